@@ -29,9 +29,9 @@ from pathlib import Path
 
 from remit.cli.session.source_revision import revision
 from remit.simulate.scenarios import load, names
-from remit.simulate.seed_runner import LOST, Done, Task, Totals, swarm
-from remit.simulate.shrink import NotRepeated, save, shrink
-from remit.simulate.simulation import Run
+from remit.simulate.seed_runner import RUN_LOST_CHECK, SeedResult, SeedTask, RunTotals, run_seeds
+from remit.simulate.shrink import NotReproduced, save, shrink
+from remit.simulate.simulation import RunResult
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLS_SCRIPT = "tests/integration/store/kill_writer_main.py"
@@ -81,8 +81,8 @@ class Soak:
     lock: threading.Lock = field(default_factory=threading.Lock)
     children: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
     stopping: bool = False
-    totals: Totals = field(default_factory=Totals)
-    broken: list[Done] = field(default_factory=list)
+    totals: RunTotals = field(default_factory=RunTotals)
+    broken: list[SeedResult] = field(default_factory=list)
     chaos: dict[str, object] = field(default_factory=dict)
     flood: str = ""
     repeats: str = ""
@@ -321,18 +321,18 @@ def run_repeats(soak: Soak) -> None:
         soak.replays.append(replay(REPEATS_COMMAND, "soak"))
 
 
-def tasks(soak: Soak) -> Iterator[Task]:
+def tasks(soak: Soak) -> Iterator[SeedTask]:
     chance = random.Random(f"{soak.seed}/simulation")
     soaked, listed = load(str(ROOT / SOAKED)), [load(name) for name in names()]
     while not soak.over():
         scenario = soaked if chance.random() < SOAKED_SHARE else chance.choice(listed)
-        yield Task(scenario, chance.randrange(SEED_MAX))
+        yield SeedTask(scenario, chance.randrange(SEED_MAX))
 
 
 def run_simulation(soak: Soak) -> None:
     """Until its part of the time is over."""
     told = time.monotonic()
-    for done in swarm(tasks(soak), PROCESSES):
+    for done in run_seeds(tasks(soak), PROCESSES):
         soak.totals.add(done.run, done.cpu_s)
         soak.seeds.setdefault("simulation", []).append(done.run.seed)
         for violation in done.run.violations[:1]:
@@ -348,16 +348,16 @@ def shrink_all(soak: Soak) -> None:
     checks: dict[str, None] = {}
     for done in soak.broken:
         check = done.run.violations[0].check
-        fresh = check not in checks and check != LOST and len(checks) < SHRUNK_MAX
+        fresh = check not in checks and check != RUN_LOST_CHECK and len(checks) < SHRUNK_MAX
         checks.setdefault(check)
         soak.replays.append(shrunk(soak, done) if fresh else seed_command(done.run))
 
 
-def shrunk(soak: Soak, done: Done) -> str:
+def shrunk(soak: Soak, done: SeedResult) -> str:
     """The command that replays the least that breaks."""
     try:
         found = shrink(done.run, cpu_s_max=SHRINK_CPU_S_MAX, revision=revision())
-    except NotRepeated as error:
+    except NotReproduced as error:
         soak.say(f"NOT DETERMINISTIC: {error}")
         return seed_command(done.run)
     path = save(found.replay, Path.cwd())
@@ -366,18 +366,18 @@ def shrunk(soak: Soak, done: Done) -> str:
     return f"remit simulate --replay {shlex.quote(str(path))}"
 
 
-def seed_command(run: Run) -> str:
+def seed_command(run: RunResult) -> str:
     return f"remit simulate {run.scenario if run.scenario in names() else SOAKED} --seed {run.seed}"
 
 
-def so_far(totals: Totals) -> str:
+def so_far(totals: RunTotals) -> str:
     return (
         f"{totals.seeds:,} seeds, {totals.hours:,.1f} hours of which {totals.counted_hours:,.1f} count,"
         f" {totals.faults_all:,} faults, {totals.commits:,} commits, {totals.violations:,} violations"
     )
 
 
-def simulated(totals: Totals, minutes: float) -> list[tuple[str, str]]:
+def simulated(totals: RunTotals, minutes: float) -> list[tuple[str, str]]:
     """The rows of the summary; the aims are for ten minutes on a quiet machine, and here in proportion."""
     aimed = minutes / AIM_MINUTES
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(totals.faults.items()))

@@ -15,29 +15,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from remit.agent.setup import agent as agent
-from remit.agent.setup import keeper as keeper
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.http_link import Connected, connect
-from remit.client.rpc import Remote
+from remit.agent.setup import build_agent as agent
+from remit.agent.setup import build_keeper as keeper
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.http_link import ScopeConnection, connect
+from remit.client.rpc import EndpointStub
 from remit.commitment.authority import Authority
 from remit.commitment.operation_queue import BATCH_MAX, BatchMax
 from remit.commitment.standby import Standby
 from remit.correction.controller_set import Crew
 from remit.correction.framework.loop import Cadence
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.claims import Actor, Role
 from remit.observation.reflector import Follower
 from remit.observation.scheduler_view import View
 from remit.observation.watch_cache import Board
-from remit.proposal.metrics import Tell, untold
-from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.metrics import OnMark, ignore_mark
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, installed_filters, installed_scores
-from remit.proposal.placement.preemption_candidates import Pace
-from remit.proposal.scheduler import LEASE, Rhythm, Scheduler
-from remit.serve.auth.secrets import NAME as KEYS
+from remit.proposal.placement.preemption_candidates import VictimRateLimit
+from remit.proposal.scheduler import LEASE, SchedulerTiming, Scheduler
+from remit.serve.auth.secrets import KEY_FILE_NAME as KEYS
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import Door, OrderFeed
+from remit.serve.components.component_rpc import ComponentService, OrderFeed
 from remit.store.chain import Place
 from remit.store.protocol import Store
 from remit.store.sqlite.store import SqliteStore
@@ -50,9 +50,9 @@ from remit.world.net.tls import Trust
 from remit.world.production import production
 
 if TYPE_CHECKING:
-    from remit.serve.http.app import Complain
-    from remit.serve.metrics.exposition import Metrics
-    from remit.serve.server_context import Desk
+    from remit.serve.http.app import ReportBug
+    from remit.serve.metrics.exposition import MetricsRegistry
+    from remit.serve.server_context import ServerContext
     from remit.world.net.server_keys import Secured, TlsKeys
     from remit.world.structured_log import Chronicle
 
@@ -62,7 +62,7 @@ AUDIT: Final = "audit"
 
 @asynccontextmanager
 async def embedded(
-    directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Tempo = Tempo()
+    directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Timing = Timing()
 ) -> AsyncIterator[Authority]:
     """The authority of one scope on a SQLite store in `directory`, owned by this process. The caller runs it."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
@@ -86,7 +86,7 @@ async def server(
     beat_ms: int = 2_000,
     term_ms: int = 6_000,
     batch_max: BatchMax = BATCH_MAX,
-    tempo: Tempo = Tempo(),
+    tempo: Timing = Timing(),
     keys: Path | None = None,
 ) -> None:
     """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
@@ -112,7 +112,7 @@ class Serving(NamedTuple):
     standby: Standby
     board: Board
     follower: Follower
-    door: Door
+    door: ComponentService
     beat_ms: int
 
     async def run(self) -> None:
@@ -133,14 +133,14 @@ def serving(
     beat_ms: int = 2_000,
     term_ms: int = 6_000,
     batch_max: BatchMax = BATCH_MAX,
-    tempo: Tempo = Tempo(),
+    tempo: Timing = Timing(),
     place: Place | None = None,
     keys: Path | None = None,
 ) -> Serving:
     """One of a scope's servers, which nobody can ask yet. `place`: where opening the store has raised the epoch already.
     `keys`: the file of those that seal secrets; without one they are sealed for as long as this server lives.
     """
-    others = {peer: Remote(world.link, peer) for peer in peers if peer != name}
+    others = {peer: EndpointStub(world.link, peer) for peer in peers if peer != name}
     standby = Standby(
         store,
         scope=scope,
@@ -155,7 +155,7 @@ def serving(
     )
     board = Board(world.clock)
     follower = Follower(store, store, world, board, idle_ms=5 * beat_ms)
-    door = Door(standby, store, OrderFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
+    door = ComponentService(standby, store, OrderFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
     return Serving(standby, board, follower, door, beat_ms)
 
 
@@ -164,7 +164,7 @@ class ApiServer(NamedTuple):
 
     url: str
     serving: Serving
-    desk: Desk
+    desk: ServerContext
     ca_file: Path | None = None
     """Of whom clients are told to believe it is this one; None: nobody in particular, or there is no TLS."""
 
@@ -182,8 +182,8 @@ async def served(
     name: str = "server",
     listen: Listen = Listen(),
     token: str,
-    tempo: Tempo = Tempo(),
-    complain: Complain,
+    tempo: Timing = Timing(),
+    complain: ReportBug,
     secured: Secured | None = None,
     tell: Callable[[str], None] = lambda _: None,
     log: Chronicle | None = None,
@@ -196,11 +196,11 @@ async def served(
     and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
     """
     # Only who serves over HTTP pays for loading what speaks it.
-    from remit.serve.auth.enrollment import provide
+    from remit.serve.auth.enrollment import ensure_bootstrap_token
     from remit.serve.http.app import Application
     from remit.serve.http.route_table import ROUTES
-    from remit.serve.metrics.collectors import of_store
-    from remit.serve.server_context import Desk
+    from remit.serve.metrics.collectors import store_metrics
+    from remit.serve.server_context import ServerContext
     from remit.world.net.http_server import http_listening
 
     async with AsyncExitStack() as open_:
@@ -217,28 +217,28 @@ async def served(
             tls = await _tls_keys(directory, world, secured, listen)
             keys = directory / KEYS
             one = serving(
-                store, world, scope=scope, name=name, beat_ms=tempo.beat_ms, tempo=tempo, place=store.place, keys=keys
+                store, world, scope=scope, name=name, beat_ms=tempo.heartbeat_ms, tempo=tempo, place=store.place, keys=keys
             )
-            await world.offload(lambda: one.door.keyring.seals)  # a file of keys that cannot be used is told before anything
-            desk = Desk(
+            await world.offload(lambda: one.door.keyring.sealing_keys)  # a file of keys that cannot be used is told before anything
+            desk = ServerContext(
                 one.standby, store, one.board, one.door, world,
-                judging=judging, looking=looking, filters=installed_filters(), scores=(*DEFAULT, *installed_scores()),
-                tempo=tempo, trail=trail, tls=tls, log=log,
+                cpu_offload=judging, snapshot_offload=looking, filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
+                timing=tempo, audit_storage=trail, tls=tls, log=log,
             )  # fmt: skip
-            desk.metrics.add(of_store(store))
+            desk.metrics.add(store_metrics(store))
             settle_process()
             app = Application(ROUTES, desk, complain)
             secure = None if tls is None else lambda: tls.context
             async with (
                 _running(one, desk, _renewing(tls, world, tell)),
-                http_listening(app, bound, closing=desk.closing.set, secure=secure, turned=desk.turned_away),
+                http_listening(app, bound, closing=desk.closing.set, secure=secure, turned=desk.audit_rejected_connection),
             ):
-                await provide(desk, token, "admin", subject="admin")
+                await ensure_bootstrap_token(desk, token, "admin", subject="admin")
                 yield ApiServer(bound.url, one, desk, None if tls is None else tls.ca_file)
 
 
 @asynccontextmanager
-async def _running(one: Serving, desk: Desk, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _running(one: Serving, desk: ServerContext, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """What a server does whether it is asked or not, for as long as this lasts."""
     with one_failure():
         async with asyncio.TaskGroup() as group:
@@ -247,8 +247,8 @@ async def _running(one: Serving, desk: Desk, renewing: Coroutine[Any, Any, None]
             yield
             for task in tasks:
                 task.cancel()
-    desk.audit.unfold(all_=True)
-    desk.audit.settle()
+    desk.audit.flush_counts(all_=True)
+    desk.audit.sync()
 
 
 async def _renewing(tls: TlsKeys | None, world: World, tell: Callable[[str], None]) -> None:
@@ -271,37 +271,37 @@ async def _settle_when_loaded(one: Serving, clock: Clock, log: Chronicle | None)
         await clock.sleep_ms(one.beat_ms)
     settle_process()
     if log is not None:
-        from remit.serve.diagnostics.status_routes import doubts
+        from remit.serve.diagnostics.status_routes import unconfirmed_after_restore
 
-        waits = doubts(one.board)
+        waits = unconfirmed_after_restore(one.board)
         if waits:
             log.warning("this scope was restored from a backup, and waits until its nodes and peers report", **waits)
 
 
-async def _settle_audit(desk: Desk) -> None:
+async def _settle_audit(desk: ServerContext) -> None:
     """For ever: what was written down is forced to the disk, beside the event loop."""
-    from remit.serve.diagnostics.audit_log import SETTLE_MS
+    from remit.serve.diagnostics.audit_log import SYNC_INTERVAL_MS
 
     while True:
-        await desk.clock.sleep_ms(SETTLE_MS)
-        desk.audit.unfold()
-        await desk.judging(desk.audit.settle)
+        await desk.clock.sleep_ms(SYNC_INTERVAL_MS)
+        desk.audit.flush_counts()
+        await desk.cpu_offload(desk.audit.sync)
 
 
 def scheduler(
     store: Store,
     sure: Store,
-    client: Client,
+    client: AuthorityClient,
     world: World,
     *,
     name: str,
     lease: str = LEASE,
-    rhythm: Rhythm = Rhythm(),
-    pace: Pace = Pace(),
-    failed: Callable[[NoAnswer], None] | None = None,
+    rhythm: SchedulerTiming = SchedulerTiming(),
+    pace: VictimRateLimit = VictimRateLimit(),
+    failed: Callable[[RetriesExhausted], None] | None = None,
     view: View | None = None,
     filters: Sequence[Filter] = (),
-    tell: Tell = untold,
+    tell: OnMark = ignore_mark,
     stopwatch_ns: Callable[[], int] | None = None,
 ) -> Scheduler:
     """One of a scope's schedulers, with these filters and those of whatever packages are installed. The caller runs it."""
@@ -314,7 +314,7 @@ def scheduler(
         lease=lease,
         rhythm=rhythm,
         filters=(*filters, *installed_filters()),
-        scores=(*DEFAULT, *installed_scores()),
+        scores=(*DEFAULT_SCORES, *installed_scores()),
         pace=pace,
         failed=failed,
         view=view,
@@ -326,14 +326,14 @@ def scheduler(
 def controllers(
     store: Store,
     sure: Store,
-    client_for: Callable[[Actor], Client],
+    client_for: Callable[[Actor], AuthorityClient],
     world: World,
     *,
     name: str,
     cadence: Cadence = Cadence(),
     board: Board | None = None,
     lease_for: Callable[[str], str] = str,
-    failed: Callable[[NoAnswer], None] | None = None,
+    failed: Callable[[RetriesExhausted], None] | None = None,
 ) -> Crew:
     """One copy of a scope's controllers, on one board; `client_for` makes each its own client. The caller runs it."""
     return Crew(store, sure, client_for, world, name=name, cadence=cadence, board=board, lease_for=lease_for, failed=failed)
@@ -350,53 +350,53 @@ def part_name(sort: str) -> str:
 @asynccontextmanager
 async def component_world(
     servers: Sequence[str], token: str, trust: Trust = Trust(), tell: Callable[[str], None] | None = None
-) -> AsyncIterator[Connected]:
+) -> AsyncIterator[ScopeConnection]:
     """The real world, in which a scope's servers are reached over HTTP. `tell` hears of one that does not know the token."""
     world = production()
     try:
-        async with connect(servers, token, world, trust=trust, tell=tell) as connected:
+        async with connect(servers, token, world, trust=trust, log=tell) as connected:
             yield connected
     finally:
         await world.offload.close()
 
 
 async def run_scheduler(
-    connected: Connected,
+    connected: ScopeConnection,
     *,
     name: str,
     beat_ms: int,
-    failed: Callable[[NoAnswer], None] | None = None,
-    metrics: Metrics | None = None,
+    failed: Callable[[RetriesExhausted], None] | None = None,
+    metrics: MetricsRegistry | None = None,
 ) -> None:
     """A scheduler over HTTP, for ever. What it counts is told by `metrics`."""
-    tempo, rows = Tempo(beat_ms), connected.rows
+    tempo, rows = Timing(beat_ms), connected.store
     client = connected.client_for(Actor(name, Role.SCHEDULER))
-    rhythm = Rhythm(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
+    rhythm = SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
     settle_process()
     one = scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
     if metrics is not None:
-        from remit.serve.metrics.collectors import of_scheduler
+        from remit.serve.metrics.collectors import scheduler_metrics
 
-        metrics.add(of_scheduler(one))
+        metrics.add(scheduler_metrics(one))
     await one.run()
 
 
 async def run_controllers(
-    connected: Connected,
+    connected: ScopeConnection,
     *,
     name: str,
     beat_ms: int,
-    failed: Callable[[NoAnswer], None] | None = None,
-    metrics: Metrics | None = None,
+    failed: Callable[[RetriesExhausted], None] | None = None,
+    metrics: MetricsRegistry | None = None,
 ) -> None:
     """All controllers over HTTP, for ever. What they count is told by `metrics`."""
-    rows, cadence = connected.rows, Cadence(beat_ms)
+    rows, cadence = connected.store, Cadence(beat_ms)
     settle_process()
     crew = controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
     if metrics is not None:
-        from remit.serve.metrics.collectors import of_controllers
+        from remit.serve.metrics.collectors import controller_metrics
 
-        metrics.add(of_controllers(crew))
+        metrics.add(controller_metrics(crew))
     await crew.run()
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import pytest
 
-from remit.simulate.world.event_loop import CURRENT, SimLoop
-from remit.simulate.world.network import Network, Weather
-from remit.simulate.world.store import Sent, StorePort, StoreService, at_once
+from remit.simulate.world.event_loop import CURRENT_UNIT, SimLoop
+from remit.simulate.world.network import Network, NetworkConditions
+from remit.simulate.world.store import CommitOrigin, StorePort, StoreService, run_sync
 from remit.store import chain
 from remit.store.chain import Restored
 from remit.store.memory import MemoryStore, Snapshot
@@ -161,7 +161,7 @@ class SimulatedBackend:
 
     def __init__(self) -> None:
         self._loop = cast(SimLoop, asyncio.get_running_loop())
-        self._network = Network(self._loop, "contract", Weather(delay_s=(0.001, 0.001)))
+        self._network = Network(self._loop, "contract", NetworkConditions(delay_s=(0.001, 0.001)))
         self._services: dict[StorePort, StoreService] = {}
 
     async def open(self, bounds: Bounds = Bounds()) -> Store:
@@ -170,13 +170,13 @@ class SimulatedBackend:
         return self._port(service)
 
     def _port(self, service: StoreService) -> StorePort:
-        port = StorePort(service, "asker", CURRENT.get(), lambda: Sent("asker", "boot", 0, 1.0, self._loop.time()))
+        port = StorePort(service, "asker", CURRENT_UNIT.get(), lambda: CommitOrigin("asker", "boot", 0, 1.0, self._loop.time()))
         self._services[port] = service
         return port
 
     async def backup(self, store: Store) -> object:
         assert isinstance(store, StorePort)
-        return at_once(cast(MemoryStore, self._services[store].store).backup())
+        return run_sync(cast(MemoryStore, self._services[store].store).backup())
 
     async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
         assert isinstance(store, StorePort)
@@ -191,7 +191,7 @@ class SimulatedBackend:
         for port in self._services:
             await port.close()
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         """Nobody judges here."""
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:

@@ -12,8 +12,8 @@ from remit.model.objects import AnyObject, encode, key
 from remit.observation.frozen_view import differences, recount
 from remit.observation.reflector import MARKER, Follower
 from remit.observation.scheduler_view import PARTS, View
-from remit.simulate.world.event_loop import CURRENT
-from remit.simulate.world.store import Sent, StorePort
+from remit.simulate.world.event_loop import CURRENT_UNIT
+from remit.simulate.world.store import CommitOrigin, StorePort
 from remit.store.protocol import Event, Page, Store, Unavailable, Watch
 from remit.world.interfaces import World
 from remit.world.randomness import SeededChance
@@ -206,7 +206,7 @@ def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int
         store = await backend.open()
         service = next(iter(backend._services.values()))
         observer = StorePort(
-            service, "asker", CURRENT.get(), lambda: Sent("asker", "boot", 0, 1.0, service.loop.time()), observer=True
+            service, "asker", CURRENT_UNIT.get(), lambda: CommitOrigin("asker", "boot", 0, 1.0, service.loop.time()), observer=True
         )
         writer = await furnished(store)
         async with followed(observer, store) as view:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from remit.simulate.world.disk import SimVault
+from remit.simulate.world.disk import SimSecretFiles
 from remit.world.files.secret_files import FileVault, Vault
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("b")
@@ -16,7 +16,7 @@ X, Y = PurePosixPath("a/x"), PurePosixPath("b")
 @pytest.fixture(params=["real", "simulated"])
 def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vault]:
     if request.param == "simulated":
-        yield SimVault()
+        yield SimSecretFiles()
         return
     (tmp_path / "memory").mkdir()
     yield FileVault(tmp_path / "agent", tmp_path / "agent" / "vault", tmp_path / "memory")

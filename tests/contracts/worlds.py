@@ -18,20 +18,20 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 from remit.client.http_link import HttpLink
-from remit.client.remote_store import RowsFrom
-from remit.law.certificate_identity import agent_of
-from remit.law.timing import Tempo
+from remit.client.remote_store import WatchRequest
+from remit.law.certificate_identity import agent_identity
+from remit.law.timing import Timing
 from remit.model.identity import Principal
-from remit.serve.auth.access_control import unknown
+from remit.serve.auth.access_control import unauthenticated
 from remit.serve.components.claim_routes import ROUTES as PROGRAMS
-from remit.serve.diagnostics.audit_log import Audit, MemoryTrail
+from remit.serve.diagnostics.audit_log import AuditLog, MemoryAuditStorage
 from remit.serve.http.app import Application
-from remit.serve.http.request_telemetry import Requests
-from remit.serve.http.streams import Pulse
+from remit.serve.http.request_telemetry import RequestMetrics
+from remit.serve.http.streams import HeartbeatTimer
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.processes import Machine, Process
-from remit.simulate.world.runner import Program as Behaviour
+from remit.simulate.world.processes import SimMachine, SimProcess
+from remit.simulate.world.runner import SimProgram as Behaviour
 from remit.world.clock import BootClock
 from remit.world.files.disk import FileDisk
 from remit.world.host import KernelPorts, SocketProber, ThisHost
@@ -202,7 +202,7 @@ class OverTls(OverTcp):
         super().__init__(place)
         self._addresses = {name: text.replace("tcp:", "tls:") for name, text in self._addresses.items()}
         keys, key = _keys(place), made_key()
-        (place / "agent.pem").write_bytes(key + keys.authority.agent(request_for(key), agent_of(NAMES)).answering)
+        (place / "agent.pem").write_bytes(key + keys.authority.agent(request_for(key), agent_identity(NAMES)).answering)
         context = tls_answering(place / "agent.pem", place / "agent.pem", keys.ca, required=True)
         self._secure = Secure(lambda bearer: bool(bearer.role), lambda: keys.calling, lambda: context)
 
@@ -291,18 +291,18 @@ class _Serve(_Http):
         try:
             desk: Any = SimpleNamespace(
                 clock=BootClock(),
-                requests=Requests(),
+                requests=RequestMetrics(),
                 access=None,
                 identities=_Identities(self._TOKEN),
-                audit=Audit(MemoryTrail(), BootClock()),
+                audit=AuditLog(MemoryAuditStorage(), BootClock()),
                 world=SimpleNamespace(ids=RandomIds()),
                 door=_Door(service),
                 watching=nullcontext,
                 closing=asyncio.Event(),
                 hosts=(),
                 tls=None,
-                tempo=Tempo(),
-                pulse=Pulse(BootClock(), Tempo().beat_ms),
+                tempo=Timing(),
+                pulse=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
             )
             app = Application(PROGRAMS, desk, lambda asked, error: None)
             secure = None if keys is None else lambda: keys.context
@@ -320,9 +320,9 @@ class _Door:
     async def request(self, body: bytes, principal: Principal, judged: object, /) -> bytes:
         return await self._service.request(body)
 
-    def streamed(self, body: bytes) -> RowsFrom:
+    def streamed(self, body: bytes) -> WatchRequest:
         """Everything can be read here, as rows: who may be told those may be told all."""
-        return RowsFrom()
+        return WatchRequest()
 
 
 class _Identities:
@@ -333,7 +333,7 @@ class _Identities:
 
     def principal(self, authorization: str) -> Principal:
         if authorization != f"Bearer {self._token}":
-            raise unknown("the token is not right")
+            raise unauthenticated("the token is not right")
         return Principal("component", "component", "scheduler")
 
     def good(self, principal: Principal) -> bool:
@@ -363,7 +363,7 @@ class Simulated:
     def __init__(self, place: Path, /) -> None:
         self._loop = SimLoop.seeded("contract")
         self._network = Network(self._loop, "contract")
-        self._machine = Machine(self._loop, "machine", _Unrecorded(), start_ms=1_000, rate=1.003)
+        self._machine = SimMachine(self._loop, "machine", _Unrecorded(), start_ms=1_000, rate=1.003)
         self._made = 0
         self._process("maker").world.disk.make_directory(place)
 
@@ -428,15 +428,15 @@ class Simulated:
         }
         return Order(("missing",)) if program is Program.MISSING else Order(plays[program].argv())
 
-    def _process(self, name: str) -> Process:
+    def _process(self, name: str) -> SimProcess:
         """Another process, under its own number: those of one name are told apart by it."""
         self._made += 1
-        process = Process(self._loop, self._network, name, self._machine, f"contract-{self._made}", _unused)
+        process = SimProcess(self._loop, self._network, name, self._machine, f"contract-{self._made}", _unused)
         process.come_to_life()
         return process
 
 
-async def _unused(process: Process) -> None:
+async def _unused(process: SimProcess) -> None:
     raise AssertionError("these processes only lend their world")
 
 

@@ -24,7 +24,7 @@ from msgspec.json import decode
 
 from remit.simulate import coverage
 from remit.simulate.scenarios import names
-from remit.simulate.simulation import Run
+from remit.simulate.simulation import RunResult
 from tests.properties.effort import SOAKING
 from tests.scenarios.standing_runs import begun_together, standing
 
@@ -50,8 +50,8 @@ for name, seed, whole in tasks:
 class Again(NamedTuple):
     """A standing run, made again whole if it is one of those; how it begins; and the digest of how the next seed does."""
 
-    whole: Run | None
-    begun: Run
+    whole: RunResult | None
+    begun: RunResult
     other: str
 
 
@@ -61,7 +61,7 @@ def whole() -> frozenset[str]:
     if SOAKING:
         return frozenset(names())
     runs = {name: one.run for name, one in standing().items()}
-    reach = {name: coverage.reached([run]) for name, run in runs.items()}
+    reach = {name: coverage.reached_marks([run]) for name, run in runs.items()}
     left, chosen = set.union(*reach.values()), list[str]()
     while left:
         chosen.append(max(sorted(runs), key=lambda name: len(reach[name] & left) / runs[name].events))
@@ -73,7 +73,7 @@ def whole() -> frozenset[str]:
 def afresh() -> dict[str, Again]:
     """By scenario."""
     env = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": str(ROOT / "src")}
-    tasks = [(name, seed, name in whole()) for name, seed in coverage.suite()]
+    tasks = [(name, seed, name in whole()) for name, seed in coverage.suite_runs()]
     tasks.sort(key=lambda one: (one[2], standing()[one[0]].run.events))  # so that both halves take about as long
     commands = [[sys.executable, "-c", SCRIPT, json.dumps([BEGINNING_S, tasks[half::2]])] for half in (0, 1)]
     found = {}
@@ -108,7 +108,7 @@ def test_one_seed_is_one_run_under_any_hash_seed(name: str) -> None:
 
 def test_what_is_made_again_whole_reaches_all_that_is_reached() -> None:
     made = [one.whole for one in afresh().values() if one.whole is not None]
-    assert coverage.reached(made) == coverage.reached([one.run for one in standing().values()])
+    assert coverage.reached_marks(made) == coverage.reached_marks([one.run for one in standing().values()])
 
 
 @pytest.mark.parametrize("name", names())

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from remit.assembly import embedded
-from remit.client.authority_client import Client
-from remit.client.endpoint import InProcess
-from remit.client.lease_holder import Tenure, acquire
+from remit.client.authority_client import AuthorityClient
+from remit.client.endpoint import InProcessEndpoint
+from remit.client.lease_holder import LeaseHold, acquire
 from remit.commitment.authority import Authority
 from remit.demo.authority_process import until_stdin_ends
 from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Mark, Role, Spawn
@@ -23,7 +23,7 @@ from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject
 from remit.model.resources import Duration
-from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.proposal.scheduler import SchedulerTiming, Scheduler
 from remit.world.interfaces import World
 from remit.world.production import production
 
@@ -31,20 +31,20 @@ TTL = Duration(60_000)
 QUIET_MS = 400
 
 
-async def must(client: Client, *claims: AnyClaim) -> None:
-    for claim, verdict in zip(claims, await client.ask_many(claims), strict=True):
+async def must(client: AuthorityClient, *claims: AnyClaim) -> None:
+    for claim, verdict in zip(claims, await client.submit_many(claims), strict=True):
         if not isinstance(verdict, Accepted):
             raise SystemExit(f"{claim} was {verdict}")
 
 
-def client_of(authority: Authority, world: World, name: str, role: Role) -> Client:
-    return Client({"authority": InProcess(authority)}, Actor(name, role), world)
+def client_of(authority: Authority, world: World, name: str, role: Role) -> AuthorityClient:
+    return AuthorityClient({"authority": InProcessEndpoint(authority)}, Actor(name, role), world)
 
 
-async def leading(authority: Authority, world: World, role: Role) -> Client:
+async def leading(authority: Authority, world: World, role: Role) -> AuthorityClient:
     client = client_of(authority, world, role.value, role)
     tenure = await acquire(client, world.clock, role.value, TTL)
-    if not isinstance(tenure, Tenure):
+    if not isinstance(tenure, LeaseHold):
         raise SystemExit(f"{role}: {tenure}")
     client.actor = tenure.actor
     return client
@@ -91,7 +91,7 @@ async def play(data: Path, files: list[Path], spawn: dict[str, int], *, stay: bo
             await furnish(authority, world, things, spawn)
             client = client_of(authority, world, "scheduler-1", Role.SCHEDULER)
             scheduler = Scheduler(
-                authority.store, authority.store, client, world, name="scheduler-1", rhythm=Rhythm(lease_ms=2_000)
+                authority.store, authority.store, client, world, name="scheduler-1", rhythm=SchedulerTiming(lease_ms=2_000)
             )
             placing = group.create_task(scheduler.run())
             while scheduler.cycle is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.client.authority_client import Client
+from remit.client.authority_client import AuthorityClient
 from remit.commitment import authority, batch, decide, recovery
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.books import Moment
@@ -17,7 +17,7 @@ from remit.commitment.draft import Draft
 from remit.commitment.outcomes import Entry, Outcomes
 from remit.commitment.rulings import leases, placement, transitions
 from remit.commitment.standby import Standby
-from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, window_of
+from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, parse_operation_id
 from remit.model.objects import key_of
 from remit.model.records import LeaseSpec, Phase, Replica
 from remit.model.resources import Duration
@@ -260,7 +260,7 @@ def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
 @bug(15, scenario="takeovers", expects=TOLD)
 def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A refusal is answered at once, by whoever believes to lead; the batch that says so follows, or does not."""
-    ask = Authority.ask
+    ask = Authority.submit
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._ended is None and operations:
@@ -272,7 +272,7 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
                 return [*refused]
         return await ask(self, operations)
 
-    patch.setattr(Authority, "ask", at_once)
+    patch.setattr(Authority, "submit", at_once)
 
 
 @bug(1, scenario="lost-answers", expects=TOLD)
@@ -303,7 +303,7 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     judge = Outcomes.judge
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
-        issued = window_of(operation_id)
+        issued = parse_operation_id(operation_id)
         if issued is not None and issued[0] == self.incarnation and issued[1] < self.horizon:
             return None
         return judge(self, operation_id, taken)
@@ -317,7 +317,7 @@ def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
     judge = Outcomes.judge
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
-        issued = window_of(operation_id)
+        issued = parse_operation_id(operation_id)
         if issued is not None and issued[0] != self.incarnation and operation_id not in self._kept:
             return None
         return judge(self, operation_id, taken)
@@ -392,12 +392,12 @@ def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
 @bug(1, 37, scenario="crowd", expects=TOLD)
 def verdicts_change_places_on_the_way_to_their_caller(patch: pytest.MonkeyPatch) -> None:
     """A client hands the verdicts on several claims to its caller in another order."""
-    ask_once = Client._ask_once
+    ask_once = AuthorityClient._submit_once
 
-    async def mixed(self: Client, endpoint: Any, course: Any) -> list[Verdict]:
+    async def mixed(self: AuthorityClient, endpoint: Any, course: Any) -> list[Verdict]:
         return list(reversed(await ask_once(self, endpoint, course)))
 
-    patch.setattr(Client, "_ask_once", mixed)
+    patch.setattr(AuthorityClient, "_submit_once", mixed)
 
 
 # ------------------------------------------------------------------------------------------------------------ the chain

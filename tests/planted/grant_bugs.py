@@ -12,11 +12,11 @@ from remit.commitment import recovery
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import grants, peer_scopes, placement
 from remit.law.ledgers import GrantLedger
-from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, Yield
+from remit.model.claims import Accept, AnyClaim, Close, Credit, Issue, Operation, Refused, ReturnCapacity
 from remit.model.objects import key_of
 from remit.model.records import Grant
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.budget_controllers import Budgets, Lender
+from remit.simulate.actors.budget_controllers import BudgetHolder, BudgetIssuer
 from tests.planted.planted_bug import bug, overrule
 
 HANDS = ("grants_are_in_one_hand",)
@@ -30,19 +30,19 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A grant that was handed on is drawn on when the one it was carved out of has run out."""
 
     def alone(draft: Draft, ledger: GrantLedger) -> Refused | None:
-        if not ledger.live or not ledger.alive(draft.moment.now_ms):
+        if not ledger.is_live or not ledger.is_unexpired(draft.moment.now_ms):
             return lifeless(draft, ledger)
         return None
 
-    def hand_on(self: Budgets) -> Iterator[AnyClaim]:
+    def hand_on(self: BudgetHolder) -> Iterator[AnyClaim]:
         for claim in offers(self):
             yield claim
             if isinstance(claim, Issue):
                 longer = Duration(10 * claim.spec.ttl)
                 yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
 
-    lifeless, offers = placement.lifeless, Budgets._offers
-    patch.setattr(Budgets, "_offers", hand_on)
+    lifeless, offers = placement.lifeless, BudgetHolder._offers
+    patch.setattr(BudgetHolder, "_offers", hand_on)
     patch.setattr(placement, "lifeless", alone)
     patch.setattr(grants, "lifeless", alone)
     patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
@@ -51,27 +51,27 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
 @bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
 def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
     """What has run out is drawn on as before."""
-    patch.setattr(GrantLedger, "alive", lambda self, now_ms: True)
+    patch.setattr(GrantLedger, "is_unexpired", lambda self, now_ms: True)
 
 
 @bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
 def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that ran out in another scope is taken back without its report."""
-    close, tend = grants.close, Lender._tend
+    close, tend = grants.close, BudgetIssuer._tend
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         ledger = draft.grant(claim.name)
-        if ledger is not None and ledger.lent_away and not ledger.alive(draft.moment.now_ms):
+        if ledger is not None and ledger.granted_to_other_scope and not ledger.is_unexpired(draft.moment.now_ms):
             draft.drop(key_of("Grant", claim.name))
             return 0
         return close(draft, operation, claim)
 
-    def impatient(self: Lender, grant: Grant, *args: Any) -> Iterator[AnyClaim]:
+    def impatient(self: BudgetIssuer, grant: Grant, *args: Any) -> Iterator[AnyClaim]:
         yield Close(grant.metadata.name)
         yield from tend(self, grant, *args)
 
     overrule(patch, Close, take_back)
-    patch.setattr(Lender, "_tend", impatient)
+    patch.setattr(BudgetIssuer, "_tend", impatient)
 
 
 @bug(37, scenario="two-scopes", expects=GIVEN)
@@ -88,11 +88,11 @@ def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
 @bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
 def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> None:
     """A scope that closes what it holds reports that it kept nothing."""
-    close, taken = grants.close, GrantLedger.taken
+    close, taken = grants.close, GrantLedger.committed
 
     def empty(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         with pytest.MonkeyPatch.context() as within:
-            within.setattr(GrantLedger, "taken", lambda self: Amount() if self.grant.spec.issuer else taken(self))
+            within.setattr(GrantLedger, "committed", lambda self: Amount() if self.grant.spec.issuer else taken(self))
             return close(draft, operation, claim)
 
     overrule(patch, Close, empty)
@@ -132,7 +132,7 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
     """A holder reports that it gave something back, and keeps it."""
     give_back = grants.give_back
 
-    def keep(draft: Draft, operation: Operation, claim: Yield) -> int | Refused:
+    def keep(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
         ruled = give_back(draft, operation, claim)
         found = draft.thing(key_of("Grant", claim.name))
         if isinstance(ruled, int) and found is not None:
@@ -147,7 +147,7 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
 
     credit = grants.credit
     less: dict[tuple[str, int], Any] = {}
-    overrule(patch, Yield, keep)
+    overrule(patch, ReturnCapacity, keep)
     overrule(patch, Credit, believe)
 
 

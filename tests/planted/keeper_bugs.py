@@ -14,9 +14,9 @@ from remit.agent.attempts import GONE
 from remit.agent.keeper import keeper
 from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.keeper import Keeper
-from remit.agent.keeper.protocol import Begun
-from remit.agent.probes import Health
-from remit.agent.reconciler import Act, Mind, Say, Start
+from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.probes import ProcessHealth
+from remit.agent.reconciler import AgentAction, NodeReconciler, ReportAction, StartAction
 from remit.model.claims import Move
 from remit.world.interfaces import Ended
 from tests.planted.node_bugs import APART
@@ -36,7 +36,7 @@ def an_end_is_told_while_a_start_is_under_way(patch: pytest.MonkeyPatch) -> None
 def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
     """A keeper forgets which copies it was told to begin no more."""
 
-    async def forget(self: Keeper, copy: Any) -> Begun | None:
+    async def forget(self: Keeper, copy: Any) -> ProcessRecord | None:
         return self._starts.get(copy)
 
     patch.setattr(Keeper, "_bar", forget)
@@ -45,7 +45,7 @@ def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
 @bug(18, scenario="keepers-stall", expects=KEPT)
 def a_keeper_that_wakes_ends_before_it_listens(patch: pytest.MonkeyPatch) -> None:
     """A keeper that stood still looks at its deadlines before it hears what was renewed meanwhile."""
-    patch.setattr(keeper, "LATE_MS", 1 << 40)
+    patch.setattr(keeper, "STALL_MS", 1 << 40)
 
 
 @bug(34, scenario="cut-nodes", expects=APART)
@@ -69,7 +69,7 @@ def a_keeper_forgets_its_journal(patch: pytest.MonkeyPatch) -> None:
 def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> None:
     """A keeper that comes back takes all that it had begun for ended, and does not look."""
 
-    async def over(self: Keeper, kept: Begun) -> None:
+    async def over(self: Keeper, kept: ProcessRecord) -> None:
         if kept.alive:
             await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
 
@@ -79,27 +79,27 @@ def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> No
 @bug(36, scenario="agents-killed", expects=(*ORDERED, "attempts_have_one_result"))
 def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     """What is started again within its attempt is told as the attempt's end, and started all the same."""
-    following = Mind._when_it_ended
+    following = NodeReconciler._when_it_ended
 
-    def both(self: Mind, now_ms: int, copy: Any, order: Any, *args: Any) -> Iterator[Act]:
+    def both(self: NodeReconciler, now_ms: int, copy: Any, order: Any, *args: Any) -> Iterator[AgentAction]:
         for deed in following(self, now_ms, copy, order, *args):
             yield deed
-            if isinstance(deed, Start):
-                yield Say(copy, Move(copy.key, order.revision, "crash", copy.attempt, GONE))
+            if isinstance(deed, StartAction):
+                yield ReportAction(copy, Move(copy.key, order.revision, "crash", copy.attempt, GONE))
 
-    patch.setattr(Mind, "_when_it_ended", both)
+    patch.setattr(NodeReconciler, "_when_it_ended", both)
     patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
 @bug(36, scenario="unwell", expects=KEPT)
 def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back asks whether everything has started, also of what has been unwell since."""
-    make = Health.__init__
+    make = ProcessHealth.__init__
 
-    def anew(self: Health, probes: Any, now_ms: int, of: int = 0, *, started: bool = False) -> None:
+    def anew(self: ProcessHealth, probes: Any, now_ms: int, of: int = 0, *, started: bool = False) -> None:
         make(self, probes, now_ms, of)
 
-    patch.setattr(Health, "__init__", anew)
+    patch.setattr(ProcessHealth, "__init__", anew)
 
 
 @bug(18, 34, scenario="agent-stalls", expects=APART)

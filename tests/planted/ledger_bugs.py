@@ -19,11 +19,11 @@ from remit.correction.controllers.workloads import Workloads
 from remit.correction.framework.actions import Deed, Remit, Wish
 from remit.correction.framework.loop import Times
 from remit.law import charges
-from remit.law.admission import FREE, Admission
+from remit.law.admission import UNRESTRICTED, Admission
 from remit.law.fit import misfits
 from remit.law.ledgers import GrantLedger, NodeLedger
-from remit.law.lifecycle import HOLDS, OWNER
-from remit.law.workload_rules import begins_with
+from remit.law.lifecycle import HOLDING_PHASES, OWNERS
+from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
@@ -61,9 +61,9 @@ def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
 @bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *ROOM))
 def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     """A replica that drains or stops holds nothing any more."""
-    early = HOLDS - {Phase.DRAINING, Phase.STOPPING}
-    patch.setattr(draft, "HOLDS", early)
-    patch.setattr(charges, "HOLDS", early)
+    early = HOLDING_PHASES - {Phase.DRAINING, Phase.STOPPING}
+    patch.setattr(draft, "HOLDING_PHASES", early)
+    patch.setattr(charges, "HOLDING_PHASES", early)
 
 
 @bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
@@ -83,7 +83,7 @@ def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, and bound so."""
-    patch.setattr(attempts, "least_of", lambda view, key: 0)
+    patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
@@ -97,14 +97,14 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
         return found._replace(gang=1) if found is not None and found.gang else found
 
     patch.setattr(Draft, "ask", alone)
-    patch.setattr(attempts, "least_of", lambda view, key: 1 if key.gang else 0)
+    patch.setattr(attempts, "gang_minimum", lambda view, key: 1 if key.gang else 0)
 
 
 @bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
     for module in (draft, charges):
-        patch.setattr(module, "on_node", lambda ask, devices: ask.resources)
+        patch.setattr(module, "node_charge", lambda ask, devices: ask.resources)
     post = Columns.post
     patch.setattr(Columns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
 
@@ -112,7 +112,7 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
 @bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is posted, whatever is left of the quota."""
-    patch.setattr(GrantLedger, "short_of", lambda self, pairs: None)
+    patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
     patch.setattr(placement, "_plainly", lambda *args: False)
 
 
@@ -169,7 +169,7 @@ def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
 @bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
 def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
     """A workload is made together with one replica more than it begins with; its surge would have room for that."""
-    patch.setattr(declarations, "begins_with", lambda spec: begins_with(spec) + (spec.type == "service"))
+    patch.setattr(declarations, "initial_replicas", lambda spec: initial_replicas(spec) + (spec.type == "service"))
 
 
 @bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
@@ -184,7 +184,7 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
             found = draft.thing(generation_key((meta.tenant, meta.name, ruled)))
             if found is not None:
                 first = draft.members(meta.tenant, meta.name)
-                transitions.make_replicas(draft, found[0], range(first, first + begins_with(spec)))
+                transitions.make_replicas(draft, found[0], range(first, first + initial_replicas(spec)))
         return ruled
 
     overrule(patch, Apply, anew)
@@ -199,7 +199,7 @@ def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
     move, mend = transitions.move, Repair._mend
 
     def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
-        role = OWNER.get(claim.transition, operation.actor.role)
+        role = OWNERS.get(claim.transition, operation.actor.role)
         return move(draft, replace(operation, actor=replace(operation.actor, role=role)), claim)
 
     def meddle(self: Repair, kept: Kept, times: Times) -> Iterator[Wish]:
@@ -305,7 +305,7 @@ def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
 def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
     """How long ago it was that a scheduler saw what it decides on is not asked."""
-    patch.setattr(placement, "SNAPSHOT_FRESH_MS", 1 << 40)
+    patch.setattr(placement, "SNAPSHOT_AGE_MS_MAX", 1 << 40)
 
 
 # ------------------------------------------------------------------------------------------------------- what is another's
@@ -329,7 +329,7 @@ def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None
     """Who holds a grant is not asked of whoever draws on it."""
 
     def unasked(held: Draft, operation: Operation, ask: Any, ledger: GrantLedger) -> tuple[str, ...] | Refused:
-        if ledger.grant is not None and not ledger.lent_away and not ledger.grant.spec.issuer:
+        if ledger.grant is not None and not ledger.granted_to_other_scope and not ledger.grant.spec.issuer:
             operation = replace(operation, actor=replace(operation.actor, name=ledger.grant.spec.holder))
         return drawn(held, operation, ask, ledger)
 
@@ -353,16 +353,16 @@ def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))
 def those_who_leave_count_as_members(patch: pytest.MonkeyPatch) -> None:
     """A gang is as many as hold room for it, whether they stay or not."""
-    patch.setattr(draft, "UNSETTLED", frozenset({Phase.RESERVED}))
+    patch.setattr(draft, "NOT_WORKING_PHASES", frozenset({Phase.RESERVED}))
 
 
 @bug(26, scenario="admitted", expects=("replicas_rank_as_policy_allows",))
 def the_rank_that_is_written_is_given(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks the policies in force how urgent work may be."""
-    patch.setattr(Admission, "terms", lambda self, tenant, workload, labels: FREE)
+    patch.setattr(Admission, "terms", lambda self, tenant, workload, labels: UNRESTRICTED)
 
 
 @bug(27, scenario="admitted", expects=("tenants_declare_no_more_than_their_limits",))
 def what_a_tenant_declares_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """The books do not know how much a tenant has declared already."""
-    patch.setattr(draft, "reckon", lambda use, before, after: None)
+    patch.setattr(draft, "post_charge_difference", lambda use, before, after: None)

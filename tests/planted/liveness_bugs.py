@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remit.agent.reconciler import Act, End, Mind
+from remit.agent.reconciler import AgentAction, StopAction, NodeReconciler
 from remit.commitment import authority, recovery
 from remit.commitment.standby import Standby
 from remit.correction.controllers.endpoints import Endpoints
@@ -30,10 +30,10 @@ from remit.proposal.attempts import Attempt
 from remit.proposal.cycle import Cycle
 from remit.proposal.placement.funnel import Funnel
 from remit.proposal.proposals import Proposal
-from remit.proposal.proposals import Verdict as Word
+from remit.proposal.proposals import DecisionOutcome as Word
 from remit.proposal.queue import backlog
 from remit.proposal.queue.backlog import Backlog
-from remit.proposal.quota import Purse
+from remit.proposal.quota import QuotaSource
 from remit.store import chain
 from remit.store.protocol import Store
 from tests.planted.planted_bug import bug
@@ -52,7 +52,7 @@ def _asleep(patch: pytest.MonkeyPatch) -> None:
 @bug(32, scenario="poor", expects=("refusals_back_off",))
 def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
     """A scheduler asks for what its quota does not cover, and lets no time pass between a refusal and its next try."""
-    patch.setattr(Purse, "covers", lambda self, charge, count: count)
+    patch.setattr(QuotaSource, "covers", lambda self, charge, count: count)
     for name in ("BACKOFF_MS_BASE", "BACKOFF_MS_MAX"):
         patch.setattr(backlog, name, 500)
 
@@ -165,7 +165,7 @@ def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
 def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
     """A scheduler binds what stands alone, and leaves gangs for later."""
-    patch.setattr(attempts, "least_of", lambda view, key: 1_000 if key.gang else 0)
+    patch.setattr(attempts, "gang_minimum", lambda view, key: 1_000 if key.gang else 0)
 
 
 @bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
@@ -298,13 +298,13 @@ def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
 @bug(31, 36, scenario="left-behind", expects=("orphans_end", "returned_nodes_are_ready"))
 def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
     """An agent does not stop what is no longer ordered."""
-    look = Mind.look
+    look = NodeReconciler.look
 
-    def keep(self: Mind, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[Act]:
+    def keep(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
         deeds = look(self, now_ms, orders, kept, **more)
-        return [one for one in deeds if not isinstance(one, End) or self.ordered(orders, one.copy)]
+        return [one for one in deeds if not isinstance(one, StopAction) or self.ordered(orders, one.copy)]
 
-    patch.setattr(Mind, "look", keep)
+    patch.setattr(NodeReconciler, "look", keep)
 
 
 @bug(8, scenario="the-leader-dies", expects=("somebody_leads",))

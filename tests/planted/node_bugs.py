@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from remit.agent.agent import Agent
-from remit.agent.assignments import Assigned
+from remit.agent.assignments import Assignments
 from remit.agent.attempts import OK
-from remit.agent.keeper.keeper import LOOK_MS, Keeper
-from remit.agent.reconciler import Act, End, Mind, Say, Start
-from remit.client.authority_client import Client, NoAnswer
+from remit.agent.keeper.keeper import DEADLINE_CHECK_MS, Keeper
+from remit.agent.reconciler import AgentAction, StopAction, NodeReconciler, ReportAction, StartAction
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.commitment import recovery
 from remit.commitment.authority import Authority
 from remit.commitment.books import AWAITED_NODE
@@ -32,7 +32,7 @@ FENCE = ("lost_only_after_its_fence", *APART)
 @bug(34, scenario="cut-nodes", seed=2, expects=APART)
 def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A node that is cut off stops nothing by itself."""
-    patch.setattr(Keeper, "_left_ms", lambda self, kept: LOOK_MS)
+    patch.setattr(Keeper, "_left_ms", lambda self, kept: DEADLINE_CHECK_MS)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)
@@ -53,11 +53,11 @@ def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The keeper counts from when a renewal was answered, not from when it was sent."""
 
-    async def received(self: Client, endpoint: Any, beats: Any) -> Any:
+    async def received(self: AuthorityClient, endpoint: Any, beats: Any) -> Any:
         held = await endpoint.beat(beats)
         return held, self._world.clock.now_ms()
 
-    patch.setattr(Client, "_beat_once", received)
+    patch.setattr(AuthorityClient, "_heartbeat_once", received)
 
 
 @bug(15, 16, scenario="cut-nodes", expects=FENCE)
@@ -76,15 +76,15 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 @bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
 def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
     """An agent starts what its orders show as bound, before its own `start` is committed."""
-    following = Mind._next
+    following = NodeReconciler._next
 
-    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+    def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
         generation = orders.spec_of(order.replica)
         if order.replica.status.phase is Phase.BOUND and kept is None and generation is not None:
-            yield Start(copy, order.replica, generation, 0)
+            yield StartAction(copy, order.replica, generation, 0)
         yield from following(self, now_ms, orders, copy, order, kept, may_act)
 
-    patch.setattr(Mind, "_next", hasty)
+    patch.setattr(NodeReconciler, "_next", hasty)
 
 
 @bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
@@ -98,7 +98,7 @@ def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Agent, "_start", later)
     patch.setattr(Agent, "_is_sure", lambda self, *args: True)
-    patch.setattr(Mind, "_void", lambda self, *args: False)
+    patch.setattr(NodeReconciler, "_void", lambda self, *args: False)
 
 
 @bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
@@ -116,15 +116,15 @@ def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
 @bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports as stopped what it has only asked to stop."""
-    following = Mind._next
+    following = NodeReconciler._next
 
-    def hasty(self: Mind, now_ms: int, orders: Assigned, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[Act]:
+    def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
         for deed in following(self, now_ms, orders, copy, order, kept, may_act):
             yield deed
-            if isinstance(deed, End) and order.replica.status.phase is Phase.STOPPING and may_act:
-                yield Say(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
+            if isinstance(deed, StopAction) and order.replica.status.phase is Phase.STOPPING and may_act:
+                yield ReportAction(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
 
-    patch.setattr(Mind, "_next", hasty)
+    patch.setattr(NodeReconciler, "_next", hasty)
     patch.setattr(Agent, "_is_sure", lambda self, *args: True)
 
 
@@ -137,12 +137,12 @@ def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
 @bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
 def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
     """An agent stops all that it runs when one beat is not answered."""
-    beat = Client.beat
+    beat = AuthorityClient.heartbeat
 
-    async def fearful(self: Client, beats: Any, **more: Any) -> Any:
+    async def fearful(self: AuthorityClient, beats: Any, **more: Any) -> Any:
         try:
             return await beat(self, beats, **more)
-        except NoAnswer:
+        except RetriesExhausted:
             for agent in afraid:
                 if agent._client is self:
                     for name in {one.state.node for one in beats}:
@@ -157,7 +157,7 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
         afraid.append(self)
 
     patch.setattr(Agent, "__init__", born)
-    patch.setattr(Client, "beat", fearful)
+    patch.setattr(AuthorityClient, "heartbeat", fearful)
 
 
 def _end_all(agent: Agent, node: str) -> None:
@@ -169,7 +169,7 @@ def _end_all(agent: Agent, node: str) -> None:
 @bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
 def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back ends what runs on its node before it has read what is ordered there."""
-    patch.setattr(Assigned, "known", True)
+    patch.setattr(Assignments, "known", True)
 
 
 # --------------------------------------------------------------------------------------------------------------- restores

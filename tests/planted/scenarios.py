@@ -14,7 +14,7 @@ from remit.model.kinds import Tenant
 from remit.model.policies import TenantLimits
 from remit.simulate.actors import policy_publishers, users
 from remit.simulate.scenarios import Scenario, load, parse
-from remit.simulate.world.runner import Program
+from remit.simulate.world.runner import SimProgram
 
 _BUSY: Final = """
 [load]
@@ -651,16 +651,16 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
         patch.setattr(outcomes, "WINDOWS_KEPT", 4)
     if name == "late-renewals":
         # Nothing ends when it is asked to: what is past its deadline runs until it is killed.
-        patch.setattr(users, "Program", lambda runs_ms, code, stop_ms: Program(runs_ms, code, None))
+        patch.setattr(users, "Program", lambda runs_ms, code, stop_ms: SimProgram(runs_ms, code, None))
     if name == "admitted":
         # Tenants may have little, and policies allow nobody to be urgent for as long as they take places away.
-        tenant = users.People._tenant
+        tenant = users.Users._tenant
 
-        def limited(self: users.People, name: str, percent: int) -> Tenant:
+        def limited(self: users.Users, name: str, percent: int) -> Tenant:
             made = tenant(self, name, percent)
             return replace(made, spec=replace(made.spec, limits=TenantLimits(workloads=4, replicas=12)))
 
-        patch.setattr(users.People, "_tenant", limited)
+        patch.setattr(users.Users, "_tenant", limited)
     if name == "lapsed-grants":
         # Policies would lapse first, and then nothing is placed at all.
         patch.setattr(policy_publishers, "TTL_BEATS", 3_600)

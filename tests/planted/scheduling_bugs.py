@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from remit.client.authority_client import NoAnswer
-from remit.client.lease_holder import Tenure
+from remit.client.authority_client import RetriesExhausted
+from remit.client.lease_holder import LeaseHold
 from remit.commitment import decide
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import placement
 from remit.law.fit import misfit
-from remit.law.overrides import Effects
+from remit.law.overrides import ActiveOverrides
 from remit.model.claims import Verdict
 from remit.model.kinds import Override
 from remit.model.objects import key_of
@@ -23,15 +23,15 @@ from remit.proposal import attempts
 from remit.proposal.attempts import Attempts
 from remit.proposal.cycle import Cycle
 from remit.proposal.placement import builtin_plugins
-from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.preemption import Spare
-from remit.proposal.placement.preemption_candidates import Victims
+from remit.proposal.placement.preemption import DisruptionAllowance
+from remit.proposal.placement.preemption_candidates import VictimSelector
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue import backlog
 from remit.proposal.queue.backlog import Backlog
-from remit.proposal.scheduler import Asking
-from remit.proposal.unreported import Untold
+from remit.proposal.scheduler import InFlightProposals
+from remit.proposal.unreported import UnreportedReplicas
 from remit.store import chain
 from tests.planted.authority_bugs import FENCED, TOLD, a_lost_commit_is_settled_by_a_read
 from tests.planted.ledger_bugs import ROOM, room_is_believed
@@ -61,14 +61,14 @@ def the_same_room_is_given_twice(patch: pytest.MonkeyPatch) -> None:
 def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
     """What was asked and not answered is thought to have happened, for ever."""
 
-    async def believed(self: Asking, proposal: Proposal) -> list[Verdict] | None:
+    async def believed(self: InFlightProposals, proposal: Proposal) -> list[Verdict] | None:
         try:
-            return await self._scheduler._client.ask_many(proposal.claims, evidence=proposal.evidence)
-        except NoAnswer as error:
+            return await self._scheduler._client.submit_many(proposal.claims, evidence=proposal.evidence)
+        except RetriesExhausted as error:
             self._scheduler._give_up(error)
             return None
 
-    patch.setattr(Asking, "_answered", believed)
+    patch.setattr(InFlightProposals, "_answered", believed)
     patch.setattr(Cycle, "unanswered", lambda self, proposal, now_ms: None)
     patch.setattr(View, "expire", lambda self, now_ms: [])
 
@@ -82,8 +82,8 @@ def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
 @bug(15, 18, scenario="deposed-scheduler", expects=FENCED)
 def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     """A scheduler goes on past its term, and nobody asks for its epoch."""
-    patch.setattr(Tenure, "may_act", lambda self, now_ms: True)
-    patch.setattr(Tenure, "held_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
+    patch.setattr(LeaseHold, "is_valid", lambda self, now_ms: True)
+    patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
     patch.setattr(decide, "claimant", lambda draft, actor: None)
 
 
@@ -124,19 +124,19 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
 @bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
 def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
     """Why a line waits is written down of as many as a batch takes."""
-    patch.setattr(Untold, "take", lambda self, now_ms, line_of: {})
+    patch.setattr(UnreportedReplicas, "take", lambda self, now_ms, line_of: {})
 
 
 @bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_leaves_enough",))
 def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
     """How many replicas a workload may not lose is not asked of who makes room."""
-    patch.setattr(Victims, "limits", lambda self, view: Spare.boundless(10_000))
+    patch.setattr(VictimSelector, "limits", lambda self, view: DisruptionAllowance.boundless(10_000))
 
 
 @bug(25, scenario="two-gangs", expects=("gangs_are_bound_together",))
 def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, by schedulers that die in between."""
-    patch.setattr(attempts, "least_of", lambda view, key: 0)
+    patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
     patch.setattr(Draft, "held", lambda self, generation: 1_000)
 
 
@@ -146,17 +146,17 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
 
     def always(overrides: Any, now: Any) -> Any:
         named: list[Override] = sorted(overrides, key=lambda one: one.metadata.name)
-        return Effects(tuple(named))
+        return ActiveOverrides(tuple(named))
 
-    patch.setattr(builtin_plugins, "in_force", always)
+    patch.setattr(builtin_plugins, "active_overrides", always)
 
 
 @bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
-    renew = builtin_plugins.Steering.renew
+    renew = builtin_plugins.OverrideFilter.renew
 
-    def once(self: builtin_plugins.Steering, overrides: Any, now: Any) -> bool:
+    def once(self: builtin_plugins.OverrideFilter, overrides: Any, now: Any) -> bool:
         before = self.effects
         changed = renew(self, overrides, now)
         if changed and len(self.effects.overrides) < len(before.overrides):
@@ -164,14 +164,14 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
             return False
         return changed
 
-    patch.setattr(builtin_plugins.Steering, "renew", once)
-    patch.setattr(Effects, "until_ms", None)
+    patch.setattr(builtin_plugins.OverrideFilter, "renew", once)
+    patch.setattr(ActiveOverrides, "until_ms", None)
     patch.setattr(Attempts, "_named", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)
 
 
-def _warm(kernel: Kernel, one: Class) -> Any:
+def _warm(kernel: Kernel, one: WorkClass) -> Any:
     """By row: is it said to be warm for such work?"""
     score = next(score for score in kernel.scores if score.name == "locality")
     return score.score(one.ask, kernel.columns) > 0
@@ -180,9 +180,9 @@ def _warm(kernel: Kernel, one: Class) -> Any:
 def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
     restand = Kernel._restand
 
-    def wider(self: Kernel, one: Class, rows: int) -> None:
+    def wider(self: Kernel, one: WorkClass, rows: int) -> None:
         restand(self, one, rows)
-        if one.ask.hinted:
+        if one.ask.hinted_workload:
             one.closed &= ~_warm(self, one)
 
     patch.setattr(Kernel, "_restand", wider)
@@ -199,9 +199,9 @@ def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     """Where work is said to be warm a scheduler does not ask whether there is room."""
     numbers = Kernel._numbers
 
-    def roomier(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+    def roomier(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
         found = numbers(self, one, rows, *spent)
-        if one.ask.hinted and not (one.ask.whole or one.ask.shares):
+        if one.ask.hinted_workload and not (one.ask.whole_devices or one.ask.device_shares):
             found[_warm(self, one)[rows] & ~one.closed[rows]] = 1_000
         return found
 
@@ -231,9 +231,9 @@ def work_waits_for_where_it_is_warm(patch: pytest.MonkeyPatch) -> None:
     """Whatever is said to be warm somewhere goes there, or nowhere."""
     numbers = Kernel._numbers
 
-    def choosy(self: Kernel, one: Class, rows: Any, *spent: Any) -> Any:
+    def choosy(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
         found = numbers(self, one, rows, *spent)
-        if one.ask.hinted and (warm := _warm(self, one)).any():
+        if one.ask.hinted_workload and (warm := _warm(self, one)).any():
             found[~warm[rows]] = -1
         return found
 

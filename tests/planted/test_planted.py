@@ -29,7 +29,7 @@ def _found(scenario: str, seed: int, bug: Bug | None = None) -> tuple[Violation,
 
 def _clean_runs() -> list[tuple[str, int]]:
     """Every scenario and seed that some bug is looked for in first, each once; that standing runs hold is tested with them."""
-    return sorted({(bug.scenario, bug.seed) for bug in BUGS.values()} - set(coverage.suite()))
+    return sorted({(bug.scenario, bug.seed) for bug in BUGS.values()} - set(coverage.suite_runs()))
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, TypeVar
 
-from remit.client.endpoint import NoVerdict, Turned
+from remit.client.endpoint import EndpointError, NotLeader
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.operation_queue import BATCH_MAX
 from remit.model.claims import (
@@ -32,7 +32,7 @@ from remit.model.claims import (
 )
 from remit.model.kinds import (
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Gang,
     Node,
     NodeHealth,
@@ -294,10 +294,10 @@ class Running:
     def alive(self) -> bool:
         return not self.task.done()
 
-    async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | NoVerdict:
+    async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | EndpointError:
         """The verdicts, or why there are none. What a dead process was asked was never heard."""
         if self.task.done():
-            return Turned()
+            return NotLeader()
         asking = asyncio.get_running_loop().create_task(self._ask(operations))
         done, _ = await asyncio.wait({asking, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if asking not in done:
@@ -314,10 +314,10 @@ class Running:
         if self.task.done() and not self.task.cancelled() and (failed := self.task.exception()) is not None:
             raise failed
 
-    async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | NoVerdict:
+    async def _ask(self, operations: Sequence[Operation]) -> list[Verdict] | EndpointError:
         try:
-            return await self.authority.ask(operations)
-        except NoVerdict as error:
+            return await self.authority.submit(operations)
+        except EndpointError as error:
             return error
 
     async def stop(self) -> None:
@@ -411,13 +411,13 @@ class Scope:
         authority = self.lead.authority
         try:
             status = await authority.status()
-        except NoVerdict:
+        except EndpointError:
             return authority.head.incarnation, authority.outcomes.window
         return status.incarnation, status.window
 
-    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | NoVerdict:
+    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | EndpointError:
         verdicts = await (to or self.lead).ask(operations)
-        if not isinstance(verdicts, NoVerdict):
+        if not isinstance(verdicts, EndpointError):
             for operation, verdict in zip(operations, verdicts, strict=True):
                 self.hear(operation, verdict)
         return verdicts
@@ -438,7 +438,7 @@ class Scope:
         """In one go, and answered: the plain way, for tests in which nothing fails."""
         operations = [await self.operation(actor, claim, evidence) for claim in claims]
         verdicts = await self.send(operations)
-        if isinstance(verdicts, NoVerdict):
+        if isinstance(verdicts, EndpointError):
             raise verdicts
         return verdicts
 
@@ -463,7 +463,7 @@ class Scope:
             role = Role(lease.split("/")[0])
             operations.append(await self.operation(Actor(f"{lease}!", role), Acquire(lease, ttl)))
         verdicts = await self.send(operations)
-        assert not isinstance(verdicts, NoVerdict) and all(isinstance(v, Accepted) for v in verdicts), verdicts
+        assert not isinstance(verdicts, EndpointError) and all(isinstance(v, Accepted) for v in verdicts), verdicts
 
     def at(self, key: str) -> int:
         return self.checker.rows[key][0]
@@ -554,7 +554,7 @@ def workload(
     owner: str = "t1",
     type_: Any = "service",
     gang: int = 0,
-    devices: tuple[DeviceAsk, ...] = (),
+    devices: tuple[DeviceRequest, ...] = (),
     placement: Placement = Placement(),
     priority: str = "",
     labels: dict[str, str] | None = None,

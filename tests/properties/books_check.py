@@ -7,8 +7,8 @@ from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, named_generation
 from remit.commitment.selector_index import picks
-from remit.law.fit import Ask, Index, carried, static_answer, static_misfit
-from remit.law.requirements import make_ask
+from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity, cached_static_misfit, static_misfit
+from remit.law.requirements import compile_requirements
 from remit.law.selectors import domain_of
 
 LOOKED_UP = ("regions", "zones", "pools", "allowed_regions", "allowed_zones", "allowed_pools", "tolerates", "dislikes")
@@ -16,12 +16,12 @@ NOT_COMPARED = (*LOOKED_UP, "known", "demands")
 TOPOLOGY_KEYS = ("node", "zone", "region", "pool", "disk")
 
 
-def compared(ask: Ask) -> dict[str, Any]:
+def compared(ask: Requirements) -> dict[str, Any]:
     """All of an ask but its tables, which are compared by what they answer about nodes."""
     return {name: value for name, value in ask._asdict().items() if name not in NOT_COMPARED}
 
 
-def made_anew(books: Books) -> dict[GenerationKey, Ask]:
+def made_anew(books: Books) -> dict[GenerationKey, Requirements]:
     policy = books.in_force()
     policies = () if policy is None else tuple(policy.spec.policies.values())
     in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
@@ -31,7 +31,7 @@ def made_anew(books: Books) -> dict[GenerationKey, Ask]:
         row = books.things[name][0].spec
         owner = books.things.get(f"workload/{tenant}/{workload}")
         is_open = owner is not None and not owner[0].metadata.deleting
-        found[tenant, workload, number] = make_ask(tenant, workload, row.labels, row.spec, policies, number, in_force, is_open)
+        found[tenant, workload, number] = compile_requirements(tenant, workload, row.labels, row.spec, policies, number, in_force, is_open)
     return found
 
 
@@ -50,8 +50,8 @@ def stale(books: Books) -> Iterator[str]:
             yield f"{generation} asks {kept}, and not {ask}"
             continue
         for name, ledger in books.nodes.items():
-            if static_answer(kept, ledger) != static_misfit(ask, ledger):
-                yield f"{generation} on {name}: {static_answer(kept, ledger)}, and not {static_misfit(ask, ledger)}"
+            if cached_static_misfit(kept, ledger) != static_misfit(ask, ledger):
+                yield f"{generation} on {name}: {cached_static_misfit(kept, ledger)}, and not {static_misfit(ask, ledger)}"
         for key in TOPOLOGY_KEYS:
             nodes = [one.node for one in books.nodes.values() if static_misfit(ask, one) is None]
             domains = tuple(sorted({domain_of(node, key) for node in nodes} - {""}))
@@ -60,25 +60,25 @@ def stale(books: Books) -> Iterator[str]:
     yield from _stale_counts(books, fresh)
 
 
-def _stale_counts(books: Books, fresh: dict[GenerationKey, Ask]) -> Iterator[str]:
-    carriers: dict[Index, int] = {}
+def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Iterator[str]:
+    carriers: dict[PeerIndex, int] = {}
     for generation in books.spots:
-        for index in dict.fromkeys(carried(fresh[generation])):
+        for index in dict.fromkeys(owned_anti_affinity(fresh[generation])):
             carriers[index] = carriers.get(index, 0) + 1
     if books.carriers.values != carriers:
         yield f"carried are {books.carriers.values}, and not {carriers}"
     for generation, ask in fresh.items():
-        shunners = {index for index in carriers if index.tenant == ask.tenant and picks(index._replace(carriers=False), ask)}
+        shunners = {index for index in carriers if index.tenant == ask.tenant and picks(index._replace(owners=False), ask)}
         if set(books.carriers.picking(ask)) != shunners:
             yield f"{generation} is shunned by {books.carriers.picking(ask)}, and not by {shunners}"
-        for term in (*ask.spread, *ask.affinity, *ask.anti):
-            books.counts(term.of)
+        for term in (*ask.spread, *ask.affinity, *ask.anti_affinity):
+            books.counts(term.peers)
     for index, tally in books._tallies.values.items():
         counted: dict[str, int] = {}
         for generation, spots in books.spots.items():
             if generation[0] == index.tenant and picks(index, fresh[generation]):
                 for name, count in spots.items():
-                    domain = domain_of(books.nodes[name].node, index.key)
+                    domain = domain_of(books.nodes[name].node, index.topology_key)
                     counted[domain] = counted.get(domain, 0) + count
         if {domain: count for domain, count in tally.items() if count} != counted:
             yield f"{index} counts {dict(tally)}, and not {counted}"

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from remit.model.manifests.validation import STAMPED, shape_of
-from remit.model.metadata import OWNED_NAME, Metadata
+from remit.model.manifests.validation import AUTHORITY_FIELDS, struct_type_of
+from remit.model.metadata import QUALIFIED_NAME, Metadata
 from remit.model.objects import TENANTED
 from remit.model.resources import Amount, Duration
 
@@ -30,7 +30,7 @@ SHARP_WHOLE = (-1, 0, 1, 2, 63, 64, 65, 65_536, 1_000_001, 1_000_000_001, 2_000_
 def manifests(draw: st.DrawFn, kinds: tuple[str, ...]) -> dict[str, Any]:
     """A manifest of one of these kinds: most of them tame, some with a few sharp values."""
     kind = draw(st.sampled_from(kinds))
-    drawn: dict[str, Any] = _Drawing(draw, draw(st.sampled_from((0, 0, 8, 3)))).struct(shape_of(kind))
+    drawn: dict[str, Any] = _Drawing(draw, draw(st.sampled_from((0, 0, 8, 3)))).struct(struct_type_of(kind))
     if kind not in TENANTED:
         drawn["metadata"].pop("tenant")
     return {**drawn, "apiVersion": "remit/v1", "kind": kind}
@@ -50,7 +50,7 @@ class _Drawing:
         return self._draw(st.sampled_from(sharp if self._odds(self._sharp) else tame))
 
     def struct(self, type_: inspect.StructType) -> dict[str, Any]:
-        left_out = {"status", *(STAMPED if type_.cls is Metadata else ())}
+        left_out = {"status", *(AUTHORITY_FIELDS if type_.cls is Metadata else ())}
         return {
             field.encode_name: self.value(field.type)
             for field in type_.fields
@@ -77,7 +77,7 @@ class _Drawing:
             case inspect.StrType():
                 digest = type_.pattern is not None and "{64}" in type_.pattern
                 tame = ("0" * 64,) if digest else ("/", "/a") if type_.pattern and type_.pattern.startswith("^/") else TAME_TEXT
-                return self._of(("a/b", "web/b-1") if type_.pattern == OWNED_NAME else tame, SHARP_TEXT)
+                return self._of(("a/b", "web/b-1") if type_.pattern == QUALIFIED_NAME else tame, SHARP_TEXT)
             case inspect.IntType():
                 return self._of((max(type_.ge or 0, 1), 2, 3), SHARP_WHOLE)
             case inspect.BoolType():

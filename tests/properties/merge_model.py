@@ -25,18 +25,18 @@ from remit.model.claims import (
     Adopt,
     Claim,
     Credit,
-    Explain,
-    Ganged,
-    Note,
-    Observe,
+    RecordDecision,
+    BindGang,
+    RecordEvent,
+    SetCondition,
     Operation,
-    Recognise,
+    AcceptIncarnation,
     Refused,
     Renew,
     Report,
     Role,
     Vacate,
-    Yield,
+    ReturnCapacity,
     operation_id,
 )
 from remit.model.kinds import Node, Policy, Tenant, Workload
@@ -359,7 +359,7 @@ def _node_excess(scene: Scene) -> Iterator[tuple[str, Amount]]:
     for sums in _taken(scene, lambda replica, on_node, _: [(replica.status.node, on_node)]):
         for name, amount in sums.items():
             if name in limits and not amount <= limits[name]:
-                yield name, amount.over(limits[name])
+                yield name, amount.excess_over(limits[name])
 
 
 @invariant
@@ -409,7 +409,7 @@ def given_back_is_not_held(scene: Scene) -> Found:
     for deed in scene.deeds():
         if isinstance(deed.claim, Accept):
             got.setdefault(deed.claim.name, deed.claim.spec.amount)
-        elif isinstance(deed.claim, Yield):
+        elif isinstance(deed.claim, ReturnCapacity):
             gave[deed.claim.name] += deed.claim.amount
     for grant in scene.all(Grant):
         name = grant.metadata.name
@@ -426,7 +426,7 @@ def reissued_is_still_debited(scene: Scene) -> Found:
     for branch in scene.branches:
         met: dict[str, str] = {}
         for deed in branch.deeds:
-            if isinstance(deed.claim, Recognise):
+            if isinstance(deed.claim, AcceptIncarnation):
                 met[deed.claim.peer] = deed.claim.incarnation
             for before, offered in deed.changed.values() if isinstance(deed.claim, Renew) else ():
                 if isinstance(offered, Grant) and (offered.metadata.name, met.get(offered.spec.holder)) not in credits:
@@ -495,7 +495,7 @@ def gang_minimum(scene: Scene) -> Found:
     """Of the members that one claim bound together at least the minimum are bound, but for those that it saw leave since."""
     for branch in scene.branches:
         for place, deed in enumerate(branch.deeds):
-            if not isinstance(deed.claim, Ganged):
+            if not isinstance(deed.claim, BindGang):
                 continue
             later = {name for after in branch.deeds[place + 1 :] for name in after.changed}
             members = [name for name in deed.changed if name not in later]
@@ -640,16 +640,16 @@ def nothing_acknowledged_is_lost(scene: Scene) -> Found:
 def heeded(deed: Deed, rows: Rows) -> bool:
     """Is what a free claim said in these rows, or something later? Claims of other sorts leave rows, judged above."""
     match deed.claim:
-        case Note(name=name, event=event):
+        case RecordEvent(name=name, event=event):
             row: Any = rows.get(key_of("Event", name))
             return row is not None and row.spec == event
-        case Explain(name=name, tenant=tenant, decision=decision):
+        case RecordDecision(name=name, tenant=tenant, decision=decision):
             row = rows.get(key_of("Decision", name, tenant))
             return row is not None and row.spec == decision
         case Report(name=name, summary=SummarySpec(epoch=epoch, sequence=sequence)):
             row = rows.get(key_of("Summary", name))
             return row is not None and (row.spec.epoch, row.spec.sequence) >= (epoch, sequence)
-        case Observe(kind=kind, name=name, tenant=tenant, condition=said):
+        case SetCondition(kind=kind, name=name, tenant=tenant, condition=said):
             row = rows.get(key_of(kind, name, tenant))
             return row is None or _observed(row.status.conditions, said)
         case Adopt(number=number, policies=policies, asked_ms=asked, ttl=ttl):

@@ -31,11 +31,11 @@ from remit.model.claims import (
     DeclareLost,
     Issue,
     Move,
-    Recognise,
+    AcceptIncarnation,
     Renew,
     Spawn,
-    Vouch,
-    Yield,
+    ConfirmHoldings,
+    ReturnCapacity,
 )
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
@@ -204,11 +204,11 @@ class GrantsMachine(Asking):
         for key in self.slices()[n % 2 :]:
             self.ask(self.region.actors["budgets"], self.offer(key), scope=self.region)
 
-    def acquaintance(self, scope: Scope, other: Scope) -> Recognise:
+    def acquaintance(self, scope: Scope, other: Scope) -> AcceptIncarnation:
         """Its own record first, then the other's answer."""
         peer = f"scope/{other.name}"
         known = recognised(scope, peer)
-        return Recognise(peer, incarnation(other), known)
+        return AcceptIncarnation(peer, incarnation(other), known)
 
     # -- letters -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class GrantsMachine(Asking):
             self.mail.append((self.region, self.offer(key)))
             self.ask(self.region.actors["budgets"], self.mail[-1][1], scope=self.region)
             if n % 2 and key in self.held() and self.region.phase(key) != "void":
-                give = Yield(key.removeprefix("grant/"), amounts(cpu=n % 3 + 1))
+                give = ReturnCapacity(key.removeprefix("grant/"), amounts(cpu=n % 3 + 1))
                 self.ask(self.region.actors["budgets"], give, scope=self.region)
                 self.mail.append((self.g, self.report(key)))
                 if n % 4 == 1:
@@ -292,7 +292,7 @@ class GrantsMachine(Asking):
     def the_region_gives_back(self, n: int) -> None:
         if held := self.held():
             name = held[n % len(held)].removeprefix("grant/")
-            self.ask(self.region.actors["budgets"], Yield(name, amounts(cpu=n % 3 + 1)), scope=self.region)
+            self.ask(self.region.actors["budgets"], ReturnCapacity(name, amounts(cpu=n % 3 + 1)), scope=self.region)
             self.a_report_is_posted(n=n)
 
     @rule(n=NUMBER)
@@ -313,7 +313,7 @@ class GrantsMachine(Asking):
         """Of use after the global scope was restored."""
         self.mail.append((self.g, self.voucher()))
 
-    def voucher(self) -> Vouch:
+    def voucher(self) -> ConfirmHoldings:
         """Everything that the region has from the global scope, as far as it knows."""
         grants = {}
         for key in self.held():
@@ -324,7 +324,7 @@ class GrantsMachine(Asking):
                 spec = GrantSpec(holder="scope/r1", amount=kept, parent="tenant/t1", tenant="t1", ttl=ttl)
                 grants[key.removeprefix("grant/")] = spec
         own, known = incarnation(self.region), recognised(self.region, "scope/global")
-        return Vouch("scope/r1", self.region.row("head")["epoch"], grants, own, known)
+        return ConfirmHoldings("scope/r1", self.region.row("head")["epoch"], grants, own, known)
 
     # -- when nothing fails any more -----------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class GrantsMachine(Asking):
         if awaited(g, "scope/r1"):
             await g.must(g.actors["budgets"], self.voucher())
         if awaited(region, "scope/global"):
-            nothing = Vouch("scope/global", g.row("head")["epoch"], {}, incarnation(g), recognised(g, "scope/r1"))
+            nothing = ConfirmHoldings("scope/global", g.row("head")["epoch"], {}, incarnation(g), recognised(g, "scope/r1"))
             await region.must(region.actors["budgets"], nothing)
         for key in self.slices():
             void = key not in region.checker.rows or region.phase(key) == "void"
@@ -387,7 +387,7 @@ class GrantsMachine(Asking):
         await region.must(region.actors["scheduler"], Bind(key, region.at(key), "n1", name))
         while phase_of(region.row(key)) != "pending":
             await region.must(*self.freeing(key))
-        await region.must(region.actors["budgets"], Yield(name, amounts(cpu=10)))
+        await region.must(region.actors["budgets"], ReturnCapacity(name, amounts(cpu=10)))
         await g.must(g.actors["budgets"], self.report(f"grant/{name}"))
         assert not g.books.grants["tenant/t1"].lent
         await region.must(region.actors["budgets"], Close(name))
@@ -439,7 +439,7 @@ def test_a_reissue_that_is_under_way_does_not_bring_again_what_was_given_back() 
         await region.take_over()
         await issuer.must(issuer.actors["budgets"], m.acquaintance(issuer, region), Renew("s"))
         reissue = m.offer("grant/s")
-        assert await region.refused(region.actors["budgets"], Yield("s", amounts(cpu=4))) is Code.GRANT_VOID
+        assert await region.refused(region.actors["budgets"], ReturnCapacity("s", amounts(cpu=4))) is Code.GRANT_VOID
         await region.must(region.actors["budgets"], reissue)
         assert Amount.parse(region.row("grant/s")["spec"]["amount"]) == amounts(cpu=4)
 
@@ -476,7 +476,7 @@ def test_closing_from_memory_keeps_nothing_that_the_issuer_has_back() -> None:
         backup = await region.store.inner.backup()
         while phase_of(region.row(key)) != "pending":
             await region.must(*m.freeing(key))
-        await region.must(region.actors["budgets"], Yield("s", amounts(cpu=2)))
+        await region.must(region.actors["budgets"], ReturnCapacity("s", amounts(cpu=2)))
         await issuer.must(issuer.actors["budgets"], m.report("grant/s"))
         await region.restore(backup)
         await region.take_over()

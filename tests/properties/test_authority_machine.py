@@ -17,11 +17,11 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from remit.client.endpoint import NoVerdict, Silence, Turned
+from remit.client.endpoint import EndpointError, OutcomeUnknown, NotLeader
 from remit.commitment.authority import Deposed
 from remit.commitment.recovery import acknowledged_after
 from remit.commitment.standby import Standby
-from remit.law.lifecycle import TABLE
+from remit.law.lifecycle import TRANSITIONS
 from remit.model.claims import (
     Abandon,
     Accepted,
@@ -35,14 +35,14 @@ from remit.model.claims import (
     Code,
     Delete,
     Evidence,
-    Explain,
+    RecordDecision,
     Forget,
-    Ganged,
+    BindGang,
     Issue,
     Mark,
     Move,
-    Note,
-    Observe,
+    RecordEvent,
+    SetCondition,
     Operation,
     OperationID,
     Refused,
@@ -55,7 +55,7 @@ from remit.model.claims import (
     Vacate,
     Verdict,
 )
-from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec, Spread, Toleration, Workload
+from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicySpec, Spread, Toleration, Workload
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import AnyObject
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
@@ -95,7 +95,7 @@ NEAR = Placement(affinity=(Affinity(label_selector={"app": "near"}, topology_key
 
 def catalogue(replicas: int = 3) -> list[Workload]:
     """One of each sort; small numbers, so that they meet."""
-    whole, share = (DeviceAsk(kind="gpu", count=1, models=("A10",)),), (DeviceAsk(kind="gpu", share="400m"),)
+    whole, share = (DeviceRequest(kind="gpu", count=1, models=("A10",)),), (DeviceRequest(kind="gpu", share="400m"),)
     return [
         workload("plain", "1", replicas),
         workload("gang", "1", max(replicas, 2), gang=2),
@@ -183,7 +183,7 @@ class Asking(RuleBasedStateMachine):
             try:
                 await scope.take_over()
                 return
-            except (Crash, StoreError, Silence, Deposed) as died:
+            except (Crash, StoreError, OutcomeUnknown, Deposed) as died:
                 event(f"takeover ended by {type(died).__name__}")
             finally:
                 scope.store.reads.clear()
@@ -200,11 +200,11 @@ class Asking(RuleBasedStateMachine):
             return
         await self.send(scope, operations)
 
-    async def send(self, scope: Scope, operations: list[Operation]) -> list[Verdict] | NoVerdict:
+    async def send(self, scope: Scope, operations: list[Operation]) -> list[Verdict] | EndpointError:
         answer = await scope.send(operations)
-        if isinstance(answer, Silence):
+        if isinstance(answer, OutcomeUnknown):
             self.silent += operations
-        if isinstance(answer, NoVerdict):
+        if isinstance(answer, EndpointError):
             REACHED.count(type(answer).__name__)
         else:
             for operation, verdict in zip(operations, answer, strict=True):
@@ -258,11 +258,11 @@ class Asking(RuleBasedStateMachine):
         answer = await asking
         scope.store.gate, scope.store.at_gate = asyncio.Event(), asyncio.Event()
         if where == "gate":
-            assert isinstance(answer, NoVerdict), f"a deposed authority answered {answer}"
-        elif not isinstance(answer, NoVerdict):
+            assert isinstance(answer, EndpointError), f"a deposed authority answered {answer}"
+        elif not isinstance(answer, EndpointError):
             scope.hear(operation, answer[0])
         again = await self.send(scope, [operation])
-        assert not isinstance(again, NoVerdict)
+        assert not isinstance(again, EndpointError)
 
     @rule(n=NUMBER)
     def a_deposed_authority_answers_nothing(self, n: int) -> None:
@@ -276,10 +276,10 @@ class Asking(RuleBasedStateMachine):
         operation = await self.r.operation(USER, Delete("Secret", "none", "t1"))
         before = await self.r.store.inner.revision()
         answer = await old.ask([operation])
-        assert isinstance(answer, NoVerdict), f"a deposed authority answered {answer}"
+        assert isinstance(answer, EndpointError), f"a deposed authority answered {answer}"
         try:
             held = await old.authority.renew(self.r.actors["scheduler"])
-        except (Turned, Silence):
+        except (NotLeader, OutcomeUnknown):
             held = False
         assert not held, "a deposed authority renewed a lease"
         assert await self.r.store.inner.revision() == before
@@ -303,10 +303,10 @@ class Asking(RuleBasedStateMachine):
             leader = scope.lead.authority
             peers = {leader.head.holder: leader}
             standby = Standby(scope.store, scope="r1", name="s", clock=scope.clock, ids=CountedIds("s"), peers=peers)
-            answers: Any = list(await standby.ask([operation]))
+            answers: Any = list(await standby.submit([operation]))
         else:
             answers = await scope.send([operation])
-        assert not isinstance(answers, NoVerdict)
+        assert not isinstance(answers, EndpointError)
         horizon = scope.lead.authority.outcomes.horizon
         expired = isinstance(answers[0], Refused) and answers[0].code is Code.OPERATION_EXPIRED
         if expired:
@@ -338,7 +338,7 @@ class Asking(RuleBasedStateMachine):
         known = scope.checker.outcomes.get(operation.id)
         made = await scope.operation(USER, Abandon(operation.id))
         answers = await self.send(scope, [made])
-        assert not isinstance(answers, NoVerdict)
+        assert not isinstance(answers, EndpointError)
         answer = answers[0]
         code = answer.code.value if isinstance(answer, Refused) else ""
         if code == "operation_expired":
@@ -693,7 +693,7 @@ class AuthorityMachine(Asking):
                 status = self.r.row(key).get("status", {})
                 name = status.get("node") or names[(m + i * (m % 2)) % len(names)]
                 binds.append(Bind(key, self.r.at(key), name, (status.get("grants") or ["tenant/t1"])[0]))
-            self.ask(self.r.actors["scheduler"], Ganged(tuple(binds)))
+            self.ask(self.r.actors["scheduler"], BindGang(tuple(binds)))
 
     @rule(n=NUMBER, k=NUMBER)
     def a_replica_moves_on(self, n: int, k: int) -> None:
@@ -701,7 +701,7 @@ class AuthorityMachine(Asking):
         every = self.replicas(*HOLDING, "released")
         if every:
             key = every[n % len(every)]
-            names = sorted({row.name for row in TABLE if row.source == phase_of(self.r.row(key))})
+            names = sorted({row.name for row in TRANSITIONS if row.source == phase_of(self.r.row(key))})
             self.move(key, names[k % len(names)])
 
     @rule(n=NUMBER)
@@ -716,7 +716,7 @@ class AuthorityMachine(Asking):
                     self.move(key, on[str(phase_of(self.r.row(key)))])
 
     def move(self, key: str, transition: str) -> None:
-        row = next(row for row in TABLE if row.name == transition)
+        row = next(row for row in TRANSITIONS if row.name == transition)
         status = self.r.row(key).get("status", {})
         lease = f"agent/{status.get('node', '')}" if row.role is Role.AGENT else str(row.role)
         actor = self.r.actors.get(lease)
@@ -732,7 +732,7 @@ class AuthorityMachine(Asking):
 
     @rule(
         n=NUMBER,
-        transition=st.sampled_from(sorted({row.name for row in TABLE} | {"teleport"})),
+        transition=st.sampled_from(sorted({row.name for row in TRANSITIONS} | {"teleport"})),
         lease=st.sampled_from((*LEASES, "agent/n1", "agent/n2")),
         wrong=st.sampled_from(["", "", "at", "attempt", "age"]),
     )
@@ -780,7 +780,7 @@ class AuthorityMachine(Asking):
                     self.a_grant_is_issued(n=n, cpu="2", ttl=3_000_000, sort=("quota", "offer", "budget", "nested")[m % 4])
                 case _:
                     self.any_transition_is_asked_by_anybody(
-                        n=n, transition=TABLE[m % len(TABLE)].name, lease=(*LEASES, "agent/n1")[m % 10], wrong=""
+                        n=n, transition=TRANSITIONS[m % len(TRANSITIONS)].name, lease=(*LEASES, "agent/n1")[m % 10], wrong=""
                     )
 
     @rule(deeds=DEEDS)
@@ -841,10 +841,10 @@ class AuthorityMachine(Asking):
     @rule(n=NUMBER)
     def something_is_noted(self, n: int) -> None:
         self.ask(
-            USER, Note(f"e{n % 5}", EventSpec(regarding="x")), Explain(f"d{n % 5}", "t1", DecisionSpec(replicas={"x": ""}))
+            USER, RecordEvent(f"e{n % 5}", EventSpec(regarding="x")), RecordDecision(f"d{n % 5}", "t1", DecisionSpec(replicas={"x": ""}))
         )
         condition = Condition(type=f"C{n % 3}", status="True", observed_generation=n)
-        self.ask(self.r.actors["agent/n1"], Observe("Node", f"n{n % 4 + 1}", condition))
+        self.ask(self.r.actors["agent/n1"], SetCondition("Node", f"n{n % 4 + 1}", condition))
         self.ask(USER, Report(f"r{n % 2}", SummarySpec(holder="x", epoch=n % 3, sequence=n)))
 
     # -- leases ------------------------------------------------------------------------------------------------------

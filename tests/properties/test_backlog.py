@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from remit.proposal.queue.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog, Run
-from remit.proposal.queue.class_queues import Ageing, Line, Member, Wait
-from remit.proposal.queue.fair_share import Shares, Vector
-from remit.proposal.queue.wakeups import Past
+from remit.proposal.queue.backlog import RETRY_MS_MAX, RETRY_MS_MIN, Backlog, QueueRun
+from remit.proposal.queue.class_queues import Ageing, ClassQueue, Member, QueueWait
+from remit.proposal.queue.fair_share import FairShareLedger, Vector
+from remit.proposal.queue.wakeups import UnblockHistory
 from tests.properties.effort import tries
 
 AGEING = Ageing(step=1, bound=3)
@@ -63,7 +63,7 @@ class Plain:
     def __init__(self, kind: int, serial: int) -> None:
         self.kind, self.serial = KINDS[kind], serial
         self.members: list[Pending] = []
-        self.wait: Wait | None = None
+        self.wait: QueueWait | None = None
 
     def queued(self) -> list[Pending]:
         return [one for one in self.members if not one.flying]
@@ -82,13 +82,13 @@ class News(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    line: Line
+    line: ClassQueue
     plain: Plain
     kind: int
     since: int
 
 
-def picks(kinds: frozenset[int]) -> Callable[[Line], bool]:
+def picks(kinds: frozenset[int]) -> Callable[[ClassQueue], bool]:
     return lambda line: line.key in kinds
 
 
@@ -100,8 +100,8 @@ class BacklogMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 1000
         self.lots = 0
-        self.backlog = Backlog(self.lot, ageing=AGEING, past=Past(*self.past))
-        self.shares = Shares(CAPACITY, WEIGHTS, 0)
+        self.backlog = Backlog(self.lot, ageing=AGEING, past=UnblockHistory(*self.past))
+        self.shares = FairShareLedger(CAPACITY, WEIGHTS, 0)
         self.plain: dict[int, Plain] = {}
         self.serial = 0
         self.placed: list[Kind] = []
@@ -126,7 +126,7 @@ class BacklogMachine(RuleBasedStateMachine):
         for one in range(member, member + count):
             if self.backlog.line_of(one) is not None:
                 continue
-            self.backlog.add(kind, lambda: Line(kind, tenant, priority, amount, deadline_ms), one, self.now_ms)
+            self.backlog.add(kind, lambda: ClassQueue(kind, tenant, priority, amount, deadline_ms), one, self.now_ms)
             if kind not in self.plain:
                 self.serial += 1
                 self.plain[kind] = Plain(kind, self.serial)
@@ -324,7 +324,7 @@ class ForgetfulMachine(BacklogMachine):
     past = (2, 1)
 
 
-def shown(taken: list[Run]) -> list[tuple[int, Member]]:
+def shown(taken: list[QueueRun]) -> list[tuple[int, Member]]:
     assert all(members for _, members in taken), "an empty run"
     assert all(one[0] is not other[0] for one, other in pairwise(taken)), "one run in two pieces"
     return [(line.key, member) for line, members in taken for member in members]  # type: ignore[misc]  # the keys are kinds

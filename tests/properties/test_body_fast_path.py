@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.model.kinds import Workload
-from remit.model.manifests.validation import judge
+from remit.model.manifests.validation import validate
 from remit.model.objects import encode
 from remit.serve.http import bodies
-from remit.serve.http.bodies import judged, judged_all
-from remit.serve.http.replies import Failure
+from remit.serve.http.bodies import validate_manifest, validate_manifests
+from remit.serve.http.replies import ApiProblem
 from tests.properties.effort import tries
 
 NAMES = st.sampled_from(["a", "job-1", "Job", "", "x" * 63, "x" * 64, "a\nb", "-a", "é", "a:b", "remit"])
@@ -79,7 +79,7 @@ def _outcome(read: Any, body: bytes) -> Any:
     """Also as bytes: an operation's digest is taken over them, and a retry may be read the other way."""
     try:
         found = read(body)
-    except Failure as failure:
+    except ApiProblem as failure:
         return msgspec.json.encode(failure.document)
     return found, [encode(thing) for thing in (found if isinstance(found, tuple) else (found,))]
 
@@ -89,7 +89,7 @@ def _outcome(read: Any, body: bytes) -> Any:
 def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
     for text in (*written, *written):  # the second time a spec may be known
         body = text.encode()
-        assert _outcome(judged, body) == _outcome(bodies._judged, body)
+        assert _outcome(validate_manifest, body) == _outcome(bodies._validate_in_full, body)
 
 
 @tries(200, 10_000)
@@ -97,13 +97,13 @@ def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
 def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], between: str) -> None:
     body = ("[" + between.join(written) + "]").encode()
     for _ in range(2):
-        assert _outcome(judged_all, body) == _outcome(_all_whole, body)
+        assert _outcome(validate_manifests, body) == _outcome(_all_whole, body)
 
 
 def _all_whole(body: bytes) -> Any:
     """As if nothing were ever plain."""
-    with patch.object(bodies, "head_of", lambda body: None), patch.object(bodies, "pieces", lambda body, most: []):
-        return judged_all(body)
+    with patch.object(bodies, "parse_plain_manifest", lambda body: None), patch.object(bodies, "split_array", lambda body, most: []):
+        return validate_manifests(body)
 
 
 @tries(200, 5_000)
@@ -115,11 +115,11 @@ def test_what_the_judge_knows_is_what_it_would_find(written: list[str]) -> None:
             thing = msgspec.json.decode(text, type=Workload, dec_hook=_amounts)
         except (msgspec.DecodeError, ValueError):
             continue
-        first = judge(thing)
-        assert judge(thing) == first
+        first = validate(thing)
+        assert validate(thing) == first
         again = msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, name="another"))
-        named = {problem.words for problem in judge(again)}
-        assert {problem.words for problem in first if "metadata.name" not in problem.words} <= named
+        named = {problem.description for problem in validate(again)}
+        assert {problem.description for problem in first if "metadata.name" not in problem.description} <= named
 
 
 def _amounts(type_: type, value: object) -> object:
@@ -131,8 +131,8 @@ def _amounts(type_: type, value: object) -> object:
 def test_a_flood_of_one_shape_is_read_quickly(monkeypatch: Any) -> None:
     """And not by accident read whole each time."""
     manifest = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "t"}, "spec": SPECS[0]}
-    judged(msgspec.json.encode(manifest))
+    validate_manifest(msgspec.json.encode(manifest))
     monkeypatch.setattr(bodies, "read", None)
-    thing = judged(msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}}))
+    thing = validate_manifest(msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}}))
     assert thing.metadata.name == "b"
-    assert len(judged_all(msgspec.json.encode([manifest, {**manifest, "metadata": {"name": "c", "tenant": "t"}}]))) == 2
+    assert len(validate_manifests(msgspec.json.encode([manifest, {**manifest, "metadata": {"name": "c", "tenant": "t"}}]))) == 2

@@ -12,9 +12,9 @@ from remit.commitment import decide, draft, outcomes
 from remit.commitment.rulings import grants, placement, transitions
 from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
-from remit.law.lifecycle import OWNER, TABLE
+from remit.law.lifecycle import OWNERS, TRANSITIONS
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
-from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, Placement, Policy, PolicySpec
+from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
@@ -37,7 +37,7 @@ async def too_much_on_one_node(scope: Scope) -> None:
 
 
 async def one_device_twice(scope: Scope) -> None:
-    for key in await spawned(scope, "w", 2, devices=(DeviceAsk(kind="gpu", count=1),)):
+    for key in await spawned(scope, "w", 2, devices=(DeviceRequest(kind="gpu", count=1),)):
         await bind(scope, key, devices={"gpu-0": 1000})
 
 
@@ -191,8 +191,8 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     (over_quota, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
     (over_granted, "ledgers_never_rise_above_amount", "GrantLedger.short_of", lambda *_: None),
     (quota_of_an_offer, "quota_comes_from_quota", "granting._orphan", lambda *_: None),
-    (out_of_phase, "phases_move_along_edges", "moving.edge", lambda name, *_: next(r for r in TABLE if r.name == name)),
-    (by_another_role, "phases_move_along_edges", "moving.OWNER", {**OWNER, "serve": Role.REPAIR}),
+    (out_of_phase, "phases_move_along_edges", "moving.edge", lambda name, *_: next(r for r in TRANSITIONS if r.name == name)),
+    (by_another_role, "phases_move_along_edges", "moving.OWNER", {**OWNERS, "serve": Role.REPAIR}),
     (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.claimant", lambda *_: None),
     (one_of_a_gang, "gangs_are_bound_together", "Draft.held", lambda *_: 99),
     (before_the_victims_went, "reservations_are_committed_once", "placing.held_by", lambda *_: False),

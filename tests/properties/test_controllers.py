@@ -146,7 +146,7 @@ def test_what_a_silent_node_ran_runs_elsewhere__and_the_node_is_taken_back_when_
         lease = t.leases[lost]
         assert not await t.authority.renew(lease), "its lease has lapsed: it must acquire anew"
         t.client.actor = replace(lease, lease="", epoch=0)
-        (verdict,) = await t.client.ask_many([Acquire(lease.lease, Duration(12 * BEAT_MS))])
+        (verdict,) = await t.client.submit_many([Acquire(lease.lease, Duration(12 * BEAT_MS))])
         assert isinstance(verdict, Accepted)
         t.leases[lost] = replace(lease, epoch=verdict.number)
         t.silent.clear()

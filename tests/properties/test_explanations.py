@@ -8,7 +8,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.model.kinds import Affinity, DeviceAsk, Node, NodeHealth, NodeStatus, Placement, Spread, Taint, Tenant, TenantSpec
+from remit.model.kinds import Affinity, DeviceRequest, Node, NodeHealth, NodeStatus, Placement, Spread, Taint, Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.authority_world import amounts, workload
@@ -55,8 +55,8 @@ ASKS: Any = st.sampled_from(
         (),
         (),
         A_GPU,
-        (DeviceAsk(kind="gpu", count=2),),
-        (DeviceAsk(kind="gpu", share="600m"),),
+        (DeviceRequest(kind="gpu", count=2),),
+        (DeviceRequest(kind="gpu", share="600m"),),
     ]
 )
 

@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from remit.proposal.queue.backlog import Backlog
-from remit.proposal.queue.class_queues import Line
-from remit.proposal.queue.fair_share import Shares, Vector
+from remit.proposal.queue.class_queues import ClassQueue
+from remit.proposal.queue.fair_share import FairShareLedger, Vector
 
 Ask = dict[str, int]
 Asks = dict[str, Ask]
@@ -29,11 +29,11 @@ def vector(ask: Ask) -> Vector:
 
 def filled(capacity: Ask, asks: Asks, limit: int = 50, weights: dict[str, int] | None = None) -> dict[str, int]:
     """How many replicas each tenant gets, each wanting more than there is. Who does not fit any more waits for room."""
-    backlog, shares = Backlog(lambda limit: 0), Shares(capacity, weights or {}, 0)
+    backlog, shares = Backlog(lambda limit: 0), FairShareLedger(capacity, weights or {}, 0)
     free, got = dict(capacity), dict.fromkeys(asks, 0)
     for tenant, ask in asks.items():
         for i in range(1 + min(capacity[name] // count for name, count in ask.items() if count)):
-            backlog.add(tenant, lambda: Line(tenant, tenant, 0, vector(ask)), (tenant, i), 0)  # noqa: B023  (called at once)
+            backlog.add(tenant, lambda: ClassQueue(tenant, tenant, 0, vector(ask)), (tenant, i), 0)  # noqa: B023  (called at once)
     while taken := backlog.take(limit, 0, shares):
         since = {line: backlog.begin(line) for line, _ in taken}
         for line, members in taken:
@@ -156,7 +156,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 300_000), st.integers(0, 500)), min_si
 def test_charges_of_one_instant_may_come_in_any_order(charges: list[tuple[str, int]], random: Random, later_ms: int) -> None:
     shuffled = list(charges)
     random.shuffle(shuffled)
-    books = [Shares(dict.fromkeys(RESOURCES, 1000), half_life_ms=60_000) for _ in range(2)]
+    books = [FairShareLedger(dict.fromkeys(RESOURCES, 1000), half_life_ms=60_000) for _ in range(2)]
     for shares, order in zip(books, (charges, shuffled), strict=True):
         shares.charge("a", (("cpu", 7),), 1, 0)
         for name, count in order:
@@ -165,9 +165,9 @@ def test_charges_of_one_instant_may_come_in_any_order(charges: list[tuple[str, i
     assert books[0].remembered("a", later_ms) == books[1].remembered("a", later_ms)
 
 
-def played(steps: list[tuple[int, int]], more: int = 0) -> tuple[Shares, int, list[int]]:
+def played(steps: list[tuple[int, int]], more: int = 0) -> tuple[FairShareLedger, int, list[int]]:
     """Use goes from one value to the next, each held for so long."""
-    shares, now_ms, held, seen = Shares({"cpu": 1000}, half_life_ms=60_000), 0, 0, []
+    shares, now_ms, held, seen = FairShareLedger({"cpu": 1000}, half_life_ms=60_000), 0, 0, []
     for hold_ms, use in steps:
         shares.charge("a", (("cpu", 1),), use + more - held, now_ms)
         held = use + more
@@ -204,7 +204,7 @@ def test_what_is_over_only_fades__and_looking_changes_nothing(steps: list[tuple[
 
 @given(STEPS)
 def test_without_a_half_life_only_the_present_counts(steps: list[tuple[int, int]]) -> None:
-    shares, now_ms, held = Shares({"cpu": 1000}, half_life_ms=0), 0, 0
+    shares, now_ms, held = FairShareLedger({"cpu": 1000}, half_life_ms=0), 0, 0
     for hold_ms, use in steps:
         shares.charge("a", (("cpu", 1),), use - held, now_ms)
         held = use

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remit.law import fit
-from remit.law.requirements import make_ask
-from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec, Template, WorkloadSpec
+from remit.law.requirements import compile_requirements
+from remit.model.kinds import Device, DeviceRequest, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.node_columns import Columns, Left, Rows, over
@@ -24,16 +24,16 @@ from tests.unit.law.strategies import MODELS, TOPOLOGY_KEYS, amounts, few, nodes
 class Asked(NamedTuple):
     """One scene, ready to be judged both ways."""
 
-    ask: fit.Ask
+    ask: fit.Requirements
     sites: list[OneNode]
     peers: PlainPeers
     columns: Columns
-    over: fit.Ask
+    over: fit.Requirements
     over_peers: ColumnPeers
 
 
-def ask_of(work: Work, scene: Scene) -> fit.Ask:
-    return make_ask(work.tenant, work.name, work.labels, work.spec, scene.policies)
+def ask_of(work: Work, scene: Scene) -> fit.Requirements:
+    return compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies)
 
 
 def asked(scene: Scene) -> Asked:
@@ -54,8 +54,8 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[Left, ...]
     columns = Columns(left)
     for row, site in enumerate(OneNode(one) for one in left):
         assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
-        assert {model: count[row] for model, count in columns.whole.items() if count[row]} == dict(+site.whole)
-        assert {model: share[row] for model, share in columns.room.items() if share[row]} == dict(+site.room)
+        assert {model: count[row] for model, count in columns.whole_devices.items() if count[row]} == dict(+site.whole_devices)
+        assert {model: share[row] for model, share in columns.largest_shares.items() if share[row]} == dict(+site.largest_shares)
         assert (columns.ready[row], columns.open[row]) == (site.ready, site.open)
         for key in TOPOLOGY_KEYS:
             known, ids = columns.domain(key)
@@ -103,7 +103,7 @@ def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
 def test_static_rules_do_not_look_at_what_is_left_or_who_is_where(scene: Scene) -> None:
     this = asked(scene)
     bare = asked(scene._replace(left=[Left(one.node, {}, {}) for one in scene.left], standing=[]))
-    for rule in fit.STATIC:
+    for rule in fit.STATIC_RULES:
         for site, emptied in zip(this.sites, bare.sites, strict=True):
             assert rule.check(this.ask, site, this.peers) == rule.check(bare.ask, emptied, bare.peers)
 
@@ -130,7 +130,7 @@ def test_the_scenes_reach_every_refusal_alone__and_none() -> None:
 gpus = st.lists(one_of((*MODELS, "")), max_size=5)
 gpu_asks = st.lists(
     st.builds(
-        DeviceAsk,
+        DeviceRequest,
         kind=st.just("gpu"),
         count=st.integers(1, 2),
         models=one_of((("A", "B"), ("B", "C"), ("C", "A"), ("A",), ("B",), ("A", "B", "C"), ())),
@@ -143,11 +143,11 @@ gpu_asks = st.lists(
 @given(gpus, gpu_asks)
 @tries(200, 400)
 def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_model_sets_overlap(
-    models: list[str], asks: list[DeviceAsk]
+    models: list[str], asks: list[DeviceRequest]
 ) -> None:
     devices = [Device(name=f"gpu-{n}", kind="gpu", model=model) for n, model in enumerate(models)]
     spec = WorkloadSpec(type="job", template=Template(command=("run",), devices=tuple(asks)))
-    ask = make_ask("risk", "train", {}, spec, ())
+    ask = compile_requirements("risk", "train", {}, spec, ())
     node = Node(metadata=Metadata(name="n"), spec=NodeSpec(region="r", zone="z", capacity=Amount(), devices=tuple(devices)))
     assert bool(fit.devices(ask, OneNode(Left(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
 
@@ -161,8 +161,8 @@ def shown(columns: Columns) -> dict[str, Any]:
     for name, row in columns.rows.items():
         found[name] = {
             "free": {what: int(column[row]) for what, column in columns.free.items() if column[row]},
-            "whole": {model: int(column[row]) for model, column in columns.whole.items() if column[row]},
-            "room": {model: int(column[row]) for model, column in columns.room.items() if column[row]},
+            "whole": {model: int(column[row]) for model, column in columns.whole_devices.items() if column[row]},
+            "room": {model: int(column[row]) for model, column in columns.largest_shares.items() if column[row]},
             "facts": (columns.ready[row], columns.open[row], columns.taint_sets[columns.taints[row]]),
             "places": (
                 columns.regions[columns.region[row]],
@@ -234,6 +234,6 @@ def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: Scene) -> N
     for index in counted:
         assert grown.counts(index).tolist() == this.over_peers.counts(index).tolist()
         assert grown.total(index) == this.over_peers.total(index) == this.peers.total(index)
-        assert grown.least(this.over, index) == this.over_peers.least(this.over, index) == this.peers.least(this.ask, index)
+        assert grown.min_count(this.over, index) == this.over_peers.min_count(this.over, index) == this.peers.min_count(this.ask, index)
     found = fit.mask(this.over, this.columns, grown).tolist()
     assert found == fit.mask(this.over, this.columns, this.over_peers).tolist()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remit.client.endpoint import NoVerdict, Silence
+from remit.client.endpoint import EndpointError, OutcomeUnknown
 from remit.commitment.authority import Deposed
 from remit.model.claims import (
     Accept,
@@ -26,18 +26,18 @@ from remit.model.claims import (
     Credit,
     Delete,
     Forget,
-    Ganged,
+    BindGang,
     Issue,
     Move,
     Operation,
-    Recognise,
+    AcceptIncarnation,
     Refused,
     Renew,
     Reserve,
     Rollback,
     Spawn,
-    Vouch,
-    Yield,
+    ConfirmHoldings,
+    ReturnCapacity,
     operation_id,
 )
 from remit.model.kinds import Policy, PolicySpec, Region
@@ -84,7 +84,7 @@ class Teller:
             if not scope.lead.alive:
                 await self.lead(scope)
             answers = await scope.send([operation])
-            if not isinstance(answers, NoVerdict):
+            if not isinstance(answers, EndpointError):
                 verdict = answers[0]
                 self.said.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
                 return verdict.number if isinstance(verdict, Accepted) else -1
@@ -95,7 +95,7 @@ class Teller:
             try:
                 await scope.take_over()
                 return
-            except (Crash, StoreError, Silence, Deposed):
+            except (Crash, StoreError, OutcomeUnknown, Deposed):
                 continue
         raise AssertionError("nobody could take over")
 
@@ -140,8 +140,8 @@ async def gang(t: Teller) -> None:
     """F25"""
     members = await t.spawned("g", 3, gang=2)
     bad = tuple(Bind(key, t.scope.at(key), "n9", "tenant/t1") for key in members)
-    await t.ask("scheduler", Ganged(bad))
-    await t.ask("scheduler", Ganged(tuple(Bind(key, t.scope.at(key), "n1", "tenant/t1") for key in members)))
+    await t.ask("scheduler", BindGang(bad))
+    await t.ask("scheduler", BindGang(tuple(Bind(key, t.scope.at(key), "n1", "tenant/t1") for key in members)))
 
 
 async def policy_rollback(t: Teller) -> None:
@@ -171,7 +171,7 @@ async def restore(t: Teller) -> None:
     a, b = await t.spawned("w", 2)
     await t.bind(a)
     await t.ask("budgets", Issue("s", slice_of("2")))
-    await t.ask("budgets", Recognise("scope/r2", "one"))
+    await t.ask("budgets", AcceptIncarnation("scope/r2", "one"))
     snapshot = await t.scope.store.inner.backup()
     await t.bind(b)
     await t.scope.restore(snapshot)
@@ -179,8 +179,8 @@ async def restore(t: Teller) -> None:
     await t.ask("budgets", Issue("s2", slice_of("1")))
     await t.move(a, "resume", "start")
     await t.bind(b, "n2")
-    await t.ask("budgets", Recognise("scope/r2", "two", "one"))
-    await t.ask("budgets", Vouch("scope/r2", 1, {"s": slice_of("1")}, "two", incarnation(t.scope)))
+    await t.ask("budgets", AcceptIncarnation("scope/r2", "two", "one"))
+    await t.ask("budgets", ConfirmHoldings("scope/r2", 1, {"s": slice_of("1")}, "two", incarnation(t.scope)))
     await t.ask("budgets", Issue("s2", slice_of("1")))
 
 
@@ -198,14 +198,14 @@ async def grant_round_trip(t: Teller) -> None:
     """F43: recognise, issue, accept, draw, give back, credit, renew, close, final report; the issuer is the second scope."""
     region, issuer = t.scopes
     here, there = incarnation(region), incarnation(issuer)
-    await t.on(region).ask("budgets", Recognise("scope/global", there))
-    await t.on(issuer).ask("budgets", Recognise("scope/r2", here))
+    await t.on(region).ask("budgets", AcceptIncarnation("scope/global", there))
+    await t.on(issuer).ask("budgets", AcceptIncarnation("scope/r2", here))
     await t.on(issuer).ask("budgets", Issue("s", slice_of("4")))
     offer = slice_of("4", "scope/global")
     await t.on(region).ask("budgets", Accept("s", offer, 1, region.clock.at_ms, there, here))
     (key,) = await t.spawned("w", 1)
     await t.bind(key, grant="s")
-    report = await t.ask("budgets", Yield("s", amounts(cpu="2")))
+    report = await t.ask("budgets", ReturnCapacity("s", amounts(cpu="2")))
     await t.on(issuer).ask("budgets", Credit("s", 1, report, amounts(cpu="2"), here, there))
     serial = await t.ask("budgets", Renew("s"))
     await t.on(region).ask("budgets", Accept("s", offer, serial, region.clock.at_ms, there, here))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from remit.law import fit
 from remit.observation.node_columns import Columns, Left
 from remit.observation.topology_counts import ColumnPeers
-from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT, LEAST, LIKED, MOST
-from remit.proposal.placement.fragmentation import RANGE, TARGETS_MAX, Fragmentation
+from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT_SCORES, LEAST_ALLOCATED, PREFERRED_TAINTS, MOST_ALLOCATED
+from remit.proposal.placement.fragmentation import RANGE, SHAPES_WEIGHED_MAX, Fragmentation
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Score
-from remit.proposal.placement.topology_gates import FINE, PREFER_WEIGHT, SCALE
+from remit.proposal.placement.topology_gates import HIGH_PRECISION_FACTOR, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
 from tests.unit.law.fit_oracle import Scene, Work
@@ -26,65 +26,65 @@ from tests.unit.proposal.placement.fragmentation_oracle import Slow
 
 FRAGMENTATION = "fragmentation"
 PROFILES: dict[str, tuple[Score, ...]] = {
-    "default": DEFAULT,
-    "most": (MOST, LIKED),
-    "balanced": (LEAST, BALANCED),
+    "default": DEFAULT_SCORES,
+    "most": (MOST_ALLOCATED, PREFERRED_TAINTS),
+    "balanced": (LEAST_ALLOCATED, BALANCED),
     "none": (),
-    FRAGMENTATION: DEFAULT,
+    FRAGMENTATION: DEFAULT_SCORES,
 }
 """With the last, the score of that name counts too, which is made for the columns."""
-NEAR = 1e-3 / RANGE * SCALE * FINE
+NEAR = 1e-3 / RANGE * SCALE * HIGH_PRECISION_FACTOR
 """Sums in another order differ by less."""
 
 
 class Plain:
     """The same by nested loops over plain values: law/fit.py node by node, scores as numbers, counting anew each time."""
 
-    def __init__(self, left: Sequence[Left], standing: Sequence[tuple[fit.Ask, int]], profile: Sequence[Score]) -> None:
+    def __init__(self, left: Sequence[Left], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
         self.slow: Slow | None = None
         """Where the fragmentation score counts: then in place of all that is not static."""
 
-    def place(self, ask: fit.Ask) -> int:
+    def place(self, ask: fit.Requirements) -> int:
         found = self.numbers(ask)
         return max(found, key=lambda row: (found[row], -row), default=-1)
 
-    def numbers(self, ask: fit.Ask) -> dict[int, int]:
+    def numbers(self, ask: fit.Requirements) -> dict[int, int]:
         """Of the rows where it fits."""
         sites = [OneNode(one) for one in self.left]
         peers = PlainPeers(sites, [(other, self.left[row].node) for other, row in self.standing])
-        likes = {bool(ask.dislikes[site.taints]) for site in sites}
+        likes = {bool(ask.untolerated_soft[site.taints]) for site in sites}
         found: dict[int, int] = {}
         for row, site in enumerate(sites):
             if fit.misfits(ask, site, peers):
                 continue
             total: Any = None
-            fine = 1 if self.slow is None else FINE
+            fine = 1 if self.slow is None else HIGH_PRECISION_FACTOR
             for score in (one for one in self.profile if not one.static):
                 part = float(score.score(ask, _Priced(site))) * float(SCALE * score.weight)
                 total = part if total is None else total + part
             if self.slow is not None:
-                total = (1 + (self.slow.gain(ask, self.left[row]) - 1) / RANGE) * SCALE * FINE
+                total = (1 + (self.slow.gain(ask, self.left[row]) - 1) / RANGE) * SCALE * HIGH_PRECISION_FACTOR
             number = max(int(total or 0), 0)
             if any(one.static for one in self.profile) and len(likes) > 1:
-                number += 0 if ask.dislikes[site.taints] else LIKED.weight * SCALE * fine
+                number += 0 if ask.untolerated_soft[site.taints] else PREFERRED_TAINTS.weight * SCALE * fine
             found[row] = number + self._preferred(ask, site, sites, peers) * fine
         return found
 
-    def _preferred(self, ask: fit.Ask, site: OneNode, sites: Sequence[OneNode], peers: PlainPeers) -> int:
+    def _preferred(self, ask: fit.Requirements, site: OneNode, sites: Sequence[OneNode], peers: PlainPeers) -> int:
         total = 0.0
-        for term in ask.prefer:
+        for term in ask.preferred_spread:
             eligible = {
-                s.domain(term.of.key)[1] for s in sites if s.domain(term.of.key)[0] and fit.static_misfit(ask, s) is None
+                s.domain(term.peers.topology_key)[1] for s in sites if s.domain(term.peers.topology_key)[0] and fit.static_misfit(ask, s) is None
             }
-            counts = peers.counts(term.of)
+            counts = peers.counts(term.peers)
             least = min((counts[domain] for domain in eligible), default=0)
             most = max((counts[domain] for domain in eligible), default=0)
-            known, domain = site.domain(term.of.key)
+            known, domain = site.domain(term.peers.topology_key)
             total += 1.0 - (counts[domain] - least) / (1.0 + max(most - least, 0)) if known else 0.0
-        return max(int(total * (SCALE * PREFER_WEIGHT / len(ask.prefer))), 0) if ask.prefer else 0
+        return max(int(total * (SCALE * PREFER_WEIGHT / len(ask.preferred_spread))), 0) if ask.preferred_spread else 0
 
-    def post(self, ask: fit.Ask, row: int, devices: dict[str, int]) -> None:
+    def post(self, ask: fit.Requirements, row: int, devices: dict[str, int]) -> None:
         node, free, used = self.left[row]
         free = {name: free.get(name, 0) - dict(ask.resources).get(name, 0) for name in ("cpu", "memory")}
         self.left[row] = Left(node, free, {name: used.get(name, 0) + devices.get(name, 0) for name in {*used, *devices}})
@@ -115,19 +115,19 @@ class Learnt:
     def scores(self) -> tuple[Score, ...]:
         return (self.made.score,) if self.made is not None else ()
 
-    def come(self, ask: fit.Ask, count: int, plain: Plain | None = None) -> None:
+    def come(self, ask: fit.Requirements, count: int, plain: Plain | None = None) -> None:
         if self.made is None:
             return
         self.made.arrived(ask, count)
         before = self.made.score.epoch()
         self.made.renew()
-        if plain is not None and self.columns.whole and (plain.slow is None or self.made.score.epoch() != before):
+        if plain is not None and self.columns.whole_devices and (plain.slow is None or self.made.score.epoch() != before):
             worths = {kind: found.tolist() for kind, found in self.made._worths.items()}
-            plain.slow = Slow(self.made.demand.popular(TARGETS_MAX), worths, plain.left)
+            plain.slow = Slow(self.made.demand.popular(SHAPES_WEIGHED_MAX), worths, plain.left)
 
 
 def kernel_of(
-    left: Sequence[Left], asks: Sequence[fit.Ask], standing: Sequence[tuple[fit.Ask, int]], profile: str
+    left: Sequence[Left], asks: Sequence[fit.Requirements], standing: Sequence[tuple[fit.Requirements, int]], profile: str
 ) -> tuple[Kernel, Learnt]:
     columns = Columns(left)
     learnt = Learnt(columns, profile)
@@ -197,13 +197,13 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
             if row < 0:
                 break
             devices = kernel.choose(one, row)
-            assert bool(devices) == bool(sum(one.amount for one in asks[at].whole) or asks[at].shares)
+            assert bool(devices) == bool(sum(one.amount for one in asks[at].whole_devices) or asks[at].device_shares)
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
         if freed and plain.standing:
             # Somebody goes: what was full takes work again.
             ask, row = plain.standing[0]
-            if not (ask.whole or ask.shares):
+            if not (ask.whole_devices or ask.device_shares):
                 kernel.post(kernel.known(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
                 plain.gone(0)
 

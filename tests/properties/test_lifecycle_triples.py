@@ -244,9 +244,9 @@ async def _placing() -> None:
 
 def test_the_law_and_this_page_tell_the_same_table() -> None:
     """Written twice, by two hands: whoever changes one of them must mean it."""
-    told = {(row.name, row.source, row.role) for row in lifecycle.TABLE if row.name not in PLACED}
+    told = {(row.name, row.source, row.role) for row in lifecycle.TRANSITIONS if row.name not in PLACED}
     assert told == {(name, Phase(source), Role(edge.role)) for name, edge in EDGES.items() for source in edge.sources}
-    for row in lifecycle.TABLE:
+    for row in lifecycle.TRANSITIONS:
         if row.name in TARGETS and row.name != "resume":
             assert row.target == TARGETS[row.name]
-    assert {row.name for row in lifecycle.TABLE} == {*EDGES, *PLACED}
+    assert {row.name for row in lifecycle.TRANSITIONS} == {*EDGES, *PLACED}

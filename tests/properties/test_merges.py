@@ -38,15 +38,15 @@ from remit.model.claims import (
     Credit,
     DeclareLost,
     Delete,
-    Explain,
+    RecordDecision,
     Forget,
-    Ganged,
+    BindGang,
     Issue,
     Mark,
     Move,
-    Note,
-    Observe,
-    Recognise,
+    RecordEvent,
+    SetCondition,
+    AcceptIncarnation,
     Refused,
     Renew,
     Report,
@@ -55,13 +55,13 @@ from remit.model.claims import (
     Rollback,
     Spawn,
     Vacate,
-    Vouch,
-    Yield,
+    ConfirmHoldings,
+    ReturnCapacity,
 )
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Gang,
     Node,
     NodeHealth,
@@ -78,7 +78,7 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
-from remit.model.metadata import Condition, Deadline, Metadata, Stamp
+from remit.model.metadata import Condition, Deadline, Metadata, RecordMetadata
 from remit.model.objects import AnyObject, key
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import (
@@ -99,7 +99,7 @@ from remit.model.records import (
     Replica,
     ReplicaSpec,
     ReplicaStatus,
-    Standing,
+    PeerConfirmation,
     Summary,
     SummarySpec,
 )
@@ -141,7 +141,7 @@ def node(name: str, gpus: int = 0, health: NodeHealth = NodeHealth.READY, cpus: 
 
 
 def spec_of(replicas: int = 4, cpus: int = 1, gpus: int = 0, **more: Any) -> WorkloadSpec:
-    devices = (DeviceAsk(kind="gpu", count=gpus),) if gpus else ()
+    devices = (DeviceRequest(kind="gpu", count=gpus),) if gpus else ()
     template = Template(command=("true",), resources=cpu(cpus), devices=devices)
     return WorkloadSpec(
         type="service", template=template, replicas=replicas, rollout=Rollout(max_surge=0, max_unavailable=1), **more
@@ -158,10 +158,10 @@ def work(name: str, *statuses: ReplicaStatus, priority: int = 0, **shape: Any) -
     first = GenerationSpec(workload=name, generation=1, labels={}, spec=spec)
     rows: list[AnyObject] = [
         workload(name, spec),
-        Generation(metadata=Stamp(name=f"{name}/00000001", tenant=TENANT, uid=f"u-{name}"), spec=first),
+        Generation(metadata=RecordMetadata(name=f"{name}/00000001", tenant=TENANT, uid=f"u-{name}"), spec=first),
     ]
     for index, status in enumerate(statuses):
-        stamp = Stamp(name=f"{name}-{index}", tenant=TENANT, uid=f"u-{name}-{index}")
+        stamp = RecordMetadata(name=f"{name}-{index}", tenant=TENANT, uid=f"u-{name}-{index}")
         of = ReplicaSpec(workload=name, generation=1, index=index, priority=priority)
         rows.append(Replica(metadata=stamp, spec=of, status=status))
     return rows
@@ -170,7 +170,7 @@ def work(name: str, *statuses: ReplicaStatus, priority: int = 0, **shape: Any) -
 def grant(name: str, amount: Amount, holder: str, until_ms: int = NOW + MINUTE, **spec: Any) -> Grant:
     deadline = Deadline(boot=BOOT, at_ms=until_ms)
     return Grant(
-        metadata=Stamp(name=name, uid=f"u-{name}"), spec=slice_of(amount, holder, **spec), status=GrantStatus(deadline=deadline)
+        metadata=RecordMetadata(name=name, uid=f"u-{name}"), spec=slice_of(amount, holder, **spec), status=GrantStatus(deadline=deadline)
     )
 
 
@@ -189,14 +189,14 @@ def rules(region: str) -> PolicySpec:
 def revision(number: int, policies: dict[str, PolicySpec], until_ms: int | None = None) -> PolicyRevision:
     deadline = None if until_ms is None else Deadline(boot=BOOT, at_ms=until_ms)
     spec = PolicyRevisionSpec(number=number, policies=policies, deadline=deadline)
-    return PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec)
+    return PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec)
 
 
 def scope(*more: AnyObject | Iterable[AnyObject], quota: Amount = cpu(64) + gpu(64)) -> Rows:
     """A tenant, a holder for every lease, and what else is given."""
     rows: list[AnyObject] = [Tenant(metadata=Metadata(name=TENANT, uid="u-acme"), spec=TenantSpec(quota=quota))]
     actors = [actor(role) for role in Role if role not in UNLEASED and role is not Role.AGENT] + [actor(Role.AGENT, "n1")]
-    rows += [Lease(metadata=Stamp(name=one.lease), spec=LeaseSpec(holder=one.name, epoch=1)) for one in actors]
+    rows += [Lease(metadata=RecordMetadata(name=one.lease), spec=LeaseSpec(holder=one.name, epoch=1)) for one in actors]
     for one in more:
         rows += one if isinstance(one, list) else [one]  # type: ignore[list-item]
     return {key(row): row for row in rows}
@@ -273,7 +273,7 @@ def preempt(preemptor: str) -> Callable[[Branch], None]:
 def gang(name: str) -> Callable[[Branch], None]:
     def binds(branch: Branch) -> None:
         members = (binding(branch, f"{name}-0", "n1", g0=1000), binding(branch, f"{name}-1", "n1", g1=1000))
-        branch.does(Role.SCHEDULER, Ganged(members))
+        branch.does(Role.SCHEDULER, BindGang(members))
 
     return binds
 
@@ -323,7 +323,7 @@ def accept(branch: Branch) -> None:
 
 def accept_and_give_back(branch: Branch) -> None:
     accept(branch)
-    branch.does(Role.BUDGETS, Yield("slice", cpu(4)))
+    branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(4)))
 
 
 def accept_and_draw(branch: Branch) -> None:
@@ -347,12 +347,12 @@ def declare_lost_and_issue(branch: Branch) -> None:
 
 
 def awaiting_eu() -> Rows:
-    restored = Lease(metadata=Stamp(name="*"), spec=LeaseSpec(epoch=2_000_000))
-    return scope(restored, peer("scope/eu", Standing.AWAITED), quota=cpu(8))
+    restored = Lease(metadata=RecordMetadata(name="*"), spec=LeaseSpec(epoch=2_000_000))
+    return scope(restored, peer("scope/eu", PeerConfirmation.AWAITED), quota=cpu(8))
 
 
-def peer(name: str, standing: Standing = Standing.MET) -> Peer:
-    return Peer(metadata=Stamp(name=name), spec=PeerSpec(incarnation="one", standing=standing))
+def peer(name: str, standing: PeerConfirmation = PeerConfirmation.MET) -> Peer:
+    return Peer(metadata=RecordMetadata(name=name), spec=PeerSpec(incarnation="one", standing=standing))
 
 
 def lent_to_eu() -> Rows:
@@ -364,7 +364,7 @@ def credit(branch: Branch) -> None:
 
 
 def recognise(incarnation: str) -> Callable[[Branch], None]:
-    return lambda branch: branch.does(Role.BUDGETS, Recognise("scope/eu", incarnation, "one"))
+    return lambda branch: branch.does(Role.BUDGETS, AcceptIncarnation("scope/eu", incarnation, "one"))
 
 
 def recognise_and_offer_anew(branch: Branch) -> None:
@@ -373,7 +373,7 @@ def recognise_and_offer_anew(branch: Branch) -> None:
 
 
 def vouch(branch: Branch) -> None:
-    branch.does(Role.BUDGETS, Vouch("scope/eu", 1, {"eu": slice_of(cpu(6), "scope/eu")}, "one", INCARNATION))
+    branch.does(Role.BUDGETS, ConfirmHoldings("scope/eu", 1, {"eu": slice_of(cpu(6), "scope/eu")}, "one", INCARNATION))
 
 
 def acquire(name: str) -> Callable[[Branch], None]:
@@ -455,13 +455,13 @@ HARD: Final[tuple[CounterExample, ...]] = (
         preempt("a-0"), preempt("b-0"),
     ),
     CounterExample(
-        Ganged, "two gangs are bound to the same two gpus", (DEVICE,),
+        BindGang, "two gangs are bound to the same two gpus", (DEVICE,),
         lambda: scope(node("n1", 2), work("a", PENDING, PENDING, gpus=1, gang=Gang(min=2)),
                       work("b", PENDING, PENDING, gpus=1, gang=Gang(min=2))),
         gang("a"), gang("b"),
     ),
     CounterExample(
-        Ganged, "a member is cancelled while its gang is bound", ("gang-minimum", "transitions-chain"),
+        BindGang, "a member is cancelled while its gang is bound", ("gang-minimum", "transitions-chain"),
         lambda: scope(node("n1", 2), work("a", PENDING, PENDING, gpus=1, gang=Gang(min=2))),
         gang("a"), lambda branch: move(branch, Role.WORKLOADS, "a-1", "cancel"),
     ),
@@ -526,13 +526,13 @@ HARD: Final[tuple[CounterExample, ...]] = (
         close_and_issue_anew, renew_and_draw,
     ),
     CounterExample(
-        Yield, "what one gives back the other draws on", (SUM,), held_slice(),
-        lambda branch: branch.does(Role.BUDGETS, Yield("slice", cpu(4))), lambda branch: bind(branch, "a-0", "n1", "slice"),
+        ReturnCapacity, "what one gives back the other draws on", (SUM,), held_slice(),
+        lambda branch: branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(4))), lambda branch: bind(branch, "a-0", "n1", "slice"),
     ),
     CounterExample(
-        Yield, "both give back the same part under one report number", ("given-back-is-not-held",), held_slice(),
-        lambda branch: branch.does(Role.BUDGETS, Yield("slice", cpu(3))),
-        lambda branch: branch.does(Role.BUDGETS, Yield("slice", cpu(3))),
+        ReturnCapacity, "both give back the same part under one report number", ("given-back-is-not-held",), held_slice(),
+        lambda branch: branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(3))),
+        lambda branch: branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(3))),
     ),
     CounterExample(
         Close, "a grant is closed and gone while a replica is charged to it", (DANGLES,),
@@ -544,15 +544,15 @@ HARD: Final[tuple[CounterExample, ...]] = (
         (REISSUED, LOST), lent_to_eu, credit, recognise_and_offer_anew,
     ),
     CounterExample(
-        Vouch, "after a restore a holder is believed by one and given up by the other", (SUM,), awaiting_eu, vouch,
+        ConfirmHoldings, "after a restore a holder is believed by one and given up by the other", (SUM,), awaiting_eu, vouch,
         declare_lost_and_issue,
     ),
     CounterExample(
-        Recognise, "a holder is known to be restored and offered its grant anew by one, the other counts a report of before",
+        AcceptIncarnation, "a holder is known to be restored and offered its grant anew by one, the other counts a report of before",
         (REISSUED, LOST), lent_to_eu, recognise_and_offer_anew, credit,
     ),
     CounterExample(
-        Recognise, "two incarnations of one peer are recognised in the place of one", (LOST,), lent_to_eu,
+        AcceptIncarnation, "two incarnations of one peer are recognised in the place of one", (LOST,), lent_to_eu,
         recognise("two"), recognise("three"),
     ),
     CounterExample(
@@ -566,7 +566,7 @@ HARD: Final[tuple[CounterExample, ...]] = (
     ),
     CounterExample(
         Acquire, "two become the holder of one lease at one epoch", ("one-holder-per-lease-and-epoch",),
-        lambda: scope(Lease(metadata=Stamp(name="scheduler/east"), spec=LeaseSpec(holder="", epoch=7))),
+        lambda: scope(Lease(metadata=RecordMetadata(name="scheduler/east"), spec=LeaseSpec(holder="", epoch=7))),
         acquire("ann"), acquire("bob"),
     ),
 )  # fmt: skip
@@ -618,10 +618,10 @@ def test_it_is_the_hard_claim_that_no_merge_bears(example: CounterExample) -> No
 FREE: Final[dict[type[Claim], str]] = {
     Adopt: "a number has one content, given to it above (where publishing is hard); the longer of two leases on it stands",
     Vacate: "it only gives up; at one epoch nobody else holds the lease, and a higher epoch stands",
-    Note: "a set by name; one name is one event",
-    Explain: "a set by name; one name is one decision",
+    RecordEvent: "a set by name; one name is one event",
+    RecordDecision: "a set by name; one name is one decision",
     Report: "the highest (epoch, sequence) stands",
-    Observe: "by type the latest stands; of too many the latest are kept",
+    SetCondition: "by type the latest stands; of too many the latest are kept",
 }
 
 ABOVE: Final = {number: {"p": rules(f"region-{number}")} for number in range(2, 7)}
@@ -638,7 +638,7 @@ def adopting() -> Rows:
     rows = scope(
         node("n1", 1), work("a", on("n1"), PENDING),
         grant("eu", cpu(6), "scope/eu"), grant("us", cpu(6), "scope/us"), revision(2, ABOVE[2], until_ms=NOW),
-        Summary(metadata=Stamp(name="eu"), spec=SummarySpec(holder="scope/eu", epoch=1, sequence=1)), quota=cpu(13),
+        Summary(metadata=RecordMetadata(name="eu"), spec=SummarySpec(holder="scope/eu", epoch=1, sequence=1)), quota=cpu(13),
     )  # fmt: skip
     crowd = node("n2")
     return {**rows, key(crowd): Node(metadata=crowd.metadata, spec=crowd.spec, status=crowded())}
@@ -673,11 +673,11 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
     names = st.sampled_from(["e1", "e2", "e3"])
     seen = observable(rows)
     said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
-        Note: lambda: st.tuples(by, names.map(lambda n: Note(n, EventSpec(regarding=f"node/{n}", reason=n)))),
-        Explain: lambda: st.tuples(by, names.map(lambda n: Explain(n, TENANT, DecisionSpec(replicas={n: ""})))),
+        RecordEvent: lambda: st.tuples(by, names.map(lambda n: RecordEvent(n, EventSpec(regarding=f"node/{n}", reason=n)))),
+        RecordDecision: lambda: st.tuples(by, names.map(lambda n: RecordDecision(n, TENANT, DecisionSpec(replicas={n: ""})))),
         Report: lambda: st.tuples(by, st.builds(Report, name=st.sampled_from(["eu", "us"]), summary=SUMMARIES)),
-        Observe: lambda: st.tuples(
-            by, st.builds(lambda at, said: Observe(at[0], at[1], said, at[2]), st.sampled_from(seen), CONDITIONS)
+        SetCondition: lambda: st.tuples(
+            by, st.builds(lambda at, said: SetCondition(at[0], at[1], said, at[2]), st.sampled_from(seen), CONDITIONS)
         ),
         Adopt: lambda: st.builds(
             lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
@@ -696,7 +696,7 @@ def observable(rows: Rows) -> list[tuple[str, str, str]]:
 def sayable(rows: Rows) -> list[type[Claim]]:
     """Which free claims have something to speak of here. Policies are published in a scope or adopted there, not both."""
     publishes = any(isinstance(row, PolicyRevision) and row.spec.deadline is None for row in rows.values())
-    missing = {Adopt: publishes, Observe: not observable(rows)}
+    missing = {Adopt: publishes, SetCondition: not observable(rows)}
     return [claim for claim in FREE if not missing.get(claim, False)]
 
 

@@ -8,8 +8,8 @@ from typing import Any, get_args
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from remit.law.overrides import Effects, in_force
-from remit.model.kinds import PRIORITY_MAX, Effect, Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.law.overrides import ActiveOverrides, active_overrides
+from remit.model.kinds import USER_PRIORITY_MAX, OverrideEffect, Override, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
@@ -30,12 +30,12 @@ scopes = st.builds(
 )
 specs = st.builds(
     OverrideSpec,
-    effect=st.sampled_from(get_args(Effect)),
+    effect=st.sampled_from(get_args(OverrideEffect)),
     scope=scopes,
     ttl=st.just(Duration(1_000)),
     reason=st.just("r"),
     author=st.just("a"),
-    by=st.sampled_from((1, 30, PRIORITY_MAX)),
+    by=st.sampled_from((1, 30, USER_PRIORITY_MAX)),
     budget=st.sampled_from(NAMES),
 )
 deadlines = st.none() | st.builds(Deadline, boot=st.sampled_from(BOOTS), at_ms=st.integers(1, 6))
@@ -77,7 +77,7 @@ class Reading:
         }
         for work in WORK:
             said["paused", work] = first(row for row in self.of("pause-expansion") if self.works(row, work))
-            said["boost", work] = min(PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work)))
+            said["boost", work] = min(USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work)))
             said["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
             pins = [row for row in self.of("pin") if self.works(row, work)]
             said["pinned", work] = [row.metadata.name for row in pins] or None
@@ -101,28 +101,28 @@ def first(rows: Any) -> str:
     return next((row.metadata.name for row in rows), "")
 
 
-def everything(effects: Effects) -> dict[Any, Any]:
+def everything(effects: ActiveOverrides) -> dict[Any, Any]:
     said: dict[Any, Any] = {"until": effects.until_ms}
     for work in WORK:
-        said["paused", work] = effects.paused(*work)
+        said["paused", work] = effects.paused_by(*work)
         said["boost", work] = effects.boost(*work, 7)
-        said["lent", work] = list(effects.lent(*work))
-        pins = effects.pinned(*work)
+        said["lent", work] = list(effects.lent_budgets(*work))
+        pins = effects.pinned_places(*work)
         said["pinned", work] = None if pins is None else [pin.override for pin in pins]
         for place in PLACES:
-            said["kept off", work, place] = effects.kept_off(*work, *place)
-            said["held", work, place] = effects.repair_held(*work, *place)
-            assert (effects.kept_off(*work, *place) == "") == all(pin.covers(*place) for pin in pins or ())
+            said["kept off", work, place] = effects.excluded_by(*work, *place)
+            said["held", work, place] = effects.repair_held_by(*work, *place)
+            assert (effects.excluded_by(*work, *place) == "") == all(pin.covers(*place) for pin in pins or ())
     for place in PLACES:
-        said["avoided", place] = effects.avoided(*place)
-        said["frozen", place] = effects.autoscaler_frozen(*place[:3])
-        assert (effects.avoided(*place) != "") == any(places.covers(*place) for places in effects.avoids)
+        said["avoided", place] = effects.avoided_by(*place)
+        said["frozen", place] = effects.autoscaler_frozen_by(*place[:3])
+        assert (effects.avoided_by(*place) != "") == any(places.covers(*place) for places in effects.excluded_places)
     return said
 
 
 @given(rows(), st.none() | st.tuples(st.sampled_from(BOOTS), st.integers(0, 7)))
 def test_the_effects_are_those_of_a_plain_reading(rows: list[Override], now: tuple[str, int] | None) -> None:
-    effects = in_force(rows, now)
+    effects = active_overrides(rows, now)
     event(f"{len(effects.overrides)} in force")
     assert everything(effects) == Reading(rows, now).everything()
 
@@ -131,25 +131,25 @@ def test_the_effects_are_those_of_a_plain_reading(rows: list[Override], now: tup
 def test_at_or_past_its_deadline_an_override_might_as_well_not_be_there(rows: list[Override]) -> None:
     for now in product(BOOTS, range(8)):
         ahead = [row for row in rows if row.status.deadline is not None and row.status.deadline.at_ms > now[1]]
-        assert everything(in_force(rows, now)) == everything(in_force(ahead, now))
+        assert everything(active_overrides(rows, now)) == everything(active_overrides(ahead, now))
         latest = max((row.status.deadline.at_ms for row in ahead if row.status.deadline), default=0)
         if now[1] >= latest:
-            assert in_force(rows, now) == Effects()
+            assert active_overrides(rows, now) == ActiveOverrides()
 
 
 @given(rows(), st.tuples(st.sampled_from(BOOTS), st.integers(0, 7)))
 def test_until_it_says_to_look_again_nothing_changes(rows: list[Override], now: tuple[str, int]) -> None:
-    effects = in_force(rows, now)
+    effects = active_overrides(rows, now)
     until_ms = 8 if effects.until_ms is None else effects.until_ms
     assert until_ms > now[1]
     for at_ms in range(now[1], until_ms):
-        assert in_force(rows, (now[0], at_ms)) == effects
+        assert active_overrides(rows, (now[0], at_ms)) == effects
     if effects.until_ms is not None:
-        assert in_force(rows, (now[0], until_ms)) != effects
+        assert active_overrides(rows, (now[0], until_ms)) != effects
 
 
 @given(rows().flatmap(lambda drawn: st.tuples(st.just(drawn), st.permutations(drawn))), st.integers(0, 7))
 def test_the_order_of_the_rows_does_not_matter(drawn: tuple[list[Override], list[Override]], at_ms: int) -> None:
-    one, other = (in_force(rows, (BOOTS[0], at_ms)) for rows in drawn)
+    one, other = (active_overrides(rows, (BOOTS[0], at_ms)) for rows in drawn)
     assert one == other
     assert everything(one) == everything(other)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
+from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, NotLeader
 from remit.commitment import batch
 from remit.commitment.draft import Draft
-from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Note, Operation, Refused, Spawn, Verdict
+from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, RecordEvent, Operation, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 from tests.properties.test_authority_machine import DEEDS, AuthorityMachine, books, summed
@@ -184,9 +184,9 @@ def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: st
         asks = await binds(scope)
         scope.store.plan.extend(["ok"] * place + [word])
         answers = await at_once(scope, asks)
-        failed = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, NoVerdict)]
+        failed = [ask for ask, answer in zip(asks, answers, strict=True) if isinstance(answer, EndpointError)]
         assert len(failed) == (1 if word == "unavailable" else 0)
-        assert not any(isinstance(answer, Silence) for answer in answers)
+        assert not any(isinstance(answer, OutcomeUnknown) for answer in answers)
         await scope.store.land()
         verdicts = plain(await one_by_one(scope, asks))
         assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 8
@@ -207,7 +207,7 @@ async def test_after_a_takeover_what_was_on_top_did_not_happen(scope: Scope, fol
     await scope.take_over()
     scope.store.gate.set()
     answers = await asyncio.gather(*waiting)
-    assert all(isinstance(answer, Turned) for answer in answers) and followed
+    assert all(isinstance(answer, NotLeader) for answer in answers) and followed
     assert scope.phase("replica/t1/w-0") == "pending"
     assert sum(isinstance(v, Accepted) for v in plain(await one_by_one(scope, asks))) == 8
 
@@ -223,7 +223,7 @@ async def test_an_authority_that_is_stopped_tells_each_what_it_knows(scope: Scop
         await asyncio.sleep(0)
     await scope.lead.stop()
     answers = await asyncio.gather(*waiting)
-    assert [type(answer) for answer in answers] == [Silence, Turned, Turned, Turned] and followed
+    assert [type(answer) for answer in answers] == [OutcomeUnknown, NotLeader, NotLeader, NotLeader] and followed
     await scope.take_over()
     assert [scope.phase(f"replica/t1/w-{i}") for i in (0, 3)] == ["bound", "pending"]
 
@@ -232,7 +232,7 @@ async def test_an_authority_that_is_stopped_tells_each_what_it_knows(scope: Scop
 async def test_a_claim_that_cannot_be_written_is_found_among_batches_on_top(scope: Scope, followed: list[Draft]) -> None:
     """F31: the store refuses its batch; it is refused alone, and everybody else is served."""
     asks = await binds(scope, 9)
-    bad = await scope.operation(USER, Note("bad", EventSpec(regarding="node/n1", count=-1)))
+    bad = await scope.operation(USER, RecordEvent("bad", EventSpec(regarding="node/n1", count=-1)))
     good = [await scope.operation(USER, Apply(workload(f"more-{i}"))) for i in range(2)]
     answers = await at_once(scope, [asks[0], [*good, bad], asks[1], asks[2]])
     codes = [v.code if isinstance(v, Refused) else None for v in plain(answers)]
@@ -260,10 +260,10 @@ async def test_a_large_ask_takes_turns_with_small_ones(scope: Scope, followed: l
 async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, followed: list[Draft]) -> None:
     large = [operation for ask in await binds(scope) for operation in ask]
     scope.store.plan.extend(["ok", "unavailable"])
-    assert isinstance(await scope.send(large), Silence)
+    assert isinstance(await scope.send(large), OutcomeUnknown)
     assert scope.lead.authority._queue.count == 0
     verdicts = await scope.send(large)
-    assert not isinstance(verdicts, NoVerdict)
+    assert not isinstance(verdicts, EndpointError)
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
 
 
@@ -271,7 +271,7 @@ async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, follow
 async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, followed: list[Draft]) -> None:
     asks = await binds(scope)
     scope.store.plan.append("gate")
-    waiting = [asyncio.create_task(scope.lead.authority.ask(ask)) for ask in asks]
+    waiting = [asyncio.create_task(scope.lead.authority.submit(ask)) for ask in asks]
     await scope.store.at_gate.wait()
     for _ in range(10):
         await asyncio.sleep(0)
@@ -279,7 +279,7 @@ async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, fo
     await asyncio.wait({waiting[2]})
     scope.store.gate.set()
     answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert not isinstance(answers[3], (NoVerdict, BaseException))
+    assert not isinstance(answers[3], (EndpointError, BaseException))
     assert [scope.phase(f"replica/t1/w-{i}") for i in (3, 6, 9)] == ["bound", "pending", "bound"]
 
 
@@ -287,7 +287,7 @@ def test_old_notes_go_also_when_batches_follow_upon_each_other() -> None:
     @crowd
     async def tell(scope: Scope, followed: list[Draft]) -> None:
         said = EventSpec(regarding="node/n1")
-        operations = [await scope.operation(USER, Note(f"e{i:02d}", said)) for i in range(12)]
+        operations = [await scope.operation(USER, RecordEvent(f"e{i:02d}", said)) for i in range(12)]
         await at_once(scope, [operations[i : i + EACH] for i in range(0, 12, EACH)])
         kept = [key.removeprefix("event/") for key in scope.checker.rows if key.startswith("event/")]
         assert sorted(kept) == ["e08", "e09", "e10", "e11"] == sorted(n.removeprefix("event/") for n in scope.books.notes)

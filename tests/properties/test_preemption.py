@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.law.requirements import make_ask
-from remit.model.kinds import Device, DeviceAsk, Node, NodeSpec
+from remit.law.requirements import compile_requirements
+from remit.model.kinds import Device, DeviceRequest, Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.observation.node_columns import Columns, Left
-from remit.proposal.placement.preemption import Candidates, Eviction, Leaving, Spare, plan
+from remit.proposal.placement.preemption import VictimCandidates, Eviction, ReleasingCapacity, DisruptionAllowance, plan_evictions
 from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
 from tests.unit.law.fit_oracle import devices_found
@@ -75,15 +75,15 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         left.append(
             Left(Node(metadata=Metadata(name=f"n{row}"), spec=spec), {"cpu": 1000 * free_c, "memory": free_m << 30}, used)
         )
-    asks = (DeviceAsk(kind="gpu", count=gpus),) if gpus else ()
+    asks = (DeviceRequest(kind="gpu", count=gpus),) if gpus else ()
     made = workload("w", str(cpu), devices=asks)
     resources = amounts(cpu=str(cpu), memory=f"{memory}Gi") if memory else amounts(cpu=str(cpu))
     spec_ = replace(made.spec, template=replace(made.spec.template, resources=resources))
-    ask = make_ask("t", "w", {}, spec_, ())
+    ask = compile_requirements("t", "w", {}, spec_, ())
     runners = cluster.runners
     none = np.zeros(0, dtype=np.int64)
-    nothing = Leaving(none, {"cpu": none, "memory": none}, {})
-    found = Candidates(
+    nothing = ReleasingCapacity(none, {"cpu": none, "memory": none}, {})
+    found = VictimCandidates(
         slots=np.arange(len(runners)),
         rows=np.array([r.row for r in runners]),
         priority=np.array([r.priority for r in runners]),
@@ -95,9 +95,9 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         coming=nothing,
     )
     there, up = Counter(r.group for r in runners), Counter(r.group for r in runners if r.up)
-    spare = Spare(*(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up)))
+    spare = DisruptionAllowance(*(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up)))
     rows = np.array(cluster.open_rows)
-    return plan(ask, Columns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
+    return plan_evictions(ask, Columns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
 
 
 def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:
@@ -108,7 +108,7 @@ def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:
     return (
         cluster.free[row][0] + sum(r.cpu for r in runners) >= cpu
         and cluster.free[row][1] + sum(r.memory for r in runners) >= memory
-        and devices_found([DeviceAsk(kind="gpu", count=gpus)] if gpus else [], devices, used)
+        and devices_found([DeviceRequest(kind="gpu", count=gpus)] if gpus else [], devices, used)
     )
 
 

@@ -30,7 +30,7 @@ from remit.model.claims import (
 )
 from remit.model.kinds import (
     Affinity,
-    DeviceAsk,
+    DeviceRequest,
     Disruption,
     Node,
     NodeHealth,
@@ -65,7 +65,7 @@ SETTLE_MAX = 60
 
 def catalogue(n: int) -> list[Workload]:
     """One of each sort that a scheduler treats in a way of its own; `n` makes their names differ."""
-    gpu, part = (DeviceAsk(kind="gpu", count=1),), (DeviceAsk(kind="gpu", share="400m"),)
+    gpu, part = (DeviceRequest(kind="gpu", count=1),), (DeviceRequest(kind="gpu", share="400m"),)
     safe = Disruption(min_available=2)
     return [
         workload(f"plain{n}", "1", 3),
@@ -326,7 +326,7 @@ class MindMachine(RuleBasedStateMachine):
 
     def _overdrawn(self) -> set[str]:
         ledgers = self.mind.view.ledgers
-        return {name for name, ledger in ledgers.items() if any(left < 0 for left in ledger.left.values())}
+        return {name for name, ledger in ledgers.items() if any(left < 0 for left in ledger.free.values())}
 
     # -- what always holds -------------------------------------------------------------------------------------------------
 

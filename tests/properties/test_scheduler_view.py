@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from remit.commitment.books import Moment
 from remit.commitment.draft import Draft
-from remit.law.fit import RULES, carried, mask, misfits
+from remit.law.fit import RULES, owned_anti_affinity, mask, misfits
 from remit.model.claims import Apply, Delete, Spawn
 from remit.model.kinds import Policy, PolicySpec, Workload
 from remit.model.metadata import Metadata
@@ -74,8 +74,8 @@ def sums_of_view(view: View) -> dict[str, Any]:
     ledgers = view.ledgers
     return {
         "free": {which: left for which, left in free.items() if left},
-        "left": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.left.items() if n},
-        "lent": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.lent.items() if n},
+        "left": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.free.items() if n},
+        "lent": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.granted_on.items() if n},
         "amount": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.amount.items() if n},
         "replicas": {key: view.replicas.at.revision[slot] for key, slot in view.replicas.slots.items()},
     }
@@ -169,7 +169,7 @@ class ViewMachine(AuthorityMachine):
         node = view.columns.nodes[row]
         assert node is not None
         names = [device.name for device in node.spec.devices]
-        devices = {names[0]: 400} if names and view.ask(slot).shares else {}
+        devices = {names[0]: 400} if names and view.ask(slot).device_shares else {}
         view.assume(slot, row, devices, view.ask(slot).quota)
         assert slot in view.assumed
 
@@ -231,7 +231,7 @@ class ViewMachine(AuthorityMachine):
             ask = books.ask((generation.tenant, generation.workload, generation.number))
             assert ask is not None
             assert (ask.open, ask.gang) == (generation.open, generation.gang)
-            for index in (*(term.of for term in (*ask.spread, *ask.affinity, *ask.anti)), *carried(ask)):
+            for index in (*(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)), *owned_anti_affinity(ask)):
                 assert view.peers.total(index) == draft.total(index)
             fits = mask(over(view.ask(slot), view.columns), view.columns, view.peers, RULES)
             for name, row in view.columns.rows.items():

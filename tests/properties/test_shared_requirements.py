@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.law import shared_requirements
-from remit.law.fit import Ask, static_answer, static_misfit
-from remit.law.requirements import make_ask
-from remit.law.shared_requirements import Asks
+from remit.law.fit import Requirements, cached_static_misfit, static_misfit
+from remit.law.requirements import compile_requirements
+from remit.law.shared_requirements import RequirementsInterner
 from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template, WorkloadSpec
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
@@ -21,7 +21,7 @@ from tests.unit.law.scalar_fit import OneNode
 from tests.unit.law.strategies import scenes
 
 
-def answers(ask: Ask, nodes: list[OneNode]) -> list[Any]:
+def answers(ask: Requirements, nodes: list[OneNode]) -> list[Any]:
     places = [[getattr(ask, name)[at] for name, at in zip(LOOKED_UP, _seen(node), strict=True)] for node in nodes]
     return [places, [static_misfit(ask, node) for node in nodes]]
 
@@ -34,39 +34,39 @@ def _seen(node: OneNode) -> list[Any]:
 @given(scenes(loud=frozenset({"policy"})), st.integers(1, 3), st.data())
 def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: Scene, most: int, data: st.DataObject) -> None:
     """Also where so few are kept that they come and go."""
-    asks = Asks(scene.policies)
+    asks = RequirementsInterner(scene.policies)
     nodes = [OneNode(one) for one in scene.left]
     works = [scene.work, *(work for work, _ in scene.standing)]
     works += [work._replace(name=name) for work in works for name in ("api", "db")]
     works += [work._replace(labels=other.labels) for work in works for other in works[:2]]
-    with mock.patch.object(shared_requirements, "ALIKE_MAX", most):
+    with mock.patch.object(shared_requirements, "SHARED_MAX", most):
         for work in data.draw(st.lists(st.sampled_from(works), min_size=2, max_size=12)):
             number, is_open = data.draw(st.integers(1, 3)), data.draw(st.booleans())
-            shared = asks.make(work.tenant, work.name, work.labels, work.spec, number, is_open)
-            alone = make_ask(work.tenant, work.name, work.labels, work.spec, scene.policies, number, (0, None), is_open)
+            shared = asks.compile(work.tenant, work.name, work.labels, work.spec, number, is_open)
+            alone = compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies, number, (0, None), is_open)
             assert compared(shared) == compared(alone)
             assert answers(shared, nodes) == answers(alone, nodes)
-            assert [static_answer(shared, node) for node in nodes] == [static_misfit(alone, node) for node in nodes]
+            assert [cached_static_misfit(shared, node) for node in nodes] == [static_misfit(alone, node) for node in nodes]
 
 
 def spec(placement: Placement = Placement(), type_: Literal["job", "daemon"] = "job", cpu: int = 100) -> WorkloadSpec:
     return WorkloadSpec(type=type_, template=Template(command=("x",), resources=Amount({"cpu": cpu})), placement=placement)
 
 
-def alike(asks: Asks, *works: Work) -> int:
+def alike(asks: RequirementsInterner, *works: Work) -> int:
     """How many kinds these are: what is found out is one table for each."""
-    return len({id(asks.make(work.tenant, work.name, work.labels, work.spec).known) for work in works})
+    return len({id(asks.compile(work.tenant, work.name, work.labels, work.spec).static_results) for work in works})
 
 
 def test_names_and_labels_tell_nobody_apart_if_nothing_asks_for_them() -> None:
-    asks = Asks()
+    asks = RequirementsInterner()
     jobs = [Work("t1", f"job-{i}", {"app": f"a{i}"}, spec()) for i in range(5)]
     assert alike(asks, *jobs) == 1
     assert alike(asks, jobs[0], jobs[1]._replace(spec=spec(cpu=200)), jobs[2]._replace(tenant="t2")) == 3
 
 
 def test_a_selector_tells_apart_whom_it_picks_from_whom_it_does_not() -> None:
-    asks = Asks()
+    asks = RequirementsInterner()
     apart = spec(Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "x"}),)))
     jobs = [Work("t1", f"job-{i}", {"app": "x" if i < 4 else f"y{i}"}, apart) for i in range(8)]
     assert alike(asks, *jobs[:4]) == 1
@@ -74,7 +74,7 @@ def test_a_selector_tells_apart_whom_it_picks_from_whom_it_does_not() -> None:
 
 
 def test_who_means_its_own_kind_is_alike_with_nobody() -> None:
-    asks = Asks()
+    asks = RequirementsInterner()
     spread = spec(Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),)))
     for one in (spread, spec(type_="daemon")):
         assert alike(asks, *(Work("t1", f"w{i}", {}, one) for i in range(3))) == 3
@@ -83,6 +83,6 @@ def test_who_means_its_own_kind_is_alike_with_nobody() -> None:
 
 def test_a_rule_tells_apart_whom_it_speaks_of_from_whom_it_does_not() -> None:
     rule = PolicyRule(match=PolicyMatch(labels={"app": "x"}), allow=PolicyAllow(zones=("a",)))
-    asks = Asks((PolicySpec(rules=(rule,)),))
+    asks = RequirementsInterner((PolicySpec(rules=(rule,)),))
     assert alike(asks, *(Work("t1", f"w{i}", {"app": "x", "n": str(i)}, spec()) for i in range(3))) == 1
     assert alike(asks, *(Work("t1", f"w{i}", {"app": "x" if i else "y"}, spec()) for i in range(3))) == 2

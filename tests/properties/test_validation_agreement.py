@@ -18,7 +18,7 @@ from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
 from remit.model.manifests.json_schema import schema
 from remit.model.manifests.reader import read
-from remit.model.manifests.validation import judge, written
+from remit.model.manifests.validation import validate, to_manifest
 from tests.properties.authority_world import OPERATOR, furnished, run
 from tests.properties.effort import tries
 from tests.properties.manifest_strategies import manifests
@@ -45,7 +45,7 @@ def decoded(document: Any) -> objects.AnyObject | None:
 
 
 def problems(document: Any) -> list[str]:
-    return [problem.words for problem in read(json.dumps(document).encode(), "f.json").problems]
+    return [problem.description for problem in read(json.dumps(document).encode(), "f.json").problems]
 
 
 def bad_documents() -> dict[str, Any]:
@@ -106,17 +106,17 @@ def test_the_door_and_the_reader_agree_on_whatever_decodes(document: dict[str, A
     thing = decoded(document)
     assume(thing is not None)
     assert thing is not None
-    refused = judge(thing)
+    refused = validate(thing)
     event(f"{document['kind']} {'refused' if refused else 'accepted'}")
-    manifest = written(thing)
+    manifest = to_manifest(thing)
     if not refused:
         again = read(json.dumps(manifest).encode(), "f.json")
         assert again.problems == ()
         assert again.objects == (thing,)
         jsonschema.Draft202012Validator(schema(document["kind"])).validate(manifest)
     elif manifest == document:
-        assert sorted(problems(document)) == sorted(problem.words for problem in refused)
-    assert judge(thing) == refused, "and says it again"
+        assert sorted(problems(document)) == sorted(problem.description for problem in refused)
+    assert validate(thing) == refused, "and says it again"
 
 
 @tries(100, 200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -126,6 +126,6 @@ def test_what_the_reader_refuses_the_door_refuses(document: dict[str, Any]) -> N
     thing = decoded(document)
     assume(thing is not None)
     assert thing is not None
-    if problems(document) and not judge(thing):
-        assert not problems(written(thing))
-        assert written(thing) != document
+    if problems(document) and not validate(thing):
+        assert not problems(to_manifest(thing))
+        assert to_manifest(thing) != document

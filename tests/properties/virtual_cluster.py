@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from remit.assembly import controllers, scheduler
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.endpoint import Silence, Status
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
 from remit.commitment.authority import Authority
 from remit.correction.controller_set import Crew
 from remit.correction.framework.loop import Cadence
@@ -21,10 +21,10 @@ from remit.model.kinds import Node, Workload
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
-from remit.model.wire.agent_messages import Beat, NodeState
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.observation.reflector import Follower
 from remit.observation.watch_cache import Board
-from remit.proposal.scheduler import Rhythm
+from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import OPERATOR, tenant
@@ -48,26 +48,26 @@ class Wire(Passing):
         self.calls = 0
         self.died = asyncio.Event()
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.calls += 1
         how = self.how if self.calls == self.strike else ""
         if how == "before":
             await self._die()
         self.asked += operations
-        verdicts = await self.authority.ask(operations)
+        verdicts = await self.authority.submit(operations)
         if how == "twice":
-            assert list(await self.authority.ask(operations)) == list(verdicts)
+            assert list(await self.authority.submit(operations)) == list(verdicts)
         if how == "after":
             await self._die()
         if how == "lost":
-            raise Silence("lost")
+            raise OutcomeUnknown("lost")
         return verdicts
 
     async def _die(self) -> None:
         self.died.set()
         await asyncio.Event().wait()
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         return await self.authority.status()
 
     async def renew(self, actor: Actor, /) -> bool:
@@ -79,7 +79,7 @@ class Town:
         self.world, self.store, self.authority, self.group = world, store, authority, group
         self.board = Board(world.clock)
         """The test's own."""
-        self.client = Client({"a": authority}, OPERATOR, world)
+        self.client = AuthorityClient({"a": authority}, OPERATOR, world)
         self.leases: dict[str, Actor] = {}
         self.silent: set[str] = set()
         self.healths: dict[str, list[str]] = {}
@@ -99,18 +99,18 @@ class Town:
         await self.world.clock.sleep_ms(ms)
 
     async def apply(self, *things: AnyObject) -> None:
-        for verdict in await self.client.ask_many([Apply(thing) for thing in things]):
+        for verdict in await self.client.submit_many([Apply(thing) for thing in things]):
             assert isinstance(verdict, Accepted), verdict
 
     async def ask(self, *claims: AnyClaim) -> None:
-        for verdict in await self.client.ask_many(claims):
+        for verdict in await self.client.submit_many(claims):
             assert isinstance(verdict, Accepted), verdict
 
     # -- who lives here --------------------------------------------------------------------------------------------------
 
     def crew(self, wire: Wire, name: str = "crew") -> asyncio.Task[None]:
-        def client_for(actor: Actor) -> Client:
-            return Client({"a": wire}, actor, self.world)
+        def client_for(actor: Actor) -> AuthorityClient:
+            return AuthorityClient({"a": wire}, actor, self.world)
 
         made: Crew = controllers(self.store, self.store, client_for, self.world, name=name, cadence=CADENCE)
         return self.group.create_task(made.run())
@@ -130,16 +130,16 @@ class Town:
         for node in nodes:
             name = node.metadata.name
             actor = Actor(f"agent-{name}", Role.AGENT)
-            asker = Client({"a": self.authority}, actor, self.world)
-            (verdict,) = await asker.ask_many([Acquire(f"agent/{name}", Duration(12 * BEAT_MS))])
+            asker = AuthorityClient({"a": self.authority}, actor, self.world)
+            (verdict,) = await asker.submit_many([Acquire(f"agent/{name}", Duration(12 * BEAT_MS))])
             assert isinstance(verdict, Accepted)
             self.leases[name] = Actor(actor.name, Role.AGENT, f"agent/{name}", verdict.number)
             self.group.create_task(self._agent(name, asker))
-        asker = Client({"a": self.authority}, Actor("s", Role.SCHEDULER), self.world)
-        rhythm = Rhythm(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch=10)
+        asker = AuthorityClient({"a": self.authority}, Actor("s", Role.SCHEDULER), self.world)
+        rhythm = SchedulerTiming(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch=10)
         self.group.create_task(scheduler(self.store, self.store, asker, self.world, name="s", rhythm=rhythm).run())
 
-    async def _agent(self, node: str, asker: Client) -> None:
+    async def _agent(self, node: str, asker: AuthorityClient) -> None:
         beat_ms = 0
         ran: dict[str, int] = {}
         while True:
@@ -148,16 +148,16 @@ class Town:
                 asker.actor = self.leases[node]
                 if now_ms >= beat_ms:
                     beat_ms = now_ms + BEAT_MS
-                    await asker.beat([Beat(asker.actor, NodeState(node, settled=self.board.head.incarnation))])
+                    await asker.heartbeat([NodeHeartbeat(asker.actor, NodeState(node, settled=self.board.head.incarnation))])
                 moves = [move for one in self.board.on(node) if (move := self._move(one.key, ran, now_ms)) is not None]
                 if moves:
                     await self._say(asker, moves)
             await self.sleep(100)
 
-    async def _say(self, asker: Client, moves: Sequence[Move]) -> None:
+    async def _say(self, asker: AuthorityClient, moves: Sequence[Move]) -> None:
         try:
-            await asker.ask_many(moves)
-        except NoAnswer as error:
+            await asker.submit_many(moves)
+        except RetriesExhausted as error:
             raise AssertionError("nothing fails here") from error
 
     def _move(self, key: str, ran: dict[str, int], now_ms: int) -> Move | None:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from remit.simulate import coverage
 from remit.simulate.scenarios import load
-from remit.simulate.simulation import Run, simulate
+from remit.simulate.simulation import RunResult, simulate
 
 
 class Standing(NamedTuple):
-    run: Run
+    run: RunResult
     cpu_s: float
 
 
@@ -36,28 +36,28 @@ def performed_together(some: tuple[tuple[str, int], ...]) -> dict[tuple[str, int
 
 
 @cache
-def begun_together(until_s: float) -> dict[str, Run]:
+def begun_together(until_s: float) -> dict[str, RunResult]:
     """How the standing runs begin, by scenario."""
     with ProcessPoolExecutor(2) as pool:
-        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in coverage.suite()))}
+        return {run.scenario: run for run in pool.map(begun, ((name, seed, until_s) for name, seed in coverage.suite_runs()))}
 
 
-def begun(one: tuple[str, int, float]) -> Run:
+def begun(one: tuple[str, int, float]) -> RunResult:
     name, seed, until_s = one
     return simulate(load(name), seed, until_s=until_s)
 
 
 def standing() -> dict[str, Standing]:
     """The standing run of every scenario, by its name."""
-    return {name: one for (name, _), one in performed_together(coverage.suite()).items()}
+    return {name: one for (name, _), one in performed_together(coverage.suite_runs()).items()}
 
 
 @cache
-def runs() -> tuple[Run, ...]:
+def runs() -> tuple[RunResult, ...]:
     """Those, and as many more as it takes to reach every mark, or to give up."""
     found = [one.run for one in standing().values()]
-    for more in coverage.further():
-        if not coverage.unreached(found):
+    for more in coverage.further_runs():
+        if not coverage.missing_marks(found):
             break
         found += [one.run for one in performed_together(more).values()]
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from remit.law.lifecycle import TABLE
+from remit.law.lifecycle import TRANSITIONS
 from remit.simulate import coverage
 from remit.simulate.scenarios import names
 from tests.scenarios.standing_runs import runs
@@ -14,14 +14,14 @@ UNREACHABLE_MAX = 3
 
 
 def test_every_refusal_fault_and_transition_is_reached() -> None:
-    missed = coverage.unreached(runs())
+    missed = coverage.missing_marks(runs())
     assert not missed, "no standing run reaches: " + "; ".join(missed)
 
 
 def test_what_is_said_to_be_unreachable_is_not_reached() -> None:
-    assert coverage.UNREACHABLE.keys() <= set(coverage.wanted())
+    assert coverage.UNREACHABLE.keys() <= set(coverage.all_marks())
     assert len(coverage.UNREACHABLE) <= UNREACHABLE_MAX
-    wrong = sorted(coverage.UNREACHABLE.keys() & coverage.reached(runs()))
+    wrong = sorted(coverage.UNREACHABLE.keys() & coverage.reached_marks(runs()))
     assert not wrong, f"they are reached, so take them off the list: {wrong}"
 
 
@@ -31,14 +31,14 @@ def test_every_standing_run_holds() -> None:
 
 
 def test_a_run_without_anything_reaches_nothing() -> None:
-    assert len(coverage.unreached([])) == len(list(coverage.wanted())) - len(coverage.UNREACHABLE)
+    assert len(coverage.missing_marks([])) == len(list(coverage.all_marks())) - len(coverage.UNREACHABLE)
 
 
 def test_no_two_transitions_look_the_same_to_a_run() -> None:
-    assert coverage.twins() == []
-    assert max(Counter(coverage.wanted()).values()) == 1
-    assert sum(mark.startswith("transition ") for mark in coverage.wanted()) == len(TABLE)
+    assert coverage.indistinguishable_transitions() == []
+    assert max(Counter(coverage.all_marks()).values()) == 1
+    assert sum(mark.startswith("transition ") for mark in coverage.all_marks()) == len(TRANSITIONS)
 
 
 def test_seekers_are_scenarios_that_exist() -> None:
-    assert set(coverage.SEEKERS) <= set(names())
+    assert set(coverage.SEARCH_SCENARIOS) <= set(names())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.simulate.faults.fault_schedule import draw
+from remit.simulate.faults.fault_schedule import draw_faults
 from remit.simulate.scenarios import load, names
 from tests.scenarios.standing_runs import standing
 
@@ -19,7 +19,7 @@ def test_the_scenario_holds_under_every_fault_that_it_names(name: str) -> None:
     assert run.simulated_s == pytest.approx(scenario.duration_s + scenario.heal_s)
     assert run.decided > 0
     planned: dict[str, int] = {}
-    for one in draw(scenario, run.seed):
+    for one in draw_faults(scenario, run.seed):
         planned[one.kind] = planned.get(one.kind, 0) + 1
     struck = {kind: run.faults.get(kind, 0) + run.missed.get(kind, 0) for kind in {**run.faults, **run.missed}}
     assert struck == planned

@@ -1,4 +1,5 @@
-"""Node agent: runs assigned replicas, reports their results, fences itself when cut off.
+"""Node agent: runs the replicas bound to this node, reports their results, and fences itself when cut off.
 
-It starts a process only after its own `start` claim is committed.
+The agent starts a process only after its own `start` claim is committed. Processes belong to the keeper (keeper/), which
+survives a restart of the agent.
 """

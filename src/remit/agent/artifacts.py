@@ -1,12 +1,8 @@
 """Artifact and rootfs preparation, with a per-tenant cache keyed by digest.
 
-By digest and tenant, within bounds; who needs them is not known here.
-
-A file is fetched once, however many copies want it at once, and is there whole or not at all. A tenant finds what it fetched
-itself and nothing else: that somebody knows a digest does not say that it may have the file. What was used last goes last, and
-what is in use stays.
-
-Two steps of its preparing; what is kept of them: caching.py.
+A file is fetched once even if several attempts need it at the same time, and appears in the cache only when complete.
+Entries are separate per tenant: knowing a digest does not entitle a tenant to a file that another tenant fetched. Least
+recently used entries are evicted first; entries in use are pinned.
 """
 
 from __future__ import annotations
@@ -21,26 +17,26 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from remit.agent.attempts import Copy
-from remit.agent.preparation import NotPrepared, Subject, Tell
-from remit.agent.run_spec import NOTHING, Prepared
-from remit.agent.setup import FILES, TREES
+from remit.agent.attempts import AttemptId
+from remit.agent.preparation import NotPrepared, PreparationContext, OnProgress
+from remit.agent.run_spec import NO_INPUTS, PreparedInputs
+from remit.agent.setup import CACHE_FILES, CACHE_TREES
 from remit.model.artifacts import Artifact
 from remit.model.kinds import Template
 from remit.world.files.artifacts import FetchBounds, NotFetched, NotUnpacked, Reach, UnpackBounds
 from remit.world.interfaces import DiskError, World
 
-BYTES_MAX: Final = 10 << 30
-TRIES: Final = 4
-PAUSE_MS: Final = 1_000
+CACHE_BYTES_MAX: Final = 10 << 30
+FETCH_ATTEMPTS: Final = 4
+FETCH_BACKOFF_MS: Final = 1_000
 INDEX: Final = "index"
-COMING: Final = ".coming"
-"""What is not whole yet has this after its name."""
-ROOT: Final = UnpackBounds(as_root=True)
+PARTIAL_SUFFIX: Final = ".coming"
+"""Suffix of entries that are not complete yet."""
+ROOTFS_BOUNDS: Final = UnpackBounds(as_root=True)
 
 
-class Wanted(NamedTuple):
-    """A file from elsewhere, and whose."""
+class ArtifactRef(NamedTuple):
+    """A file to fetch, and the tenant it is fetched for."""
 
     tenant: str
     source: str
@@ -51,30 +47,30 @@ class Wanted(NamedTuple):
         return f"{self.sha256}.{self.tenant}"
 
 
-class Entry(msgspec.Struct):
-    """What is known of a file or tree that is kept. `used` counts up over all uses: the lowest was used longest ago."""
+class CacheEntry(msgspec.Struct):
+    """Index record of a cached file or tree. `used` is a counter over all uses: the lowest value is the least recently used."""
 
     bytes: int
     stamp: str = ""
     used: int = 0
 
 
-class Shelf:
-    """One agent's, in `root`. `bytes_max` bounds all that is kept, and each file of it."""
+class ArtifactCache:
+    """Artifact cache of one agent, in `root`. `bytes_max` bounds the whole cache and each file."""
 
-    def __init__(self, world: World, root: Path, reach: Reach, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, world: World, root: Path, reach: Reach, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._world, self._root, self._reach, self._bytes_max = world, root, reach, bytes_max
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, CacheEntry] | None = None
         self._turns: dict[str, asyncio.Lock] = {}
         self._pins: dict[str, int] = {}
         self._uses = 0
         self._changing = asyncio.Lock()
-        """Held by whoever changes what is kept."""
+        """Held while entries are added, removed or written to the index."""
 
     @asynccontextmanager
-    async def file(self, wanted: Wanted, tell: Tell) -> AsyncGenerator[Path, None]:
-        """The file, which stays as long as this lasts. Raises `NotFetched` and `NotPrepared`."""
-        name = f"{FILES}/{wanted.name}"
+    async def file(self, wanted: ArtifactRef, tell: OnProgress) -> AsyncGenerator[Path, None]:
+        """Yield the path of the file, which stays in the cache within this context. Raises `NotFetched` and `NotPrepared`."""
+        name = f"{CACHE_FILES}/{wanted.name}"
         with self._pinned(name):
             async with self._turn(name, tell):
                 if not await self._is_sound(name, wanted.sha256):
@@ -82,9 +78,9 @@ class Shelf:
                 await self._use(name)
             yield self._root / name
 
-    async def tree(self, wanted: Wanted, tell: Tell) -> Path:
-        """What is in an archive, as somebody's root. Whoever holds it pins it."""
-        name = f"{TREES}/{wanted.name}"
+    async def tree(self, wanted: ArtifactRef, tell: OnProgress) -> Path:
+        """Return the directory of an unpacked archive, used as a root file system. The caller pins it."""
+        name = f"{CACHE_TREES}/{wanted.name}"
         with self._pinned(name):
             async with self._turn(name, tell):
                 known = await self._known()
@@ -93,16 +89,17 @@ class Shelf:
                 await self._use(name)
         return self._root / name
 
-    def pin(self, wanted: Wanted) -> Callable[[], None]:
-        """Keep its tree until what is answered is called."""
-        pinned = self._pinned(f"{TREES}/{wanted.name}")
+    def pin(self, wanted: ArtifactRef) -> Callable[[], None]:
+        """Keep the tree of `wanted` in the cache until the returned function is called."""
+        pinned = self._pinned(f"{CACHE_TREES}/{wanted.name}")
         pinned.__enter__()
         return lambda: pinned.__exit__(None, None, None)
 
-    # -- getting it ------------------------------------------------------------------------------------------------------------
+    # -- fetching and unpacking
+    # ---------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, name: str, wanted: Wanted, tell: Tell) -> None:
-        to, coming = self._root / name, self._root / f"{name}{COMING}"
+    async def _fetch(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
+        to, coming = self._root / name, self._root / f"{name}{PARTIAL_SUFFIX}"
         bounds = FetchBounds()._replace(bytes_max=min(self._bytes_max, FetchBounds().bytes_max))
         until_ms = self._world.clock.now_ms() + bounds.total_ms
         shown = wanted.source[:120]
@@ -112,7 +109,7 @@ class Shelf:
             tell(f"fetching {_mib(come)}{of} MiB of {shown}")
 
         tell(f"fetching {shown}")
-        for number in range(1, TRIES + 1):
+        for number in range(1, FETCH_ATTEMPTS + 1):
             try:
                 left = bounds._replace(total_ms=max(1, until_ms - self._world.clock.now_ms()))
                 size = await self._world.carrier.fetch(
@@ -120,40 +117,43 @@ class Shelf:
                 )
                 break
             except NotFetched as error:
-                pause_ms = PAUSE_MS << (number - 1)
-                if not error.again or number == TRIES or self._world.clock.now_ms() + pause_ms >= until_ms:
+                pause_ms = FETCH_BACKOFF_MS << (number - 1)
+                if not error.again or number == FETCH_ATTEMPTS or self._world.clock.now_ms() + pause_ms >= until_ms:
                     raise NotPrepared(f"{shown} was not fetched: {error.cause}", error.cure) from error
-                tell(f"fetching {shown} failed ({error.cause}); it is tried again")
+                tell(f"retrying to fetch {shown} after a failure ({error.cause})")
                 await self._world.clock.sleep_ms(pause_ms)
-        await self._keep(name, coming, to, Entry(size))
+        await self._keep(name, coming, to, CacheEntry(size))
 
-    async def _unpack(self, name: str, wanted: Wanted, tell: Tell) -> None:
-        coming = self._root / f"{name}{COMING}"
+    async def _unpack(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
+        coming = self._root / f"{name}{PARTIAL_SUFFIX}"
         async with self.file(wanted, tell) as archive:
             tell(f"unpacking {wanted.source[:120]}")
             await self._world.offload(partial(self._world.disk.remove_tree, coming))
             try:
-                unpacked = await self._world.carrier.unpack(archive, coming, below=coming, bounds=ROOT)
+                unpacked = await self._world.carrier.unpack(archive, coming, below=coming, bounds=ROOTFS_BOUNDS)
             except BaseException:
                 await self._world.offload(partial(self._world.disk.remove_tree, coming))
                 raise
-            await self._keep(name, coming, self._root / name, Entry(unpacked.bytes))
+            await self._keep(name, coming, self._root / name, CacheEntry(unpacked.bytes))
 
-    async def _keep(self, name: str, coming: Path, to: Path, entry: Entry) -> None:
-        """It has come whole: it gets its name, and what was used longest ago makes room for it."""
+    async def _keep(self, name: str, coming: Path, to: Path, entry: CacheEntry) -> None:
+        """Move a complete entry to its final name, after evicting least recently used entries to make room."""
         known = await self._known()
         async with self._changing:
             await self._remove(to)
             if not await self._make_room(known, entry.bytes):
                 await self._remove(coming)
-                cure = "give the agent more by --artifact-cache, or ask for less at once"
-                raise NotPrepared(f"{_mib(entry.bytes)} MiB more do not fit in its cache of {_mib(self._bytes_max)} MiB", cure)
+                cause = f"{_mib(entry.bytes)} MiB do not fit in the artifact cache of {_mib(self._bytes_max)} MiB"
+                cure = "raise the agent's --artifact-cache, or use fewer or smaller artifacts at the same time"
+                raise NotPrepared(cause, cure)
             await self._world.carrier.publish(coming, to)
             entry.stamp = await self._world.carrier.stamp(to)
             known[name] = entry
 
     async def _is_sound(self, name: str, sha256: str) -> bool:
-        """Is it there, as it came? A look at its stamp tells; one that was moved or restored is read again."""
+        """Return whether the cached file is unchanged. An unchanged stamp is proof; otherwise (moved or restored files) it is
+        hashed.
+        """
         known, path = await self._known(), self._root / name
         entry, stamp = known.get(name), await self._world.carrier.stamp(path)
         if entry is None or not stamp:
@@ -166,9 +166,10 @@ class Shelf:
                 return True
         return False
 
-    # -- what is kept ----------------------------------------------------------------------------------------------------------
+    # -- index and eviction
+    # -------------------------------------------------------------------------------------------------------
 
-    async def _make_room(self, known: dict[str, Entry], wanted: int) -> bool:
+    async def _make_room(self, known: dict[str, CacheEntry], wanted: int) -> bool:
         total = sum(one.bytes for one in known.values())
         for name in sorted(known, key=lambda name: known[name].used):
             if total + wanted <= self._bytes_max:
@@ -179,7 +180,7 @@ class Shelf:
         return total + wanted <= self._bytes_max
 
     async def _remove(self, path: Path) -> None:
-        """A file or a tree."""
+        """Remove a file or a tree."""
         await self._world.offload(partial(self._world.disk.remove_tree, path))
         with suppress(DiskError):
             await self._world.offload(partial(self._world.disk.remove, path))
@@ -189,26 +190,26 @@ class Shelf:
         self._uses += 1
         known[name].used = self._uses
         async with self._changing:
-            with suppress(DiskError):  # it is only lost, and fetched again
+            with suppress(DiskError):  # a lost index only causes files to be fetched again
                 written = msgspec.json.encode(known)
                 await self._world.offload(partial(self._world.disk.write_atomically, self._root / INDEX, written))
 
-    async def _known(self) -> dict[str, Entry]:
+    async def _known(self) -> dict[str, CacheEntry]:
         if self._entries is None:
             async with self._changing:
-                if self._entries is None:  # else another was quicker
+                if self._entries is None:  # another task may have read it meanwhile
                     entries = await self._world.offload(self._read)
                     self._uses = max((one.used for one in entries.values()), default=0)
                     self._entries = entries
         return self._entries
 
-    def _read(self) -> dict[str, Entry]:
-        """What the index names and is there. What it does not name was not whole, or nobody knows whose it is."""
+    def _read(self) -> dict[str, CacheEntry]:
+        """Read the index and remove all entries it does not name: they are incomplete, or of an unknown tenant."""
         disk, found = self._world.disk, {}
         with suppress(DiskError, msgspec.DecodeError):
-            found = msgspec.json.decode(disk.read(self._root / INDEX), type=dict[str, Entry])
-        kept: dict[str, Entry] = {}
-        for sort in (FILES, TREES):
+            found = msgspec.json.decode(disk.read(self._root / INDEX), type=dict[str, CacheEntry])
+        kept: dict[str, CacheEntry] = {}
+        for sort in (CACHE_FILES, CACHE_TREES):
             disk.make_directory(self._root / sort, durably=False)
             for name in disk.list(self._root / sort):
                 place = f"{sort}/{name}"
@@ -220,24 +221,25 @@ class Shelf:
                         disk.remove(self._root / place)
         return kept
 
-    # -- several at once -------------------------------------------------------------------------------------------------------
+    # -- locks and pins
+    # -----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _turn(self, name: str, tell: Tell) -> AsyncGenerator[None, None]:
+    async def _turn(self, name: str, tell: OnProgress) -> AsyncGenerator[None, None]:
         lock = self._turns.setdefault(name, asyncio.Lock())
         if lock.locked():
-            tell("waits for the same file, which another replica fetches")
+            tell("waiting for another replica that is fetching the same file")
         async with lock:
             yield
         if name not in self._pins or self._pins[name] <= 1:
             self._turns.pop(name, None)
 
-    def _pinned(self, name: str) -> _Pinned:
-        return _Pinned(self._pins, name)
+    def _pinned(self, name: str) -> _Pin:
+        return _Pin(self._pins, name)
 
 
-class _Pinned:
-    """What is pinned is not removed to make room."""
+class _Pin:
+    """Pins a cache entry: it is not evicted while the context is open."""
 
     def __init__(self, pins: dict[str, int], name: str) -> None:
         self._pins, self._name = pins, name
@@ -255,37 +257,37 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f}" if size >= 10 << 20 else f"{size / (1 << 20):.1f}"
 
 
-_BWRAP: Final = "install bubblewrap on the node (apt install bubblewrap), or keep this work to nodes that have it"
+_INSTALL_BWRAP: Final = "install bubblewrap on the node (apt install bubblewrap), or restrict the workload to nodes that have it"
 
 
-class Artifacts:
-    """Satisfies `preparing.Step`. Each is copied to its place: what the work makes of its copy is nobody else's."""
+class ArtifactStep:
+    """Implements `preparation.Step`. Each artifact is copied from the cache, so that a process can modify its own copy only."""
 
-    def __init__(self, world: World, shelf: Shelf) -> None:
+    def __init__(self, world: World, shelf: ArtifactCache) -> None:
         self._world, self._shelf = world, shelf
 
     def wanted(self, template: Template, /) -> bool:
         return bool(template.artifacts)
 
-    async def prepare(self, subject: Subject, room: Path, tell: Tell, /) -> Prepared:
+    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         if subject.fresh:
             for number, artifact in enumerate(subject.template.artifacts):
                 try:
                     await self._bring(subject, artifact, room, tell)
                 except NotUnpacked as error:
-                    cause = f"template.artifacts[{number}] cannot be put in its place: {error.cause}"
+                    cause = f"template.artifacts[{number}] cannot be placed: {error.cause}"
                     raise NotPrepared(cause, error.cure) from error
-        return NOTHING
+        return NO_INPUTS
 
-    def forget(self, copy: Copy, /) -> None:
+    def forget(self, copy: AttemptId, /) -> None:
         pass
 
     def forget_all_but(self, known: Collection[str], /) -> None:
         pass
 
-    async def _bring(self, subject: Subject, artifact: Artifact, room: Path, tell: Tell) -> None:
+    async def _bring(self, subject: PreparationContext, artifact: Artifact, room: Path, tell: OnProgress) -> None:
         user, carrier = subject.user, self._world.carrier
-        wanted = Wanted(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
+        wanted = ArtifactRef(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
         async with self._shelf.file(wanted, tell) as file:
             if artifact.unpack:
                 tell(f"unpacking {artifact.source[:120]}")
@@ -295,7 +297,7 @@ class Artifacts:
 
 
 def _file_path(artifact: Artifact) -> PurePosixPath:
-    """A file that is not given a path of its own is called as its source calls it."""
+    """Return the path of an artifact; without a path of its own, the file name in its source URL."""
     path = PurePosixPath(artifact.path)
     if path.parts:
         return path
@@ -303,37 +305,39 @@ def _file_path(artifact: Artifact) -> PurePosixPath:
     return PurePosixPath(name if name not in ("", "..") and "\0" not in name else "artifact")
 
 
-class Roots:
-    """Satisfies `preparing.Step`. A root is unpacked once, and shown to read: all copies of one tenant have the same."""
+class RootfsStep:
+    """Implements `preparation.Step`. A root file system is unpacked once and mounted read-only, shared by all attempts of a
+    tenant.
+    """
 
-    def __init__(self, world: World, shelf: Shelf, lent: tuple[Path, ...]) -> None:
+    def __init__(self, world: World, shelf: ArtifactCache, lent: tuple[Path, ...]) -> None:
         self._world, self._shelf, self._lent = world, shelf, lent
-        self._pins: dict[Copy, Callable[[], None]] = {}
+        self._pins: dict[AttemptId, Callable[[], None]] = {}
 
     def wanted(self, template: Template, /) -> bool:
         return template.rootfs is not None
 
-    async def prepare(self, subject: Subject, room: Path, tell: Tell, /) -> Prepared:
+    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         root = subject.template.rootfs
         if root is None:
-            return NOTHING
+            return NO_INPUTS
         if not self._world.runner.confinement().sandbox:
-            raise NotPrepared("a root of its own needs bubblewrap, which this node does not have", _BWRAP)
+            raise NotPrepared("template.rootfs needs bubblewrap, which this node does not have", _INSTALL_BWRAP)
         if root.directory:
             found = await self._world.carrier.stands(Path(root.directory), self._lent)
             if found is None:
-                cure = "start its agent with --host-path and that directory, or use one that is lent"
-                raise NotPrepared(f"{root.directory} is no directory that this node lends", cure)
-            return Prepared(root=found)
-        wanted = Wanted(subject.replica.metadata.tenant, root.source, root.sha256)
+                cure = "start the agent with --host-path for that directory, or use a permitted one"
+                raise NotPrepared(f"root directory {root.directory} is not permitted on this node", cure)
+            return PreparedInputs(root=found)
+        wanted = ArtifactRef(subject.replica.metadata.tenant, root.source, root.sha256)
         if subject.copy not in self._pins:
             self._pins[subject.copy] = self._shelf.pin(wanted)
         try:
-            return Prepared(root=await self._shelf.tree(wanted, tell))
+            return PreparedInputs(root=await self._shelf.tree(wanted, tell))
         except NotUnpacked as error:
             raise NotPrepared(f"template.rootfs cannot be unpacked: {error.cause}", error.cure) from error
 
-    def forget(self, copy: Copy, /) -> None:
+    def forget(self, copy: AttemptId, /) -> None:
         let_go = self._pins.pop(copy, None)
         if let_go is not None:
             let_go()

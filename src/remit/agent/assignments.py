@@ -1,11 +1,10 @@
 """Replicas assigned to this agent's nodes, with the age of that knowledge, and the start queue.
 
-The rows of its nodes as they were last told, and how old that is; no opinions.
+`Assignments` stores the rows last received from a server and decides nothing.
 
-So many at once, the rest in the order in which they came; what a turn is used for: agent.py.
-
-A machine that is asked for thousands of starts at once does none of them well. Nobody holds a turn while it waits: whoever is
-called is looked at anew, since by then it may not be wanted any more. Only starts wait here: ends and fences never do.
+The start queue bounds how many processes start concurrently and admits the rest in FIFO order, because thousands of
+simultaneous starts would slow every one of them down. A queued attempt holds no slot. When admitted it is reconciled again,
+since it may no longer be assigned by then. Only starts are queued: stops and fences never wait.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from remit.agent.attempts import Copy
+from remit.agent.attempts import AttemptId
 from remit.model.kinds import Node
 from remit.model.records import Generation, GenerationSpec, Replica
-from remit.model.wire.agent_messages import Orders
+from remit.model.wire.agent_messages import AssignmentsUpdate
 from remit.world.interfaces import Clock, Order
 
 
-class Ordered(NamedTuple):
+class Assignment(NamedTuple):
     replica: Replica
     revision: int
 
 
-class Assigned:
-    """Replicas of this agent's nodes by key, the generations they are of, and the nodes' own rows."""
+class Assignments:
+    """Replicas of this agent's nodes by key, the generations they belong to, and the node rows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,13 +34,13 @@ class Assigned:
         self.revision = 0
         self._seen_ms = 0
         self._nodes: dict[str, tuple[Node, int]] = {}
-        self._replicas: dict[str, Ordered] = {}
+        self._replicas: dict[str, Assignment] = {}
         self._by_node: dict[str, dict[str, None]] = {}
         self._generations: dict[str, GenerationSpec] = {}
 
     @property
     def known(self) -> bool:
-        """Until they were told nothing is known: not that there is no order for what runs here."""
+        """Return whether assignments were received. Before that, a process without an assignment proves nothing."""
         return bool(self.incarnation)
 
     def age_ms(self) -> int:
@@ -50,11 +49,11 @@ class Assigned:
     def node(self, name: str) -> tuple[Node, int] | None:
         return self._nodes.get(name)
 
-    def get(self, key: str) -> Ordered | None:
+    def get(self, key: str) -> Assignment | None:
         return self._replicas.get(key)
 
-    def on(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Ordered]]:
-        """All of a node, or those of `keys` that are there."""
+    def on(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Assignment]]:
+        """Iterate over the replicas of a node, or over those of `keys` that are on it."""
         here = self._by_node.get(node, {})
         return ((key, self._replicas[key]) for key in (tuple(here) if keys is None else keys) if key in here)
 
@@ -62,8 +61,8 @@ class Assigned:
         meta, spec = replica.metadata, replica.spec
         return self._generations.get(generation_name(meta.tenant, spec.workload, spec.generation))
 
-    def take(self, told: Orders) -> dict[str, str]:
-        """What was told. Answers of which replicas that was news, and on which nodes they are, or were."""
+    def take(self, told: AssignmentsUpdate) -> dict[str, str]:
+        """Apply a message. Returns the keys of changed replicas and the nodes they are, or were, on."""
         gone = tuple(self._replicas.keys() - {row.key for row in told.replicas}) if told.whole else told.gone
         if told.whole:
             self._nodes.clear()
@@ -72,10 +71,10 @@ class Assigned:
         for key in news:
             self._forget(key)
         for generation in told.generations:
-            self._generations[_name_of(generation)] = generation.spec
+            self._generations[_generation_name_of(generation)] = generation.spec
         for row in told.replicas:
             self._forget(row.key)
-            self._replicas[row.key] = Ordered(row.replica, row.revision)
+            self._replicas[row.key] = Assignment(row.replica, row.revision)
             self._by_node.setdefault(row.replica.status.node, {})[row.key] = None
             news[row.key] = row.replica.status.node
         for name, (node, revision) in told.nodes.items():
@@ -87,7 +86,7 @@ class Assigned:
         return news
 
     def let_go(self) -> None:
-        """Generations that no replica here is of any more are not needed."""
+        """Drop generations that no replica on these nodes belongs to."""
         wanted: Mapping[str, None] = dict.fromkeys(
             generation_name(one.replica.metadata.tenant, one.replica.spec.workload, one.replica.spec.generation)
             for one in self._replicas.values()
@@ -105,57 +104,62 @@ def generation_name(tenant: str, workload: str, number: int) -> str:
     return f"{tenant}/{workload}/{number:08d}"
 
 
-def _name_of(generation: Generation) -> str:
+def _generation_name_of(generation: Generation) -> str:
     return generation_name(generation.metadata.tenant, generation.spec.workload, generation.spec.generation)
 
 
-AT_ONCE: Final = 32
-"""A starter makes one process at a time; the others of these are being written down, or told."""
-
-SANDBOX_MS: Final = 400
-"""A sandbox is begun before it is made, and making it is most of the work of a start, of which nobody hears the end. So its
-turn lasts for so long: 80 a second, after the first few.
+STARTS_MAX: Final = 32
+"""Starts in progress at once. The spawn server creates one process at a time; the other starts are being written to the journal
+or reported.
 """
 
-SHOWN_MAX: Final = 50
-"""Of so many a node that wait it is told with each beat."""
+SANDBOX_SETUP_MS: Final = 400
+"""How long a sandboxed start keeps its slot. The sandbox is set up after the start is reported, takes most of the time, and its
+completion is not signalled. With 32 slots this allows 80 sandboxed starts per second.
+"""
 
-WAITS: Final = "waiting for its turn: others are being started on its machine"
+REPORTED_MAX: Final = 50
+"""Maximum number of queued attempts per node that a heartbeat lists."""
+
+WAITING_FOR_SLOT: Final = "waiting for a start slot: other processes are being started on this machine"
 
 
-def held_ms(order: Order) -> int:
-    """For how long after its beginning it keeps its turn."""
-    return SANDBOX_MS if order.sandbox == "bwrap" else 0
+def slot_hold_ms(order: Order) -> int:
+    """Return how long a start keeps its slot after the keeper reported it."""
+    return SANDBOX_SETUP_MS if order.sandbox == "bwrap" else 0
 
 
-class Lineup:
-    """Of one keeper, on all its nodes."""
+class StartQueue:
+    """Start queue of one keeper, for all its nodes."""
 
-    def __init__(self, at_once: int = AT_ONCE) -> None:
+    def __init__(self, at_once: int = STARTS_MAX) -> None:
         self._at_once = at_once
-        self._beginning: dict[Copy, None] = {}
-        self._called: dict[Copy, None] = {}
-        self._line: dict[Copy, str] = {}
-        """On which nodes those are who wait, the first first."""
+        self._beginning: dict[AttemptId, None] = {}
+        self._called: dict[AttemptId, None] = {}
+        self._line: dict[AttemptId, str] = {}
+        """Waiting attempts with their node, in FIFO order."""
 
-    def may_begin(self, copy: Copy, node: str) -> bool:
-        """Is it its turn, or under way? If not, it waits from now on."""
+    def may_begin(self, copy: AttemptId, node: str) -> bool:
+        """Return whether the attempt may start now or is already starting. If not, it is queued."""
         if copy in self._beginning or copy in self._called or (not self._line and self._room > 0):
             return True
         self._line.setdefault(copy, node)
         return False
 
-    def begins(self, copy: Copy) -> None:
+    def begins(self, copy: AttemptId) -> None:
         self._called.pop(copy, None)
         self._line.pop(copy, None)
         self._beginning[copy] = None
 
-    def over(self, copy: Copy) -> None:
-        """It was begun, or was not."""
+    def over(self, copy: AttemptId) -> None:
+        """Release the slot of an attempt, whether it started or failed."""
         self._beginning.pop(copy, None)
 
-    def call(self) -> list[tuple[str, Copy]]:
-        """Whose turn it is now, on which nodes. Whoever was called before and has not begun since has let its turn pass."""
+    def call(self) -> list[tuple[str, AttemptId]]:
+        """Admit waiting attempts to the free slots. Returns them with their nodes.
+
+        An attempt admitted by the previous call that has not started since loses its slot.
+        """
         self._called.clear()
         called = [(node, copy) for copy, node in islice(self._line.items(), max(0, self._room))]
         for _, copy in called:
@@ -163,12 +167,12 @@ class Lineup:
             self._called[copy] = None
         return called
 
-    def waiting(self) -> dict[str, list[Copy]]:
-        """By node, the first few of those who wait."""
-        found: dict[str, list[Copy]] = {}
+    def waiting(self) -> dict[str, list[AttemptId]]:
+        """Return the first waiting attempts of each node."""
+        found: dict[str, list[AttemptId]] = {}
         for copy, node in self._line.items():
             there = found.setdefault(node, [])
-            if len(there) < SHOWN_MAX:
+            if len(there) < REPORTED_MAX:
                 there.append(copy)
         return found
 

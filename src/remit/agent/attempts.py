@@ -1,6 +1,6 @@
 """Identity of one attempt of a replica: key, uid, attempt number, fencing token, file names.
 
-Names only; nothing runs here.
+Holds names and result words only; it starts nothing.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remit.world.interfaces import Ended
 
-if TYPE_CHECKING:  # a keeper is small: it knows copies, and loads no kinds
+if TYPE_CHECKING:  # the keeper process loads this module and must stay small, so no kinds are imported
     from remit.model.records import Replica
 
 OK: Final = "ok"
 OOM: Final = "oom"
 TIMEOUT: Final = "timeout"
 GONE: Final = "gone"
-"""It ended, and nobody saw how: whoever started it was gone too."""
+"""The process ended while no keeper was watching it, so its exit status is unknown."""
 NOT_STARTED: Final = "not started"
 UNWELL: Final = "unwell"
-"""A probe failed too often, so it was ended."""
+"""A startup or liveness probe failed too often, so the process was stopped."""
 
 SCRATCH_FULL: Final = "scratch full"
-"""It kept more in a scratch volume than its size allows, so it was ended."""
+"""The process wrote more to a scratch volume than its size, so it was stopped."""
 
 STREAMS: Final = ("out", "err")
 
-_COPY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.[0-9]{1,10}")
+_ATTEMPT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\.[0-9]{1,10}")
 _UNSAFE: Final = re.compile(r"[^a-zA-Z0-9.-]")
 
 
-class Copy(NamedTuple):
-    """One attempt of one replica: `key` is its row's, and a name may come again with another uid."""
+class AttemptId(NamedTuple):
+    """One attempt of one replica. `key` is the key of its row. A deleted replica may be created again under the same name; the
+    uid tells the two apart.
+    """
 
     key: str
     uid: str
@@ -41,41 +43,41 @@ class Copy(NamedTuple):
 
     @property
     def token(self) -> str:
-        """What fences it: the work may show it to whatever it writes to."""
+        """The fencing token of this attempt. The process may present it to storage it writes to."""
         return f"{self.uid}.{self.attempt}"
 
     @property
     def file_name(self) -> str:
-        """Safe as the name of a file or a cgroup, and no other copy's."""
+        """A name for files and cgroups of this attempt: safe in a path, and unique."""
         return f"{_UNSAFE.sub('_', self.uid)}.{self.attempt}"
 
     @property
     def log_names(self) -> tuple[str, ...]:
-        """The files of what it says, in the directory of its node's logs."""
+        """Names of the log files of this attempt, in the log directory of its node."""
         return tuple(f"{self.file_name}.{stream}" for stream in STREAMS)
 
 
-def is_copy_name(name: str) -> bool:
-    """May this be a copy's `file_name`?"""
-    return _COPY_NAME.fullmatch(name) is not None
+def is_attempt_name(name: str) -> bool:
+    """Return whether `name` has the form of an attempt's `file_name`."""
+    return _ATTEMPT_NAME.fullmatch(name) is not None
 
 
-def copy_of(key: str, replica: Replica) -> Copy:
-    return Copy(key, replica.metadata.uid, replica.status.attempt)
+def attempt_of(key: str, replica: Replica) -> AttemptId:
+    return AttemptId(key, replica.metadata.uid, replica.status.attempt)
 
 
-def known_by(env: Mapping[str, str]) -> Copy:
-    """Whose process it is, by its environment."""
-    return Copy(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))
+def attempt_from_env(env: Mapping[str, str]) -> AttemptId:
+    """Return the attempt a process belongs to, from its environment."""
+    return AttemptId(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))
 
 
-def named(node: str, copy: Copy) -> dict[str, object]:
-    """What a line of the log is found by."""
+def log_fields(node: str, copy: AttemptId) -> dict[str, object]:
+    """Return the fields that identify an attempt in a structured log line."""
     return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
 
 
 def result_of(ended: Ended) -> str:
-    """How an attempt ended, in one word for programs."""
+    """Return how an attempt ended, as one word for programs."""
     if ended.oom:
         return OOM
     if ended.code is not None:

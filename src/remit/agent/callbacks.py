@@ -1,18 +1,16 @@
 """Requests from API servers to the agent: log streaming and exec sessions.
 
-Told to whoever has the token: its last lines, all of it, or all that comes until it ends.
+Both services check the callback token that the agent announces to servers. The message type selects the service.
 
-What is asked for by name never becomes a path as it stands: a uid is looked up, or must be spelt as uids are. Items of a stream
-are the bytes themselves, whole lines as far as they are not too long. Of both streams the one is told, then the other: they are
-two files, and nobody has written down which line came first; while it is followed they are told as they come.
+Names in requests never become paths unchecked: a uid is looked up, or must have the form of a uid.
 
-Begun, fed, told and ended within bounds; no shell ever reads it.
+Log streams carry raw bytes, cut at line ends where lines are not too long. With both streams requested, stdout is sent
+before stderr: they are two files, and the order of lines between them is not recorded. Followed logs are sent as they are
+written.
 
-It runs as the copy does: its user, environment, directory, limits and sandbox. It ends when the copy does, when the asker
-leaves, when nothing was said for long, and after some hours; what it has left running ends with it. What is asked for by name
-is looked up among what runs here, and never becomes a path.
-
-That of logs, or of commands beside work: told apart by the first word only.
+An exec session runs like its attempt: same user, environment, directory, limits and sandbox, and no shell parses its
+command. It ends with the attempt, when the caller disconnects, after IDLE_MS_MAX without traffic, and after SESSION_MS_MAX.
+Processes it left running end with it.
 """
 
 from __future__ import annotations
@@ -29,70 +27,72 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from remit.agent.attempts import Copy
-from remit.model.wire.agent_messages import ExecOf, FeedOf, LogsOf
-from remit.model.wire.exec_frames import Begun, Over, Part, Unbegun
-from remit.model.wire.exec_frames import Window as Asked
+from remit.agent.attempts import AttemptId
+from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest, LogsRequest
+from remit.model.wire.exec_frames import ExecStarted, ExecExit, ExecFrameType, ExecRejected
+from remit.model.wire.exec_frames import TerminalSize as Asked
 from remit.world.interfaces import Ended, Missing, NotStarted, Order, Piece, Running, Spool, World
 from remit.world.process.exec_session import Said, Session, Window
 
 CHUNK_BYTES: Final = 64 << 10
-TAIL_MAX: Final = 1_000_000
-LOOK_MS: Final = 200
-"""So often a followed file is looked at."""
+TAIL_LINES_MAX: Final = 1_000_000
+LOG_POLL_MS: Final = 200
+"""Interval at which followed log files are polled."""
 
 _UID: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,99}")
-_decode_logs_request: msgspec.json.Decoder[LogsOf] = msgspec.json.Decoder(LogsOf)
+_logs_decoder: msgspec.json.Decoder[LogsRequest] = msgspec.json.Decoder(LogsRequest)
 
-Places = Callable[[Copy], tuple[Iterable[Path], bool]]
-"""In which directories the files of a copy may be, and whether it goes on."""
-
-
-class NotAsked(Exception):
-    """Nothing is told: who asked has no right to, or asked for what is no copy."""
+FindLogs = Callable[[AttemptId], tuple[Iterable[Path], bool]]
+"""Returns the directories that may contain the log files of an attempt, and whether more output can follow."""
 
 
-class Logs:
-    """Satisfies `world.promises.Service`."""
+class CallbackRejected(Exception):
+    """The request is rejected: its token is wrong, or it names no attempt."""
 
-    def __init__(self, world: World, spool: Spool, token: str, places: Places) -> None:
+
+class LogService:
+    """Serves log files. Implements `world.interfaces.Service`."""
+
+    def __init__(self, world: World, spool: Spool, token: str, places: FindLogs) -> None:
         self._world, self._spool, self._token, self._places = world, spool, token.encode(), places
 
     async def request(self, body: bytes, /) -> bytes:
-        raise NotAsked("what work says is streamed; ask for a stream")
+        raise CallbackRejected("logs are streamed; open a stream instead of a request")
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         asked = self._asked(body)
-        copy = Copy(asked.key, asked.uid, asked.attempt)
+        copy = AttemptId(asked.key, asked.uid, asked.attempt)
         names = [name for name, end in zip(copy.log_names, ("stdout", "stderr"), strict=True) if asked.stream in (end, "both")]
         directory = await self._find(copy, names, follow=asked.follow)
-        yield b""  # whoever waits for an answer knows now that this one has begun
+        yield b""  # an empty item tells the caller that the request was accepted
         if directory is None:
-            yield f"-- nothing is kept of attempt {copy.attempt}: it has not begun, or is too old --\n".encode()
+            yield f"-- no logs of attempt {copy.attempt} are stored: it has not started, or is too old --\n".encode()
             return
         positions = {name: await self._first(directory, name, asked.tail) for name in names}
         while True:
-            over = not asked.follow or not self._places(copy)[1]  # before the files are read: what comes later is not missed
+            # Checked before the files are read, so that the last output is not missed.
+            over = not asked.follow or not self._places(copy)[1]
             for name in names:
                 async for data in self._new(directory, name, positions):
                     yield data
             if over:
                 return
-            await self._world.clock.sleep_ms(LOOK_MS)
+            await self._world.clock.sleep_ms(LOG_POLL_MS)
 
-    def _asked(self, body: bytes) -> LogsOf:
+    def _asked(self, body: bytes) -> LogsRequest:
         try:
-            asked = _decode_logs_request.decode(body)
+            asked = _logs_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise NotAsked(f"that cannot be read ({error}); do both run the same version?") from error
+            raise CallbackRejected(f"the request cannot be decoded ({error}); run server and agent at the same version") from error
         if not hmac.compare_digest(asked.token.encode(), self._token):
-            raise NotAsked("the token is not the one that this agent knows")
+            raise CallbackRejected("the token is not this agent's callback token")
         if not _UID.fullmatch(asked.uid) or asked.attempt < 0:
-            raise NotAsked("that is no copy of a replica")
+            raise CallbackRejected("key, uid and attempt do not name an attempt of a replica")
         return asked
 
-    async def _find(self, copy: Copy, names: list[str], *, follow: bool) -> Path | None:
-        """The directory that has any of these files. One that is still to come is waited for, if that is wanted."""
+    async def _find(self, copy: AttemptId, names: list[str], *, follow: bool) -> Path | None:
+        """Return the directory that contains any of these files; None if there is none. With `follow`, wait until one appears.
+        """
         while True:
             places, goes_on = self._places(copy)
             for directory in places:
@@ -102,35 +102,36 @@ class Logs:
                         return directory
             if not goes_on or not follow:
                 return None
-            await self._world.clock.sleep_ms(LOOK_MS)
+            await self._world.clock.sleep_ms(LOG_POLL_MS)
 
     async def _new(self, directory: Path, name: str, positions: dict[str, int]) -> AsyncGenerator[bytes, None]:
-        """What was written since; `positions` says up to where it was told."""
+        """Yield the bytes written since the last call. `positions` holds the offset up to which each file was sent."""
         while True:
             piece = await self._read(directory, name, positions[name])
             if not piece.data:
                 return
             if piece.start > positions[name]:
-                yield f"-- {piece.start - positions[name]} bytes are not kept any more --\n".encode()
-            # Up to the last whole line, so that lines of the two streams do not mix; the rest with what follows it.
+                yield f"-- {piece.start - positions[name]} bytes were removed by log rotation --\n".encode()
+            # End at the last complete line, so that lines of the two streams do not mix. The rest follows with the next chunk.
             whole = piece.data.rfind(b"\n") + 1 if len(piece.data) == CHUNK_BYTES else len(piece.data)
             data = piece.data[: whole or len(piece.data)]
             positions[name] = piece.start + len(data)
             yield data
 
     async def _first(self, directory: Path, name: str, tail: int | None) -> int:
-        """Where its last lines begin."""
+        """Return the offset at which the last `tail` lines begin."""
         try:
             first, end = await self._world.offload(partial(self._spool.span, directory, name))
         except Missing:
             return 0
         if tail is None:
             return first
-        left, at, last = min(max(tail, 0), TAIL_MAX), end, True
+        left, at, last = min(max(tail, 0), TAIL_LINES_MAX), end, True
         while left and at > first:
             start = max(first, at - CHUNK_BYTES)
             data = await self._between(directory, name, start, at)
-            cut = len(data) - 1 if last and data.endswith(b"\n") else len(data)  # the end of the last line begins none
+            # The newline at the end of the file starts no line.
+            cut = len(data) - 1 if last and data.endswith(b"\n") else len(data)
             last = False
             while (cut := data.rfind(b"\n", 0, cut)) >= 0:
                 left -= 1
@@ -140,7 +141,7 @@ class Logs:
         return first if left else end
 
     async def _between(self, directory: Path, name: str, start: int, end: int) -> bytes:
-        """All of it, also where it is in several pieces; nothing of what is not kept any more."""
+        """Read a range, also across rotated files. Stops where bytes were removed by rotation."""
         data = b""
         while start + len(data) < end:
             piece = await self._read(directory, name, start + len(data))
@@ -159,34 +160,34 @@ class Logs:
 SESSIONS_MAX: Final = 64
 TENANT_SESSIONS_MAX: Final = 16
 IDLE_MS_MAX: Final = 30 * 60_000
-"""So long may pass without a word from either side."""
+"""Maximum time without input or output."""
 SESSION_MS_MAX: Final = 8 * 3_600_000
-DRAIN_MS: Final = 5_000
-"""So long what was written before the end is still read."""
+OUTPUT_DRAIN_MS: Final = 5_000
+"""How long output written before the end is still read."""
 
 GONE: Final = "gone"
 FULL: Final = "overloaded"
 NOT_STARTED: Final = "not_started"
 
-_execs: msgspec.json.Decoder[ExecOf] = msgspec.json.Decoder(ExecOf)
-_feeds: msgspec.json.Decoder[FeedOf] = msgspec.json.Decoder(FeedOf)
+_exec_decoder: msgspec.json.Decoder[ExecRequest] = msgspec.json.Decoder(ExecRequest)
+_feed_decoder: msgspec.json.Decoder[ExecInputRequest] = msgspec.json.Decoder(ExecInputRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-class Beside(NamedTuple):
-    """A copy that runs: on which node, as which process, and by which order."""
+class RunningAttempt(NamedTuple):
+    """A running attempt: its node, its process, and the order it was started with."""
 
     node: str
     running: Running
     order: Order
 
 
-Find = Callable[[Copy], Beside | None]
-"""None: it does not run here. Raises `NotStarted` while that cannot be told."""
+FindAttempt = Callable[[AttemptId], RunningAttempt | None]
+"""Looks up a running attempt; None if it does not run here. Raises `NotStarted` while that is unknown."""
 
 
-class _Talk:
-    """One session. Until `session` is there it only holds its place."""
+class _ExecState:
+    """One exec session. `session` is None while it starts; the entry reserves its slot meanwhile."""
 
     def __init__(self, tenant: str, now_ms: int) -> None:
         self.tenant = tenant
@@ -194,21 +195,21 @@ class _Talk:
         self.session: Session | None = None
 
 
-class Sessions:
-    """All that run here, for whoever has the token."""
+class ExecService:
+    """Serves exec sessions of this agent's attempts."""
 
-    def __init__(self, world: World, token: str, find: Find) -> None:
+    def __init__(self, world: World, token: str, find: FindAttempt) -> None:
         self._world, self._token, self._find = world, token.encode(), find
-        self._talks: dict[str, _Talk] = {}
+        self._talks: dict[str, _ExecState] = {}
 
     def __len__(self) -> int:
         return len(self._talks)
 
     async def request(self, body: bytes, /) -> bytes:
-        fed = self._read(_feeds, body)
+        fed = self._read(_feed_decoder, body)
         talk = self._talks.get(fed.session)
         if talk is None or talk.session is None:
-            return b""  # it has ended meanwhile, as its stream says
+            return b""  # the session has ended meanwhile, as its stream reports
         talk.spoke_ms = self._world.clock.now_ms()
         if fed.window is not None:
             talk.session.resize(_window(fed.window))
@@ -218,28 +219,28 @@ class Sessions:
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        asked = self._read(_execs, body)
+        asked = self._read(_exec_decoder, body)
         if asked.session in self._talks:
-            raise NotAsked("a session of that name is under way")
-        copy = Copy(asked.key, asked.uid, asked.attempt)
+            raise CallbackRejected("a session of that name is in progress")
+        copy = AttemptId(asked.key, asked.uid, asked.attempt)
         tenant = asked.key.split("/")[1] if asked.key.count("/") == 2 else ""
         if (full := self._full(tenant)) is not None:
-            yield _said(Part.REFUSED, full)
+            yield _frame(ExecFrameType.REFUSED, full)
             return
-        talk = self._talks[asked.session] = _Talk(tenant, self._world.clock.now_ms())
+        talk = self._talks[asked.session] = _ExecState(tenant, self._world.clock.now_ms())
         try:
             try:
                 found = self._find(copy)
                 if found is not None:
                     talk.session = await self._begin(found, asked)
             except NotStarted as error:
-                yield _said(Part.REFUSED, Unbegun(NOT_STARTED, error.cause, error.cure))
+                yield _frame(ExecFrameType.REFUSED, ExecRejected(NOT_STARTED, error.cause, error.cure))
                 return
             if found is None or talk.session is None:
-                cause = f"attempt {copy.attempt} does not run on this node"
-                yield _said(Part.REFUSED, Unbegun(GONE, cause, "look where it is, and ask again"))
+                cause, cure = f"attempt {copy.attempt} does not run on this node", "look up its node (remit get replicas), and retry"
+                yield _frame(ExecFrameType.REFUSED, ExecRejected(GONE, cause, cure))
                 return
-            yield _said(Part.BEGUN, Begun(asked.key.rpartition("/")[2], copy.attempt, found.node))
+            yield _frame(ExecFrameType.STARTED, ExecStarted(asked.key.rpartition("/")[2], copy.attempt, found.node))
             async for item in self._told(talk, talk.session, found.running):
                 yield item
         finally:
@@ -251,20 +252,20 @@ class Sessions:
         try:
             asked = decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise NotAsked(f"that cannot be read ({error}); do both run the same version?") from error
+            raise CallbackRejected(f"the request cannot be decoded ({error}); run server and agent at the same version") from error
         if not hmac.compare_digest(asked.token.encode(), self._token):
-            raise NotAsked("the token is not the one that this agent knows")
+            raise CallbackRejected("the token is not this agent's callback token")
         return asked
 
-    def _full(self, tenant: str) -> Unbegun | None:
-        cure = "end one that is not needed, or ask again later"
+    def _full(self, tenant: str) -> ExecRejected | None:
+        cure = "end a session that is not needed, or retry later"
         if len(self._talks) >= SESSIONS_MAX:
-            return Unbegun(FULL, f"{len(self._talks)} sessions are under way on this node", cure)
+            return ExecRejected(FULL, f"this node has reached its limit of {SESSIONS_MAX} exec sessions", cure)
         if sum(talk.tenant == tenant for talk in self._talks.values()) >= TENANT_SESSIONS_MAX:
-            return Unbegun(FULL, f"{TENANT_SESSIONS_MAX} sessions of this tenant are under way on this node", cure)
+            return ExecRejected(FULL, f"this tenant has reached its limit of {TENANT_SESSIONS_MAX} sessions on this node", cure)
         return None
 
-    async def _begin(self, found: Beside, asked: ExecOf) -> Session:
+    async def _begin(self, found: RunningAttempt, asked: ExecRequest) -> Session:
         begin, env = asked.begin, dict(found.order.env)
         if begin.window is not None and begin.terminal:
             env["TERM"] = begin.terminal
@@ -275,8 +276,8 @@ class Sessions:
             session.end_input()
         return session
 
-    async def _told(self, talk: _Talk, session: Session, beside: Running) -> AsyncGenerator[bytes, None]:
-        """What it writes, until it has ended and all of that is told; then how it ended."""
+    async def _told(self, talk: _ExecState, session: Session, beside: Running) -> AsyncGenerator[bytes, None]:
+        """Yield output frames until the session has ended and its output is complete, then the exit status."""
         clock, why, ending_ms, silent = self._world.clock, "", 0, False
         reading: asyncio.Future[Said | None] = asyncio.ensure_future(session.read())
         waiting: asyncio.Future[Ended] = asyncio.ensure_future(session.wait())
@@ -284,25 +285,25 @@ class Sessions:
             while not (silent and ending_ms):
                 now_ms = clock.now_ms()
                 if not ending_ms and (waiting.done() or now_ms >= _limit_ms(talk)):
-                    why = "" if waiting.done() else _limit_words(talk, now_ms)
+                    why = "" if waiting.done() else _limit_reason(talk, now_ms)
                     ending_ms = now_ms
-                    await session.end()  # and what it has left running, which may hold its streams open
-                until_ms = ending_ms + DRAIN_MS if ending_ms else _limit_ms(talk)
+                    await session.end()  # also its descendants, which may hold its output streams open
+                until_ms = ending_ms + OUTPUT_DRAIN_MS if ending_ms else _limit_ms(talk)
                 await self._until(until_ms, [*([] if silent else [reading]), *([] if ending_ms else [waiting])])
                 if not silent and reading.done():
                     said = reading.result()
                     if said is None:
-                        silent = True  # it may run on without a voice
+                        silent = True  # it closed its output and may still run
                         continue
                     talk.spoke_ms = clock.now_ms()
-                    yield bytes((Part.STDERR if said.stream == "stderr" else Part.STDOUT,)) + said.data
+                    yield bytes((ExecFrameType.STDERR if said.stream == "stderr" else ExecFrameType.STDOUT,)) + said.data
                     reading = asyncio.ensure_future(session.read())
                 elif ending_ms and clock.now_ms() >= until_ms:
                     break
             ended = await session.wait()
             if not why and ended.signal is not None and not self._world.runner.alive(beside):
                 why = "its replica ended"
-            yield _said(Part.OVER, Over(ended.code, ended.signal, why))
+            yield _frame(ExecFrameType.EXITED, ExecExit(ended.code, ended.signal, why))
         finally:
             for task in (reading, waiting):
                 task.cancel()
@@ -316,17 +317,17 @@ class Sessions:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _limit_ms(talk: _Talk) -> int:
+def _limit_ms(talk: _ExecState) -> int:
     return min(talk.spoke_ms + IDLE_MS_MAX, talk.began_ms + SESSION_MS_MAX)
 
 
-def _limit_words(talk: _Talk, now_ms: int) -> str:
+def _limit_reason(talk: _ExecState, now_ms: int) -> str:
     if now_ms >= talk.began_ms + SESSION_MS_MAX:
-        return f"a session lasts {SESSION_MS_MAX // 3_600_000} hours at most"
-    return f"nothing was said for {IDLE_MS_MAX // 60_000} minutes"
+        return f"the session reached its limit of {SESSION_MS_MAX // 3_600_000} hours"
+    return f"no input or output for {IDLE_MS_MAX // 60_000} minutes"
 
 
-def _said(part: Part, what: msgspec.Struct) -> bytes:
+def _frame(part: ExecFrameType, what: msgspec.Struct) -> bytes:
     return bytes((part,)) + _encode(what)
 
 
@@ -334,38 +335,40 @@ def _window(asked: Asked) -> Window:
     return Window(asked.rows, asked.columns)
 
 
-WORD_BYTES_MAX: Final = 4 << 20
+MESSAGE_BYTES_MAX: Final = 4 << 20
 
 
-class _Word(Struct):
+class _TaggedMessage(Struct):
     type: str = ""
 
 
-_decode_tag: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
+_tag_decoder: msgspec.json.Decoder[_TaggedMessage] = msgspec.json.Decoder(_TaggedMessage)
 
 
-class Answering:
-    """Satisfies `world.promises.Service`. Who may ask is looked at by each."""
+class CallbackService:
+    """Dispatches requests to the log or exec service by message type. Implements `world.interfaces.Service`. Each service
+    checks the token itself.
+    """
 
-    def __init__(self, logs: Logs, sessions: Sessions) -> None:
+    def __init__(self, logs: LogService, sessions: ExecService) -> None:
         self._logs, self._sessions = logs, sessions
 
     async def request(self, body: bytes, /) -> bytes:
-        if _word(body) == "feed":
+        if _message_type(body) == "feed":
             return await self._sessions.request(body)
         return await self._logs.request(body)
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        answered = self._sessions.stream(body) if _word(body) == "exec" else self._logs.stream(body)
+        answered = self._sessions.stream(body) if _message_type(body) == "exec" else self._logs.stream(body)
         async with aclosing(answered) as items:
             async for item in items:
                 yield item
 
 
-def _word(body: bytes) -> str:
-    if len(body) > WORD_BYTES_MAX:
-        raise NotAsked(f"{len(body)} bytes are more than anybody has to say here")
+def _message_type(body: bytes) -> str:
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise CallbackRejected(f"the request has {len(body)} bytes, more than the maximum of {MESSAGE_BYTES_MAX}")
     try:
-        return _decode_tag.decode(body).type
+        return _tag_decoder.decode(body).type
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise NotAsked(f"that cannot be read ({error}); do both run the same version?") from error
+        raise CallbackRejected(f"the request cannot be decoded ({error}); run server and agent at the same version") from error

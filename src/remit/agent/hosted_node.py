@@ -1,11 +1,10 @@
-"""What the agent tracks per hosted node: reconciler, lease, writes not yet visible, last lease epoch.
+"""State of each hosted node in the agent: reconciler, lease, writes not yet visible, last lease epoch.
 
-Its mind, its lease, what its keeper has; nothing is done here.
+Plain state: the agent (agent.py) and the heartbeat sender (heartbeat.py) act on it.
 
-Only then does its keeper know all that may run there. One small file.
-
-A lease's epoch grows by one each time that it is acquired. So whoever wrote down the one before has missed nobody in between;
-and whoever cannot tell, since its data was lost or another machine had its name, must not say that nothing runs.
+The lease epoch grows by one with each acquisition. An agent whose data directory holds the previous epoch therefore knows
+that no other agent held the node in between, and that its keeper's table lists all processes of the node. If the data was
+lost, or another machine used the node's name, the agent cannot know this and must not report that nothing runs.
 """
 
 from __future__ import annotations
@@ -17,39 +16,41 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from remit.agent.attempts import Copy
-from remit.agent.keeper.protocol import Begun
-from remit.agent.reconciler import Mind
-from remit.agent.run_spec import Place
-from remit.client.lease_holder import Tenure
-from remit.law.timing import Tempo
+from remit.agent.attempts import AttemptId
+from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.reconciler import NodeReconciler
+from remit.agent.run_spec import NodeSettings
+from remit.client.lease_holder import LeaseHold
+from remit.law.timing import Timing
 from remit.model.claims import Role
 from remit.model.kinds import Node
 from remit.world.interfaces import DiskError, Missing, World
 
-ALL: Final = ""
-"""Stands for the keys of all replicas of a node."""
+ALL_KEYS: Final = ""
+"""Used in place of a replica key for all replicas of a node."""
 
 
-class Hosted(NamedTuple):
-    """A node of this agent: as it declares itself, and where what belongs to its work is kept."""
+class HostedNodeSpec(NamedTuple):
+    """A node that this agent hosts: the Node object it registers, and the settings its processes are started with."""
 
     node: Node
-    place: Place
+    place: NodeSettings
 
 
-class Site:
-    """What goes on at one node. Without a `node` to declare it is one that was hosted here once: what is left of it ends."""
+class HostedNode:
+    """State of one hosted node. `node` is None for a node that was hosted here earlier and whose remaining processes are
+    stopped.
+    """
 
-    def __init__(self, place: Place, tempo: Tempo, node: Node | None) -> None:
+    def __init__(self, place: NodeSettings, tempo: Timing, node: Node | None) -> None:
         self.name, self.node, self.place = place.node, node, place
         self.lease = f"{Role.AGENT}/{self.name}"
-        self.mind = Mind(self.name, tempo)
-        self.tenure: Tenure | None = None
-        self.kept: dict[Copy, Begun] = {}
+        self.mind = NodeReconciler(self.name, tempo)
+        self.tenure: LeaseHold | None = None
+        self.kept: dict[AttemptId, ProcessRecord] = {}
         self.settled = ""
-        self._due_ms = {ALL: 0}
-        """When there is something to see of a replica, by its key; `ALL`: of all of them."""
+        self._due_ms = {ALL_KEYS: 0}
+        """When each replica has to be reconciled next, by key; the key `ALL_KEYS` is the whole node."""
 
     def touch(self, key: str, at_ms: int) -> None:
         self._due_ms[key] = min(at_ms, self._due_ms.get(key, at_ms))
@@ -58,8 +59,8 @@ class Site:
         return min(self._due_ms.values(), default=None)
 
     def take_due(self, now_ms: int) -> dict[str, None] | None:
-        """At whom to look now; None: at everybody. That serves whoever was to be looked at later, too."""
-        if self._due_ms.get(ALL, now_ms + 1) <= now_ms:
+        """Remove and return the keys that are due; None: all of them. A full reconcile also covers keys that are due later."""
+        if self._due_ms.get(ALL_KEYS, now_ms + 1) <= now_ms:
             self._due_ms.clear()
             return None
         keys = [key for key, at_ms in self._due_ms.items() if at_ms <= now_ms]
@@ -68,11 +69,11 @@ class Site:
         return dict.fromkeys(keys)
 
     def may_act(self, now_ms: int) -> bool:
-        return self.tenure is not None and self.tenure.may_act(now_ms)
+        return self.tenure is not None and self.tenure.is_valid(now_ms)
 
 
-class Awaited:
-    """Which replicas' last move the orders do not show yet, and at which revision they will."""
+class UnconfirmedWrites:
+    """Accepted claims that the assignments do not show yet, with the revision at which they will."""
 
     def __init__(self) -> None:
         self._at: dict[str, tuple[int, str]] = {}
@@ -84,45 +85,48 @@ class Awaited:
         return self._at.get(key, (0, ""))[0] > revision
 
     def pop_reached(self, revision: int) -> dict[str, str]:
-        """Which, and on which nodes they are."""
+        """Remove the writes that are visible at `revision`. Returns their keys and nodes."""
         reached = {key: node for key, (at, node) in self._at.items() if at <= revision}
         for key in reached:
             del self._at[key]
         return reached
 
     def clear(self) -> None:
-        """Another store tells from now on: its revisions are no later or earlier than those before."""
+        """Forget all writes. Called when a different store takes over, whose revisions cannot be compared with the old ones."""
         self._at.clear()
 
 
-_epochs: msgspec.json.Decoder[dict[str, int]] = msgspec.json.Decoder(dict[str, int])
+_epochs_decoder: msgspec.json.Decoder[dict[str, int]] = msgspec.json.Decoder(dict[str, int])
 
 
-class Continuity:
-    """`path`: where the epochs are written down. Without one everything is taken to follow."""
+class LeaseContinuity:
+    """Persists the lease epochs in `path`. Without a path, every acquisition counts as continuous."""
 
     def __init__(self, world: World, path: Path | None) -> None:
         self._world, self._path = world, path
         self._known: dict[str, int] | None = None
 
     async def took_over(self, epochs: Mapping[str, int]) -> frozenset[str]:
-        """These nodes' leases were acquired at these epochs. Of which is it known that nobody else held them since?"""
+        """Record the epochs at which leases were acquired. Returns the nodes whose lease no other agent held since the recorded
+        one.
+        """
         path = self._path
         if path is None or not epochs:
             return frozenset(epochs)
         if self._known is None:
-            self._known = await self._world.offload(lambda: _read(self._world, path))
+            self._known = await self._world.offload(lambda: _read_epochs(self._world, path))
         follows = frozenset(node for node, epoch in epochs.items() if self._known.get(node, 0) == epoch - 1)
         self._known |= epochs
         data = msgspec.json.encode(self._known, order="sorted")
-        with suppress(DiskError):  # then the next one to start here cannot tell, and waits
+        # After a failed write the next agent on this directory cannot prove continuity, and waits for fences instead.
+        with suppress(DiskError):
             await self._world.offload(lambda: self._world.disk.write_atomically(path, data))
         return follows
 
 
-def _read(world: World, path: Path) -> dict[str, int]:
+def _read_epochs(world: World, path: Path) -> dict[str, int]:
     try:
         world.disk.make_directory(path.parent)
-        return _epochs.decode(world.disk.read(path))
+        return _epochs_decoder.decode(world.disk.read(path))
     except (Missing, DiskError, msgspec.DecodeError):
         return {}

@@ -1,17 +1,14 @@
 """Preparation of an attempt before its start: step framework, secret and config delivery.
 
-Gathered in its room, step by step; the order itself is work.py's.
+Preparation runs between the committed `start` and the keeper's start order, as part of the phase `starting`; heartbeats
+report its progress. The attempt's directory is assembled under a temporary name and renamed when complete. So it exists with
+all its contents or not at all, even if the agent is killed meanwhile. Templates without inputs skip preparation. The order
+is built in run_spec.py.
 
-Preparing comes between the committed `start` and the keeper's order, and is a part of `starting`: how far it is, is told with
-every beat. A room is made under another name and gets its own once it is whole, so a copy's directory is there with all that
-belongs in it or not at all, whoever was killed meanwhile. Work that asks for nothing never comes by here.
-
-A step of its preparing: asked for when it starts, kept in memory, gone with it.
-
-Files lie in a vault of the machine's memory (world/files/secret_files.py), and the copy's directory leads there; variables
-travel in the order. Neither is written to a disk, to the keeper's journal or into a command: `$(NAME)` does not stand for
-what is secret. A start reads what is there at that moment. While something is missing the copy waits, says for what, and goes
-on when it comes.
+Secrets and configs are fetched at each start, so a start gets their current content. Files are stored in memory
+(world/files/secret_files.py) and mounted or linked into the attempt's directory; variables are passed in the order. Neither
+is written to disk, to the keeper's journal or into a command: `$(NAME)` does not expand secret variables. While a secret or
+config is missing, the attempt waits and reports what it waits for.
 """
 
 from __future__ import annotations
@@ -24,40 +21,40 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, Protocol
 
-from remit.agent.attempts import Copy
-from remit.agent.run_spec import HOME, NOTHING, RESERVED, Place, Prepared, is_sandboxed, user_of
-from remit.client.rpc import Source
+from remit.agent.attempts import AttemptId
+from remit.agent.run_spec import ROOTFS_HOME, NO_INPUTS, RESERVED_PREFIX, NodeSettings, PreparedInputs, is_sandboxed, user_of
+from remit.client.rpc import MaterialSource
 from remit.model.claims import Actor
 from remit.model.kinds import Mount, Template
 from remit.model.metadata import ENV_NAME
 from remit.model.records import GenerationSpec, Replica
-from remit.model.wire.agent_messages import Material, MaterialOf
+from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.world.files.secret_files import Vault
 from remit.world.interfaces import DiskError, LinkError, Mounted, World, WorldError
 
-MAKING: Final = ".making"
-"""A room that is not whole yet has this after its name: no copy is called so."""
+INCOMPLETE_SUFFIX: Final = ".making"
+"""Suffix of a directory that is not complete yet. No attempt has such a name."""
 
-Tell = Callable[[str], None]
-"""How far it is, in a few words for people; as often as one likes."""
+OnProgress = Callable[[str], None]
+"""Reports progress, as a short phrase for people. May be called at any rate."""
 
 
 class NotPrepared(WorldError):
-    """What the work asks for cannot be had here: it is not started."""
+    """An input of the workload is not available on this node, so it is not started."""
 
 
-class Making:
-    """How far the preparing of one copy is. It is over when one of `prepared` and `failed` is there."""
+class PreparationProgress:
+    """Progress of the preparation of one attempt. It is done when `prepared` or `failed` is set."""
 
     __slots__ = ("failed", "number", "prepared", "said", "task")
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
-        """For which start within its attempt."""
-        self.said = "gathers what it needs"
-        self.prepared: Prepared | None = None
+        """The restart within the attempt that it is for; 0 is the first start."""
+        self.said = "preparing its inputs"
+        self.prepared: PreparedInputs | None = None
         self.failed = ""
-        """Why it cannot be started, with the cure."""
+        """Why it cannot be started, with the fix."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -68,17 +65,18 @@ class Making:
         self.said = said
 
 
-class Subject(NamedTuple):
-    """For whom is prepared. `fresh`: its room is new, and empty but for what earlier steps put there; else it stood before,
-    with all that belongs in it and all that the work made of it."""
+class PreparationContext(NamedTuple):
+    """The attempt that a step prepares. `fresh`: the directory is new and has only the contents of earlier steps. Otherwise it existed
+    before, with all inputs and everything the process changed.
+    """
 
-    place: Place
-    copy: Copy
+    place: NodeSettings
+    copy: AttemptId
     replica: Replica
     generation: GenerationSpec
     fresh: bool
     runs: bool = False
-    """It runs already, and what is prepared is for what is to run beside it."""
+    """The process already runs; the inputs are for probes and exec sessions beside it."""
 
     @property
     def template(self) -> Template:
@@ -86,49 +84,49 @@ class Subject(NamedTuple):
 
     @property
     def user(self) -> str:
-        """As whom the work runs, and so whose its files are."""
+        """The user that the process runs as and that owns its files."""
         return user_of(self.template, self.place, self.replica.metadata.tenant)
 
 
-class Step(Protocol):
-    """One sort of thing that work may ask for."""
+class PreparationStep(Protocol):
+    """Prepares one kind of input."""
 
     def wanted(self, template: Template, /) -> bool: ...
 
-    async def prepare(self, subject: Subject, room: Path, tell: Tell, /) -> Prepared:
-        """Put it in the `room`, or say what the order is to have. It may be cancelled at any time, and asked for again: after a
-        restart of the agent, of the work, or of both. Raises `WorldError`, whose words are told as the reason.
+    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
+        """Put the input into `room`, or return what the order needs. May be cancelled at any time and called again, after a
+        restart of the agent, the process, or both. Raises `WorldError`, which is reported as the reason.
         """
         ...
 
-    def forget(self, copy: Copy, /) -> None:
-        """It has ended, or is not wanted any more."""
+    def forget(self, copy: AttemptId, /) -> None:
+        """Release what is held for an attempt that has ended or is no longer needed."""
         ...
 
     def forget_all_but(self, known: Collection[str], /) -> None:
-        """Of other copies than these, by their file names, nothing is left: an agent that was killed could not forget them.
-        Asked once, before anything begins.
+        """Release what is held for all attempts but these, given by file name. Called once at startup, because an agent that
+        was killed could not release it.
         """
         ...
 
 
 class Preparer:
-    """Takes the steps one after another, in this order."""
+    """Runs the preparation steps in order."""
 
-    def __init__(self, world: World, steps: Sequence[Step]) -> None:
+    def __init__(self, world: World, steps: Sequence[PreparationStep]) -> None:
         self._world, self._steps = world, tuple(steps)
 
     async def prepare(
-        self, place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, making: Making, *, runs: bool = False
+        self, place: NodeSettings, copy: AttemptId, replica: Replica, generation: GenerationSpec, making: PreparationProgress, *, runs: bool = False
     ) -> None:
-        """Raises nothing but cancellation: how it went is in `making`."""
+        """Prepare an attempt. Raises only on cancellation; the outcome is stored in `making`."""
         room = place.directory(copy)
-        beside = room.with_name(room.name + MAKING)
+        beside = room.with_name(room.name + INCOMPLETE_SUFFIX)
         try:
             fresh = not await self._world.offload(lambda: self._world.disk.exists(room))
             if fresh:
                 await self._world.offload(lambda: self._make_anew(beside))
-            subject, prepared = Subject(place, copy, replica, generation, fresh, runs), NOTHING
+            subject, prepared = PreparationContext(place, copy, replica, generation, fresh, runs), NO_INPUTS
             for step in self._steps:
                 if step.wanted(subject.template):
                     prepared = prepared.joined(await step.prepare(subject, beside if fresh else room, making.tell))
@@ -139,12 +137,12 @@ class Preparer:
             making.said, making.failed = "", f"{error.cause}; {error.cure}"
             await self._world.offload(lambda: self._world.disk.remove_tree(beside))
 
-    def forget(self, copy: Copy) -> None:
+    def forget(self, copy: AttemptId) -> None:
         for step in self._steps:
             step.forget(copy)
 
     async def clear(self, works: Sequence[Path], known: Collection[str]) -> None:
-        """Of what the keeper does not know any more nothing is left: whoever should have removed it was killed before."""
+        """Remove directories of attempts that the keeper does not know: the agent that should have removed them was killed."""
         disk, offload = self._world.disk, self._world.offload
         for work in dict.fromkeys(works):
             with suppress(DiskError):
@@ -154,12 +152,12 @@ class Preparer:
         for step in self._steps:
             step.forget_all_but(known)
 
-    async def abandon(self, place: Place, copy: Copy) -> None:
-        """Of what was prepared and never begun nothing is left."""
+    async def abandon(self, place: NodeSettings, copy: AttemptId) -> None:
+        """Remove everything prepared for an attempt that was not started."""
         self.forget(copy)
         room = place.directory(copy)
         with suppress(DiskError):
-            for path in (room.with_name(room.name + MAKING), room):
+            for path in (room.with_name(room.name + INCOMPLETE_SUFFIX), room):
                 await self._world.offload(partial(self._world.disk.remove_tree, path))
 
     def _make_anew(self, room: Path) -> None:
@@ -167,16 +165,17 @@ class Preparer:
         self._world.disk.make_directory(room, durably=False)
 
 
-WAIT_MS: Final = 300_000
-"""For so long what is missing is waited for; then the attempt has failed, and another may begin elsewhere."""
+MATERIAL_WAIT_MS: Final = 300_000
+"""How long missing secrets and configs are waited for. Then the attempt fails, and the next one may be placed on another node.
+"""
 
-LOOK_MS: Final = 250
-LOOK_MS_MAX: Final = 5_000
-SILENT: Final = "nobody answers who has what it reads"
+MATERIAL_POLL_MS: Final = 250
+MATERIAL_POLL_MS_MAX: Final = 5_000
+NO_DELIVERY: Final = "no server delivers its secrets and configs"
 
 
-class Delivered(NamedTuple):
-    """What one copy reads: files by their path, and variables, the secret ones apart."""
+class DeliveredData(NamedTuple):
+    """Secrets and configs of one attempt: files by path, variables, and secret variables separately."""
 
     files: dict[PurePosixPath, bytes]
     env: dict[str, str]
@@ -186,33 +185,36 @@ class Delivered(NamedTuple):
         return f"Delivered({len(self.files)} files, {len(self.env) + len(self.hidden)} variables)"
 
 
-class Delivering:
-    """Satisfies `preparing.Step`. `speaks`, set by whoever builds it: as whom this agent speaks for a node now, if it may."""
+class SecretAndConfigStep:
+    """Delivers secrets and configs. Implements `preparation.Step`.
 
-    def __init__(self, world: World, source: Source, vault: Vault) -> None:
+    `speaks`, set by the builder, returns the actor for requests about a node, or None while its lease is not held.
+    """
+
+    def __init__(self, world: World, source: MaterialSource, vault: Vault) -> None:
         self._world, self._source, self._vault = world, source, vault
         self.speaks: Callable[[str], Actor | None] = lambda _: None
         self._held: set[str] = set()
-        """Whose files the vault may have: of all others there is nothing to forget."""
+        """File names of attempts that may have secret files. There is nothing to remove for any other."""
 
     def wanted(self, template: Template, /) -> bool:
         return bool(template.secrets or template.configs)
 
-    async def prepare(self, subject: Subject, room: Path, tell: Tell, /) -> Prepared:
+    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         template, name = subject.template, subject.copy.file_name
-        delivered = read(template, await self._material(subject, tell))
+        delivered = plan_delivery(template, await self._material(subject, tell))
         if not delivered.files:
-            return Prepared(env=delivered.env, hidden=delivered.hidden)
-        if not (subject.runs and self._vault.has(name)):  # what runs keeps what it was started with
+            return PreparedInputs(env=delivered.env, hidden=delivered.hidden)
+        if not (subject.runs and self._vault.has(name)):  # a running process keeps the files it was started with
             self._held.add(name)
             await self._world.offload(partial(self._vault.put, name, delivered.files, subject.user))
         mounts = await self._lead(subject, room, self._vault.place(name))
-        return Prepared(delivered.env, mounts, hidden=delivered.hidden)
+        return PreparedInputs(delivered.env, mounts, hidden=delivered.hidden)
 
-    def forget(self, copy: Copy, /) -> None:
+    def forget(self, copy: AttemptId, /) -> None:
         if copy.file_name in self._held:
             self._held.discard(copy.file_name)
-            with suppress(DiskError):  # it is tried again by the next agent
+            with suppress(DiskError):  # the next agent retries
                 self._vault.remove(copy.file_name)
 
     def forget_all_but(self, known: Collection[str], /) -> None:
@@ -222,37 +224,37 @@ class Delivering:
                 with suppress(DiskError):
                     self._vault.remove(name)
 
-    async def _material(self, subject: Subject, tell: Tell) -> Material:
-        """Once all of it is there. Raises `NotPrepared`."""
-        until_ms, pause_ms, clock = self._world.clock.now_ms() + WAIT_MS, LOOK_MS, self._world.clock
-        tell("asks for its secrets and configs")
+    async def _material(self, subject: PreparationContext, tell: OnProgress) -> SecretMaterial:
+        """Fetch secrets and configs, and wait until all are available. Raises `NotPrepared`."""
+        until_ms, pause_ms, clock = self._world.clock.now_ms() + MATERIAL_WAIT_MS, MATERIAL_POLL_MS, self._world.clock
+        tell("fetching its secrets and configs")
         while True:
             actor = self.speaks(subject.place.node)
             if actor is None:
-                why, cure = SILENT, "nothing to do: it is asked again once its node's lease is held"
+                why, cure = NO_DELIVERY, "nothing to do: it is retried once the node's lease is held"
             else:
                 try:
-                    found = await self._source(MaterialOf(actor, subject.copy.key, subject.copy.uid, subject.copy.attempt))
+                    found = await self._source(SecretMaterialRequest(actor, subject.copy.key, subject.copy.uid, subject.copy.attempt))
                     if not found.failed:
                         return found
                     why, cure = found.why, found.cure
                 except LinkError as error:
-                    why, cure = f"{SILENT} ({error.cause})", error.cure
+                    why, cure = f"{NO_DELIVERY} ({error.cause})", error.cure
             if clock.now_ms() >= until_ms:
                 raise NotPrepared(why, cure)
-            tell(f"waits, {(until_ms - clock.now_ms()) // 1000} s more: {why}; {cure}")
+            tell(f"waiting another {(until_ms - clock.now_ms()) // 1000} s: {why}; {cure}")
             await clock.sleep_ms(pause_ms)
-            pause_ms = min(2 * pause_ms, LOOK_MS_MAX)
+            pause_ms = min(2 * pause_ms, MATERIAL_POLL_MS_MAX)
 
-    async def _lead(self, subject: Subject, room: Path, place: Path) -> tuple[Mounted, ...]:
-        """Where the copy finds its files: shown there by the sandbox, or by a link."""
+    async def _lead(self, subject: PreparationContext, room: Path, place: Path) -> tuple[Mounted, ...]:
+        """Make the files visible to the process, by mounts in a sandbox and by links otherwise."""
         template, carrier = subject.template, self._world.carrier
         mounts: list[Mounted] = []
-        for path in outermost(template):
+        for path in outermost_paths(template):
             if path.is_absolute():
-                mounts.append(Mounted(place / _inside(path), Path(path)))
+                mounts.append(Mounted(place / _path_in_secrets(path), Path(path)))
             elif is_sandboxed(template, subject.place):
-                home = HOME if template.rootfs is not None else subject.place.directory(subject.copy)
+                home = ROOTFS_HOME if template.rootfs is not None else subject.place.directory(subject.copy)
                 if subject.fresh:
                     await carrier.make(room / path, below=room, user=subject.user)
                 mounts.append(Mounted(place / path, home / path))
@@ -261,45 +263,45 @@ class Delivering:
         return tuple(mounts)
 
 
-def read(template: Template, material: Material) -> Delivered:
-    """What is to be put where. Raises `NotPrepared`, with the names of what is wrong and never its value."""
-    delivered = Delivered({}, {}, {})
+def plan_delivery(template: Template, material: SecretMaterial) -> DeliveredData:
+    """Return which content goes where. Raises `NotPrepared` with the names of what is wrong, never with a value."""
+    delivered = DeliveredData({}, {}, {})
     for kind, mounts, given in (("secret", template.secrets, material.secrets), ("config", template.configs, material.configs)):
         for mount in mounts:
             if mount.name not in given:
-                raise NotPrepared(f"the server has not told {kind} {mount.name}", "do both run the same version?")
+                raise NotPrepared(f"the server did not send {kind} {mount.name}", "run server and agent at the same version")
             if mount.path:
-                _put(delivered.files, kind, mount, given[mount.name])
+                _add_files(delivered.files, kind, mount, given[mount.name])
             else:
                 into = delivered.hidden if kind == "secret" else delivered.env
-                into.update(_variables(kind, mount, given[mount.name]))
+                into.update(_checked_variables(kind, mount, given[mount.name]))
     return delivered
 
 
-def _put(files: dict[PurePosixPath, bytes], kind: str, mount: Mount, data: Mapping[str, str]) -> None:
+def _add_files(files: dict[PurePosixPath, bytes], kind: str, mount: Mount, data: Mapping[str, str]) -> None:
     for key, value in data.items():
-        path = _inside(PurePosixPath(mount.path)) / key
+        path = _path_in_secrets(PurePosixPath(mount.path)) / key
         if path in files or any(one in files for one in path.parents) or any(path in one.parents for one in files):
-            raise NotPrepared(f"{kind} {mount.name}: something else is at {path} too", "give one of them another path")
+            raise NotPrepared(f"{kind} {mount.name}: another file is already at {path}", "give one of them a different path")
         files[path] = value.encode()
 
 
-def _variables(kind: str, mount: Mount, data: Mapping[str, str]) -> dict[str, str]:
+def _checked_variables(kind: str, mount: Mount, data: Mapping[str, str]) -> dict[str, str]:
     for key in data:
-        if not re.search(ENV_NAME, key) or key.startswith(RESERVED):
-            cure = "name its keys as variables are, pick some with keys:, or give it a path"
-            raise NotPrepared(f"{kind} {mount.name}: {key} cannot be a variable", cure)
+        if not re.search(ENV_NAME, key) or key.startswith(RESERVED_PREFIX):
+            cure = "use keys that are valid variable names, select keys with keys:, or set a path"
+            raise NotPrepared(f"{kind} {mount.name}: key {key} is not a valid variable name", cure)
     return dict(data)
 
 
-def outermost(template: Template) -> Iterator[PurePosixPath]:
-    """The directories that hold all files, none inside of another."""
+def outermost_paths(template: Template) -> Iterator[PurePosixPath]:
+    """Yield the mount directories, without those inside another one."""
     paths = sorted({PurePosixPath(one.path) for one in (*template.secrets, *template.configs) if one.path})
     for path in paths:
         if not any(one in path.parents for one in paths):
             yield path
 
 
-def _inside(path: PurePosixPath) -> PurePosixPath:
-    """Below the vault's directory of the copy; what is absolute lies apart from what is not."""
+def _path_in_secrets(path: PurePosixPath) -> PurePosixPath:
+    """Return the path in the attempt's secret directory. Absolute paths get a subtree of their own."""
     return PurePosixPath(".root", *path.parts[1:]) if path.is_absolute() else path

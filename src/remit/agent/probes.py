@@ -1,12 +1,10 @@
 """Probe thresholds and restart backoff (pure).
 
-What probes answered, counted; nobody is asked here, and time comes as an argument.
+Counts probe results; probes are run in probe_runner.py, and time is an argument.
 
-The start-up probe comes first: until it has passed once the other two are not asked. One that is ready stays so until it has
-failed `failures` times in a row; one that is not is ready after one success. A start-up probe that fails so often, or a
-liveness probe, ends it.
-
-Arithmetic over how often and how long it ran.
+The startup probe comes first: the other two are not run until it has passed once. A ready process stays ready until its
+readiness probe has failed `failures` times in a row; one success makes it ready again. A startup or liveness probe that
+fails that often ends the process.
 """
 
 from __future__ import annotations
@@ -16,19 +14,19 @@ from typing import Final, Literal
 
 from remit.model.kinds import Probe, Probes
 
-Which = Literal["start", "ready", "live"]
+ProbeName = Literal["start", "ready", "live"]
 
 
-class Tries:
-    """One probe of one process."""
+class ProbeState:
+    """State of one probe of one process."""
 
     def __init__(self, probe: Probe, now_ms: int) -> None:
         self.probe = probe
         self.failed = 0
         self.passed = False
-        """Did it pass, and not fail too often since?"""
+        """It has passed, and has not failed too often since."""
         self.judged = False
-        """Has it passed, or failed too often, at least once?"""
+        """It has passed or reached its failure limit at least once."""
         self.due_ms = now_ms
         self.said = ""
 
@@ -43,17 +41,18 @@ class Tries:
             self.passed, self.judged = False, True
 
 
-class Health:
-    """All probes of one start of a copy: the `of`th within its attempt. `started`: its start-up probe has passed before."""
+class ProcessHealth:
+    """Probe states of one process. `of` counts the restarts within the attempt. `started`: its startup probe has passed before.
+    """
 
     def __init__(self, probes: Probes, now_ms: int, of: int = 0, *, started: bool = False) -> None:
         self.of = of
-        wanted: tuple[tuple[Which, Probe | None], ...] = (
+        wanted: tuple[tuple[ProbeName, Probe | None], ...] = (
             ("start", None if started else probes.start),
             ("ready", probes.ready),
             ("live", probes.live),
         )
-        self.tries: dict[Which, Tries] = {which: Tries(probe, now_ms) for which, probe in wanted if probe is not None}
+        self.tries: dict[ProbeName, ProbeState] = {which: ProbeState(probe, now_ms) for which, probe in wanted if probe is not None}
 
     @property
     def has_started(self) -> bool:
@@ -67,7 +66,9 @@ class Health:
 
     @property
     def is_unready(self) -> bool:
-        """Is it known not to be ready? Until its probe has been answered often enough nothing is known."""
+        """Return whether the process is known not to be ready. Before its probe has passed or failed often enough, that is
+        unknown.
+        """
         ready = self.tries.get("ready")
         return ready is not None and ready.judged and not ready.passed
 
@@ -78,9 +79,9 @@ class Health:
 
     @property
     def said(self) -> str:
-        return next((f"its {which} probe failed: {one.said}" for which, one in self.tries.items() if one.failed), "")
+        return next((f"{which} probe failed: {one.said}" for which, one in self.tries.items() if one.failed), "")
 
-    def due(self, now_ms: int) -> Iterator[Which]:
+    def due(self, now_ms: int) -> Iterator[ProbeName]:
         for which, one in self.tries.items():
             if one.due_ms <= now_ms and self._asked(which, one):
                 yield which
@@ -88,20 +89,20 @@ class Health:
     def next_ms(self) -> int | None:
         return min((one.due_ms for which, one in self.tries.items() if self._asked(which, one)), default=None)
 
-    def _asked(self, which: Which, one: Tries) -> bool:
+    def _asked(self, which: ProbeName, one: ProbeState) -> bool:
         return not one.passed if which == "start" else self.has_started
 
-    def asked(self, which: Which, now_ms: int) -> None:
-        """It is under way: not again before its time is over."""
+    def asked(self, which: ProbeName, now_ms: int) -> None:
+        """Mark a probe as running, so that it is not started again before its timeout."""
         one = self.tries[which]
         one.due_ms = now_ms + int(one.probe.timeout) + int(one.probe.period)
 
-    def told(self, which: Which, ok: bool, said: str, now_ms: int) -> None:
+    def told(self, which: ProbeName, ok: bool, said: str, now_ms: int) -> None:
         self.tries[which].told(ok, said, now_ms)
 
 
-STEADY_MS: Final = 60_000
-"""What ran for so long had come up well: its pause begins anew."""
+STABLE_RUN_MS: Final = 60_000
+"""A process that ran this long had started properly: its backoff is reset."""
 
 _DOUBLINGS_MAX: Final = 30
 
@@ -116,11 +117,13 @@ def restart_after_ms(
     backoff_max_ms: int,
     limit: int,
 ) -> int | None:
-    """How long to wait, from its end on; None: it is not started again. `restarts`: how often it was, within this attempt."""
+    """Return the delay before a restart, counted from the end of the process; None: no restart. `restarts` is their number so
+    far within the attempt.
+    """
     if when == "never" or (when == "failure" and not failed):
         return None
     if limit and restarts >= limit:
         return None
-    if ran_ms >= STEADY_MS:
+    if ran_ms >= STABLE_RUN_MS:
         return backoff_ms
     return min(max(backoff_ms, backoff_max_ms), backoff_ms << min(restarts, _DOUBLINGS_MAX))

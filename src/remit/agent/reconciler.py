@@ -1,18 +1,17 @@
-"""Per-node reconciler (pure): decides from orders, lease and keeper table which attempts to start, stop or report.
+"""Per-node reconciler (pure): decides from assignments, lease and keeper table which attempts to start, stop or report.
 
-Looks, and answers with deeds; no I/O and no clock of its own.
+Returns actions; does no I/O and reads no clock. Three rules carry the safety argument:
 
-Three rules carry the safety argument; the rest is service:
-
-- *Nothing starts on a stale order.* A process is begun only once this agent's own `start` for that attempt is committed, while
-  its lease lasts, and only if there was no silence since that `start` was asked for after which the scope may have given it up.
-  What is started again within its attempt needs no more than that the attempt goes on; but what must never run twice needs to
-  know that it does: not after such a silence, nor on orders from before the lease was acquired.
-- *What is not, or no longer, ordered here is ended*, and only then forgotten; nothing else is ended for want of an answer. The
-  deadlines of what must never run twice are the keeper's (keeper.py).
-- *Each end is told once, by the move that the table has for it*, and room is freed by nothing but that. That nothing runs is
-  said only by one who would know: where another agent held this node before, with a keeper of its own, what must never run
-  twice is given the time to be fenced there first; not so what was still bound once this agent held it: nobody else began that.
+- *No start on a stale assignment.* A process is started only after this agent's own `start` for the attempt is committed, while
+  the lease is held, and only if no gap in the renewals since that `start` was long enough for the scope to declare the attempt
+  lost. A restart within an attempt needs only that the attempt is still assigned. A workload that must never run twice needs
+  certainty of that: no restart after such a gap, nor on assignments older than the lease.
+- *A process without an assignment on this node is stopped*, and its record is forgotten only afterwards. A missing answer is no
+  reason to stop anything else. Fencing deadlines of workloads that must never run twice are enforced by the keeper (keeper.py).
+- *Each end is reported once, by the transition the lifecycle table has for it*; only that frees the capacity. The agent reports
+  that nothing runs only if it would know. If another agent with its own keeper held this node before, a workload that must
+  never run twice is given time to be fenced there. An attempt that was still bound after this agent acquired the lease is
+  exempt: no other agent can have started it.
 """
 
 from __future__ import annotations
@@ -21,99 +20,105 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from remit.agent.assignments import Assigned, Ordered
-from remit.agent.attempts import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, Copy, copy_of, result_of
-from remit.agent.keeper.protocol import Begun
-from remit.agent.preparation import Making
-from remit.agent.probes import Health, restart_after_ms
-from remit.agent.run_spec import NOTHING, fence_ms, needs_preparing, reads
-from remit.law.timing import Tempo, lost_after_ms
+from remit.agent.assignments import Assignments, Assignment
+from remit.agent.attempts import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, AttemptId, attempt_of, result_of
+from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.preparation import PreparationProgress
+from remit.agent.probes import ProcessHealth, restart_after_ms
+from remit.agent.run_spec import NO_INPUTS, fence_ms, needs_preparation, uses_secrets_or_configs
+from remit.law.timing import Timing, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.records import GenerationSpec, Phase, Replica
 from remit.world.interfaces import Ended
 
-RENEWALS_KEPT: Final = 128
+RENEWALS_MAX: Final = 128
 
-_OVER: Final = (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
+_TERMINAL: Final = (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
 _RUNS: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
-class Say(NamedTuple):
-    """Ask the authority for the next step of a copy."""
+class ReportAction(NamedTuple):
+    """Claim the next lifecycle transition of an attempt from the authority."""
 
-    copy: Copy
+    copy: AttemptId
     move: Move
 
 
-class Start(NamedTuple):
-    """Let the keeper begin it: the `number`th time within its attempt."""
+class StartAction(NamedTuple):
+    """Have the keeper start a process. `number` counts the restarts within the attempt; 0 is the first start."""
 
-    copy: Copy
+    copy: AttemptId
     replica: Replica
     generation: GenerationSpec
     number: int
 
 
-class Prepare(NamedTuple):
-    """Gather what it needs for its `number`th start: it is started once that is there (preparing.py)."""
+class PrepareAction(NamedTuple):
+    """Prepare the inputs of start `number`; the process starts once they are ready (preparation.py)."""
 
-    copy: Copy
+    copy: AttemptId
     replica: Replica
     generation: GenerationSpec
     number: int
 
 
-class End(NamedTuple):
-    """Let the keeper end it, and all that came of it; `why` is then the result that is told in place of how it ended."""
+class StopAction(NamedTuple):
+    """Have the keeper stop a process and its descendants. `why`, if given, is reported as the result instead of the exit
+    status.
+    """
 
-    copy: Copy
+    copy: AttemptId
     grace_ms: int
     why: str = ""
 
 
-class Leave(NamedTuple):
-    """Forget it: it has ended, and is no longer ordered here."""
+class ForgetAction(NamedTuple):
+    """Forget an attempt that has ended and is no longer assigned to this node."""
 
-    copy: Copy
-
-
-Act = Say | Prepare | Start | End | Leave
+    copy: AttemptId
 
 
-class Course:
-    """What this agent knows of a copy beyond the keeper's table. It begins anew with the agent."""
+AgentAction = ReportAction | PrepareAction | StartAction | StopAction | ForgetAction
+
+
+class AttemptProgress:
+    """State of an attempt that is not in the keeper's table. In memory only: it starts empty with the agent."""
 
     __slots__ = ("asked_ms", "barred", "bound_in", "health")
 
     def __init__(self) -> None:
         self.asked_ms: int | None = None
-        """When its `start` was asked for."""
+        """When its `start` was claimed."""
         self.barred = False
-        """It does not run, and the keeper will begin no more of it."""
+        """It does not run, and the keeper has confirmed that it will not start it any more."""
         self.bound_in = ""
-        """In which incarnation it was seen to be not yet started, by orders from after the node's lease was acquired."""
-        self.health: Health | None = None
+        """The incarnation in which assignments newer than the node's lease showed the attempt as bound, so not started."""
+        self.health: ProcessHealth | None = None
 
 
-class Mind:
-    """One node's. `look` may be called at any time, and as often; it answers what is to be done by what is known now."""
+class NodeReconciler:
+    """Decides for one node. `look` may be called at any time and as often as needed; it returns the actions for the current
+    state.
+    """
 
-    def __init__(self, node: str, tempo: Tempo) -> None:
+    def __init__(self, node: str, tempo: Timing) -> None:
         self.node, self.tempo = node, tempo
-        self.courses: dict[Copy, Course] = {}
+        self.courses: dict[AttemptId, AttemptProgress] = {}
         self.wakes: dict[str, int] = {}
-        """When time alone makes a difference next to whom of those last looked at, by key: a look then may do more."""
-        self.making: dict[Copy, Making] = {}
-        """What is being prepared, or was: whoever performs the deeds keeps it up to date."""
-        self._renewals: deque[int] = deque(maxlen=RENEWALS_KEPT)
+        """When the passage of time alone will require another reconcile, by key, for the keys of the last call."""
+        self.making: dict[AttemptId, PreparationProgress] = {}
+        """Preparations in progress or finished. Maintained by the agent, which performs the actions."""
+        self._renewals: deque[int] = deque(maxlen=RENEWALS_MAX)
         self._strange_since_ms: int | None = None
         self._held_from = self._seen = 0
-        """At which revision the node's lease was acquired, and which one the orders of this look show."""
+        """The revision at which the node's lease was acquired, and the revision of the assignments of this call."""
 
     def took_over(self, now_ms: int, *, follows: bool, revision: int = 0) -> None:
-        """The node's lease was acquired. `follows`: nobody else, with another keeper, held it since this agent's data did.
-        Whatever was given up here for want of a holder was given up before `revision`.
+        """Record that the node's lease was acquired at `revision`.
+
+        `follows`: no agent with another keeper held the lease since this data directory did. Attempts that were declared
+        lost because the lease had no holder were declared lost before `revision`.
         """
         self._held_from = revision
         if not follows:
@@ -122,50 +127,52 @@ class Mind:
                 course.bound_in = ""
 
     def renewed(self, sent_ms: int) -> None:
-        """A renewal of the node's lease that was sent then was answered."""
+        """Record that a renewal of the node's lease, sent at `sent_ms`, was accepted."""
         self._renewals.append(sent_ms)
 
-    def course(self, copy: Copy) -> Course:
-        return self.courses.setdefault(copy, Course())
+    def course(self, copy: AttemptId) -> AttemptProgress:
+        return self.courses.setdefault(copy, AttemptProgress())
 
-    def ordered(self, orders: Assigned, copy: Copy) -> bool:
+    def ordered(self, orders: Assignments, copy: AttemptId) -> bool:
         found = orders.get(copy.key)
-        if found is None or copy_of(copy.key, found.replica) != copy:
+        if found is None or attempt_of(copy.key, found.replica) != copy:
             return False
         status = found.replica.status
-        return status.node == self.node and status.phase not in _OVER
+        return status.node == self.node and status.phase not in _TERMINAL
 
-    def wanted(self, orders: Assigned, copy: Copy) -> bool:
-        """Is it to run, or may it be again?"""
+    def wanted(self, orders: Assignments, copy: AttemptId) -> bool:
+        """Return whether the attempt should run, or may have to run again."""
         found = orders.get(copy.key)
         leaving = found is not None and found.replica.status.phase in (Phase.DRAINING, Phase.STOPPING)
         return not leaving and self.ordered(orders, copy)
 
-    # -- a look ----------------------------------------------------------------------------------------------------------
+    # -- reconcile -----------------------------------------------------------------------------------------------------------
 
     def look(
         self,
         now_ms: int,
-        orders: Assigned,
-        kept: Mapping[Copy, Begun],
+        orders: Assignments,
+        kept: Mapping[AttemptId, ProcessRecord],
         *,
         may_act: bool,
         keys: Collection[str] | None = None,
-    ) -> list[Act]:
-        """`kept` is what the keeper's table has of this node; `may_act`: its lease is held; `keys`: only at these, where there
-        was news of no other. Until the orders are known nothing is done: what runs here may have one.
+    ) -> list[AgentAction]:
+        """Return the actions for `keys` (None: all replicas of this node).
+
+        `kept` is the part of the keeper's table that belongs to this node; `may_act` tells whether the node's lease is held.
+        No action is returned before the first assignments arrive, because a running process may have an assignment.
         """
         self._seen = orders.revision
         self.wakes.clear()
         if not orders.known:
             return []
-        deeds: list[Act] = [
-            End(copy, self.tempo.kill_grace_ms) if one.alive else Leave(copy)
+        deeds: list[AgentAction] = [
+            StopAction(copy, self.tempo.kill_grace_ms) if one.alive else ForgetAction(copy)
             for copy, one in kept.items()
             if (keys is None or copy.key in keys) and not self.ordered(orders, copy)
         ]
         for key, order in orders.on(self.node, keys):
-            copy = copy_of(key, order.replica)
+            copy = attempt_of(key, order.replica)
             deeds += self._next(now_ms, orders, copy, order, kept.get(copy), may_act)
         if keys is None:
             for copy in [copy for copy in self.courses if copy not in kept and not self.ordered(orders, copy)]:
@@ -173,8 +180,8 @@ class Mind:
         return deeds
 
     def _next(
-        self, now_ms: int, orders: Assigned, copy: Copy, order: Ordered, kept: Begun | None, may_act: bool
-    ) -> Iterator[Act]:
+        self, now_ms: int, orders: Assignments, copy: AttemptId, order: Assignment, kept: ProcessRecord | None, may_act: bool
+    ) -> Iterator[AgentAction]:
         replica, generation = order.replica, orders.spec_of(order.replica)
         match replica.status.phase:
             case Phase.BOUND if may_act:
@@ -189,7 +196,7 @@ class Mind:
                 yield self._say(copy, order, "stop")
             case Phase.STOPPING if kept is not None and kept.alive:
                 grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
-                yield End(copy, grace_ms)
+                yield StopAction(copy, grace_ms)
             case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, orders, copy, generation):
                 pass
             case Phase.STOPPING if may_act:
@@ -198,14 +205,18 @@ class Mind:
             case Phase.UNKNOWN if may_act and not self._given_up(orders):
                 yield self._say(copy, order, "resume")
 
-    def _given_up(self, orders: Assigned) -> bool:
-        """Is this node held for silent? Then what is resumed would be doubted at once, again and again: it joins first."""
+    def _given_up(self, orders: Assignments) -> bool:
+        """Return whether this node is marked unknown or lost. A resumed replica would be marked unknown again at once, so the
+        node has to become healthy first.
+        """
         found = orders.node(self.node)
         return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
-    def _may_run_elsewhere(self, now_ms: int, orders: Assigned, copy: Copy, generation: GenerationSpec | None) -> bool:
-        """Its keeper knows nothing of it. But may that of another, who held this node before, be running it still? Not if it
-        was still bound when this agent held the node already: whoever begins it needs a `start`, and only the holder gets one.
+    def _may_run_elsewhere(self, now_ms: int, orders: Assignments, copy: AttemptId, generation: GenerationSpec | None) -> bool:
+        """Return whether the keeper of a previous holder of this node may still be running this attempt.
+
+        This node's own keeper has no record of it. An attempt that was still bound while this agent held the lease cannot
+        run elsewhere: a start needs a committed `start`, and only the lease holder gets one.
         """
         fence = 0 if generation is None else fence_ms(generation)
         if self._strange_since_ms is None or not fence:
@@ -218,28 +229,29 @@ class Mind:
             self._wake_at(copy.key, until_ms)
         return now_ms < until_ms
 
-    # -- what runs, or is to ---------------------------------------------------------------------------------------------
+    # -- attempts that run or should run -------------------------------------------------------------------------------------
 
     def _go_on(
         self,
         now_ms: int,
-        orders: Assigned,
-        copy: Copy,
-        order: Ordered,
+        orders: Assignments,
+        copy: AttemptId,
+        order: Assignment,
         generation: GenerationSpec,
-        kept: Begun | None,
+        kept: ProcessRecord | None,
         may_act: bool,
-    ) -> Iterator[Act]:
+    ) -> Iterator[AgentAction]:
         phase = order.replica.status.phase
         if kept is None:
             void = phase is Phase.STARTING and self._void(now_ms, copy, generation)
             if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, orders, copy, generation):
                 return
             if phase is not Phase.STARTING:
-                yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)  # it ran: nobody knows of it now
+                # It ran, and no record of it is left: its exit status is unknown.
+                yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)
             elif void:
                 if may_act:
-                    yield self._say(copy, order, "crash", result=GONE, reason="it was not started in time")
+                    yield self._say(copy, order, "crash", result=GONE, reason="not started in time")
             elif may_act:
                 yield from self._begin(copy, order, generation, 0, may_act)
         elif kept.ended is None:
@@ -247,19 +259,21 @@ class Mind:
         else:
             yield from self._when_it_ended(now_ms, copy, order, generation, kept, kept.ended, may_act)
 
-    def _begin(self, copy: Copy, order: Ordered, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[Act]:
-        """Once all that it needs is there. What cannot be had is an end of this attempt: the next may be placed elsewhere."""
-        making = self.making.get(copy) if needs_preparing(generation.spec.template) else _NOTHING_TO_MAKE
-        if making is None or (making.is_over and making.number < number and reads(generation.spec.template)):
-            # What it reads may have changed since: each start has it as it is by then.
-            yield Prepare(copy, order.replica, generation, number)
+    def _begin(self, copy: AttemptId, order: Assignment, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[AgentAction]:
+        """Prepare the inputs, then start. A failed preparation ends the attempt; the next one may be placed on another node."""
+        making = self.making.get(copy) if needs_preparation(generation.spec.template) else _NO_PREPARATION
+        if making is None or (making.is_over and making.number < number and uses_secrets_or_configs(generation.spec.template)):
+            # Secrets and configs may have changed since the last start: each start gets their current content.
+            yield PrepareAction(copy, order.replica, generation, number)
         elif making.prepared is not None:
-            yield Start(copy, order.replica, generation, number)
+            yield StartAction(copy, order.replica, generation, number)
         elif making.failed and may_act:
             yield self._say(copy, order, "crash", result=NOT_STARTED, reason=making.failed)
 
-    def _void(self, now_ms: int, copy: Copy, generation: GenerationSpec) -> bool:
-        """Was there a silence, since its `start` was asked for, after which the scope may have given it up?"""
+    def _void(self, now_ms: int, copy: AttemptId, generation: GenerationSpec) -> bool:
+        """Return whether renewals paused, since `start` was claimed, for long enough that the scope may have declared the
+        attempt lost.
+        """
         fence = fence_ms(generation)
         if not fence:
             return False
@@ -277,19 +291,19 @@ class Mind:
         return False
 
     def _while_it_runs(
-        self, now_ms: int, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun, may_act: bool
-    ) -> Iterator[Act]:
+        self, now_ms: int, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord, may_act: bool
+    ) -> Iterator[AgentAction]:
         course, phase = self.course(copy), order.replica.status.phase
         grace_ms = int(spec.template.stop_grace)
         until_ms = kept.since_ms + int(spec.timeout)
         if spec.timeout and now_ms >= until_ms:
-            yield End(copy, grace_ms, TIMEOUT)
+            yield StopAction(copy, grace_ms, TIMEOUT)
             return
         if spec.timeout:
             self._wake_at(copy.key, until_ms)
         health = course.health if course.health is not None and course.health.of == kept.number else None
         if health is not None and health.is_dead:
-            yield End(copy, grace_ms, UNWELL)
+            yield StopAction(copy, grace_ms, UNWELL)
             return
         started = not spec.template.probes.start or (health is not None and health.has_started)
         ready = not spec.template.probes.ready or (health is not None and health.is_ready)
@@ -303,8 +317,8 @@ class Mind:
             yield self._say(copy, order, "unready", reason=health.said)
 
     def _when_it_ended(
-        self, now_ms: int, copy: Copy, order: Ordered, generation: GenerationSpec, kept: Begun, ended: Ended, may_act: bool
-    ) -> Iterator[Act]:
+        self, now_ms: int, copy: AttemptId, order: Assignment, generation: GenerationSpec, kept: ProcessRecord, ended: Ended, may_act: bool
+    ) -> Iterator[AgentAction]:
         spec, phase = generation.spec, order.replica.status.phase
         again = spec.template.restart
         when = again.when or ("never" if spec.type == "job" else "always")
@@ -319,42 +333,42 @@ class Mind:
             yield from self._over(copy, order, spec, kept, ended, may_act)
         elif phase in (Phase.READY, Phase.SERVING):
             if may_act:
-                yield self._say(copy, order, "unready", reason=f"it ended ({_result(kept, ended)}) and is started again")
+                yield self._say(copy, order, "unready", reason=f"the process ended ({_result(kept, ended)}) and is restarted")
         elif fence and self._seen < self._held_from:
-            self._wake_at(copy.key, now_ms + self.tempo.beat_ms)
+            self._wake_at(copy.key, now_ms + self.tempo.heartbeat_ms)
         elif now_ms >= kept.ended_ms + pause_ms:
             yield from self._begin(copy, order, generation, kept.number + 1, may_act)
         else:
             self._wake_at(copy.key, kept.ended_ms + pause_ms)
 
     def _over(
-        self, copy: Copy, order: Ordered, spec: WorkloadSpec, kept: Begun | None, ended: Ended, may_act: bool
-    ) -> Iterator[Act]:
-        """The attempt has come to its end."""
+        self, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord | None, ended: Ended, may_act: bool
+    ) -> Iterator[AgentAction]:
+        """Report the end of the attempt."""
         if not may_act:
             return
         phase, result = order.replica.status.phase, _result(kept, ended)
         if result != OK:
             yield self._say(copy, order, "crash", result=result, reason=self._reason(copy, spec, kept, result))
         elif phase is Phase.SERVING:
-            yield self._say(copy, order, "unready", reason="it ended")
+            yield self._say(copy, order, "unready", reason="the process ended")
         else:
             yield self._say(copy, order, "finish", result=OK)
 
-    def _reason(self, copy: Copy, spec: WorkloadSpec, kept: Begun | None, result: str) -> str:
-        """Why it ended as it did, for people."""
+    def _reason(self, copy: AttemptId, spec: WorkloadSpec, kept: ProcessRecord | None, result: str) -> str:
+        """Return an explanation of the result for people."""
         if kept is None:
             return ""
         if kept.failed:
             return f"{kept.failed}; {kept.cure}"
         if kept.fenced:
-            return "nobody answered its agent for longer than its fence"
+            return "stopped by the fence: no lease renewal was accepted for longer than the workload's fence"
         if result == OOM:
-            return f"it used all the memory that it may take; ask for more than {_memory(spec)} in template.resources"
+            return f"out of memory: the process exceeded its memory limit ({_memory_limit(spec)}); raise template.resources.memory"
         if result == SCRATCH_FULL:
-            return "it kept more in a scratch volume than its size; keep less there, or raise the size in template.volumes"
+            return "a scratch volume exceeded its size; write less to it, or raise its size in template.volumes"
         if result == TIMEOUT:
-            return f"it ran for longer than its timeout of {spec.timeout}"
+            return f"ran longer than its timeout of {spec.timeout}"
         health = self.course(copy).health
         return health.said if result == UNWELL and health is not None else ""
 
@@ -363,26 +377,26 @@ class Mind:
 
     def _say(
         self,
-        copy: Copy,
-        order: Ordered,
+        copy: AttemptId,
+        order: Assignment,
         transition: str,
         *,
         result: str = "",
         reason: str = "",
         ports: Mapping[str, int] | None = None,
-    ) -> Say:
-        return Say(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))
+    ) -> ReportAction:
+        return ReportAction(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))
 
 
-_NOTHING_TO_MAKE: Final = Making()
-_NOTHING_TO_MAKE.prepared = NOTHING
+_NO_PREPARATION: Final = PreparationProgress()
+_NO_PREPARATION.prepared = NO_INPUTS
 
 
-def _result(kept: Begun | None, ended: Ended) -> str:
+def _result(kept: ProcessRecord | None, ended: Ended) -> str:
     if kept is not None and kept.failed:
         return NOT_STARTED
     return kept.why if kept is not None and kept.why else result_of(ended)
 
 
-def _memory(spec: WorkloadSpec) -> str:
-    return str(spec.template.resources.written().get("memory", "nothing"))
+def _memory_limit(spec: WorkloadSpec) -> str:
+    return str(spec.template.resources.to_manifest().get("memory", "none set"))

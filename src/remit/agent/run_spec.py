@@ -1,9 +1,7 @@
 """Builds the process order (command, environment, limits, sandbox, devices) from a replica's template.
 
-From its workload's template to an order; nothing is started here.
-
-The command is an argument list and stays one. `$(NAME)` in it stands for a variable of the environment, `$$(NAME)` for those
-letters themselves; what no variable is named after stays as it is written.
+Starts nothing. The command is an argument list and is never parsed by a shell. `$(NAME)` in an argument is replaced with
+that environment variable, and `$$(NAME)` is an escaped `$(NAME)`. References to unknown variables are left as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.agent.attempts import Copy
+from remit.agent.attempts import AttemptId
 from remit.model.kinds import Template
 from remit.model.records import GenerationSpec, Replica
 from remit.world.interfaces import Limits, Mounted, Order
@@ -21,68 +19,72 @@ from remit.world.process.isolation import EACH, user_of_tenant
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_MAX: Final = 4_096
-HOME: Final = Path("/work")
-"""Where work with a root of its own finds its directory."""
-RESERVED: Final = "REMIT_"
-"""Variables of these names are the agent's to set."""
+ROOTFS_HOME: Final = Path("/work")
+"""Where a process with its own root file system finds its working directory."""
+RESERVED_PREFIX: Final = "REMIT_"
+"""Prefix of variables that only the agent sets."""
 
-_GPU: Final = re.compile(r"gpu-[0-9]{1,4}")
-_NAMED: Final = re.compile(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+_NUMBERED_GPU: Final = re.compile(r"gpu-[0-9]{1,4}")
+_VARIABLE: Final = re.compile(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
-class Place(NamedTuple):
-    """Where an agent keeps what belongs to work: `logs` and `work` are directories of its own."""
+class NodeSettings(NamedTuple):
+    """Settings of a hosted node that process orders are built from. `logs` and `work` are directories of the agent."""
 
     node: str
     scope: str
     logs: Path
     work: Path
     sandbox: bool
-    """Is a sandbox to be had? What says `default` gets one then."""
+    """A sandbox is available. Workloads with `sandbox: default` get one then."""
     path: str = PATH
     hidden: tuple[Path, ...] = ()
-    """Of which a sandbox shows nothing but the copy's own."""
+    """Paths that a sandbox hides, apart from the attempt's own directory."""
     user: str = ""
-    """As whom work runs that names nobody (world/process/isolation.py); empty: as the agent does."""
+    """Default user for workloads that name none (world/process/isolation.py); empty: the agent's user."""
 
-    def stdout(self, copy: Copy) -> Path:
+    def stdout(self, copy: AttemptId) -> Path:
         return self.logs / f"{copy.file_name}.out"
 
-    def stderr(self, copy: Copy) -> Path:
+    def stderr(self, copy: AttemptId) -> Path:
         return self.logs / f"{copy.file_name}.err"
 
-    def directory(self, copy: Copy) -> Path:
+    def directory(self, copy: AttemptId) -> Path:
         return self.work / copy.file_name
 
 
 def fence_ms(generation: GenerationSpec) -> int:
-    """How long it may run without a renewal; 0: for ever."""
-    return int(generation.spec.fence) if generation.spec.never_twice else 0
+    """How long the process may run without a lease renewal; 0: without limit."""
+    return int(generation.spec.fence) if generation.spec.is_fenced else 0
 
 
-def needs_preparing(template: Template) -> bool:
-    """Must anything be there before it starts? What asks for nothing pays nothing."""
-    return bool(template.artifacts or template.volumes or template.rootfs or reads(template))
+def needs_preparation(template: Template) -> bool:
+    """Return whether inputs must be prepared before the start. Templates without any skip the preparation."""
+    return bool(template.artifacts or template.volumes or template.rootfs or uses_secrets_or_configs(template))
 
 
-def reads(template: Template) -> bool:
-    """Has it secrets or configs?"""
+def uses_secrets_or_configs(template: Template) -> bool:
+    """Return whether the template uses secrets or configs."""
     return bool(template.secrets or template.configs)
 
 
-def is_sandboxed(template: Template, place: Place) -> bool:
+def is_sandboxed(template: Template, place: NodeSettings) -> bool:
     wants = template.sandbox == "bwrap" or template.rootfs is not None
     return wants or (template.sandbox == "default" and place.sandbox)
 
 
-def user_of(template: Template, place: Place, tenant: str) -> str:
-    """As whom it runs. Only what says so itself, which admission permits, runs as somebody else than the node's own choice."""
+def user_of(template: Template, place: NodeSettings, tenant: str) -> str:
+    """Return the user the process runs as. Only a template with an explicit user, which admission has to permit, overrides the
+    node's default.
+    """
     return template.user or (user_of_tenant(tenant) if place.user == EACH else place.user)
 
 
-class Prepared(NamedTuple):
-    """What an order has to say of what was prepared for it (preparing.py): variables, what is mounted where, and its root.
-    `hidden`: variables that are secret: no word of the command stands for them, since whoever lists processes would see it.
+class PreparedInputs(NamedTuple):
+    """Result of the preparation (preparation.py), as needed by the process order: environment, mounts, root file system.
+
+    `hidden` are secret variables. They are not expanded in the command, because command lines are visible in process
+    listings.
     """
 
     env: Mapping[str, str] = {}
@@ -90,28 +92,28 @@ class Prepared(NamedTuple):
     root: Path | None = None
     hidden: Mapping[str, str] = {}
 
-    def joined(self, other: Prepared) -> Prepared:
+    def joined(self, other: PreparedInputs) -> PreparedInputs:
         hidden = {**self.hidden, **other.hidden} if other.hidden else self.hidden
-        return Prepared({**self.env, **other.env}, (*self.mounts, *other.mounts), other.root or self.root, hidden)
+        return PreparedInputs({**self.env, **other.env}, (*self.mounts, *other.mounts), other.root or self.root, hidden)
 
 
-NOTHING: Final = Prepared()
+NO_INPUTS: Final = PreparedInputs()
 
 
-def order_for(
-    place: Place,
-    copy: Copy,
+def build_order(
+    place: NodeSettings,
+    copy: AttemptId,
     replica: Replica,
     generation: GenerationSpec,
     ports: Mapping[str, int],
-    prepared: Prepared = NOTHING,
+    prepared: PreparedInputs = NO_INPUTS,
 ) -> Order:
     template = generation.spec.template
     directory = place.directory(copy)
-    home = directory if prepared.root is None else HOME
+    home = directory if prepared.root is None else ROOTFS_HOME
     env = {**prepared.env, **_environment(place, copy, replica, generation, ports, home)}
     return Order(
-        argv=tuple(expanded(word, env) for word in template.command),
+        argv=tuple(expand_variables(word, env) for word in template.command),
         env={**prepared.hidden, **env} if prepared.hidden else env,
         directory=home / template.working_directory,
         user=user_of(template, place, replica.metadata.tenant),
@@ -122,23 +124,23 @@ def order_for(
         sandbox="bwrap" if is_sandboxed(template, place) else "none",
         writable=(directory,),
         root=prepared.root,
-        mounts=prepared.mounts if prepared.root is None else (Mounted(directory, HOME, writable=True), *prepared.mounts),
+        mounts=prepared.mounts if prepared.root is None else (Mounted(directory, ROOTFS_HOME, writable=True), *prepared.mounts),
         with_parent=fence_ms(generation) > 0,
         hidden=place.hidden,
     )
 
 
-def expanded(word: str, env: Mapping[str, str]) -> str:
+def expand_variables(word: str, env: Mapping[str, str]) -> str:
     def stands_for(match: re.Match[str]) -> str:
         if match[1]:
             return match[0][1:]
         return env.get(match[2], match[0])
 
-    return _NAMED.sub(stands_for, word)
+    return _VARIABLE.sub(stands_for, word)
 
 
 def _environment(
-    place: Place, copy: Copy, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int], directory: Path
+    place: NodeSettings, copy: AttemptId, replica: Replica, generation: GenerationSpec, ports: Mapping[str, int], directory: Path
 ) -> dict[str, str]:
     own = {
         "REMIT_NODE": place.node,
@@ -153,15 +155,15 @@ def _environment(
         "REMIT_FENCE_MS": str(fence_ms(generation)),
     }
     announced = {f"PORT_{name}": str(port) for name, port in ports.items()}
-    announced |= _devices(replica)
-    asked = {name: text for name, text in generation.spec.template.env.items() if not name.startswith(RESERVED)}
+    announced |= _device_variables(replica)
+    asked = {name: text for name, text in generation.spec.template.env.items() if not name.startswith(RESERVED_PREFIX)}
     return {"PATH": place.path, "HOME": str(directory), **announced, **asked, **own}
 
 
-def _devices(replica: Replica) -> dict[str, str]:
-    """Which devices of its node are its own; and those of them that have a number, in the word that GPU libraries read."""
+def _device_variables(replica: Replica) -> dict[str, str]:
+    """Return the variables that name the replica's devices. Numbered GPUs are also listed in the variable that CUDA reads."""
     names = sorted(replica.status.devices)
-    numbers = [name.removeprefix("gpu-") for name in names if _GPU.fullmatch(name)]
+    numbers = [name.removeprefix("gpu-") for name in names if _NUMBERED_GPU.fullmatch(name)]
     told = {"REMIT_DEVICES": ",".join(names)} if names else {}
     return {**told, "CUDA_VISIBLE_DEVICES": ",".join(numbers)} if numbers else told
 

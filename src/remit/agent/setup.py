@@ -1,17 +1,16 @@
 """Data directory layout and construction of agent and keeper on it. Light: the keeper process loads it.
 
-Places in its one directory; what is in them is not known here.
+Modules that only the agent needs are imported inside functions, so that the keeper does not load them. The layout:
 
-    run/      for the two processes alone: locks, the keeper's socket and journal, which leases were held, their own logs
-    logs/     what work says, a directory a node
-    work/     a directory a copy: where it begins, and with a sandbox the only place that it can change
-    cache/    files from elsewhere, by digest and tenant; and roots that were unpacked of them
+    run/      private to agent and keeper: locks, keeper socket and journal, held lease epochs, their own logs
+    logs/     output of replicas, one directory per node
+    work/     one directory per attempt: its working directory, and inside a sandbox the only writable one
+    cache/    fetched artifacts by digest and tenant, and root file systems unpacked from them
 
-Work that runs as a user of its own must reach its directory, so one may pass through the root, `work` and the roots in
-`cache`; no more is open. Where a directory above is closed, `work` is a link (world/process/isolation.py). What each of them
-holds, and each node's logs, has nothing to do with the others: a file system that can keeps them apart.
-
-Wiring only. What an agent alone needs, a keeper does not load.
+Processes that run as another user must reach their directory. So the root, `work` and the unpacked trees in `cache` are
+passable (mode 711) and everything else is private. If a parent directory is closed to others, `work` is a symbolic link to a
+place outside (world/process/isolation.py). The root and `logs` are marked with `keep_apart`, because the contents of their
+subdirectories are unrelated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remit.agent.keeper.keeper import Keeper
-from remit.agent.keeper.log_retention import LogBounds, Sayings
+from remit.agent.keeper.log_retention import LogBounds, LogRetention
 from remit.world.files.disk import keep_apart
 from remit.world.files.log_files import FileSpool
 from remit.world.interfaces import Disk, DiskError, World
@@ -30,27 +29,27 @@ from remit.world.process.isolation import open_rooms
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
-    from remit.agent.callbacks import Answering
-    from remit.agent.preparation import Delivering, Preparer
-    from remit.client.authority_client import Client, NoAnswer
-    from remit.law.timing import Tempo
+    from remit.agent.callbacks import CallbackService
+    from remit.agent.preparation import SecretAndConfigStep, Preparer
+    from remit.client.authority_client import AuthorityClient, RetriesExhausted
+    from remit.law.timing import Timing
     from remit.model.kinds import Node
     from remit.world.files.secret_files import FileVault
 
 KEEPER: Final = "keeper"
-"""What a keeper is called on its agent's link."""
+"""The keeper's name on the agent's link."""
 
 SOCKET_BYTES_MAX: Final = 107
-"""The longest path of a Unix socket."""
+"""Maximum length of a Unix socket path."""
 
-FILES: Final = "files"
-TREES: Final = "trees"
-"""What is in the cache: files as they came, and roots unpacked."""
+CACHE_FILES: Final = "files"
+CACHE_TREES: Final = "trees"
+"""Subdirectories of the cache: files as fetched, and unpacked root file systems."""
 
 PRIVATE, PASSABLE = 0o700, 0o711
 
 
-class Directory(NamedTuple):
+class AgentDirectory(NamedTuple):
     root: Path
 
     @property
@@ -63,7 +62,7 @@ class Directory(NamedTuple):
 
     @property
     def work(self) -> Path:
-        """Where it truly is: work of another user could not come there by a link below what is closed to it."""
+        """The real directory. A process of another user could not reach it through a link below a closed directory."""
         return self._work.readlink() if self._work.is_symlink() else self._work
 
     @property
@@ -76,7 +75,7 @@ class Directory(NamedTuple):
 
     @property
     def vault(self) -> Path:
-        """What work reads and no disk should keep, on a machine that has no memory for it (world/files/secret_files.py)."""
+        """Fallback directory for secrets, on a machine without memory-backed storage (world/files/secret_files.py)."""
         return self.root / "vault"
 
     @property
@@ -93,7 +92,7 @@ class Directory(NamedTuple):
 
     @property
     def keeper_pid(self) -> Path:
-        """The number of the keeper's process, for people and tools: the lock is what counts."""
+        """Process id of the keeper, for people and tools. Only the lock proves that it runs."""
         return self.run / "keeper.pid"
 
     @property
@@ -114,17 +113,19 @@ class Directory(NamedTuple):
 
     @property
     def identity(self) -> Path:
-        """What tells this directory from any other of the same name: a lease is held by a name and this."""
+        """Random identity of this data directory. Leases are held under the agent's name plus this, so that two directories
+        with the same node name do not share a lease.
+        """
         return self.run / "identity"
 
     @property
     def addresses(self) -> dict[str, str]:
-        """For a link: whom it reaches, and where."""
+        """Addresses for a link, by name."""
         return {KEEPER: f"unix:{self.socket}"}
 
     def tell_pid(self, disk: Disk, path: Path, pid: int) -> None:
-        """Who runs here, for people and tools. On a full disk nobody is told, and that is no reason not to run: but no number
-        of an earlier one may stay there, since somebody else may have that by now.
+        """Write a pid file, for people and tools. A full disk must not prevent the start, but then an old pid is removed:
+        another process may have that number by now.
         """
         try:
             disk.write_atomically(path, f"{pid}\n".encode())
@@ -133,21 +134,21 @@ class Directory(NamedTuple):
                 disk.remove(path)
 
     def tidy(self) -> None:
-        """When nothing runs any more: a place elsewhere that is empty goes, and is made again at the next start."""
+        """Remove an empty work directory outside the data directory, once nothing runs. The next start creates it again."""
         if self._work.is_symlink():
             with suppress(OSError):
                 self.work.rmdir()
                 self._work.unlink()
 
     def make(self) -> None:
-        """All of it. Raises OSError and `DiskError`; and ValueError for a path that is too long, with the cure."""
+        """Create all directories. Raises OSError and `DiskError`, and ValueError with the fix if the path is too long."""
         if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:
-            raise ValueError(f"{self.socket} has more than {SOCKET_BYTES_MAX} bytes, which no socket may; use a shorter --data")
-        private = (self.run, self.logs, self.cache / FILES)
+            raise ValueError(f"{self.socket}: a Unix socket path has at most {SOCKET_BYTES_MAX} bytes; use a shorter --data")
+        private = (self.run, self.logs, self.cache / CACHE_FILES)
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(PASSABLE)
         open_rooms(self._work)
-        passable = (self.root, self.work, self.cache, self.cache / TREES)
+        passable = (self.root, self.work, self.cache, self.cache / CACHE_TREES)
         for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(mode)
@@ -155,73 +156,76 @@ class Directory(NamedTuple):
                 keep_apart(place)
 
 
-def _unsaid(*words: object, **fields: object) -> None:
-    """Nobody listens."""
+def _discard(*words: object, **fields: object) -> None:
+    """Discard a log line."""
 
 
-class Lends(NamedTuple):
-    """What of the machine work may have: directories of `file:` artifacts, hosts that are not public, directories to mount."""
+class HostPermissions(NamedTuple):
+    """Permissions of workloads on this machine: directories for `file:` artifacts, non-public artifact hosts, host paths to mount.
+    """
 
     artifact_directories: tuple[Path, ...] = ()
     artifact_hosts: tuple[str, ...] = ()
     host_paths: tuple[Path, ...] = ()
     cache_bytes: int = 10 << 30
     hidden: tuple[Path, ...] = ()
-    """What a sandbox shows nothing of, beside the agent's own directory."""
+    """Paths that sandboxes hide, in addition to the agent's own directory."""
     user: str = ""
-    """As whom work runs that names nobody; empty: as the agent does."""
+    """Default user for workloads that name none; empty: the agent's user."""
 
 
-def keeper(world: World, directory: Directory, bounds: LogBounds, tell: Callable[[str], None]) -> Keeper:
-    """The caller serves it as `KEEPER`, and runs it."""
-    sayings = Sayings(world, FileSpool(), directory.logs, bounds)
+def build_keeper(world: World, directory: AgentDirectory, bounds: LogBounds, tell: Callable[[str], None]) -> Keeper:
+    """Build a keeper. The caller serves it under the name `KEEPER` and runs it."""
+    sayings = LogRetention(world, FileSpool(), directory.logs, bounds)
     return Keeper(world, directory.journal, sayings, rooms=directory.work, tell=tell)
 
 
-def agent(
+def build_agent(
     world: World,
-    client: Client,
+    client: AuthorityClient,
     servers: Sequence[str],
-    directory: Directory,
+    directory: AgentDirectory,
     nodes: Sequence[Node],
     *,
     name: str,
     scope: str,
-    tempo: Tempo,
+    tempo: Timing,
     sandbox: bool,
     callback: str = "",
-    lends: Lends | None = None,
+    lends: HostPermissions | None = None,
     revive: Callable[[], Awaitable[None]] | None,
     tell: Callable[..., None],
-    failed: Callable[[NoAnswer], None] | None = None,
-    note: Callable[..., None] = _unsaid,
+    failed: Callable[[RetriesExhausted], None] | None = None,
+    note: Callable[..., None] = _discard,
 ) -> Agent:
-    """`name` is who holds the nodes' leases: no other agent's. `servers` are names on the world's link. The caller runs it."""
+    """Build an agent. The caller runs it. `name` is the lease holder and must be unique; `servers` are names on the world's
+    link.
+    """
     from remit.agent.agent import Agent
-    from remit.agent.hosted_node import Hosted
-    from remit.agent.keeper.protocol import Keeping
-    from remit.agent.preparation import Delivering
-    from remit.agent.run_spec import Place
+    from remit.agent.hosted_node import HostedNodeSpec
+    from remit.agent.keeper.protocol import KeeperClient
+    from remit.agent.preparation import SecretAndConfigStep
+    from remit.agent.run_spec import NodeSettings
     from remit.client.rpc import material_source, order_feed
 
-    lends = lends or Lends()
-    kept = vault(directory)
+    lends = lends or HostPermissions()
+    kept = build_secret_files(directory)
     if not kept.in_memory:
-        tell(f"there is no /dev/shm to keep secrets in: those of running work lie on disk, in {directory.vault}")
-    delivering = Delivering(world, material_source(world.link, world.chance.shuffled(servers), world.clock), kept)
+        tell(f"no /dev/shm on this machine: secrets of running replicas are stored on disk, in {directory.vault}")
+    delivering = SecretAndConfigStep(world, material_source(world.link, world.chance.shuffled(servers), world.clock), kept)
     names = [node.metadata.name for node in nodes]
     root, rooms = directory.root.absolute(), directory.work.absolute()
     hidden = (root, *(() if root in rooms.parents else (rooms,)), *lends.hidden)
-    places = [Place(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=lends.user) for one in names]
+    places = [NodeSettings(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=lends.user) for one in names]
     made = Agent(
         world,
         client,
         order_feed(world.link, world.chance.shuffled(servers), callback),
-        Keeping(world.link, KEEPER, world.clock),
-        [Hosted(node, place) for node, place in zip(nodes, places, strict=True)],
+        KeeperClient(world.link, KEEPER, world.clock),
+        [HostedNodeSpec(node, place) for node, place in zip(nodes, places, strict=True)],
         name=name,
         tempo=tempo,
-        preparer=_preparer(world, directory, lends, delivering),
+        preparer=_build_preparer(world, directory, lends, delivering),
         epochs=directory.epochs,
         revive=revive,
         failed=failed,
@@ -232,27 +236,27 @@ def agent(
     return made
 
 
-def vault(directory: Directory) -> FileVault:
-    """Of the work of this directory's agent."""
+def build_secret_files(directory: AgentDirectory) -> FileVault:
+    """Secret files of the workloads of this directory's agent."""
     from remit.world.files.secret_files import FileVault
 
     return FileVault(directory.root, directory.vault)
 
 
-def _preparer(world: World, directory: Directory, lends: Lends, delivering: Delivering) -> Preparer:
-    from remit.agent.artifacts import Artifacts, Roots, Shelf
+def _build_preparer(world: World, directory: AgentDirectory, lends: HostPermissions, delivering: SecretAndConfigStep) -> Preparer:
+    from remit.agent.artifacts import ArtifactStep, RootfsStep, ArtifactCache
     from remit.agent.preparation import Preparer
-    from remit.agent.volumes import Volumes
+    from remit.agent.volumes import VolumeStep
     from remit.world.files.artifacts import Reach
 
-    shelf = Shelf(world, directory.cache, Reach(lends.artifact_directories, lends.artifact_hosts), lends.cache_bytes)
-    # What it reads comes last: as it is when it starts, and not before long fetches.
-    steps = (Artifacts(world, shelf), Roots(world, shelf, lends.host_paths), Volumes(world, lends.host_paths), delivering)
+    shelf = ArtifactCache(world, directory.cache, Reach(lends.artifact_directories, lends.artifact_hosts), lends.cache_bytes)
+    # Secrets and configs come last, so that they are current at the start and not as old as a long fetch.
+    steps = (ArtifactStep(world, shelf), RootfsStep(world, shelf, lends.host_paths), VolumeStep(world, lends.host_paths), delivering)
     return Preparer(world, steps)
 
 
-def answering(world: World, agent: Agent, token: str) -> Answering:
-    """What this agent's work says, and commands beside it, for whoever shows the token: the callback that servers are told."""
-    from remit.agent.callbacks import Answering, Logs, Sessions
+def build_callbacks(world: World, agent: Agent, token: str) -> CallbackService:
+    """Build the callback service for logs and exec. `token` is the callback token that the agent announces to servers."""
+    from remit.agent.callbacks import CallbackService, LogService, ExecService
 
-    return Answering(Logs(world, FileSpool(), token, agent.log_places), Sessions(world, token, agent.beside))
+    return CallbackService(LogService(world, FileSpool(), token, agent.log_places), ExecService(world, token, agent.beside))

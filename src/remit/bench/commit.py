@@ -1,10 +1,9 @@
 """`bench commit`: durable binds per second.
 
-Runs the real authority on a real disk; asserts nothing.
-
-Each batch size binds fresh replicas: decide, ledgers, policy, devices, outcome, audit, encode, SQLite with FULL sync. The
-commits it makes are recorded and written again, row by row the same, by the raw store alone. The two take turns, a tenth of
-the work each: so the ratio of their rates says what the authority costs, also on a machine that is quick now and slow later.
+Runs the real authority on a real disk. For each batch size, new replicas are bound: decision, ledgers, policy, devices,
+outcome, audit, encoding, and SQLite with FULL sync. The commits are recorded and written again, row by row, by the raw store
+alone. The two alternate, a tenth of the work at a time, so that the ratio of their rates shows the overhead of the authority
+even on a machine whose speed varies.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess  # noqa: TID251 - what a process holds in memory is measured in a fresh one, over a pipe
+import subprocess  # noqa: TID251 - memory is measured in a fresh child process, over a pipe
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from remit.assembly import embedded, settle_process
-from remit.bench.report import Aim, Report, say
+from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.commitment.authority import Authority
 from remit.model.claims import (
     Acquire,
@@ -41,7 +40,7 @@ from remit.model.claims import (
 )
 from remit.model.kinds import (
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Node,
     NodeHealth,
     NodeSpec,
@@ -57,7 +56,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
-from remit.model.resources import WHOLE, Amount, Duration
+from remit.model.resources import WHOLE_DEVICE, Amount, Duration
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Guard
 from remit.store.sqlite.store import SqliteStore
 from remit.world.clock import BootClock
@@ -65,23 +64,23 @@ from remit.world.interfaces import World
 from remit.world.production import production
 
 NODES = 1_000
-SHAPES = 40
-PARTS = 10
+WORKLOADS = 40
+ROUNDS = 10
 IN_FLIGHT = 2
-"""Batches under way at once: one being written, one waiting to be decided."""
+"""Concurrent batches: one being written, one waiting to be decided."""
 
 _CLOCK = BootClock()
 
 
-class Target(NamedTuple):
+class BindTarget(NamedTuple):
     replica: str
     at: int
     node: str
     devices: dict[str, int]
 
 
-class Run(NamedTuple):
-    """One batch size, measured: how many in how long, how long each ask waited, and how long the raw store took."""
+class CommitRun(NamedTuple):
+    """Measurement of one batch size: number of binds, time taken, latency of each request, and the time of the raw store."""
 
     batch: int
     binds: int
@@ -100,39 +99,39 @@ class Run(NamedTuple):
         return self.binds / self.raw_seconds
 
 
-def measure(quick: bool, replicas: int, data: Path | None) -> Report:
+def measure(quick: bool, replicas: int, data: Path | None) -> BenchReport:
     with tempfile.TemporaryDirectory(prefix="remit-bench-", dir=data) as directory:
         return asyncio.run(_measure(quick, replicas, Path(directory)))
 
 
-async def _measure(quick: bool, replicas: int, directory: Path) -> Report:
+async def _measure(quick: bool, replicas: int, directory: Path) -> BenchReport:
     world = production()
     counts = {1: 500, 32: 6_000, 256: 60_000} if quick else {1: 3_000, 32: 40_000, 256: 300_000}
     rows: list[dict[str, Any]] = []
-    runs: dict[int, Run] = {}
-    fsync = _fsync_ms(directory / "fsync", 300 if quick else 1_000)
+    runs: dict[int, CommitRun] = {}
+    fsync = _measure_fsync_ms(directory / "fsync", 300 if quick else 1_000)
     try:
         for batch, binds in counts.items():
-            say(f"batch {batch}: {binds:,} binds through the authority, and in turn the same rows by the raw store ...")
+            print_progress(f"batch {batch}: {binds:,} binds through the authority, alternating with the same rows in the raw store ...")
             runs[batch] = await _bind_all(directory / f"batch-{batch}", world, batch, binds)
             rows.append(_row(runs[batch]))
     finally:
         await world.offload.close()
-    say(f"memory: {replicas:,} replicas, in a process of their own ...")
-    held = _memory_apart(directory / "memory", replicas)
+    print_progress(f"memory: {replicas:,} replicas, in a separate process ...")
+    held = _memory_in_child(directory / "memory", replicas)
     rows.append({"replicas": replicas, **held})
     single = _quantile(runs[1].waits_ms, 0.99)
     aims = [
-        Aim("binds at batch 256", "1/s", 30_000, runs[256].rate, "higher"),
-        Aim("of the raw store's rate at batch 256", "", 0.35, runs[256].rate / runs[256].raw_rate, "higher"),
-        Aim("p99 of a single claim, in p99s of one fsync", "fsyncs", 4, single / _quantile(fsync, 0.99), "lower"),
-        Aim("memory a replica", "bytes", 2_048, held["bytes_a_replica"], "lower"),
+        BenchAim("binds at batch 256", "1/s", 30_000, runs[256].rate, "higher"),
+        BenchAim("of the raw store's rate at batch 256", "", 0.35, runs[256].rate / runs[256].raw_rate, "higher"),
+        BenchAim("p99 of a single claim, in p99s of one fsync", "fsyncs", 4, single / _quantile(fsync, 0.99), "lower"),
+        BenchAim("memory a replica", "bytes", 2_048, held["bytes_a_replica"], "lower"),
     ]
     rows[0]["fsync_p50_ms"], rows[0]["fsync_p99_ms"] = _quantile(fsync, 0.5), _quantile(fsync, 0.99)
-    return Report("commit", rows, aims)
+    return BenchReport("commit", rows, aims)
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: CommitRun) -> dict[str, Any]:
     return {
         "batch": run.batch,
         "binds_per_s": run.rate,
@@ -149,9 +148,10 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def _cluster(replicas: int) -> list[AnyObject]:
-    """Nodes with GPUs in three zones, a tenant, a residency policy, and shapes of work: most plain, some with devices."""
+    """Return nodes with GPUs in three zones, a tenant, a residency policy, and workloads, a tenth of them with device shares.
+    """
     zones = ("eu-a", "eu-b", "eu-c")
-    room = -(-replicas // NODES) + SHAPES
+    room = -(-replicas // NODES) + WORKLOADS
     nodes: list[AnyObject] = [
         Node(
             metadata=Metadata(name=f"node-{i}", labels={"disk": "ssd"}),
@@ -165,16 +165,16 @@ def _cluster(replicas: int) -> list[AnyObject]:
         for i in range(NODES)
     ]
     rule = PolicyRule(match=PolicyMatch(tenants=("acme",)), allow=PolicyAllow(regions=("eu",)))
-    everything = Amount({"cpu": 1_000 * room * NODES, "memory": (1 << 30) * room * NODES, "devices/gpu": 8 * WHOLE * NODES})
+    everything = Amount({"cpu": 1_000 * room * NODES, "memory": (1 << 30) * room * NODES, "devices/gpu": 8 * WHOLE_DEVICE * NODES})
     return [
         *nodes,
         Tenant(metadata=Metadata(name="acme"), spec=TenantSpec(quota=everything)),
         Policy(metadata=Metadata(name="residency"), spec=PolicySpec(rules=(rule,))),
-        *(_shape(i, -(-replicas // SHAPES)) for i in range(SHAPES)),
+        *(_workload(i, -(-replicas // WORKLOADS)) for i in range(WORKLOADS)),
     ]
 
 
-def _shape(index: int, replicas: int) -> Workload:
+def _workload(index: int, replicas: int) -> Workload:
     return Workload(
         metadata=Metadata(name=f"work-{index}", tenant="acme", labels={"app": f"work-{index}"}),
         spec=WorkloadSpec(
@@ -183,25 +183,25 @@ def _shape(index: int, replicas: int) -> Workload:
             template=Template(
                 command=("serve",),
                 resources=Amount({"cpu": 100 + 10 * index, "memory": 128 << 20}),
-                devices=(DeviceAsk(kind="gpu", share="1m"),) if index % 10 == 9 else (),
+                devices=(DeviceRequest(kind="gpu", share="1m"),) if index % 10 == 9 else (),
             ),
             placement=Placement(regions=("eu",), node_selector={"disk": "ssd"}),
         ),
     )
 
 
-class Asker:
-    """Asks the authority in one role, under fresh operation ids."""
+class ClaimClient:
+    """Submits claims to the authority in one role, with new operation ids."""
 
     def __init__(self, authority: Authority, role: Role) -> None:
         self.authority = authority
         self.actor = Actor(f"bench-{role}", role)
         self.asked = 0
 
-    async def lease(self) -> Asker:
+    async def lease(self) -> ClaimClient:
         if self.actor.role is not Role.OPERATOR:
             (answer,) = await self.ask([Acquire(self.actor.role, Duration(3_600_000))])
-            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role.value, accepted(answer))
+            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role.value, require_accepted(answer))
         return self
 
     async def operations(self, claims: Iterable[Any], seen: int = 0) -> list[Operation]:
@@ -214,17 +214,17 @@ class Asker:
         return operations
 
     async def ask(self, claims: Iterable[Any]) -> list[Verdict]:
-        return await self.authority.ask(await self.operations(claims))
+        return await self.authority.submit(await self.operations(claims))
 
 
-def accepted(verdict: Verdict) -> int:
+def require_accepted(verdict: Verdict) -> int:
     if isinstance(verdict, Refused):
         raise RuntimeError(f"refused: {verdict.code}: {verdict.detail}")
     return verdict.number
 
 
 @asynccontextmanager
-async def _running(directory: Path, world: World) -> AsyncIterator[Authority]:
+async def _running_authority(directory: Path, world: World) -> AsyncIterator[Authority]:
     async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
         running = group.create_task(authority.run())
         try:
@@ -234,27 +234,27 @@ async def _running(directory: Path, world: World) -> AsyncIterator[Authority]:
 
 
 async def _populate(authority: Authority, replicas: int) -> None:
-    """Declare the cluster and spawn the replicas, all pending."""
-    operator = Asker(authority, Role.OPERATOR)
-    nodes = await Asker(authority, Role.NODES).lease()
-    workloads = await Asker(authority, Role.WORKLOADS).lease()
+    """Create the cluster and its replicas, all pending."""
+    operator = ClaimClient(authority, Role.OPERATOR)
+    nodes = await ClaimClient(authority, Role.NODES).lease()
+    workloads = await ClaimClient(authority, Role.WORKLOADS).lease()
     for verdict in await operator.ask(Apply(thing) for thing in _cluster(replicas)):
-        accepted(verdict)
+        require_accepted(verdict)
     known = [authority.books.things[name] for name in authority.books.keys("node/")]
     for verdict in await nodes.ask(Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known):
-        accepted(verdict)
-    each = -(-replicas // SHAPES)
-    for shape in range(SHAPES):
+        require_accepted(verdict)
+    each = -(-replicas // WORKLOADS)
+    for shape in range(WORKLOADS):
         for first in range(0, each, 10_000):
             count = min(10_000, each - first)
             for verdict in await workloads.ask([Spawn("acme", f"work-{shape}", 1, first, count)]):
-                accepted(verdict)
+                require_accepted(verdict)
 
 
-def _targets(authority: Authority, names: Sequence[str], start: int = 0) -> list[Target]:
-    """Round and round the nodes, as a scheduler that spreads would; shares of devices round and round the devices."""
+def _targets(authority: Authority, names: Sequence[str], start: int = 0) -> list[BindTarget]:
+    """Assign replicas to nodes round-robin, as a spreading scheduler would, and device shares to devices round-robin."""
     return [
-        Target(
+        BindTarget(
             name,
             authority.books.replicas[name][0],
             f"node-{i % NODES}",
@@ -264,20 +264,20 @@ def _targets(authority: Authority, names: Sequence[str], start: int = 0) -> list
     ]
 
 
-async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> Run:
+async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> CommitRun:
     raw = await SqliteStore.open(directory / "raw", offload=world.offload, holder="raw", incarnation="raw")
     try:
-        async with _running(directory / "authority", world) as authority:
-            recorder = Recorder(authority.store)
+        async with _running_authority(directory / "authority", world) as authority:
+            recorder = RecordingStore(authority.store)
             authority.store = recorder
             await _populate(authority, binds)
-            scheduler = await Asker(authority, Role.SCHEDULER).lease()
+            scheduler = await ClaimClient(authority, Role.SCHEDULER).lease()
             targets = _targets(authority, list(authority.books.replicas)[:binds])
             revision = await _write_all(raw, raw.place.revision, recorder.taken())
             settle_process()
             waits: list[float] = []
             spent = raw_spent = rows = size = 0
-            part = -(-len(targets) // (PARTS * batch)) * batch
+            part = -(-len(targets) // (ROUNDS * batch)) * batch
             for at in range(0, len(targets), part):
                 start = _CLOCK.now_ns()
                 await _bind(scheduler, targets[at : at + part], batch, waits, 1 if batch == 1 else IN_FLIGHT)
@@ -288,13 +288,15 @@ async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> Ru
                 raw_spent += _CLOCK.now_ns() - start
                 rows += sum(len(commit.puts) + len(commit.deletes) for commit in commits)
                 size += sum(len(key) + len(value) for commit in commits for key, value in commit.puts)
-            return Run(batch, len(targets), spent / 1e9, raw_spent / 1e9, waits, rows, size)
+            return CommitRun(batch, len(targets), spent / 1e9, raw_spent / 1e9, waits, rows, size)
     finally:
         await raw.close()
 
 
-async def _bind(scheduler: Asker, targets: Sequence[Target], batch: int, waits: list[float], in_flight: int) -> None:
-    """Each batch is put into words just before it is asked, as by a claimant: words that lay cold in memory cost the reader."""
+async def _bind(scheduler: ClaimClient, targets: Sequence[BindTarget], batch: int, waits: list[float], in_flight: int) -> None:
+    """Bind all targets. Each batch is built just before it is submitted, as a scheduler does: claims that have left the CPU
+    caches would be slower to read.
+    """
     slots = iter(range(0, len(targets), batch))
 
     async def work() -> None:
@@ -302,8 +304,8 @@ async def _bind(scheduler: Asker, targets: Sequence[Target], batch: int, waits: 
             claims = [Bind(t.replica, t.at, t.node, "tenant/acme", t.devices, 1) for t in targets[at : at + batch]]
             operations = await scheduler.operations(claims, seen=1)
             asked = _CLOCK.now_ns()
-            for verdict in await scheduler.authority.ask(operations):
-                accepted(verdict)
+            for verdict in await scheduler.authority.submit(operations):
+                require_accepted(verdict)
             waits.append((_CLOCK.now_ns() - asked) / 1e6)
 
     async with asyncio.TaskGroup() as group:
@@ -311,11 +313,11 @@ async def _bind(scheduler: Asker, targets: Sequence[Target], batch: int, waits: 
             group.create_task(work())
 
 
-# ----------------------------------------------------------------------------------------------------------- the yardsticks
+# -------------------------------------------------------------------------------------------------------------- the baselines
 
 
-class Recorder:
-    """A store that keeps what was committed to it."""
+class RecordingStore:
+    """A store that records the commits made to it."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -327,7 +329,7 @@ class Recorder:
         return answer
 
     def taken(self) -> list[Commit]:
-        """What was committed since this was last asked."""
+        """Return the commits since the last call."""
         taken, self.commits = self.commits, []
         return taken
 
@@ -336,17 +338,17 @@ class Recorder:
 
 
 async def _write_all(store: SqliteStore, revision: int, commits: Sequence[Commit]) -> int:
-    """As if nothing but the store had to write these rows."""
+    """Write the recorded rows with the raw store alone."""
     for commit in commits:
         answer = await store.commit(Commit((Guard(HEAD, revision),), commit.puts, commit.deletes))
         if not isinstance(answer, Committed):
-            raise RuntimeError(f"the raw store was not alone: {answer}")
+            raise RuntimeError(f"another writer changed the raw store: {answer}")
         revision = answer.revision
     return revision
 
 
-def _fsync_ms(path: Path, times: int) -> list[float]:
-    """An append of a page and fdatasync: what one durable write costs here at least."""
+def _measure_fsync_ms(path: Path, times: int) -> list[float]:
+    """Measure appending a page with fdatasync: the minimum cost of a durable write on this disk."""
     waits = []
     with path.open("wb", buffering=0) as file:
         for _ in range(times):
@@ -357,41 +359,43 @@ def _fsync_ms(path: Path, times: int) -> list[float]:
     return waits
 
 
-def _memory_apart(directory: Path, replicas: int) -> dict[str, Any]:
-    """In a fresh process, so that nothing measured before it is counted, or hides what is."""
+def _memory_in_child(directory: Path, replicas: int) -> dict[str, Any]:
+    """Measure memory in a fresh process, so that earlier measurements do not influence it."""
     child = [sys.executable, "-m", "remit.bench.commit", str(directory), str(replicas)]
-    done = subprocess.run(child, stdout=subprocess.PIPE, check=True)  # noqa: S603  (our own interpreter and module)
+    done = subprocess.run(child, stdout=subprocess.PIPE, check=True)  # noqa: S603 (our own interpreter and module)
     held: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
     return held
 
 
-async def _memory_alone(directory: Path, replicas: int) -> dict[str, Any]:
+async def _memory_main(directory: Path, replicas: int) -> dict[str, Any]:
     world = production()
     try:
-        return await _memory(directory, world, replicas)
+        return await _measure_memory(directory, world, replicas)
     finally:
         await world.offload.close()
 
 
-async def _memory(directory: Path, world: World, replicas: int) -> dict[str, Any]:
-    """What the process grows by when its authority holds this many bound replicas, outcomes and store cache included."""
+async def _measure_memory(directory: Path, world: World, replicas: int) -> dict[str, Any]:
+    """Measure by how much the process grows when its authority holds this many bound replicas, including outcomes and store
+    cache.
+    """
     gc.collect()
-    before = _resident()
-    async with _running(directory, world) as authority:
+    before = _resident_bytes()
+    async with _running_authority(directory, world) as authority:
         await _populate(authority, replicas)
-        scheduler = await Asker(authority, Role.SCHEDULER).lease()
+        scheduler = await ClaimClient(authority, Role.SCHEDULER).lease()
         targets = iter(list(authority.books.replicas)[:replicas])
         bound = 0
         while part := [name for name, _ in zip(targets, range(20_000), strict=False)]:
             await _bind(scheduler, _targets(authority, part, bound), 256, [], IN_FLIGHT)
             bound += len(part)
-            say(f"  {bound:,} bound, {(_resident() - before) >> 20:,} MiB")
+            print_progress(f"  {bound:,} bound, {(_resident_bytes() - before) >> 20:,} MiB")
         gc.collect()
-        grown = _resident() - before
+        grown = _resident_bytes() - before
         return {"bytes_a_replica": grown / replicas, "resident_mib": grown / (1 << 20), "outcomes": len(authority.outcomes)}
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
@@ -401,4 +405,4 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(msgspec.json.encode(asyncio.run(_memory_alone(Path(sys.argv[1]), int(sys.argv[2])))).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(asyncio.run(_memory_main(Path(sys.argv[1]), int(sys.argv[2])))).decode() + "\n")

@@ -1,13 +1,11 @@
 """`bench end-to-end`: HTTP request to durable bind.
 
-The whole way, each part a process of its own, at thousands of nodes.
+Server (SQLite with FULL sync, token authentication), scheduler, controllers, simulated agents of all nodes
+(load/hollow_agents.py) and load generator (load/load_generator.py) are five processes on this machine. This process follows
+the rows as any component does, so it sees each bind once it is durable.
 
-A server (SQLite, every commit forced to the disk, tokens checked), a scheduler, the controllers, the hollow agents of all nodes
-(bench_hollow.py) and the load (bench_load.py) are five processes on this machine's processors. This one follows the rows as any
-component does, and so sees each bind once it is durable.
-
-The clock runs from when the first request is sent until the last bind is seen. Between two rows it is waited until nothing is
-written any more: what controllers say of work that has lasted belongs to none of them.
+The clock runs from the first request to the last bind seen. Between two rows the benchmark waits until nothing is written
+any more, because condition updates that controllers write some seconds later belong to no row.
 """
 
 from __future__ import annotations
@@ -24,107 +22,107 @@ import msgspec
 import uvloop
 
 from remit.assembly import component_world
-from remit.bench.growth_chart import Line, draw
-from remit.bench.load.bench_processes import CLOCK, PartFailed, Parts, micros, parts, quantile, spent
-from remit.bench.load.hollow_agents import Fared, shares
-from remit.bench.load.http_load import Loads, Server, applied, commits, created, echoes, jobs, started, tokens
-from remit.bench.load.load_generator import Found
-from remit.bench.report import Aim, Report, say
-from remit.client.remote_store import RemoteRows
+from remit.bench.growth_chart import ChartLine, draw
+from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, cpu_micros, bench_processes, quantile, cpu_spent
+from remit.bench.load.hollow_agents import HeartbeatStats, split_nodes
+from remit.bench.load.http_load import LoadLauncher, ServerTarget, apply_requests, measure_raw_store, create_requests, measure_echo, job_manifests, start_server, create_tokens
+from remit.bench.load.load_generator import LoadResult
+from remit.bench.report import BenchAim, BenchReport, print_progress
+from remit.client.remote_store import RemoteStore
 from remit.model.identity import TokenRole
 from remit.store.protocol import Event
 
 BEAT_MS: Final = 2_000
-HOSTS: Final = 50
+AGENTS: Final = 50
 CONNECTIONS: Final = 256
 BATCH: Final = 500
 BATCH_CONNECTIONS: Final = 4
 STEADY_PER_S: Final = 200
 QUIET_MS: Final = 7_000
-"""What has lasted for five seconds is said of each job: this is longer."""
+"""Longer than the five seconds after which controllers update the conditions of a job."""
 QUIET_MS_MAX: Final = 60_000
 BOUND_MS_MAX: Final = 180_000
-KUBE: Final = 280
-"""Pods a second that kube-apiserver, kube-scheduler and etcd bind on such a machine at 5,000 nodes: 200 to 280."""
-SLURM: Final = 130
-"""Allocations a second of Slurm on such a machine."""
+KUBE_PER_S: Final = 280
+"""Pods per second that kube-apiserver, kube-scheduler and etcd bind on a comparable machine at 5,000 nodes: 200 to 280."""
+SLURM_PER_S: Final = 130
+"""Allocations per second of Slurm on a comparable machine."""
 
 QUANTILES: Final = {"p50_ms": 2, "p90_ms": 10, "p99_ms": 100, "p999_ms": 1_000}
-"""Each is the wait that one job of so many exceeds."""
-SHOWN: Final = {"200 a second": "steady", "as fast as answered": "one request a job"}
+"""Each quantile is the latency that one job in this many exceeds."""
+CHART_LINES: Final = {"200 a second": "steady", "as fast as answered": "one request a job"}
 
 _BOUND: Final = b'"phase":"bound"'
 _READY: Final = b'"health":"ready"'
 
 
-class Sizes(NamedTuple):
+class EndToEndSizes(NamedTuple):
     nodes: int
-    jobs: int
+    job_manifests: int
     steady_s: int
-    echoes: int
+    measure_echo: int
 
 
-def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path | None = None) -> Report:
-    sizes = Sizes(nodes, min(count, 2_000) if quick else count, 5 if quick else 20, 2_000 if quick else 10_000)
+def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path | None = None) -> BenchReport:
+    sizes = EndToEndSizes(nodes, min(count, 2_000) if quick else count, 5 if quick else 20, 2_000 if quick else 10_000)
     with (
         tempfile.TemporaryDirectory(prefix="remit-bench-", dir=data) as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         report = runner.run(_measure(sizes, Path(directory)))
     if plot is not None:
-        plot.write_text(drawn(report.rows))
-        say(f"{plot} shows how long jobs wait")
+        plot.write_text(latency_chart(report.rows))
+        print_progress(f"wrote the chart of job latency to {plot}")
     return report
 
 
-async def _measure(sizes: Sizes, directory: Path) -> Report:
-    rows: list[dict[str, Any]] = [await commits(directory / "yardstick")]
-    async with parts(directory) as running:
-        loads = Loads(running, directory)
-        rows.append(await echoes(loads, running, sizes.echoes))
-        say(f"a cluster of {sizes.nodes:,} nodes, each part a process of its own ...")
+async def _measure(sizes: EndToEndSizes, directory: Path) -> BenchReport:
+    rows: list[dict[str, Any]] = [await measure_raw_store(directory / "yardstick")]
+    async with bench_processes(directory) as running:
+        loads = LoadLauncher(running, directory)
+        rows.append(await measure_echo(loads, running, sizes.echoes))
+        print_progress(f"starting a cluster of {sizes.nodes:,} nodes, each component in its own process ...")
         async with _cluster(running, directory, sizes.nodes) as cluster:
-            rows += await _runs(cluster, loads, sizes)
+            rows += await _run_all(cluster, loads, sizes)
     named = {row["what"]: row for row in rows}
     echo = named["yardstick: plain ASGI echo"]["per_s"]
     for row in rows:
-        if "jobs_per_s" in row and row["what"] != "steady":  # that one goes as fast as it is asked to
+        if "jobs_per_s" in row and row["what"] != "steady":  # its rate is given
             row |= {
                 "of_echo": row["jobs_per_s"] / echo,
-                "of_kube": row["jobs_per_s"] / KUBE,
-                "of_slurm": row["jobs_per_s"] / SLURM,
+                "of_kube": row["jobs_per_s"] / KUBE_PER_S,
+                "of_slurm": row["jobs_per_s"] / SLURM_PER_S,
             }
     aims = [
-        Aim("jobs bound, one request each", "1/s", 3_500, named["one request a job"]["jobs_per_s"], "higher"),
-        Aim("jobs bound, in batches", "1/s", 10_000, named["in batches"]["jobs_per_s"], "higher"),
-        Aim(f"p99 from submitting to bound at {STEADY_PER_S}/s", "ms", 60, named["steady"]["p99_ms"], "lower"),
+        BenchAim("jobs bound, one request each", "1/s", 3_500, named["one request a job"]["jobs_per_s"], "higher"),
+        BenchAim("jobs bound, in batches", "1/s", 10_000, named["in batches"]["jobs_per_s"], "higher"),
+        BenchAim(f"p99 from submitting to bound at {STEADY_PER_S}/s", "ms", 60, named["steady"]["p99_ms"], "lower"),
     ]
-    return Report("end-to-end", rows, aims)
+    return BenchReport("end-to-end", rows, aims)
 
 
 # -------------------------------------------------------------------------------------------------------------- the cluster
 
 
-class Cluster:
-    """All parts, and what this process sees of them."""
+class EndToEndCluster:
+    """The processes of the cluster, and what this process observes of it."""
 
-    def __init__(self, running: Parts, server: Server, seen: Seen) -> None:
+    def __init__(self, running: BenchProcesses, server: ServerTarget, seen: RowWatcher) -> None:
         self.running, self.server, self.seen = running, server, seen
 
-    async def fared(self) -> Fared:
+    async def fared(self) -> HeartbeatStats:
         hollow = self.running.by_name["hollow"]
         hollow.tell("fared")
-        return msgspec.json.decode(await hollow.line(), type=Fared)
+        return msgspec.json.decode(await hollow.line(), type=HeartbeatStats)
 
     async def start(self) -> None:
-        """What was bound starts, as far as anybody can tell: it would not stay bound for ever."""
+        """Let the agents report all bound replicas as started. A replica that stays bound too long would be placed again."""
         hollow = self.running.by_name["hollow"]
         hollow.tell("start")
         await hollow.line()
 
 
-class Seen:
-    """The rows as they change: which replicas were bound when, which nodes are ready, how much was written."""
+class RowWatcher:
+    """Follows row changes: when each replica was bound, which nodes are ready, how much was written."""
 
     def __init__(self) -> None:
         self.bound_ns: dict[str, int] = {}
@@ -132,7 +130,7 @@ class Seen:
         self.commits = self.rows = 0
         self.changed_ns = 0
 
-    async def follow(self, rows: RemoteRows) -> None:
+    async def follow(self, rows: RemoteStore) -> None:
         watch = await rows.watch("", after=await rows.revision())
         async for event in watch:
             self._take(event)
@@ -156,28 +154,28 @@ class Seen:
         until_ns = CLOCK.now_ns() + BOUND_MS_MAX * 1_000_000
         while len(what) < enough:
             if CLOCK.now_ns() > until_ns:
-                raise PartFailed(f"only {len(what)} of {enough} came in {BOUND_MS_MAX // 1000} s")
+                raise BenchProcessError(f"only {len(what)} of {enough} arrived within {BOUND_MS_MAX // 1000} s")
             await asyncio.sleep(0.002)
 
     async def quiet(self) -> None:
-        """Until nothing is written any more but the authority's own beat."""
+        """Wait until nothing but the authority's own heartbeat is written."""
         until_ns = CLOCK.now_ns() + QUIET_MS_MAX * 1_000_000
         while CLOCK.now_ns() - self.changed_ns < QUIET_MS * 1_000_000 and CLOCK.now_ns() < until_ns:
             await CLOCK.sleep_ms(50)
 
 
 @asynccontextmanager
-async def _cluster(running: Parts, directory: Path, nodes: int) -> AsyncIterator[Cluster]:
-    server = await started(running, directory, BEAT_MS)
-    url, hosts = server.url, shares(nodes, min(HOSTS, nodes))
+async def _cluster(running: BenchProcesses, directory: Path, nodes: int) -> AsyncIterator[EndToEndCluster]:
+    server = await start_server(running, directory, BEAT_MS)
+    url, hosts = server.url, split_nodes(nodes, min(AGENTS, nodes))
     own: list[tuple[TokenRole, Sequence[str]]] = [("scheduler", ()), ("scheduler", ()), ("controllers", ())]
-    mine, *theirs = await tokens(server, [*own, *(("agent", [one.metadata.name for one in host]) for host in hosts)])
+    mine, *theirs = await create_tokens(server, [*own, *(("agent", [one.metadata.name for one in host]) for host in hosts)])
     files = [directory / name for name in ("scheduler.token", "controllers.token", "agents.tokens")]
     for file, text in zip(files, (theirs[0], theirs[1], "\n".join(theirs[2:])), strict=True):
-        _keep(file, text)
+        _write_secret(file, text)
     async with component_world((url,), mine) as connected, asyncio.TaskGroup() as group:
-        seen = Seen()
-        following = group.create_task(seen.follow(connected.rows))
+        seen = RowWatcher()
+        following = group.create_task(seen.follow(connected.store))
         asking = "--server", url, "--beat", f"{BEAT_MS}ms", "--token-file"
         await running.start("scheduler", "scheduler", *asking, str(files[0]))
         await running.start("controllers", "controllers", *asking, str(files[1]))
@@ -187,11 +185,11 @@ async def _cluster(running: Parts, directory: Path, nodes: int) -> AsyncIterator
         await seen.until(nodes, seen.ready)
         gc.collect()
         gc.freeze()
-        yield Cluster(running, server, seen)
+        yield EndToEndCluster(running, server, seen)
         following.cancel()
 
 
-def _keep(file: Path, text: str) -> None:
+def _write_secret(file: Path, text: str) -> None:
     file.touch(0o600)
     file.write_text(text + "\n")
 
@@ -199,24 +197,24 @@ def _keep(file: Path, text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------ the runs
 
 
-async def _runs(cluster: Cluster, loads: Loads, sizes: Sizes) -> list[dict[str, Any]]:
+async def _run_all(cluster: EndToEndCluster, loads: LoadLauncher, sizes: EndToEndSizes) -> list[dict[str, Any]]:
     server, count = cluster.server, sizes.jobs
     rows = []
     for what, prefix, own in (("one request a job", "single", False), ("one request a job, no spec twice", "own", True)):
-        say(f"{what}: {count:,} jobs ...")
-        requests = created(server, jobs(prefix, count, own=own))
+        print_progress(f"{what}: {count:,} jobs ...")
+        requests = create_requests(server, job_manifests(prefix, count, own=own))
         rows.append(await _run(cluster, loads, what, requests, count, connections=CONNECTIONS))
-    say(f"in batches of {BATCH}: {count:,} jobs ...")
-    requests = applied(server, jobs("batch", count), BATCH)
+    print_progress(f"in batches of {BATCH}: {count:,} jobs ...")
+    requests = apply_requests(server, job_manifests("batch", count), BATCH)
     rows.append(await _run(cluster, loads, "in batches", requests, count, connections=BATCH_CONNECTIONS))
     steady = STEADY_PER_S * sizes.steady_s
-    say(f"steady: {STEADY_PER_S} jobs a second for {sizes.steady_s} s ...")
-    requests = created(server, jobs("steady", steady))
+    print_progress(f"steady: {STEADY_PER_S} jobs per second for {sizes.steady_s} s ...")
+    requests = create_requests(server, job_manifests("steady", steady))
     rows.append(await _run(cluster, loads, "steady", requests, steady, connections=CONNECTIONS, per_s=STEADY_PER_S))
     return rows
 
 
-async def _run(cluster: Cluster, loads: Loads, what: str, requests: Sequence[bytes], count: int, **how: Any) -> dict[str, Any]:
+async def _run(cluster: EndToEndCluster, loads: LoadLauncher, what: str, requests: Sequence[bytes], count: int, **how: Any) -> dict[str, Any]:
     seen, running = cluster.seen, cluster.running
     await seen.quiet()
     await cluster.fared()
@@ -228,9 +226,9 @@ async def _run(cluster: Cluster, loads: Loads, what: str, requests: Sequence[byt
     found = await load.done()
     wrong = [status for status in found.status if status >= 300]
     if wrong:
-        raise PartFailed(f"{what}: {len(wrong)} of {len(found.status)} were answered with {wrong[0]}: {found.problem}")
+        raise BenchProcessError(f"{what}: {len(wrong)} of {len(found.status)} requests failed with status {wrong[0]}: {found.problem}")
     await seen.until(enough, seen.bound_ns)
-    cpu = spent(before, running.cpu_s())
+    cpu = cpu_spent(before, running.cpu_s())
     written = {"rows_per_job": (seen.rows - rows) / count, "commits": seen.commits - commits_}
     fared = await cluster.fared()
     await load.end()
@@ -243,8 +241,8 @@ async def _run(cluster: Cluster, loads: Loads, what: str, requests: Sequence[byt
         "seconds": seconds,
         "jobs_per_s": count / seconds,
         "accepted_per_s": count / ((max(found.done_ns) - min(found.sent_ns)) / 1e9),
-        **_waits(found, bound, count),
-        **micros(cpu, count),
+        **_latencies(found, bound, count),
+        **cpu_micros(cpu, count),
         "cpu_s": sum(cpu.values()),
         **written,
         "beat_p99_ms": fared.p99_ms,
@@ -252,8 +250,8 @@ async def _run(cluster: Cluster, loads: Loads, what: str, requests: Sequence[byt
     }
 
 
-def _waits(found: Found, bound: dict[str, int], count: int) -> dict[str, float]:
-    """From sending to seeing the bind, where each request is one job."""
+def _latencies(found: LoadResult, bound: dict[str, int], count: int) -> dict[str, float]:
+    """Return the latency from request to bind, if each request is one job."""
     if len(found.which) != count:
         return {}
     sent = dict(zip(found.which, found.sent_ns, strict=True))
@@ -261,12 +259,12 @@ def _waits(found: Found, bound: dict[str, int], count: int) -> dict[str, float]:
     return {**{name: quantile(waits, 1 - 1 / among) for name, among in QUANTILES.items()}, "max_ms": max(waits)}
 
 
-def drawn(rows: Sequence[dict[str, Any]]) -> str:
-    """How long the slowest wait, in each run in which a request is a job."""
+def latency_chart(rows: Sequence[dict[str, Any]]) -> str:
+    """Draw the latency quantiles of the runs in which each request is one job."""
     lines = [
-        Line(name, [(among, row[quantile_]) for quantile_, among in QUANTILES.items()])
-        for name, what in SHOWN.items()
+        ChartLine(name, [(among, row[quantile_]) for quantile_, among in QUANTILES.items()])
+        for name, what in CHART_LINES.items()
         for row in rows
         if row["what"] == what and "p50_ms" in row
     ]
-    return draw("From a request to its durable bind", "the slowest one of so many jobs", "milliseconds", lines)
+    return draw("From a request to its durable bind", "one job in this many is slower", "milliseconds", lines)

@@ -1,6 +1,6 @@
 """SVG log-log chart.
 
-Lines over two logarithmic axes, as SVG for light and dark pages. It measures nothing.
+Draws lines over two logarithmic axes, with colours for light and dark pages. Measures nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ COLOURS: Final = (
     ("#57606a", "#9aa4af"), ("#8c6d1f", "#d9b44a"), ("#8250df", "#bc8cff"), ("#0969da", "#58a6ff"), ("#0a7a76", "#39c5bb"),
     ("#bc4c00", "#f0883e"), ("#cf222e", "#ff7b72"), ("#1a7f37", "#3fb950"), ("#bf3989", "#f778ba"), ("#1f2328", "#e6edf3"),
 )  # fmt: skip
-"""For light pages and for dark ones; told apart by their dashes too."""
+"""Colours for light and dark pages. Lines also differ by their dashes."""
 DASHES: Final = ("", "7 4", "2 4")
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
-    """All above zero."""
+    """All values are positive."""
 
 
-class Axis(NamedTuple):
-    """From a value to a place: `low` and `high` are powers of ten, `start` and `end` where they stand."""
+class LogAxis(NamedTuple):
+    """Maps a value to a coordinate: `low` and `high` are powers of ten, at the coordinates `start` and `end`."""
 
     low: int
     high: int
@@ -45,18 +45,18 @@ class Axis(NamedTuple):
         return list(range(self.low, self.high + 1))
 
 
-def axis(values: Sequence[float], start: float, end: float) -> Axis:
+def axis(values: Sequence[float], start: float, end: float) -> LogAxis:
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
-    return Axis(low, max(high, low + 1), start, end)
+    return LogAxis(low, max(high, low + 1), start, end)
 
 
-def draw(title: str, across: str, upwards: str, lines: Sequence[Line]) -> str:
-    """Every line ends at its name, so that no colour has to be looked up."""
+def draw(title: str, across: str, upwards: str, lines: Sequence[ChartLine]) -> str:
+    """Return the chart as SVG. Each line is labelled at its end, so that no legend is needed."""
     if not any(line.points for line in lines):
         raise ValueError("nothing to draw: no line has a point")
     x = axis([point[0] for line in lines for point in line.points], LEFT, RIGHT)
     y = axis([point[1] for line in lines for point in line.points], BOTTOM, TOP)
-    said = f"{upwards} over {across}, both logarithmic: " + "; ".join(_said(line) for line in lines)
+    said = f"{upwards} over {across}, both logarithmic: " + "; ".join(_describe(line) for line in lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="title desc"'
         " font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">",
@@ -75,15 +75,15 @@ def draw(title: str, across: str, upwards: str, lines: Sequence[Line]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _said(line: Line) -> str:
+def _describe(line: ChartLine) -> str:
     return f"{line.name}: " + ", ".join(f"{value:.3g} at {at:,.0f}" for at, value in line.points)
 
 
 def _style(lines: int) -> list[str]:
-    light, dark = ([_coloured(at, shade) for at in range(lines)] for shade in (0, 1))
+    light, dark = ([_colour_rules(at, shade) for at in range(lines)] for shade in (0, 1))
     return [
         "  <style>",
-        "    /* A ground of its own: a viewer that ignores colour schemes shows the light picture, readable on any page. */",
+        "    /* Own background: viewers that ignore colour schemes show the light picture, which is readable on any page. */",
         "    .ground { fill: #fbfbf9 } .grid { stroke: #d0d7de; stroke-width: 1 }",
         "    .name { fill: #1f2328; font-size: 19px; font-weight: 600 } .say { fill: #57606a; font-size: 14px }",
         "    .line { fill: none; stroke-width: 2.5; stroke-linejoin: round } .text { font-size: 14px }",
@@ -96,32 +96,32 @@ def _style(lines: int) -> list[str]:
     ]
 
 
-def _coloured(at: int, shade: int) -> str:
+def _colour_rules(at: int, shade: int) -> str:
     colour = COLOURS[at % len(COLOURS)][shade]
     return f"    .line-{at} {{ stroke: {colour} }} .text-{at} {{ fill: {colour} }}"
 
 
-def _grid(x: Axis, y: Axis) -> list[str]:
+def _grid(x: LogAxis, y: LogAxis) -> list[str]:
     across = [
         f'  <path class="grid" d="M{x.place(10**tick):.1f} {TOP}V{BOTTOM}"/>'
-        f'<text class="say" x="{x.place(10**tick):.1f}" y="{BOTTOM + 22}" text-anchor="middle">{_number(tick)}</text>'
+        f'<text class="say" x="{x.place(10**tick):.1f}" y="{BOTTOM + 22}" text-anchor="middle">{_tick_label(tick)}</text>'
         for tick in x.ticks
     ]
     up = [
         f'  <path class="grid" d="M{LEFT} {y.place(10**tick):.1f}H{RIGHT}"/>'
-        f'<text class="say" x="{LEFT - 8}" y="{y.place(10**tick) + 5:.1f}" text-anchor="end">{_number(tick)}</text>'
+        f'<text class="say" x="{LEFT - 8}" y="{y.place(10**tick) + 5:.1f}" text-anchor="end">{_tick_label(tick)}</text>'
         for tick in y.ticks
     ]
     return across + up
 
 
-def _number(tick: int) -> str:
+def _tick_label(tick: int) -> str:
     return f"{10**tick:,}" if tick >= 0 else f"{10.0**tick:.{-tick}f}"
 
 
-def _curves(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
+def _curves(lines: Sequence[ChartLine], x: LogAxis, y: LogAxis) -> list[str]:
     parts = []
-    for at, (line, label) in enumerate(zip(lines, _apart([y.place(line.points[-1][1]) for line in lines]), strict=True)):
+    for at, (line, label) in enumerate(zip(lines, _spread_labels([y.place(line.points[-1][1]) for line in lines]), strict=True)):
         places = [(x.place(across), y.place(value)) for across, value in line.points]
         path = "M" + "L".join(f"{across:.1f} {value:.1f}" for across, value in places)
         end_x, end_y = places[-1]
@@ -134,8 +134,8 @@ def _curves(lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _apart(wanted: Sequence[float]) -> list[float]:
-    """As near as may be to where each would be, in the same order, and none upon another."""
+def _spread_labels(wanted: Sequence[float]) -> list[float]:
+    """Move label positions apart by LABEL_GAP, keeping their order and staying as close as possible to the given positions."""
     found = list(wanted)
     order = sorted(range(len(wanted)), key=lambda at: wanted[at])
     for before, at in pairwise(order):

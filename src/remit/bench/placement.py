@@ -1,17 +1,15 @@
 """`bench place`: kernel placements per second.
 
-Drawn by fixed seeds; nothing is measured here.
+Measures the scheduler's kernel alone: nothing is claimed or written. Nodes and workloads are drawn with fixed seeds.
 
-The kernel alone: nothing is claimed or written.
+Included in the time: updating the cached state of a class since its last use, choosing the node and its devices, and posting
+the replica to the node columns and peer counts. Not included: building nodes, columns and classes, and a first round in
+which every class is used once. The load is steady: between two uses of a class, all others are used.
 
-In the time: to renew what is known of a class since it was last asked about, to choose the node, and its devices if any, and
-to post the replica on the columns and among its peers. Not in the time: to build nodes, columns and classes, and a first round
-in which every class is asked once. So the work is steady: before a class is asked again, all the others have been.
-
-The same case on different numbers of nodes is measured in turns, and so are two yardsticks on the same nodes: growth and ratios
-hold also on a machine that is quick now and slow later. The **plain loop** asks law/fit.py of every node, one by one, and takes
-the best by the same score; **first fit** takes the first node that fits, however good. Both ask for resources and masks only,
-and are what every row of the same nodes is compared to. Rates are by the wall; beside them stands what CPU time alone gives.
+Different numbers of nodes, and two baselines on the same nodes, are measured alternately, so that growth and ratios hold
+even on a machine whose speed varies. The **plain loop** evaluates law/fit.py for every node and takes the best by the same
+score; **first fit** takes the first node that fits. Both request resources and node selectors only, and each row is compared
+with the plain loop on the same nodes. Rates are by wall-clock time; the rate by CPU time is given beside them.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from remit.assembly import settle_process
-from remit.bench.growth_chart import Line, draw
-from remit.bench.report import Aim, Report, say
-from remit.law.fit import NOBODY, Ask, misfit
+from remit.bench.growth_chart import ChartLine, draw
+from remit.bench.report import BenchAim, BenchReport, print_progress
+from remit.law.fit import NO_PEERS, Requirements, misfit
 from remit.law.ledgers import NodeLedger
-from remit.law.requirements import make_ask
+from remit.law.requirements import compile_requirements
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Node,
     NodeHealth,
     NodeSpec,
@@ -45,62 +43,64 @@ from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.node_columns import Columns, Left
 from remit.observation.topology_counts import ColumnPeers
-from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
 from remit.world.clock import BootClock
 from remit.world.randomness import SeededChance
 
 ZONES: Final = ("eu-a", "eu-b", "eu-c")
 CORES: Final = (32, 64, 96, 128)
-GIB_A_CORE: Final = (3, 4, 6)
+GIB_PER_CORE: Final = (3, 4, 6)
 GPUS: Final = tuple(Device(name=f"gpu-{at}", kind="gpu", model="A10") for at in range(8))
 LABELS: Final = {"disk": ("ssd", "hdd"), "arch": ("amd64", "arm64")}
-MASKS: Final[tuple[dict[str, str], ...]] = (
+NODE_SELECTORS: Final[tuple[dict[str, str], ...]] = (
     {},
     *({"disk": disk} for disk in LABELS["disk"]),
     *({"arch": arch} for arch in LABELS["arch"]),
     *({"disk": disk, "arch": arch} for disk in LABELS["disk"] for arch in LABELS["arch"]),
 )
-"""Node selectors: a class may stand on all nodes, on half, or on a quarter of them."""
+"""Node selectors: a class may run on all nodes, on half, or on a quarter of them."""
 
 
-class Feature(NamedTuple):
-    """What every class asks for beyond resources and a mask."""
+class PlacementFeature(NamedTuple):
+    """Requests of every class beyond resources and a node selector."""
 
     name: str
     place: Callable[[str, dict[str, str]], Placement] = lambda app, mask: Placement(node_selector=mask)
-    devices: tuple[DeviceAsk, ...] = ()
+    devices: tuple[DeviceRequest, ...] = ()
     room: float = 60
-    """How many replicas a node has room for, on average and with some to spare."""
+    """How many replicas fit on a node, on average and with a margin."""
     share: float = 60
-    """The most of one class for each node of the cluster."""
+    """Maximum number of replicas of one class per node of the cluster."""
 
 
 def _spread(app: str, mask: dict[str, str]) -> Placement:
     return Placement(node_selector=mask, topology_spread=(Spread(topology_key="zone", max_skew=1),))
 
 
-def _near(app: str, mask: dict[str, str]) -> Placement:
+def _affinity(app: str, mask: dict[str, str]) -> Placement:
     return Placement(node_selector=mask, affinity=(Affinity(topology_key="zone", label_selector={"app": app}),))
 
 
-def _away(app: str, mask: dict[str, str]) -> Placement:
+def _anti_affinity(app: str, mask: dict[str, str]) -> Placement:
     return Placement(node_selector=mask, anti_affinity=(Affinity(topology_key="node", label_selector={"app": app}),))
 
 
-RESOURCES: Final = Feature("resources")
+RESOURCES: Final = PlacementFeature("resources")
 FEATURES: Final = (
     RESOURCES,
-    Feature("spread", _spread),
-    Feature("affinity", _near, room=12),
-    Feature("anti-affinity", _away, share=0.2),
-    Feature("whole GPU", devices=(DeviceAsk(kind="gpu", count=1),), room=1.5),
-    Feature("GPU share", devices=(DeviceAsk(kind="gpu", share="50m"),), room=25),
+    PlacementFeature("spread", _spread),
+    PlacementFeature("affinity", _affinity, room=12),
+    PlacementFeature("anti-affinity", _anti_affinity, share=0.2),
+    PlacementFeature("whole GPU", devices=(DeviceRequest(kind="gpu", count=1),), room=1.5),
+    PlacementFeature("GPU share", devices=(DeviceRequest(kind="gpu", share="50m"),), room=25),
 )
-"""Spread is hard, with a skew of one over three zones; a class is near its own in a zone, or away from its own by node."""
+"""Spread is a hard constraint with a skew of one over three zones. Affinity is to the class's own replicas in a zone;
+anti-affinity is to them on a node.
+"""
 
 
-class Cluster:
+class SyntheticCluster:
     """Nodes of mixed sizes in three zones, half of them with GPUs, all empty."""
 
     def __init__(self, nodes: int) -> None:
@@ -119,24 +119,24 @@ def _node(at: int, lots: SeededChance) -> Node:
         spec=NodeSpec(
             region="eu",
             zone=lots.choice(ZONES),
-            capacity=Amount({"cpu": 1_000 * cores, "memory": cores * lots.choice(GIB_A_CORE) << 30}),
+            capacity=Amount({"cpu": 1_000 * cores, "memory": cores * lots.choice(GIB_PER_CORE) << 30}),
             devices=GPUS if lots.below(2) else (),
         ),
         status=NodeStatus(health=NodeHealth.READY),
     )
 
 
-def asks(classes: int, feature: Feature) -> list[Ask]:
-    """The same for every number of nodes."""
+def class_requirements(classes: int, feature: PlacementFeature) -> list[Requirements]:
+    """Return the requirements of the classes: the same for every number of nodes."""
     lots = SeededChance(f"bench place/{classes} classes")
-    return [_ask(f"work-{at}", feature, lots) for at in range(classes)]
+    return [_requirements(f"work-{at}", feature, lots) for at in range(classes)]
 
 
-def _ask(app: str, feature: Feature, lots: SeededChance) -> Ask:
+def _requirements(app: str, feature: PlacementFeature, lots: SeededChance) -> Requirements:
     asked = Amount({"cpu": 50 + 10 * lots.below(45), "memory": 64 + 16 * lots.below(60) << 20})
     template = Template(command=("serve",), resources=asked, devices=feature.devices)
-    spec = WorkloadSpec(type="service", template=template, placement=feature.place(app, lots.choice(MASKS)))
-    return make_ask("acme", app, {"app": app}, spec, ())
+    spec = WorkloadSpec(type="service", template=template, placement=feature.place(app, lots.choice(NODE_SELECTORS)))
+    return compile_requirements("acme", app, {"app": app}, spec, ())
 
 
 BY_CLASS: Final = "by class"
@@ -144,45 +144,45 @@ ONE_BY_ONE: Final = "one by one"
 PLAIN_LOOP: Final = "plain loop"
 FIRST_FIT: Final = "first fit"
 RUN_MAX: Final = 100
-"""Replicas of one class that are placed at once; fewer, where all classes would not find room for three rounds."""
-SINGLES: Final = 50
-"""Placements one by one between two looks at the clock."""
-TURNS: Final = 5
-YARDSTICK_SHARE: Final = 0.2
-"""Of a case's time: the yardsticks are the same all the way."""
+"""Replicas of one class placed at once; fewer if three rounds of all classes would not fit."""
+SINGLES_PER_STEP: Final = 50
+"""Single placements between two readings of the clock."""
+ROUNDS: Final = 5
+BASELINE_TIME_SHARE: Final = 0.2
+"""Time for a baseline, as a share of the time of a case: their rate varies little."""
 
 _CLOCK = BootClock()
 
 
-class Case(NamedTuple):
+class PlacementCase(NamedTuple):
     classes: int
     mode: str
-    feature: Feature
+    feature: PlacementFeature
 
 
-class Extent(NamedTuple):
-    """Which cases are measured, each on how many nodes, and for how many seconds. The aimed ones come first."""
+class PlacementPlan(NamedTuple):
+    """Which cases are measured, on which numbers of nodes, and for how many seconds each. Cases with a goal come first."""
 
-    cases: dict[Case, tuple[int, ...]]
+    cases: dict[PlacementCase, tuple[int, ...]]
     seconds: float
 
 
-AIMED: Final = (Case(40, BY_CLASS, RESOURCES), Case(40, ONE_BY_ONE, RESOURCES), Case(400, ONE_BY_ONE, RESOURCES))
+AIMED_CASES: Final = (PlacementCase(40, BY_CLASS, RESOURCES), PlacementCase(40, ONE_BY_ONE, RESOURCES), PlacementCase(400, ONE_BY_ONE, RESOURCES))
 AIMS_PER_S: Final = (300_000, 60_000, 18_000)
 AIM_NODES: Final = 5_000
-GROWN_NODES: Final = 50_000
-AIM_GROWN: Final = 0.5
-_ALL: Final = tuple(
-    Case(classes, mode, feature) for feature in FEATURES for classes in (40, 400) for mode in (BY_CLASS, ONE_BY_ONE)
+LARGE_NODES: Final = 50_000
+AIM_LARGE_RATIO: Final = 0.5
+_ALL_CASES: Final = tuple(
+    PlacementCase(classes, mode, feature) for feature in FEATURES for classes in (40, 400) for mode in (BY_CLASS, ONE_BY_ONE)
 )
-_SMALL: Final = (1_000, AIM_NODES)
-FULL: Final = Extent(dict.fromkeys((*AIMED, *_ALL), (*_SMALL, 10_000, GROWN_NODES)), 1.0)
-_LOOKED_AT: Final = [case for case in (*AIMED, *_ALL) if case.classes == 40 or case.feature == RESOURCES]
-QUICK: Final = Extent({**dict.fromkeys(_LOOKED_AT, _SMALL), AIMED[0]: (*_SMALL, GROWN_NODES)}, 0.2)
+_SMALL_SIZES: Final = (1_000, AIM_NODES)
+FULL: Final = PlacementPlan(dict.fromkeys((*AIMED_CASES, *_ALL_CASES), (*_SMALL_SIZES, 10_000, LARGE_NODES)), 1.0)
+_QUICK_CASES: Final = [case for case in (*AIMED_CASES, *_ALL_CASES) if case.classes == 40 or case.feature == RESOURCES]
+QUICK: Final = PlacementPlan({**dict.fromkeys(_QUICK_CASES, _SMALL_SIZES), AIMED_CASES[0]: (*_SMALL_SIZES, LARGE_NODES)}, 0.2)
 
 
-class Spent:
-    """How many placements took how long."""
+class TimeSpent:
+    """Number of placements and the time they took."""
 
     def __init__(self) -> None:
         self.placements = self.ns = self.cpu_ns = 0
@@ -210,57 +210,58 @@ def _cpu_ns() -> int:
     return round((used.ru_utime + used.ru_stime) * 1e9)
 
 
-def measure(quick: bool, plot: Path | None) -> Report:
+def measure(quick: bool, plot: Path | None) -> BenchReport:
     extent = QUICK if quick else FULL
-    clusters: dict[int, Cluster] = {}
+    clusters: dict[int, SyntheticCluster] = {}
     for nodes in sorted({nodes for sizes in extent.cases.values() for nodes in sizes}):
-        say(f"{nodes:,} nodes are built ...")
-        clusters[nodes] = Cluster(nodes)
-    loops = {nodes: yardsticks(cluster) for nodes, cluster in clusters.items()}
+        print_progress(f"building {nodes:,} nodes ...")
+        clusters[nodes] = SyntheticCluster(nodes)
+    loops = {nodes: baseline_loops(cluster) for nodes, cluster in clusters.items()}
     settle_process()
-    found: dict[tuple[int, Case], Placing] = {}
+    found: dict[tuple[int, PlacementCase], KernelRun] = {}
     for case, sizes in extent.cases.items():
-        say(f"{case.feature.name}, {case.classes} classes, {case.mode}: {', '.join(f'{nodes:,}' for nodes in sizes)} nodes ...")
-        placing = {nodes: Placing(case, clusters[nodes]) for nodes in sizes}
-        for _ in range(TURNS):
+        print_progress(f"{case.feature.name}, {case.classes} classes, {case.mode}: {', '.join(f'{nodes:,}' for nodes in sizes)} nodes ...")
+        placing = {nodes: KernelRun(case, clusters[nodes]) for nodes in sizes}
+        for _ in range(ROUNDS):
             for nodes, one in placing.items():
-                one.go(extent.seconds / TURNS)
-                if case == AIMED[0]:
+                one.go(extent.seconds / ROUNDS)
+                if case == AIMED_CASES[0]:
                     for loop in loops[nodes]:
-                        loop.go(extent.seconds / TURNS * YARDSTICK_SHARE)
+                        loop.go(extent.seconds / ROUNDS * BASELINE_TIME_SHARE)
         for nodes, one in placing.items():
             one.done()
             found[nodes, case] = one
     rows = _rows(found, loops)
     if plot is not None:
-        plot.write_text(drawn(rows))
-        say(f"{plot} shows the growth")
-    return Report("place", rows, _aims({at: one.spent.per_s for at, one in found.items()}))
+        plot.write_text(placement_chart(rows))
+        print_progress(f"wrote the chart of time per placement to {plot}")
+    return BenchReport("place", rows, _aims({at: one.spent.per_s for at, one in found.items()}))
 
 
-def _aims(per_s: dict[tuple[int, Case], float]) -> list[Aim]:
+def _aims(per_s: dict[tuple[int, PlacementCase], float]) -> list[BenchAim]:
     rates = [
-        Aim(f"{case.mode}, {AIM_NODES:,} nodes, {case.classes} classes", "1/s", aim, per_s[AIM_NODES, case], "higher")
-        for case, aim in zip(AIMED, AIMS_PER_S, strict=True)
+        BenchAim(f"{case.mode}, {AIM_NODES:,} nodes, {case.classes} classes", "1/s", aim, per_s[AIM_NODES, case], "higher")
+        for case, aim in zip(AIMED_CASES, AIMS_PER_S, strict=True)
     ]
-    grown = per_s[GROWN_NODES, AIMED[0]] / per_s[AIM_NODES, AIMED[0]]
-    name = f"{AIMED[0].mode} at {GROWN_NODES:,} nodes, of the rate at {AIM_NODES:,}"
-    return [*rates, Aim(name, "", AIM_GROWN, grown, "higher")]
+    grown = per_s[LARGE_NODES, AIMED_CASES[0]] / per_s[AIM_NODES, AIMED_CASES[0]]
+    name = f"{AIMED_CASES[0].mode} at {LARGE_NODES:,} nodes, of the rate at {AIM_NODES:,}"
+    return [*rates, BenchAim(name, "", AIM_LARGE_RATIO, grown, "higher")]
 
 
 # --------------------------------------------------------------------------------------------------------------- the kernel
 
 
-class Placing:
-    """One case on one cluster, under way. When the room is used up, it begins again on the empty cluster."""
+class KernelRun:
+    """One case on one cluster. When the capacity is used up, it restarts on the empty cluster."""
 
-    def __init__(self, case: Case, cluster: Cluster) -> None:
+    def __init__(self, case: PlacementCase, cluster: SyntheticCluster) -> None:
         self._case, self._cluster = case, cluster
-        self._asks = asks(case.classes, case.feature)
+        self._asks = class_requirements(case.classes, case.feature)
         room = int(len(cluster) * min(case.feature.room, case.feature.share * case.classes))
         self.run = max(min(RUN_MAX, room // (3 * case.classes)), 1) if case.mode == BY_CLASS else 1
-        self._room = room // (self.run * case.classes) * self.run * case.classes  # whole rounds: no class is asked more often
-        self.spent = Spent()
+        # Complete rounds only: every class is used equally often.
+        self._room = room // (self.run * case.classes) * self.run * case.classes
+        self.spent = TimeSpent()
         self.class_bytes = 0
         self._begin()
 
@@ -275,54 +276,54 @@ class Placing:
         self.class_bytes = sum(one.held_bytes for one in classes) // len(classes)
 
     def _step(self, turns: int) -> int:
-        """Ask so many classes, one after another."""
+        """Place replicas of the next `turns` classes. Returns the number of placements."""
         place = self._at_once if self._case.mode == BY_CLASS else self._singly
         for one in islice(self._next, turns):
             place(one)
         self._left -= turns * self.run
         return turns * self.run
 
-    def _at_once(self, one: Class) -> None:
+    def _at_once(self, one: WorkClass) -> None:
         placed = len(self._kernel.run(one, self.run).rows)
         if placed != self.run:
-            raise RuntimeError(f"only {placed} of {self.run} found a place")
+            raise RuntimeError(f"only {placed} of {self.run} replicas were placed; the benchmark's cluster is too small")
 
-    def _singly(self, one: Class) -> None:
+    def _singly(self, one: WorkClass) -> None:
         kernel = self._kernel
         row = kernel.place(one)
         if row < 0:
-            raise RuntimeError("one found no place")
+            raise RuntimeError("a replica was not placed; the benchmark's cluster is too small")
         if one.ask.devices:
             kernel.post(one, row, kernel.choose(one, row))
         else:
             kernel.post(one, row)
 
     def go(self, seconds: float) -> None:
-        turns = 1 if self._case.mode == BY_CLASS else SINGLES
+        turns = 1 if self._case.mode == BY_CLASS else SINGLES_PER_STEP
         until_ns = self.spent.ns + seconds * 1e9
         while self.spent.ns < until_ns:
-            if self._left < turns * self.run:  # not enough for a look
+            if self._left < turns * self.run:  # not enough capacity left for one step
                 self._begin()
             self.spent.begin()
             self.spent.end(self._step(turns))
 
     def done(self) -> None:
-        """What was measured stays; what it was measured on goes: hundreds of classes on many nodes are large."""
+        """Release the kernel and keep the result: hundreds of classes on many nodes take much memory."""
         del self._kernel, self._next, self._asks
 
 
-# ----------------------------------------------------------------------------------------------------------- the yardsticks
+# -------------------------------------------------------------------------------------------------------------- the baselines
 
 
-class Loop:
-    """Node by node in plain Python, over the authority's own ledgers, which remember what a node is to an ask."""
+class BaselineLoop:
+    """Loops over the nodes in plain Python, on the authority's node ledgers, which cache the static part of the fit."""
 
     def __init__(self, sites: Sequence[NodeLedger], *, first: bool) -> None:
         self._sites = sites
         self._shares = [{name: 1 / count for name, count in site.node.spec.capacity} for site in sites]
-        self._next = cycle(asks(40, RESOURCES))
+        self._next = cycle(class_requirements(40, RESOURCES))
         self._place = self._first if first else self._best
-        self.spent = Spent()
+        self.spent = TimeSpent()
 
     def go(self, seconds: float) -> None:
         until_ns = self.spent.ns + seconds * 1e9
@@ -331,44 +332,44 @@ class Loop:
             self.spent.begin()
             row = self._place(ask)
             if row < 0:
-                raise RuntimeError("the loop found no place")
+                raise RuntimeError("the loop placed no replica; the benchmark's cluster is too small")
             self._sites[row].post(ask.resources, 1)
             self.spent.end(1)
 
-    def _best(self, ask: Ask) -> int:
+    def _best(self, ask: Requirements) -> int:
         best, found = -1.0, -1
         for row, site in enumerate(self._sites):
-            if misfit(ask, site, NOBODY) is None:
+            if misfit(ask, site, NO_PEERS) is None:
                 free, share = site.free, self._shares[row]
                 score = sum((free[name] - need) * share[name] for name, need in ask.resources) / len(ask.resources)
                 if score > best:
                     best, found = score, row
         return found
 
-    def _first(self, ask: Ask) -> int:
-        return next((row for row, site in enumerate(self._sites) if misfit(ask, site, NOBODY) is None), -1)
+    def _first(self, ask: Requirements) -> int:
+        return next((row for row, site in enumerate(self._sites) if misfit(ask, site, NO_PEERS) is None), -1)
 
 
-def yardsticks(cluster: Cluster) -> tuple[Loop, Loop]:
-    """The plain loop, and first fit; each on ledgers of its own."""
+def baseline_loops(cluster: SyntheticCluster) -> tuple[BaselineLoop, BaselineLoop]:
+    """Return the plain loop and first fit, each with its own ledgers."""
     sites = [NodeLedger(node) for node in cluster.nodes]
-    return Loop(sites, first=False), Loop([site.copy() for site in sites], first=True)
+    return BaselineLoop(sites, first=False), BaselineLoop([site.copy() for site in sites], first=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- the report
 
 
-def _rows(found: dict[tuple[int, Case], Placing], loops: dict[int, tuple[Loop, Loop]]) -> list[dict[str, Any]]:
+def _rows(found: dict[tuple[int, PlacementCase], KernelRun], loops: dict[int, tuple[BaselineLoop, BaselineLoop]]) -> list[dict[str, Any]]:
     rows = []
-    for (nodes, case), one in sorted(found.items(), key=lambda pair: (_ALL.index(pair[0][1]), pair[0][0])):
+    for (nodes, case), one in sorted(found.items(), key=lambda pair: (_ALL_CASES.index(pair[0][1]), pair[0][0])):
         row = _row(nodes, case, case.mode, one.spent, loops[nodes][0].spent)
         rows.append({**row, "run": one.run, "class_bytes": one.class_bytes})
     for at, mode in enumerate((PLAIN_LOOP, FIRST_FIT)):
-        rows += [_row(nodes, AIMED[0], mode, both[at].spent, both[0].spent) for nodes, both in loops.items()]
+        rows += [_row(nodes, AIMED_CASES[0], mode, both[at].spent, both[0].spent) for nodes, both in loops.items()]
     return rows
 
 
-def _row(nodes: int, case: Case, mode: str, spent: Spent, plain: Spent) -> dict[str, Any]:
+def _row(nodes: int, case: PlacementCase, mode: str, spent: TimeSpent, plain: TimeSpent) -> dict[str, Any]:
     return {
         "nodes": nodes,
         "classes": case.classes,
@@ -382,7 +383,7 @@ def _row(nodes: int, case: Case, mode: str, spent: Spent, plain: Spent) -> dict[
     }
 
 
-SHOWN: Final = {
+CHART_LINES: Final = {
     PLAIN_LOOP: (40, PLAIN_LOOP, "resources"),
     FIRST_FIT: (40, FIRST_FIT, "resources"),
     "one by one, whole GPUs": (40, ONE_BY_ONE, "whole GPU"),
@@ -394,12 +395,12 @@ SHOWN: Final = {
     "by class, 400 classes": (400, BY_CLASS, "resources"),
     "by class, 40 classes": (40, BY_CLASS, "resources"),
 }
-"""The lines of the picture: what is not said is 40 classes, and resources and masks alone."""
+"""The lines of the chart. Unless named otherwise: 40 classes, resources and node selectors only."""
 
 
-def drawn(rows: Sequence[dict[str, Any]]) -> str:
+def placement_chart(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        Line(
+        ChartLine(
             name,
             [
                 (row["nodes"], 1e6 / row["per_s"])
@@ -407,6 +408,6 @@ def drawn(rows: Sequence[dict[str, Any]]) -> str:
                 if (row["classes"], row["mode"], row["features"]) == wanted and row["per_s"]
             ],
         )
-        for name, wanted in SHOWN.items()
+        for name, wanted in CHART_LINES.items()
     ]
     return draw("Time for one placement", "nodes", "microseconds", [line for line in lines if line.points])

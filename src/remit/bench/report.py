@@ -1,4 +1,4 @@
-"""The report of a benchmark: rows and aims, as tables for people or as one JSON line for programs."""
+"""The report of a benchmark: measured rows and goals, as tables for people or as one JSON line for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS_MAX: Final = 12
 """Up to this many measured values are printed as columns; with more, each row becomes a column."""
 
 
-class Aim(NamedTuple):
+class BenchAim(NamedTuple):
     name: str
     unit: str
     aim: float
@@ -27,24 +27,24 @@ class Aim(NamedTuple):
         return self.value >= self.aim if self.better == "higher" else self.value <= self.aim
 
 
-class Report(NamedTuple):
+class BenchReport(NamedTuple):
     bench: str
     rows: list[dict[str, Any]]
-    aims: list[Aim]
+    aims: list[BenchAim]
 
     def line(self) -> str:
-        """Stable for programs: numbers as numbers, everything on one line."""
+        """Return the report as one line of JSON. Names and number types are stable for programs."""
         whole = {
             "bench": self.bench,
             "revision": revision(),
-            "machine": machine(),
+            "machine": machine_info(),
             "rows": self.rows,
             "aims": [{**aim._asdict(), "met": aim.met} for aim in self.aims],
         }
         return msgspec.json.encode(whole).decode()
 
 
-def machine() -> dict[str, Any]:
+def machine_info() -> dict[str, Any]:
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine()
     )
@@ -61,24 +61,24 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     click.echo(text, err=True)
 
 
-def finish(report: Report, as_json: bool) -> None:
-    """Print for people or for programs; the exit code tells whether every aim was met."""
+def print_report(report: BenchReport, as_json: bool) -> None:
+    """Print the report. Exits with code 1 if a goal is missed."""
     from remit.cli.output.console import until_nobody_reads
 
     with until_nobody_reads():
         if as_json:
             click.echo(report.line())
         else:
-            _table(report)
+            _print_tables(report)
     if not all(aim.met for aim in report.aims):
         raise SystemExit(1)
 
 
-def _table(report: Report) -> None:
+def _print_tables(report: BenchReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -87,7 +87,7 @@ def _table(report: Report) -> None:
     shown = console()
     rows = Table(title=f"remit bench {report.bench}")
     names = list(dict.fromkeys(name for row in report.rows for name in row))
-    cells = [[name.replace("_", " "), *(_shown(row.get(name, "")) for row in report.rows)] for name in names]
+    cells = [[name.replace("_", " "), *(_format(row.get(name, "")) for row in report.rows)] for name in names]
     if len(names) <= max(COLUMNS_MAX, len(report.rows)):
         cells = [list(row) for row in zip(*cells, strict=True)]
     for at, head in enumerate(cells[0]):
@@ -95,17 +95,17 @@ def _table(report: Report) -> None:
     for row in cells[1:]:
         rows.add_row(*row)
     shown.print(rows)
-    aims = Table(title="aims")
-    for name in ("aim", "wanted", "seen", ""):
-        aims.add_column(name, justify="left" if name == "aim" else "right")
+    aims = Table(title="goals")
+    for name in ("goal", "required", "measured", ""):
+        aims.add_column(name, justify="left" if name == "goal" else "right")
     for aim in report.aims:
         sign = "≥" if aim.better == "higher" else "≤"
         mark = Text("met", "green") if aim.met else Text("missed", "red")
-        aims.add_row(aim.name, f"{sign} {_shown(aim.aim)} {aim.unit}", f"{_shown(aim.value)} {aim.unit}", mark)
+        aims.add_row(aim.name, f"{sign} {_format(aim.aim)} {aim.unit}", f"{_format(aim.value)} {aim.unit}", mark)
     shown.print(aims)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

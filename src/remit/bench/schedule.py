@@ -1,20 +1,18 @@
 """`bench schedule`: queue to durable bind.
 
-The whole way: view, backlog, kernel, claims, authority, SQLite.
+Runs view, queue, kernel, claims, authority and SQLite (FULL durability) in one process; the scheduler follows the store and
+passes claims by reference. Before the clock starts, all jobs are in the store, each a workload with one replica, and the
+scheduler's view has listed them (`listed_s` is the time of the list; `with_list_per_s` includes it). The clock runs from the
+moment the scheduler may acquire its lease until the last bind is durable and visible in the view.
 
-Everything is real and in one process: the authority on a SQLite store with FULL durability, the scheduler following that store,
-asking by reference. The jobs are in the store before the clock starts, each a workload of its own with one replica, and the
-scheduler's view has them (`listed_s` says how long the list took; `with_list_per_s` counts it in). The clock runs from the
-moment that the scheduler may ask for its lease until the last bind is durable and seen.
-
-A job that arrives is measured from when its replica is durably pending until its bind is durable and seen.
+The latency of an arriving job is the time from its replica being durably pending to its bind being durable and visible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess  # noqa: TID251 - memory is measured in a process of its own
+import subprocess  # noqa: TID251 - memory is measured in a separate process
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -26,10 +24,10 @@ import msgspec
 import numpy as np
 
 from remit.assembly import embedded, scheduler
-from remit.bench.commit import Asker, accepted
-from remit.bench.report import Aim, Report, say
-from remit.client.authority_client import Client
-from remit.client.endpoint import InProcess
+from remit.bench.commit import ClaimClient, require_accepted
+from remit.bench.report import BenchAim, BenchReport, print_progress
+from remit.client.authority_client import AuthorityClient
+from remit.client.endpoint import InProcessEndpoint
 from remit.commitment.authority import Authority
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Acquire, Actor, Apply, Code, Mark, Move, Operation, Role, Spawn, operation_id
@@ -53,8 +51,8 @@ from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
 from remit.observation.replica_table import NUMBER, PENDING
 from remit.observation.scheduler_view import View
-from remit.proposal.placement.preemption_candidates import Pace
-from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.proposal.placement.preemption_candidates import VictimRateLimit
+from remit.proposal.scheduler import SchedulerTiming, Scheduler
 from remit.store.protocol import Store
 from remit.world.clock import BootClock
 from remit.world.interfaces import World
@@ -69,11 +67,11 @@ FEATURES: Final[dict[str, Placement]] = {
     "spread": Placement(topology_spread=(Spread(topology_key="zone", max_skew=5, label_selector=_LABEL),)),
     "anti-affinity": Placement(anti_affinity=(Affinity(topology_key="node", label_selector=_LABEL),)),
 }
-KUBE: Final = {"plain": 280, "spread": 80, "anti-affinity": 180, "preemption of 3": 26}
-"""Binds a second of kube-scheduler, with API server and etcd on such a machine; preemption at 1,000 nodes."""
+KUBE_PER_S: Final = {"plain": 280, "spread": 80, "anti-affinity": 180, "preemption of 3": 26}
+"""Binds per second of kube-scheduler with API server and etcd on a comparable machine; preemption at 1,000 nodes."""
 
 
-class Sizes(NamedTuple):
+class ScheduleSizes(NamedTuple):
     nodes: int
     plain: tuple[int, ...]
     coupled: int
@@ -83,61 +81,63 @@ class Sizes(NamedTuple):
     memory: int
 
 
-FULL: Final = Sizes(5_000, (10_000, 50_000), 5_000, 20_000, 5_000, 10, 1_000_000)
-QUICK: Final = Sizes(5_000, (10_000,), 3_000, 8_000, 2_000, 3, 100_000)
+FULL: Final = ScheduleSizes(5_000, (10_000, 50_000), 5_000, 20_000, 5_000, 10, 1_000_000)
+QUICK: Final = ScheduleSizes(5_000, (10_000,), 3_000, 8_000, 2_000, 3, 100_000)
 ARRIVALS_PER_S: Final = 500
-EACH: Final = Amount({"cpu": 100, "memory": 500 << 20})
-LOW: Final = Amount({"cpu": 900, "memory": 500 << 20})
-URGENT: Final = {"preemption": LOW, "preemption of 3": Amount({"cpu": 3_000, "memory": 500 << 20})}
-"""Where each takes the place of one that is as large as it is, and where three have to go for it, as in kube's benchmark."""
+JOB_RESOURCES: Final = Amount({"cpu": 100, "memory": 500 << 20})
+LOW_RESOURCES: Final = Amount({"cpu": 900, "memory": 500 << 20})
+URGENT_RESOURCES: Final = {"preemption": LOW_RESOURCES, "preemption of 3": Amount({"cpu": 3_000, "memory": 500 << 20})}
+"""Requests of urgent jobs: with the first, each replaces one victim of its own size; with the second, three victims, as in the
+benchmark of kube-scheduler.
+"""
 
 
-def measure(quick: bool, data: Path | None) -> Report:
+def measure(quick: bool, data: Path | None) -> BenchReport:
     with tempfile.TemporaryDirectory(prefix="remit-bench-", dir=data) as directory:
         return asyncio.run(_measure(QUICK if quick else FULL, Path(directory)))
 
 
-async def _measure(sizes: Sizes, directory: Path) -> Report:
+async def _measure(sizes: ScheduleSizes, directory: Path) -> BenchReport:
     rows: list[dict[str, Any]] = []
     for feature, counts in (("plain", sizes.plain), ("spread", (sizes.coupled,)), ("anti-affinity", (sizes.coupled,))):
         for count in counts:
-            say(f"{feature}: {count:,} jobs on {sizes.nodes:,} nodes ...")
-            rows.append(await _drain(directory / f"{feature}-{count}", feature, sizes.nodes, count))
-    for feature, each in URGENT.items():
-        say(f"{feature}: {sizes.urgent:,} urgent jobs among {sizes.low:,} ...")
+            print_progress(f"{feature}: {count:,} jobs on {sizes.nodes:,} nodes ...")
+            rows.append(await _drain_queue(directory / f"{feature}-{count}", feature, sizes.nodes, count))
+    for feature, each in URGENT_RESOURCES.items():
+        print_progress(f"{feature}: {sizes.urgent:,} urgent jobs among {sizes.low:,} ...")
         rows.append(await _preempt(directory / feature, sizes, feature, each))
-    say(f"arrivals: {ARRIVALS_PER_S} jobs a second for {sizes.arrivals_s} s ...")
-    rows.append(await _arrive(directory / "arrivals", sizes))
-    say(f"memory: a view of 50,000 nodes and {sizes.memory:,} replicas, in a process of its own ...")
-    held = _memory_apart(50_000, sizes.memory)
+    print_progress(f"arrivals: {ARRIVALS_PER_S} jobs per second for {sizes.arrivals_s} s ...")
+    rows.append(await _measure_arrivals(directory / "arrivals", sizes))
+    print_progress(f"memory: a view of 50,000 nodes and {sizes.memory:,} replicas, in a separate process ...")
+    held = _memory_in_child(50_000, sizes.memory)
     rows.append(held)
     plain = max(row["per_s"] for row in rows if row.get("feature") == "plain")
     named = {row.get("feature"): row for row in rows}
     aims = [
-        Aim("binds, from a full queue", "1/s", 20_000, plain, "higher"),
-        Aim("p99 of one job that arrives at 500/s", "ms", 25, named["arrivals"]["p99_ms"], "lower"),
-        Aim("binds with topology spread", "1/s", 3_000, named["spread"]["per_s"], "higher"),
-        Aim("binds with anti-affinity", "1/s", 3_000, named["anti-affinity"]["per_s"], "higher"),
-        Aim("binds by preemption", "1/s", 3_000, named["preemption"]["per_s"], "higher"),
-        Aim("memory of a million replicas on 50,000 nodes", "MiB", 1_536, held["million_mib"], "lower"),
+        BenchAim("binds, from a full queue", "1/s", 20_000, plain, "higher"),
+        BenchAim("p99 of one job that arrives at 500/s", "ms", 25, named["arrivals"]["p99_ms"], "lower"),
+        BenchAim("binds with topology spread", "1/s", 3_000, named["spread"]["per_s"], "higher"),
+        BenchAim("binds with anti-affinity", "1/s", 3_000, named["anti-affinity"]["per_s"], "higher"),
+        BenchAim("binds by preemption", "1/s", 3_000, named["preemption"]["per_s"], "higher"),
+        BenchAim("memory of a million replicas on 50,000 nodes", "MiB", 1_536, held["million_mib"], "lower"),
     ]
-    return Report("schedule", rows, aims)
+    return BenchReport("schedule", rows, aims)
 
 
 # -------------------------------------------------------------------------------------------------------------- the cluster
 
 
-class Scope:
-    """An authority, and whoever asks it."""
+class BenchScope:
+    """An authority and the clients that submit claims to it."""
 
     def __init__(self, authority: Authority, world: World, group: asyncio.TaskGroup) -> None:
         self.authority, self.world, self.group = authority, world, group
-        self.operator = Asker(authority, Role.OPERATOR)
-        self.nodes, self.workloads = Asker(authority, Role.NODES), Asker(authority, Role.WORKLOADS)
+        self.operator = ClaimClient(authority, Role.OPERATOR)
+        self.nodes, self.workloads = ClaimClient(authority, Role.NODES), ClaimClient(authority, Role.WORKLOADS)
 
     async def declare(self, things: Iterable[Any]) -> None:
         for verdict in await self.operator.ask(Apply(thing) for thing in things):
-            accepted(verdict)
+            require_accepted(verdict)
 
     async def furnish(self, nodes: int, cpu: int) -> None:
         await self.nodes.lease()
@@ -157,24 +157,24 @@ class Scope:
         known = [self.authority.books.things[name] for name in self.authority.books.keys("node/")]
         marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known]
         for verdict in await self.nodes.ask(marks):
-            accepted(verdict)
+            require_accepted(verdict)
 
     async def submit(self, jobs: Sequence[Workload]) -> None:
-        """Declared, and their replicas pending."""
+        """Create workloads and their replicas, all pending."""
         for start in range(0, len(jobs), 5_000):
             part = jobs[start : start + 5_000]
             await self.declare(part)
             spawns = [Spawn(TENANT, job.metadata.name, 1, 0, job.spec.replicas) for job in part]
             for verdict in await self.workloads.ask(spawns):
-                accepted(verdict)
+                require_accepted(verdict)
 
-    def scheduler(self, rhythm: Rhythm = Rhythm()) -> Scheduler:
+    def scheduler(self, rhythm: SchedulerTiming = SchedulerTiming()) -> Scheduler:
         store: Store = self.authority.store
-        client = Client({"authority": InProcess(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world)
-        return scheduler(store, store, client, self.world, name="bench", rhythm=rhythm, pace=Pace(1_000_000, 1_000_000))
+        client = AuthorityClient({"authority": InProcessEndpoint(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world)
+        return scheduler(store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000))
 
 
-def _job(index: int, feature: str = "plain", each: Amount = EACH, rank: str = "", sort: str = "job") -> Workload:
+def _job(index: int, feature: str = "plain", each: Amount = JOB_RESOURCES, rank: str = "", sort: str = "job") -> Workload:
     return Workload(
         metadata=Metadata(name=f"{sort}-{index}", tenant=TENANT, labels=_LABEL),
         spec=WorkloadSpec(
@@ -187,13 +187,13 @@ def _job(index: int, feature: str = "plain", each: Amount = EACH, rank: str = ""
 
 
 @asynccontextmanager
-async def _scope(directory: Path) -> AsyncIterator[Scope]:
+async def _scope(directory: Path) -> AsyncIterator[BenchScope]:
     world = production()
     try:
         async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
             try:
-                yield Scope(authority, world, group)
+                yield BenchScope(authority, world, group)
             finally:
                 running.cancel()
     finally:
@@ -201,8 +201,8 @@ async def _scope(directory: Path) -> AsyncIterator[Scope]:
 
 
 @asynccontextmanager
-async def _following(scope: Scope, placing: Scheduler) -> AsyncIterator[float]:
-    """The scheduler follows, and does not lead yet; answers how long its list took."""
+async def _following_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIterator[float]:
+    """Let the scheduler follow the store without leading. Yields the duration of its initial list in seconds."""
     start = _CLOCK.now_ns()
     following = scope.group.create_task(placing.follow())
     try:
@@ -218,7 +218,7 @@ async def _following(scope: Scope, placing: Scheduler) -> AsyncIterator[float]:
 
 
 @asynccontextmanager
-async def _leading(scope: Scope, placing: Scheduler) -> AsyncIterator[None]:
+async def _leading_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIterator[None]:
     leading = scope.group.create_task(placing.lead())
     try:
         yield
@@ -226,20 +226,20 @@ async def _leading(scope: Scope, placing: Scheduler) -> AsyncIterator[None]:
         leading.cancel()
 
 
-def _pending(view: View) -> int:
+def _pending_count(view: View) -> int:
     return int(np.count_nonzero(view.replicas.column("phase") == PENDING))
 
 
-async def _bound(placing: Scheduler, least: int = 0, patience_s: float = 120) -> None:
-    """Until no more than so many are pending."""
+async def _wait_until_bound(placing: Scheduler, least: int = 0, patience_s: float = 120) -> None:
+    """Wait until at most `least` replicas are pending."""
     until = _CLOCK.now_ns() + patience_s * 1e9
-    while (left := _pending(placing.view)) > least:
+    while (left := _pending_count(placing.view)) > least:
         if _CLOCK.now_ns() > until:
-            raise RuntimeError(f"{left} replicas still wait: {_why(placing)}")
+            raise RuntimeError(f"{left} replicas are still pending: {_pending_reasons(placing)}")
         await asyncio.sleep(0.005)
 
 
-def _why(placing: Scheduler) -> str:
+def _pending_reasons(placing: Scheduler) -> str:
     reasons = {} if placing.cycle is None else placing.cycle.backlog.reasons()
     return "; ".join(f"{count.members} {REFUSALS[Code(reason)].meaning}" for reason, count in reasons.items()) or "no reason"
 
@@ -247,15 +247,15 @@ def _why(placing: Scheduler) -> str:
 # ------------------------------------------------------------------------------------------------------------------ the runs
 
 
-async def _drain(directory: Path, feature: str, nodes: int, count: int) -> dict[str, Any]:
+async def _drain_queue(directory: Path, feature: str, nodes: int, count: int) -> dict[str, Any]:
     async with _scope(directory) as scope:
         await scope.furnish(nodes, 32_000)
         await scope.submit([_job(i, feature) for i in range(count)])
         placing = scope.scheduler()
-        async with _following(scope, placing) as listed_s:
+        async with _following_scheduler(scope, placing) as listed_s:
             start = _CLOCK.now_ns()
-            async with _leading(scope, placing):
-                await _bound(placing)
+            async with _leading_scheduler(scope, placing):
+                await _wait_until_bound(placing)
                 seconds = (_CLOCK.now_ns() - start) / 1e9
         return {
             "feature": feature,
@@ -263,29 +263,30 @@ async def _drain(directory: Path, feature: str, nodes: int, count: int) -> dict[
             "jobs": count,
             "seconds": seconds,
             "per_s": count / seconds,
-            "kube_ratio": count / seconds / KUBE[feature],
+            "kube_ratio": count / seconds / KUBE_PER_S[feature],
             "listed_s": listed_s,
             "with_list_per_s": count / (seconds + listed_s),
         }
 
 
-async def _preempt(directory: Path, sizes: Sizes, feature: str, each: Amount) -> dict[str, Any]:
-    """Nodes full of work of low priority, four on each; urgent work that needs some of them to go, and agents that confirm
-    every stop as soon as they see the order."""
+async def _preempt(directory: Path, sizes: ScheduleSizes, feature: str, each: Amount) -> dict[str, Any]:
+    """Fill nodes with four low-priority replicas each, then submit urgent jobs that need some of them preempted. Simulated
+    agents confirm every stop as soon as they see it.
+    """
     nodes = sizes.low // 4
     async with _scope(directory) as scope:
         await scope.furnish(nodes, 4_000)
-        await scope.submit([_job(i, each=LOW, sort="low") for i in range(sizes.low)])
+        await scope.submit([_job(i, each=LOW_RESOURCES, sort="low") for i in range(sizes.low)])
         placing = scope.scheduler()
-        async with _following(scope, placing):
-            async with _leading(scope, placing):
-                await _bound(placing)
-            agents = await _agents(scope, nodes)
+        async with _following_scheduler(scope, placing):
+            async with _leading_scheduler(scope, placing):
+                await _wait_until_bound(placing)
+            agents = await _acquire_agent_leases(scope, nodes)
             await scope.submit([_job(i, each=each, rank="urgent", sort="urgent") for i in range(sizes.urgent)])
-            stopping = scope.group.create_task(_stop_all(scope, placing.view, agents))
+            stopping = scope.group.create_task(_confirm_stops(scope, placing.view, agents))
             start = _CLOCK.now_ns()
-            async with _leading(scope, placing):
-                await _urgent_bound(placing, sizes.urgent)
+            async with _leading_scheduler(scope, placing):
+                await _wait_until_urgent_bound(placing, sizes.urgent)
                 seconds = (_CLOCK.now_ns() - start) / 1e9
             stopping.cancel()
         return {
@@ -294,41 +295,41 @@ async def _preempt(directory: Path, sizes: Sizes, feature: str, each: Amount) ->
             "jobs": sizes.urgent,
             "seconds": seconds,
             "per_s": sizes.urgent / seconds,
-            **({"kube_ratio": sizes.urgent / seconds / KUBE[feature]} if feature in KUBE else {}),
+            **({"kube_ratio": sizes.urgent / seconds / KUBE_PER_S[feature]} if feature in KUBE_PER_S else {}),
         }
 
 
-async def _urgent_bound(placing: Scheduler, count: int) -> None:
+async def _wait_until_urgent_bound(placing: Scheduler, count: int) -> None:
     bound, until = NUMBER[Phase.BOUND], _CLOCK.now_ns() + 120e9
     while True:
         kept = placing.view.replicas
         if int(np.count_nonzero((kept.column("phase") == bound) & (kept.column("priority") == 1_000))) >= count:
             return
         if _CLOCK.now_ns() > until:
-            raise RuntimeError(f"urgent work still waits: {_why(placing)}")
+            raise RuntimeError(f"urgent replicas are still pending: {_pending_reasons(placing)}")
         await asyncio.sleep(0.005)
 
 
-async def _agents(scope: Scope, nodes: int) -> dict[str, Actor]:
-    """The lease of every node's agent."""
+async def _acquire_agent_leases(scope: BenchScope, nodes: int) -> dict[str, Actor]:
+    """Acquire the agent lease of every node."""
     actors = {}
     status = await scope.authority.status()
     operations = []
     for index in range(nodes):
         actor = Actor(f"agent-{index}", Role.AGENT)
         claim = Acquire(f"agent/node-{index}", Duration(3_600_000))
-        operations.append(Operation(_id(status, f"agent{index}"), actor, claim))
-    for index, verdict in enumerate(await scope.authority.ask(operations)):
-        actors[f"node-{index}"] = Actor(f"agent-{index}", Role.AGENT, f"agent/node-{index}", accepted(verdict))
+        operations.append(Operation(_operation_id(status, f"agent{index}"), actor, claim))
+    for index, verdict in enumerate(await scope.authority.submit(operations)):
+        actors[f"node-{index}"] = Actor(f"agent-{index}", Role.AGENT, f"agent/node-{index}", require_accepted(verdict))
     return actors
 
 
-def _id(status: Any, nonce: str) -> Any:
+def _operation_id(status: Any, nonce: str) -> Any:
     return operation_id(status.incarnation, status.window, nonce)
 
 
-async def _stop_all(scope: Scope, view: View, agents: dict[str, Actor]) -> None:
-    """Every order to drain is followed at once: `stop`, then `stopped`."""
+async def _confirm_stops(scope: BenchScope, view: View, agents: dict[str, Actor]) -> None:
+    """Confirm every drain at once: `stop`, then `stopped`."""
     wake = view.subscribe()
     draining, stopping = NUMBER[Phase.DRAINING], NUMBER[Phase.STOPPING]
     asked = 0
@@ -351,23 +352,23 @@ async def _stop_all(scope: Scope, view: View, agents: dict[str, Actor]) -> None:
                     kept.at.attempt[slot],
                     "stopped" if transition == "stopped" else "",
                 )
-                operations.append(Operation(_id(status, f"stop{asked}"), agents[node.metadata.name], claim))
+                operations.append(Operation(_operation_id(status, f"stop{asked}"), agents[node.metadata.name], claim))
         if operations:
-            await scope.authority.ask(operations)
+            await scope.authority.submit(operations)
         else:
             await wake.wait()
 
 
-async def _arrive(directory: Path, sizes: Sizes) -> dict[str, Any]:
+async def _measure_arrivals(directory: Path, sizes: ScheduleSizes) -> dict[str, Any]:
     async with _scope(directory) as scope:
         await scope.furnish(sizes.nodes, 32_000)
         count = ARRIVALS_PER_S * sizes.arrivals_s
         await scope.declare([_job(i) for i in range(count)])
         await scope.submit([_job(i, sort="first") for i in range(100)])
         placing = scope.scheduler()
-        async with _following(scope, placing), _leading(scope, placing):
-            await _bound(placing)
-            waits = await _one_by_one(scope, placing, count)
+        async with _following_scheduler(scope, placing), _leading_scheduler(scope, placing):
+            await _wait_until_bound(placing)
+            waits = await _submit_one_by_one(scope, placing, count)
         return {
             "feature": "arrivals",
             "nodes": sizes.nodes,
@@ -379,14 +380,14 @@ async def _arrive(directory: Path, sizes: Sizes) -> dict[str, Any]:
         }
 
 
-async def _one_by_one(scope: Scope, placing: Scheduler, count: int) -> list[float]:
+async def _submit_one_by_one(scope: BenchScope, placing: Scheduler, count: int) -> list[float]:
     waits: dict[str, float] = {}
     pending_at: dict[str, int] = {}
     seen = asyncio.Event()
     view = placing.view
 
     async def watch() -> None:
-        """As soon as its row shows it bound."""
+        """Record the latency of each job when its row shows it bound."""
         wake = view.subscribe()
         left: set[str] = set()
         while len(waits) < count:
@@ -403,7 +404,7 @@ async def _one_by_one(scope: Scope, placing: Scheduler, count: int) -> list[floa
 
     async def submit(index: int) -> None:
         for verdict in await scope.workloads.ask([Spawn(TENANT, f"job-{index}", 1, 0, 1)]):
-            accepted(verdict)
+            require_accepted(verdict)
         pending_at[f"replica/{TENANT}/job-{index}-0"] = _CLOCK.now_ns()
 
     watching = scope.group.create_task(watch())
@@ -423,7 +424,7 @@ async def _one_by_one(scope: Scope, placing: Scheduler, count: int) -> list[floa
 # ---------------------------------------------------------------------------------------------------------------- the memory
 
 
-def _memory_apart(nodes: int, replicas: int) -> dict[str, Any]:
+def _memory_in_child(nodes: int, replicas: int) -> dict[str, Any]:
     child = [sys.executable, "-m", "remit.bench.schedule", str(nodes), str(replicas)]
     done = subprocess.run(child, stdout=subprocess.PIPE, check=True)  # noqa: S603  (our own interpreter and module)
     held: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
@@ -436,6 +437,6 @@ def _quantile(values: Sequence[float], q: float) -> float:
 
 
 if __name__ == "__main__":
-    from remit.bench.view_memory import held
+    from remit.bench.view_memory import measure_view_memory
 
-    sys.stdout.write(msgspec.json.encode(held(int(sys.argv[1]), int(sys.argv[2]))).decode() + "\n")
+    sys.stdout.write(msgspec.json.encode(measure_view_memory(int(sys.argv[1]), int(sys.argv[2]))).decode() + "\n")

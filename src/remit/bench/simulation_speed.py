@@ -1,10 +1,9 @@
 """`bench simulate`: simulated hours per minute.
 
-The same scenario at three sizes, on two processes, beside a bare loop.
-
-An hour counts only as far as it had 70 faults and 1,000 commits that decided something. The yardstick is the bare loop
-with tasks that do nothing but sleep: the ratio says what Remit's code, the judge and the store cost on top of it. The beats are
-ten and fifteen times the product's own, and an hour costs the less for it: every row names its beat.
+Runs the same scenario at three sizes on two processes. An hour counts in full only if it had 70 faults and 1,000 commits
+that decided a claim. The baseline is the bare event loop with tasks that only sleep: the ratio shows the cost of Remit's
+code, the judge and the store. Heartbeat intervals are ten and fifteen times the default, which makes an hour cheaper, so
+every row names its interval.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.bench.report import Aim, Report, say
+from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.simulate.scenarios import Scenario, parse
-from remit.simulate.seed_runner import Task, Totals, cpu_s, swarm
+from remit.simulate.seed_runner import SeedTask, RunTotals, cpu_s, run_seeds
 from remit.simulate.world.event_loop import SimLoop
 from remit.world.clock import BootClock
 
@@ -27,8 +26,8 @@ SLEEPERS: Final = 100
 _CLOCK = BootClock()
 
 
-class Size(NamedTuple):
-    """A cluster to measure; `until_s` is how much of a run is simulated, and `seconds` for how long runs are begun."""
+class SimulationSize(NamedTuple):
+    """A cluster to measure. `until_s` is the simulated time of a run; new runs are started for `seconds` of real time."""
 
     nodes: int
     agents: int
@@ -37,17 +36,17 @@ class Size(NamedTuple):
     seconds: float
 
 
-SIZES: Final = (Size(10, 2, "30s", 3_600, 60), Size(100, 4, "20s", 3_600, 60), Size(1_000, 4, "20s", 900, 45))
-QUICK: Final = (Size(10, 2, "30s", 3_600, 8), Size(100, 4, "20s", 900, 6), Size(1_000, 4, "20s", 240, 3))
-"""No run is shorter than the first minutes, in which somebody comes to lead and every node is told of."""
+SIZES: Final = (SimulationSize(10, 2, "30s", 3_600, 60), SimulationSize(100, 4, "20s", 3_600, 60), SimulationSize(1_000, 4, "20s", 900, 45))
+QUICK: Final = (SimulationSize(10, 2, "30s", 3_600, 8), SimulationSize(100, 4, "20s", 900, 6), SimulationSize(1_000, 4, "20s", 240, 3))
+"""No run is shorter than the first minutes, in which a leader is elected and all nodes are registered."""
 
 
-class Measured(NamedTuple):
-    size: Size
-    totals: Totals
+class SpeedMeasurement(NamedTuple):
+    size: SimulationSize
+    totals: RunTotals
     seconds: float
     bare: float
-    """Events of the bare loop a CPU-second, just before."""
+    """Events per CPU second of the bare loop, measured just before."""
 
     @property
     def hours_a_minute(self) -> float:
@@ -58,48 +57,48 @@ class Measured(NamedTuple):
         return self.totals.events / self.totals.cpu_s if self.totals.cpu_s else 0.0
 
 
-def measure(quick: bool) -> Report:
+def measure(quick: bool) -> BenchReport:
     found = []
     for size in QUICK if quick else SIZES:
-        bare = bare_events_a_cpu_s(50_000 if quick else 200_000)
-        say(f"{_named(size)}: runs are begun for {size.seconds:g} s on {PROCESSES} processes ...")
-        found.append(_measured(size, bare))
+        bare = bare_loop_events_per_cpu_s(50_000 if quick else 200_000)
+        print_progress(f"{_size_text(size)}: starting runs for {size.seconds:g} s on {PROCESSES} processes ...")
+        found.append(_measure_size(size, bare))
     aims = [
-        Aim(f"simulated hours a minute, {_named(found[0].size)}", "h/min", 100, found[0].hours_a_minute, "higher"),
-        Aim("events a CPU-second, the least of all sizes", "1/s", 30_000, min(one.events_a_cpu_s for one in found), "higher"),
+        BenchAim(f"simulated hours a minute, {_size_text(found[0].size)}", "h/min", 100, found[0].hours_a_minute, "higher"),
+        BenchAim("events a CPU-second, the least of all sizes", "1/s", 30_000, min(one.events_a_cpu_s for one in found), "higher"),
     ]
-    return Report("simulate", [_row(one) for one in found], aims)
+    return BenchReport("simulate", [_row(one) for one in found], aims)
 
 
-def _named(size: Size) -> str:
+def _size_text(size: SimulationSize) -> str:
     return f"{size.nodes:,} nodes at a beat of {size.beat}"
 
 
-def scenario(size: Size) -> Scenario:
+def scenario(size: SimulationSize) -> Scenario:
     name = f"bench-{size.nodes}"
     plain = parse(name, f'include = ["_bench"]\nsummary = "{size.nodes} nodes, a small load and steady faults"')
     return replace(plain, cluster=replace(plain.cluster, nodes=size.nodes, agents=size.agents, beat=size.beat))
 
 
-def _measured(size: Size, bare: float) -> Measured:
-    totals = Totals()
+def _measure_size(size: SimulationSize, bare: float) -> SpeedMeasurement:
+    totals = RunTotals()
     began_ms = _CLOCK.now_ms()
     one = scenario(size)
 
-    def tasks() -> Iterator[Task]:
+    def tasks() -> Iterator[SeedTask]:
         seed = 0
         while seed < PROCESSES or _CLOCK.now_ms() - began_ms < size.seconds * 1000:
             seed += 1
-            yield Task(one, seed, size.until_s)
+            yield SeedTask(one, seed, size.until_s)
 
-    for done in swarm(tasks(), PROCESSES):
+    for done in run_seeds(tasks(), PROCESSES):
         totals.add(done.run, done.cpu_s)
         for violation in done.run.violations[:1]:
-            say(f"  seed {done.run.seed} BROKE {violation}")
-    return Measured(size, totals, (_CLOCK.now_ms() - began_ms) / 1000, bare)
+            print_progress(f"  seed {done.run.seed} VIOLATED {violation}")
+    return SpeedMeasurement(size, totals, (_CLOCK.now_ms() - began_ms) / 1000, bare)
 
 
-def _row(one: Measured) -> dict[str, Any]:
+def _row(one: SpeedMeasurement) -> dict[str, Any]:
     totals = one.totals
     return {
         "nodes": one.size.nodes,
@@ -118,8 +117,8 @@ def _row(one: Measured) -> dict[str, Any]:
     }
 
 
-def bare_events_a_cpu_s(events: int) -> float:
-    """The loop alone: tasks that sleep, wake and sleep again."""
+def bare_loop_events_per_cpu_s(events: int) -> float:
+    """Measure the event loop alone, with tasks that sleep and wake."""
     loop = SimLoop.seeded("bare")
 
     async def sleeper(number: int) -> None:
@@ -133,5 +132,5 @@ def bare_events_a_cpu_s(events: int) -> float:
     loop.run(float(events))
     spent_s = max(cpu_s() - began_s, 0.001)
     loop.finish()
-    del tasks  # nobody awaits them: they are ended with the loop
+    del tasks  # they never finish: the loop has ended them
     return loop.events / spent_s

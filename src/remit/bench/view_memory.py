@@ -1,6 +1,6 @@
 """Memory of a scheduler view.
 
-Rows are fed to it as a list would, a page at a time. Run by itself.
+Feeds rows to a view as a list does, one page at a time. Runs in a process of its own (schedule.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, Tenant, TenantSpec, Workload, WorkloadSpec
-from remit.model.metadata import Metadata, Stamp
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount
@@ -22,33 +22,33 @@ from remit.proposal.cycle import Cycle
 from remit.store.protocol import Head, Row
 from remit.world.clock import BootClock
 
-PAGE: Final = 1_000
-EACH: Final = 100
-"""Replicas a workload."""
+PAGE_ROWS: Final = 1_000
+REPLICAS_PER_WORKLOAD: Final = 100
+"""Replicas per workload."""
 _TENANT: Final = "acme"
 _SPEC: Final = WorkloadSpec(
-    type="service", replicas=EACH, template=Template(command=("serve",), resources=Amount({"cpu": 100, "memory": 128 << 20}))
+    type="service", replicas=REPLICAS_PER_WORKLOAD, template=Template(command=("serve",), resources=Amount({"cpu": 100, "memory": 128 << 20}))
 )
 
 
-def held(nodes: int, replicas: int) -> dict[str, Any]:
-    """Resident memory by part; `million_mib` is that of a million replicas at this rate."""
-    empty = _resident()
+def measure_view_memory(nodes: int, replicas: int) -> dict[str, Any]:
+    """Return resident memory by part. `million_mib` is extrapolated to a million replicas."""
+    empty = _resident_bytes()
     view = View(BootClock())
     view.begin(Head("bench", 1, 1, "bench", 0, ""), 1)
     _feed(view, _nodes(nodes))
     gc.collect()
-    with_nodes = _resident()
-    workloads = replicas // EACH
+    with_nodes = _resident_bytes()
+    workloads = replicas // REPLICAS_PER_WORKLOAD
     _feed(view, _workloads(workloads))
     _feed(view, _generations(workloads))
     _feed(view, _replicas(workloads, nodes))
     view.end()
     cycle = Cycle(view, lambda limit: 0, "bench")
     cycle.hear(0, None)
-    cycle.propose(0, PAGE)
+    cycle.propose(0, PAGE_ROWS)
     gc.collect()
-    grown = _resident() - with_nodes
+    grown = _resident_bytes() - with_nodes
     return {
         "feature": "memory",
         "nodes": nodes,
@@ -64,7 +64,7 @@ def _feed(view: View, things: Iterator[AnyObject]) -> None:
     page: list[Row] = []
     for thing in things:
         page.append(Row(key(thing), encode(thing), 1))
-        if len(page) == PAGE:
+        if len(page) == PAGE_ROWS:
             view.page(page)
             page = []
     view.page(page)
@@ -90,21 +90,21 @@ def _generations(count: int) -> Iterator[AnyObject]:
     for i in range(count):
         name = f"work-{i}"
         spec = GenerationSpec(workload=name, generation=1, labels={"app": name}, spec=_SPEC)
-        yield Generation(metadata=Stamp(name=f"{name}/{1:08d}", tenant=_TENANT), spec=spec)
+        yield Generation(metadata=RecordMetadata(name=f"{name}/{1:08d}", tenant=_TENANT), spec=spec)
 
 
 def _replicas(workloads: int, nodes: int) -> Iterator[AnyObject]:
-    """Nine of ten are bound; the tenth waits."""
+    """Yield replicas: nine of ten are bound, the tenth is pending."""
     for i in range(workloads):
-        for index in range(EACH):
-            at = (i * EACH + index) * 7 % nodes
+        for index in range(REPLICAS_PER_WORKLOAD):
+            at = (i * REPLICAS_PER_WORKLOAD + index) * 7 % nodes
             bound = ReplicaStatus(phase=Phase.BOUND, node=f"node-{at}", grants=(f"tenant/{_TENANT}",))
             yield Replica(
-                metadata=Stamp(name=f"work-{i}-{index}", tenant=_TENANT, uid=f"bench-{i:x}-{index:x}"),
+                metadata=RecordMetadata(name=f"work-{i}-{index}", tenant=_TENANT, uid=f"bench-{i:x}-{index:x}"),
                 spec=ReplicaSpec(workload=f"work-{i}", generation=1, index=index),
                 status=bound if index % 10 else ReplicaStatus(),
             )
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

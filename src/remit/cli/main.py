@@ -19,7 +19,7 @@ import click
 from remit import __version__
 from remit.cli.__main__ import INTERRUPTED, leave_interrupted
 from remit.cli.interrupts import insisting
-from remit.model.problems import did_you_mean, escaped, meant, shown
+from remit.model.problems import did_you_mean, escaped, closest_name, quoted
 
 STDERR = 2
 AGAIN_S = 0.001
@@ -129,8 +129,8 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            cure = did_you_mean(meant(args[0], COMMANDS)) or "`remit --help` lists them"
-            ctx.fail(f"there is no command {shown(args[0])}; {cure}")
+            cure = did_you_mean(closest_name(args[0], COMMANDS)) or "`remit --help` lists them"
+            ctx.fail(f"there is no command {quoted(args[0])}; {cure}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **more: Any) -> click.Context:

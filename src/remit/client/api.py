@@ -1,14 +1,15 @@
 """Typed async client of the HTTP API (`Api`, the SDK).
 
-Objects in and out, typed; how often one asks for an answer is calling.py's.
+Requests and responses are typed objects. Retries, operation ids and deadlines are in api_caller.py.
 
     async with Api("http://127.0.0.1:7420", token, tenant="risk") as api:
         await api.apply([workload])
-        async for told in api.watch(Replica):
+        async for event in api.watch(Replica):
             ...
 
-`tenant` of a call is the Api's unless given; where several are read, an empty one (`ALL_TENANTS`) means all. A revision in
-`expect` is the one that an object must stand at; 0: it must not exist. Raises `ApiError` (the answer is no) and `Unanswered`.
+A call uses the `tenant` of its `Api` unless it is given one. Calls that read several objects accept an empty tenant
+(`ALL_TENANTS`), which means all tenants. `expect` is the revision that the object must have; 0 means that it must not exist
+yet. Calls raise `ApiError` when the server refuses the request and `Unanswered` when no response arrived in time.
 """
 
 from __future__ import annotations
@@ -21,46 +22,57 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from remit.client import api_caller
-from remit.client.api_caller import ApiError, Caller, Unanswered, decoded, pieces_at
-from remit.client.exec_session import Session, conversed
-from remit.client.http_transport import Answered
-from remit.client.retry import RetryShape
-from remit.client.watch import SILENCE_MS, Bookmark, Changed, Deleted, Listed, Source, Synced, Watched, Watcher, listed
+from remit.client.api_caller import ApiCaller, ApiError, Unanswered, decode_response, stream_body
+from remit.client.exec_session import ExecClientSession, open_exec_session
+from remit.client.http_transport import HttpResponse
+from remit.client.retry import RetryPolicy
+from remit.client.watch import (
+    SILENCE_MS,
+    Bookmark,
+    Changed,
+    Deleted,
+    ListResult,
+    Synced,
+    Watcher,
+    WatchEvent,
+    WatchSource,
+    list_all,
+)
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.kinds import Workload
-from remit.model.manifests.validation import written
+from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Object
 from remit.model.objects import TENANTED, AnyObject, collection_path, encode, object_path
 from remit.model.records import Replica
 from remit.model.wire.api_types import (
     PATCH_TYPE,
-    AccountItem,
     ApplyAnswer,
     AuditItem,
     DeleteAnswer,
     EndpointItem,
+    HistoryEvent,
     NodeTop,
     PlanAnswer,
     ReplicaTop,
     RotateAnswer,
     ScopeStatus,
 )
-from remit.model.wire.exec_frames import Begin, Window
+from remit.model.wire.exec_frames import ExecStart, TerminalSize
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError
 from remit.world.net.tls import Trust
 from remit.world.randomness import RandomIds, seeded_by_the_system
 
 __all__ = [
-    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "Listed", "NotYet", "Synced", "Trust",
-    "Unanswered", "Watched",
+    "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "ListResult", "NotYet", "Synced", "Trust",
+    "Unanswered", "WatchEvent",
 ]  # fmt: skip
 
-O = TypeVar("O", bound=AnyObject)  # noqa: E741 - it stands for an object
+O = TypeVar("O", bound=AnyObject)  # noqa: E741 - the usual letter for an object type
 T = TypeVar("T")
 
 Selector = str | Mapping[str, str]
-"""As text (`app=web,tier!=x`), or what must be equal."""
+"""A selector as text (`app=web,tier!=x`), or a mapping of labels to the values they must equal."""
 
 Stream = Literal["stdout", "stderr", "both"]
 
@@ -68,7 +80,7 @@ ALL_TENANTS: Final = ""
 
 
 class NotYet(TimeoutError):
-    """What was waited for has not come true in time. `last` is how the object stood then; None: there was none."""
+    """The condition of `wait` did not become true in time. `last` is the last observed object; None if there was none."""
 
     def __init__(self, message: str, last: AnyObject | None) -> None:
         self.last = last
@@ -76,14 +88,16 @@ class NotYet(TimeoutError):
 
 
 class Gone(ApiError):
-    """It was done, and nothing is left to show: it took the last finalizer from an object that was being deleted."""
+    """The write succeeded and removed the object: it dropped the last finalizer of an object that was being deleted."""
 
 
 class Api:
-    """The API of one scope, at one server or several that are tried in turn. Its calls may run side by side, in one event loop.
+    """Client of one scope's API, at one server or at several that are tried in turn. Calls may run concurrently in one event
+    loop.
 
-    `timeout_s` bounds each call with all its retries, but not watches and logs, which go on until they are left. At `https://`
-    the server must show a certificate of `trust` (`Trust(ca_file=...)`), or of those that the system believes.
+    `timeout_s` bounds each call including its retries. It does not bound watches and logs, which run until the caller closes
+    them. For `https://` the server's certificate must be signed by the CA in `trust` (`Trust(ca_file=...)`), or by a CA of
+    the system.
     """
 
     def __init__(
@@ -92,10 +106,10 @@ class Api:
     ) -> None:  # fmt: skip
         deadline_ms = max(1, int(timeout_s * 1000))
         self.tenant = tenant
-        self._caller = Caller(
+        self._caller = ApiCaller(
             (server,) if isinstance(server, str) else server,
             token,
-            RetryShape(deadline_ms=deadline_ms, try_ms=max(1, min(int(try_s * 1000), deadline_ms))),
+            RetryPolicy(deadline_ms=deadline_ms, try_ms=max(1, min(int(try_s * 1000), deadline_ms))),
             clock=BootClock(), chance=seeded_by_the_system(), ids=RandomIds(), trust=trust,
         )  # fmt: skip
 
@@ -106,20 +120,20 @@ class Api:
         await self.close()
 
     async def close(self) -> None:
-        """End every connection; watches that are still read end with an error."""
+        """Close every connection. Watches that are still being read end with an error."""
         await self._caller.close()
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
     async def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
-        answer = await self._caller.read(object_path(kind.__name__, name, self._home(kind, tenant)))
-        return decoded(api_caller.ones(kind), answer)
+        answer = await self._caller.read(object_path(kind.__name__, name, self._tenant_for(kind, tenant)))
+        return decode_response(api_caller.object_decoder(kind), answer)
 
     async def list(
         self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = ""
-    ) -> Listed[O]:
-        """All that match, as of one revision. It reads page by page, but what it returns is whole."""
-        return await listed(self._caller, self._source(kind, tenant, labels, fields))
+    ) -> ListResult[O]:
+        """Return all matching objects as of one revision. Reads page by page and returns the complete list."""
+        return await list_all(self._caller, self._source(kind, tenant, labels, fields))
 
     def watch(
         self,
@@ -129,14 +143,15 @@ class Api:
         tenant: str | None = None,
         labels: Selector = "",
         fields: Selector = "",
-        after: Listed[O] | int | None = None,
+        after: ListResult[O] | int | None = None,
         silence_s: float = SILENCE_MS / 1000,
         lost: Callable[[str], None] | None = None,
-    ) -> AsyncGenerator[Watched[O], None]:
-        """All that match, then `Synced`, then what changes, for ever; close it to leave.
+    ) -> AsyncGenerator[WatchEvent[O], None]:
+        """Yield all matching objects, then `Synced`, then every change, until the caller closes the generator.
 
-        After a break it lists again by itself and tells what differs, then `Synced` once more; `lost` is told why. With
-        `after`, what was listed before is not told again; a bare revision tells changes since, and deletions only from then on.
+        After an interruption the watch lists again and yields only the differences, then `Synced` once more; `lost` is
+        called with the reason. With `after` set to a previous `list` result, objects of that list are not repeated. With a
+        bare revision, changes since that revision are yielded, but deletions only from now on.
         """
         source = self._source(kind, tenant, labels, fields, name)
         return Watcher(self._caller, source, silence_ms=int(silence_s * 1000), lost=lost).events(after)
@@ -150,15 +165,17 @@ class Api:
         tenant: str | None = None,
         timeout_s: float = 60,
     ) -> O | None:
-        """Wait until `holds` of the object as it stands (None: there is none); how it stood then. Raises `NotYet`."""
+        """Wait until `holds(object)` is true and return the object. `holds` gets None while there is no object. Raises
+        `NotYet`.
+        """
         last: O | None = None
         try:
             async with (
                 self._caller.clock.timeout_ms(int(timeout_s * 1000)),
-                aclosing(self.watch(kind, name=name, tenant=tenant)) as told,
+                aclosing(self.watch(kind, name=name, tenant=tenant)) as events,
             ):
                 synced = False
-                async for event in told:
+                async for event in events:
                     match event:
                         case Changed():
                             last = event.object
@@ -169,24 +186,22 @@ class Api:
                     if (synced or last is not None) and holds(last):
                         return last
         except TimeoutError:
-            raise NotYet(f"{kind.__name__} {name} is not as it should be after {timeout_s:g} s", last) from None
-        raise AssertionError("a watch does not end")
+            raise NotYet(f"{kind.__name__} {name} did not meet the condition within {timeout_s:g} s", last) from None
+        raise AssertionError("a watch generator does not end by itself")
 
     # ------------------------------------------------------------------------------------------------------------- writing
 
-    async def create(self, thing: O, *, dry_run: bool = False, operation_id: str | None = None) -> O:
-        """Raises `ApiError` (`exists`) if there is one of that name."""
-        thing = self._homed(thing)
-        path = collection_path(type(thing).__name__, thing.metadata.tenant)
-        return await self._put(type(thing), "POST", path, _manifest(thing), {}, dry_run, operation_id)
+    async def create(self, obj: O, *, dry_run: bool = False, operation_id: str | None = None) -> O:
+        """Create an object. Raises `ApiError` (`exists`) if there already is one of that name."""
+        obj = self._with_tenant(obj)
+        path = collection_path(type(obj).__name__, obj.metadata.tenant)
+        return await self._write_object(type(obj), "POST", path, _manifest(obj), {}, dry_run, operation_id)
 
-    async def replace(
-        self, thing: O, *, expect: int | None = None, dry_run: bool = False, operation_id: str | None = None
-    ) -> O:
-        """Create it, or put it in the place of the one that there is."""
-        thing = self._homed(thing)
-        path = object_path(type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
-        return await self._put(type(thing), "PUT", path, _manifest(thing), _expecting(expect), dry_run, operation_id)
+    async def replace(self, obj: O, *, expect: int | None = None, dry_run: bool = False, operation_id: str | None = None) -> O:
+        """Create the object, or replace the existing one."""
+        obj = self._with_tenant(obj)
+        path = object_path(type(obj).__name__, obj.metadata.name, obj.metadata.tenant)
+        return await self._write_object(type(obj), "PUT", path, _manifest(obj), _precondition(expect), dry_run, operation_id)
 
     async def patch(
         self,
@@ -199,9 +214,11 @@ class Api:
         dry_run: bool = False,
         operation_id: str | None = None,
     ) -> O:
-        """Change what `patch` names (RFC 7396): a value of None removes, lists are replaced whole."""
-        path = object_path(kind.__name__, name, self._home(kind, tenant))
-        return await self._put(kind, "PATCH", path, encode(patch), _expecting(expect), dry_run, operation_id, PATCH_TYPE)
+        """Apply a JSON merge patch (RFC 7396): a value of None removes a field, lists are replaced as a unit."""
+        path = object_path(kind.__name__, name, self._tenant_for(kind, tenant))
+        return await self._write_object(
+            kind, "PATCH", path, encode(patch), _precondition(expect), dry_run, operation_id, PATCH_TYPE
+        )
 
     async def delete(
         self,
@@ -213,53 +230,64 @@ class Api:
         dry_run: bool = False,
         operation_id: str | None = None,
     ) -> DeleteAnswer:
-        """`marked`: it goes once its finalizers and its replicas have; `wait` for None to see it gone."""
-        path = object_path(kind.__name__, name, self._home(kind, tenant))
-        return decoded(api_caller.deleted, await self._asked("DELETE", path, None, _expecting(expect), dry_run, operation_id))
+        """Delete an object. The action `marked` means that it goes once its finalizers and replicas are gone.
+
+        To wait for that, call `wait` with a condition that holds for None.
+        """
+        path = object_path(kind.__name__, name, self._tenant_for(kind, tenant))
+        return decode_response(
+            api_caller.delete_decoder, await self._send("DELETE", path, None, _precondition(expect), dry_run, operation_id)
+        )
 
     async def apply(
         self,
-        things: Sequence[AnyObject],
+        objects: Sequence[AnyObject],
         *,
         if_unchanged: int | None = None,
         dry_run: bool = False,
         operation_id: str | None = None,
     ) -> ApplyAnswer:
-        """Create or replace many; if any of them has problems (`ApiError.problems`), none. One result each, in this order.
+        """Create or replace several objects; one result per object, in order. If any has problems (`ApiError.problems`), none
+        is written.
 
-        `if_unchanged`: a revision, such as a plan's; if any of them was changed since, nothing is done (`precondition`).
+        `if_unchanged` is a revision, such as that of a plan. If one of the objects was changed after it, nothing is written
+        (`precondition`).
         """
         query = {} if if_unchanged is None else {"ifUnchanged": str(if_unchanged)}
-        body = self._manifests(things)
-        return decoded(api_caller.applied, await self._asked("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query))
+        body = self._manifests(objects)
+        return decode_response(
+            api_caller.apply_decoder, await self._send("POST", "/v1/apply", body, {}, dry_run, operation_id, query=query)
+        )
 
-    async def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
-        """What an apply would do, and where what it adds would go. Nothing is written."""
-        return decoded(api_caller.planned, await self._caller.read("/v1/plan", body=self._manifests(things)))
+    async def plan(self, objects: Sequence[AnyObject]) -> PlanAnswer:
+        """Return what an apply would change and where its new replicas would be placed. Writes nothing."""
+        return decode_response(api_caller.plan_decoder, await self._caller.read("/v1/plan", body=self._manifests(objects)))
 
     async def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
-        """For programs that propose: each operation has its own id (`issue`), and each its verdict."""
+        """Submit claims directly, for programs that act as schedulers or controllers. Each operation carries its own id
+        (`issue`) and gets its own verdict.
+        """
         body = encode({"operations": operations})
         answer = await self._caller.write("POST", "/v1/claims", body=body, operation=operations[0].id if operations else None)
-        return decoded(api_caller.judged, answer).verdicts
+        return decode_response(api_caller.verdicts_decoder, answer).verdicts
 
     async def rotate_secrets(self, *, new_key: bool = False, after: str = "", forget: bool = False) -> RotateAnswer:
-        """Seal secrets anew, some at a time: go on from `after` of the answer until that is empty."""
+        """Re-encrypt a batch of secrets. Call again with `after` of the answer until that is empty."""
         query = {"newKey": "true" if new_key else "", "after": after, "forget": "true" if forget else ""}
-        said = {name: value for name, value in query.items() if value}
-        return decoded(api_caller.rotated, await self._caller.write("POST", "/v1/secrets/rotate", said))
+        given = {name: value for name, value in query.items() if value}
+        return decode_response(api_caller.rotate_decoder, await self._caller.write("POST", "/v1/secrets/rotate", given))
 
     async def issue(self) -> OperationID:
-        """A new operation id, for whoever writes it down before asking."""
-        return await self._caller.issue()
+        """Return a new operation id, for callers that record the id before they send the request."""
+        return await self._caller.new_operation_id()
 
-    # ------------------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------------------- diagnostics
 
     async def status(self) -> ScopeStatus:
         return await self._caller.status(fresh=True)
 
     async def ready(self) -> str:
-        """Empty if the server can serve; else why it cannot. Asked once."""
+        """Return an empty string if the server is ready, else the reason why it is not. Sends one request without retries."""
         try:
             answer = await self._caller.probe("/readyz")
         except LinkError as error:
@@ -270,14 +298,21 @@ class Api:
     async def explain(
         self, kind: type[Workload] | type[Replica], name: str, *, tenant: str | None = None, node: str = ""
     ) -> dict[str, Any]:
-        """What there is to tell of it: why it waits, or why it is where it is. As `remit explain -o json`."""
-        path = object_path(kind.__name__, name, self._home(kind, tenant)) + "/explain"
-        return decoded(api_caller.plain, await self._caller.read(path, {"node": node}))
+        """Return why a workload or replica is pending, or why it was placed where it is. Same content as `remit explain -o
+        json`.
+        """
+        path = object_path(kind.__name__, name, self._tenant_for(kind, tenant)) + "/explain"
+        return decode_response(api_caller.json_object_decoder, await self._caller.read(path, {"node": node}))
 
     async def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
-        """How many of it there is room for, and what stops more. As `remit capacity -o json`."""
+        """Return how many replicas of a workload would fit and what limits their number. Same content as `remit capacity -o
+        json`.
+        """
         query = {} if count is None else {"count": str(count)}
-        return decoded(api_caller.plain, await self._caller.read("/v1/capacity", query, body=_manifest(self._homed(workload))))
+        return decode_response(
+            api_caller.json_object_decoder,
+            await self._caller.read("/v1/capacity", query, body=_manifest(self._with_tenant(workload))),
+        )
 
     def logs(
         self,
@@ -290,7 +325,7 @@ class Api:
         attempt: int | None = None,
         previous: bool = False,
     ) -> AsyncGenerator[bytes, None]:
-        """What a replica has written, in pieces of any size. Raises `Unanswered` if it breaks off."""
+        """Yield a replica's output in chunks of any size. Raises `Unanswered` if the stream breaks off."""
         query = {
             "stream": stream,
             "follow": "true" if follow else "",
@@ -298,16 +333,18 @@ class Api:
             "attempt": "" if attempt is None else str(attempt),
             "previous": "true" if previous else "",
         }
-        path = object_path("Replica", replica, self._home(Replica, tenant)) + "/logs"
-        return pieces_at(self._caller, path, query)
+        path = object_path("Replica", replica, self._tenant_for(Replica, tenant)) + "/logs"
+        return stream_body(self._caller, path, query)
 
     async def read(self, path: str) -> bytes:
-        """What is answered at a path, as it is."""
+        """Return the response body at a path, undecoded."""
         return (await self._caller.read(path)).body
 
     def backup(self) -> AsyncGenerator[bytes, None]:
-        """The whole store, as a tar in pieces of any size. Raises `Unanswered` if it breaks off."""
-        return pieces_at(self._caller, "/v1/backup")
+        """Yield a backup of the complete store as a tar archive in chunks of any size. Raises `Unanswered` if the stream breaks
+        off.
+        """
+        return stream_body(self._caller, "/v1/backup")
 
     @asynccontextmanager
     async def exec(
@@ -318,97 +355,105 @@ class Api:
         tenant: str | None = None,
         attempt: int = 0,
         stdin: bool = False,
-        window: Window | None = None,
+        window: TerminalSize | None = None,
         terminal: str = "",
-    ) -> AsyncGenerator[Session, None]:
-        """Run a command beside a replica, in its surroundings; no shell reads it. Leaving ends it. With a `window` it has a
-        terminal. Raises `ApiError`, and `Unanswered` if it breaks off.
+    ) -> AsyncGenerator[ExecClientSession, None]:
+        """Run a command in the environment of a running replica, without a shell. Leaving the context stops the command.
+
+        With a `window` the command gets a terminal of that size. Raises `ApiError`, and `Unanswered` if the connection
+        breaks off.
         """
-        begin = Begin(tuple(argv), attempt, stdin, window, terminal)
-        path = object_path("Replica", replica, self._home(Replica, tenant)) + "/exec"
-        async with conversed(self._caller, path, begin) as session:
+        begin = ExecStart(tuple(argv), attempt, stdin, window, terminal)
+        path = object_path("Replica", replica, self._tenant_for(Replica, tenant)) + "/exec"
+        async with open_exec_session(self._caller, path, begin) as session:
             yield session
 
-    async def endpoints(self, service: str = "", *, tenant: str | None = None) -> Listed[EndpointItem]:
-        """Where serving replicas are reached: of one service, of a tenant, or of all."""
-        return await listed(self._caller, self._endpoints(service, tenant))
+    async def endpoints(self, service: str = "", *, tenant: str | None = None) -> ListResult[EndpointItem]:
+        """Return the addresses of serving replicas: of one service, of a tenant, or of all tenants."""
+        return await list_all(self._caller, self._endpoint_source(service, tenant))
 
     def watch_endpoints(
         self, service: str = "", *, tenant: str | None = None, lost: Callable[[str], None] | None = None
-    ) -> AsyncGenerator[Watched[EndpointItem], None]:
-        """As `watch`; each is called by its replica."""
-        return Watcher(self._caller, self._endpoints(service, tenant), lost=lost).events()
+    ) -> AsyncGenerator[WatchEvent[EndpointItem], None]:
+        """Like `watch`, for endpoints. Each endpoint is identified by its replica's name."""
+        return Watcher(self._caller, self._endpoint_source(service, tenant), lost=lost).events()
 
     async def top_nodes(self) -> Sequence[NodeTop]:
-        """What each node last said of itself."""
-        return decoded(api_caller.node_tops, await self._caller.read("/v1/top/nodes")).items
+        """Return the resource usage that each node last reported."""
+        return decode_response(api_caller.node_tops_decoder, await self._caller.read("/v1/top/nodes")).items
 
     async def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
-        home = self._home(Replica, tenant)
-        return decoded(api_caller.replica_tops, await self._caller.read("/v1/top/replicas", {"tenant": home})).items
+        home = self._tenant_for(Replica, tenant)
+        return decode_response(
+            api_caller.replica_tops_decoder, await self._caller.read("/v1/top/replicas", {"tenant": home})
+        ).items
 
-    async def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
-        """What happened, the newest last; `regarding` one object (`replica/risk/risk-api-0`), or all."""
+    async def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[HistoryEvent]:
+        """Return recorded events, the newest last; only those of one object if `regarding` is given
+        (`replica/risk/risk-api-0`).
+        """
         query = {"regarding": regarding, "limit": "" if limit is None else str(limit)}
-        return decoded(api_caller.accounts, await self._caller.read("/v1/account", query)).items
+        return decode_response(api_caller.accounts_decoder, await self._caller.read("/v1/account", query)).items
 
     async def audit(
         self, *, tenant: str = "", subject: str = "", action: str = "", since: str = "", limit: int | None = None
     ) -> Sequence[AuditItem]:
-        """Who did what, and who was refused; the newest first. Somebody of a tenant is told of that one's."""
+        """Return audit records, the newest first, including refused requests. A token of one tenant sees only that tenant's
+        records.
+        """
         query = {"tenant": tenant, "subject": subject, "action": action, "since": since}
         query["limit"] = "" if limit is None else str(limit)
-        return decoded(api_caller.audits, await self._caller.read("/v1/audit", query)).items
+        return decode_response(api_caller.audits_decoder, await self._caller.read("/v1/audit", query)).items
 
     # ------------------------------------------------------------------------------------------------------------- sources
 
-    def _source(self, kind: type[O], tenant: str | None, labels: Selector, fields: Selector, name: str = "") -> Source[O]:
-        chosen = _selector(fields)
+    def _source(self, kind: type[O], tenant: str | None, labels: Selector, fields: Selector, name: str = "") -> WatchSource[O]:
+        field_selector = _selector_text(fields)
         if name:
-            chosen = f"metadata.name={name}" + (f",{chosen}" if chosen else "")
-        return Source(
+            field_selector = f"metadata.name={name}" + (f",{field_selector}" if field_selector else "")
+        return WatchSource(
             kind.__name__,
-            collection_path(kind.__name__, self._home(kind, tenant)),
-            {"labelSelector": _selector(labels), "fieldSelector": chosen},
-            api_caller.lists(kind),
-            api_caller.ones(kind),
-            lambda one: (one.metadata.tenant, one.metadata.name),
-            lambda one: one.metadata.revision,
+            collection_path(kind.__name__, self._tenant_for(kind, tenant)),
+            {"labelSelector": _selector_text(labels), "fieldSelector": field_selector},
+            api_caller.list_decoder(kind),
+            api_caller.object_decoder(kind),
+            lambda item: (item.metadata.tenant, item.metadata.name),
+            lambda item: item.metadata.revision,
         )
 
-    def _endpoints(self, service: str, tenant: str | None) -> Source[EndpointItem]:
-        home = self.tenant if tenant is None else tenant
-        path = f"/v1/tenants/{quote(home, safe='')}/endpoints" if home else "/v1/endpoints"
+    def _endpoint_source(self, service: str, tenant: str | None) -> WatchSource[EndpointItem]:
+        tenant_name = self.tenant if tenant is None else tenant
+        path = f"/v1/tenants/{quote(tenant_name, safe='')}/endpoints" if tenant_name else "/v1/endpoints"
         if service:
             path += f"/{quote(service, safe='')}"
-        return Source(
+        return WatchSource(
             "Endpoint",
             path,
             {},
-            api_caller.endpoint_lists,
-            api_caller.endpoint_ones,
-            lambda one: (one.tenant, one.replica),
-            lambda one: one,
+            api_caller.endpoint_list_decoder,
+            api_caller.endpoint_decoder,
+            lambda item: (item.tenant, item.replica),
+            lambda item: item,
         )
 
-    # --------------------------------------------------------------------------------------------------------------- homes
+    # --------------------------------------------------------------------------------------------------------------- helpers
 
-    def _home(self, kind: type[Object], tenant: str | None) -> str:
-        """Whose it is; nobody's if the kind has no tenants."""
+    def _tenant_for(self, kind: type[Object], tenant: str | None) -> str:
+        """Return the tenant to use in a path; empty for kinds that belong to no tenant."""
         if kind.__name__ not in TENANTED:
             return ""
         return self.tenant if tenant is None else tenant
 
-    def _homed(self, thing: O) -> O:
-        """A tenant's own object that does not say whose it is, is ours."""
-        if thing.metadata.tenant or type(thing).__name__ not in TENANTED:
-            return thing
-        return replace(thing, metadata=replace(thing.metadata, tenant=self.tenant))
+    def _with_tenant(self, obj: O) -> O:
+        """Set the default tenant on an object that names none, if its kind belongs to a tenant."""
+        if obj.metadata.tenant or type(obj).__name__ not in TENANTED:
+            return obj
+        return replace(obj, metadata=replace(obj.metadata, tenant=self.tenant))
 
-    def _manifests(self, things: Sequence[AnyObject]) -> bytes:
-        return encode([written(self._homed(thing)) for thing in things])
+    def _manifests(self, objects: Sequence[AnyObject]) -> bytes:
+        return encode([to_manifest(self._with_tenant(obj)) for obj in objects])
 
-    async def _put(
+    async def _write_object(
         self,
         kind: type[O],
         method: str,
@@ -419,13 +464,13 @@ class Api:
         operation: str | None,
         media: str = "",
     ) -> O:
-        answer = await self._asked(method, path, body, headers, dry_run, operation, media)
+        answer = await self._send(method, path, body, headers, dry_run, operation, media)
         if answer.status == 200 and b'"action"' in answer.body[:256]:
-            gone = decoded(api_caller.deleted, answer)
-            raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; with this it is gone", revision=gone.revision)
-        return decoded(api_caller.ones(kind), answer)
+            gone = decode_response(api_caller.delete_decoder, answer)
+            raise Gone(410, "gone", f"{gone.kind} {gone.name} was being deleted; this write removed it", revision=gone.revision)
+        return decode_response(api_caller.object_decoder(kind), answer)
 
-    async def _asked(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -435,22 +480,24 @@ class Api:
         operation: str | None,
         media: str = "",
         query: Mapping[str, str] = {},
-    ) -> Answered:
+    ) -> HttpResponse:
         if dry_run:
-            tried = {**query, "dryRun": "true"}
-            return await self._caller.read(path, tried, method=method, body=body, kind=media, headers=headers)
-        return await self._caller.write(method, path, query, body=body, kind=media, headers=headers, operation=operation)
+            dry_run_query = {**query, "dryRun": "true"}
+            return await self._caller.read(path, dry_run_query, method=method, body=body, content_type=media, headers=headers)
+        return await self._caller.write(
+            method, path, query, body=body, content_type=media, headers=headers, operation=operation
+        )
 
 
-def _manifest(thing: AnyObject) -> bytes:
-    return encode(written(thing))
+def _manifest(obj: AnyObject) -> bytes:
+    return encode(to_manifest(obj))
 
 
-def _expecting(revision: int | None) -> dict[str, str]:
+def _precondition(revision: int | None) -> dict[str, str]:
     if revision is None:
         return {}
     return {"If-Match": f'"{revision}"'} if revision else {"If-None-Match": "*"}
 
 
-def _selector(wanted: Selector) -> str:
-    return wanted if isinstance(wanted, str) else ",".join(f"{name}={value}" for name, value in wanted.items())
+def _selector_text(selector: Selector) -> str:
+    return selector if isinstance(selector, str) else ",".join(f"{name}={value}" for name, value in selector.items())

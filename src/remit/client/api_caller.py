@@ -1,11 +1,10 @@
 """HTTP API calls with operation ids, retries and deadlines; response decoders.
 
-Ids, retries, patience; what is asked is api.py's, how bytes travel wire.py's.
+The API's methods are in api.py and the HTTP connections in http_transport.py.
 
-The rule of client.py holds here as well: **a deed keeps its id.** A write takes its operation id before it is first sent, and
-every retry repeats it, so that a write whose answer was lost is done once. A refusal is an answer, and is told, not retried.
-
-A decoder for each shape, and one for any kind. Nothing is asked here.
+As in authority_client.py, **an intent keeps its operation id**. A write gets its id before it is first sent, and every retry
+repeats the id, so a write whose response was lost is applied once. A refusal is a final answer: it is raised as `ApiError`,
+not retried.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec.structs import replace
 
-from remit.client.http_transport import Answered, Reply, Untrusted, Wire, server_url
-from remit.client.retry import RetryBudget, RetryShape
+from remit.client.http_transport import HttpResponse, HttpTransport, StreamedResponse, UntrustedCertificate, server_url
+from remit.client.retry import RetryBudget, RetryPolicy
 from remit.model.claims import Code, OperationID, Verdict, operation_id
 from remit.model.objects import AnyObject, dec_hook
 from remit.model.wire.api_types import (
     OPERATION_HEADER,
-    AccountItem,
     ApplyAnswer,
     AuditItem,
     DeleteAnswer,
     EndpointItem,
+    HistoryEvent,
     ListOf,
     NodeTop,
     PlanAnswer,
@@ -47,16 +46,16 @@ T = TypeVar("T")
 Query = Mapping[str, str]
 
 STATUS_PATH: Final = "/v1/status"
-STATUS_MS_MAX: Final = 30_000
-"""For how long a status is good for new ids if the server does not tell how long a window is."""
+STATUS_AGE_MS_MAX: Final = 30_000
+"""Maximum age of a cached status for issuing new ids if the server does not report the length of its id window."""
 
-_HELD: Final = frozenset({429, 503})
-_SILENT: Final = frozenset({502, 504})
-_TIMEOUT: Final = "timeout"
+_BUSY_STATUSES: Final = frozenset({429, 503})
+_GATEWAY_STATUSES: Final = frozenset({502, 504})
+_TIMEOUT_CODE: Final = "timeout"
 
 
 class ApiError(Exception):
-    """The server's answer is no. `code` is for programs (docs/refusals.md); `detail` and `cure` are for people."""
+    """The server refused the request. `code` is for programs (docs/refusals.md); `detail` and `cure` are for people."""
 
     def __init__(
         self,
@@ -72,9 +71,9 @@ class ApiError(Exception):
         self.status, self.code, self.detail, self.field, self.cure = status, code, detail, field, cure
         self.problems = tuple(problems)
         self.revision = revision
-        words = detail or code or f"HTTP status {status}"
+        message = detail or code or f"HTTP status {status}"
         super().__init__(
-            (f"{field}: " if field and not words.startswith(field) else "") + words + (f"; {cure}" if cure else "")
+            (f"{field}: " if field and not message.startswith(field) else "") + message + (f"; {cure}" if cure else "")
         )
 
     @classmethod
@@ -91,60 +90,63 @@ class ApiError(Exception):
 
 
 class Unanswered(Exception):
-    """Patience ended without an answer. `silent`: what was asked may have happened; else it has not.
+    """No response arrived before the deadline. If `silent`, the request may have been applied; otherwise it was not.
 
-    To be sure, ask the same again under the same `operation_id`, if there is one; never under a new one while `silent`.
+    To find out, repeat the same call with the same `operation_id`, if there is one. Never use a new id while `silent` is
+    set.
     """
 
-    def __init__(self, why: str, *, silent: bool = False, operation_id: str = "") -> None:
-        self.why, self.silent, self.operation_id = why, silent, operation_id
+    def __init__(self, reason: str, *, silent: bool = False, operation_id: str = "") -> None:
+        self.reason, self.silent, self.operation_id = reason, silent, operation_id
         if not operation_id:
-            cure = "ask again later"
+            cure = "retry later"
         elif silent:
-            cure = f"it may have happened: ask the same again, with operation_id={operation_id!r}"
+            cure = f"the request may have been applied: repeat it with operation_id={operation_id!r}"
         else:
-            cure = "nothing has happened: ask again later"
-        super().__init__(f"no answer: {why}; {cure}")
+            cure = "the request was not applied: retry later"
+        super().__init__(f"no response: {reason}; {cure}")
 
 
-class Held(Exception):
-    """The server has not begun, and says when to come back."""
+class ServerBusy(Exception):
+    """The server did not start the request (429 or 503) and asks to retry later."""
 
     def __init__(self, problem: ProblemAnswer, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
         super().__init__(problem.detail or problem.title or problem.code)
 
 
-class _Course:
-    """How one call has fared so far."""
+class _CallProgress:
+    """Progress of one call over its attempts."""
 
-    __slots__ = ("failures", "last_why", "operation", "silences", "until_ms")
+    __slots__ = ("deadline_ms", "failures", "last_reason", "operation", "unknown_outcomes")
 
-    def __init__(self, until_ms: int, operation: str = "") -> None:
-        self.until_ms, self.operation = until_ms, operation
-        self.failures = self.silences = 0
-        self.last_why = ""
+    def __init__(self, deadline_ms: int, operation: str = "") -> None:
+        self.deadline_ms, self.operation = deadline_ms, operation
+        self.failures = self.unknown_outcomes = 0
+        self.last_reason = ""
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         self.failures += 1
-        # What a certificate wants is done by whoever gave it: the cure is theirs to hear.
-        brief = error.cause if isinstance(error, LinkError) and not isinstance(error, Untrusted) else str(error)
-        self.last_why = brief or self.last_why
+        # For a certificate error the full text is kept, because it names what the user has to change.
+        brief = error.cause if isinstance(error, LinkError) and not isinstance(error, UntrustedCertificate) else str(error)
+        self.last_reason = brief or self.last_reason
 
-    def ended(self, why: str) -> Unanswered:
-        said = f"{why} ({self.last_why})" if self.last_why else why
-        # What only reads has done nothing, whoever heard it.
-        return Unanswered(said, silent=self.silences > 0 and bool(self.operation), operation_id=self.operation)
+    def exhausted(self, reason: str) -> Unanswered:
+        message = f"{reason} ({self.last_reason})" if self.last_reason else reason
+        # A read changes nothing, so its outcome never matters.
+        return Unanswered(message, silent=self.unknown_outcomes > 0 and bool(self.operation), operation_id=self.operation)
 
 
-class Caller:
-    """Asks the servers of one scope, one after another. Its calls may run side by side; they share connections and budget."""
+class ApiCaller:
+    """Sends requests to the servers of one scope, one server at a time. Calls may run concurrently; they share connections and
+    the retry budget.
+    """
 
     def __init__(
         self,
         servers: Sequence[str],
         token: str,
-        shape: RetryShape,
+        policy: RetryPolicy,
         *,
         clock: Clock,
         chance: Chance,
@@ -152,19 +154,19 @@ class Caller:
         trust: Trust = Trust(),
     ) -> None:
         if not servers:
-            raise ValueError("name at least one server, as http://HOST:PORT")
+            raise ValueError("no server given; name at least one as http://HOST:PORT")
         self._servers = [server_url(server) for server in servers]
-        self._wire = Wire(token, trust)
-        self._shape, self._budget = shape, RetryBudget()
+        self._transport = HttpTransport(token, trust)
+        self._policy, self._budget = policy, RetryBudget()
         self.clock, self.chance, self._ids = clock, chance, ids
-        self._at = 0
+        self._current = 0
         self._status: ScopeStatus | None = None
         self._status_ms = 0
 
     async def close(self) -> None:
-        await self._wire.close()
+        await self._transport.close()
 
-    # -------------------------------------------------------------------------------------------------- reading, writing
+    # -------------------------------------------------------------------------------------------------- reads and writes
 
     async def read(
         self,
@@ -173,12 +175,14 @@ class Caller:
         *,
         method: str = "",
         body: bytes | None = None,
-        kind: str = "",
+        content_type: str = "",
         headers: Mapping[str, str] | None = None,
-    ) -> Answered:
-        """What nothing changes by, and so needs no id; with a body it is a POST, unless told otherwise."""
-        target, how = _target(path, query), method or ("GET" if body is None else "POST")
-        return await self._reach(lambda server: self._once(server, how, target, body, headers or {}, kind), self._begin())
+    ) -> HttpResponse:
+        """Send a request that changes nothing and so needs no operation id. With a body the method defaults to POST."""
+        target, verb = _target(path, query), method or ("GET" if body is None else "POST")
+        return await self._retry(
+            lambda server: self._call_once(server, verb, target, body, headers or {}, content_type), self._start_call()
+        )
 
     async def write(
         self,
@@ -187,219 +191,232 @@ class Caller:
         query: Query | None = None,
         *,
         body: bytes | None = None,
-        kind: str = "",
+        content_type: str = "",
         headers: Mapping[str, str] | None = None,
         operation: str | None = None,
-    ) -> Answered:
-        """What something changes by. A given `operation` is kept whatever happens: it may have been sent before this call."""
+    ) -> HttpResponse:
+        """Send a request that changes something. A given `operation` id is never replaced, since it may have been sent before
+        this call.
+        """
         target = _target(path, query)
 
-        async def send(course: _Course) -> Answered:
-            carried = {**(headers or {}), OPERATION_HEADER: course.operation}
-            return await self._reach(lambda server: self._once(server, method, target, body, carried, kind), course)
+        async def send(course: _CallProgress) -> HttpResponse:
+            all_headers = {**(headers or {}), OPERATION_HEADER: course.operation}
+            return await self._retry(
+                lambda server: self._call_once(server, method, target, body, all_headers, content_type), course
+            )
 
-        course = self._begin(operation or await self.issue())
+        progress = self._start_call(operation or await self.new_operation_id())
         try:
-            return await send(course)
+            return await send(progress)
         except ApiError as error:
-            # An id that was never executed and never will be may be replaced, once; after silence none may.
-            if operation is not None or course.silences or error.code != Code.OPERATION_EXPIRED:
+            # The server never executed an expired id and never will, so the write may be sent once more under a new id. That is
+            # unsafe after a lost response, because the first attempt may have been applied.
+            if operation is not None or progress.unknown_outcomes or error.code != Code.OPERATION_EXPIRED:
                 raise
         await self.status(fresh=True)
-        return await send(self._begin(await self.issue()))
+        return await send(self._start_call(await self.new_operation_id()))
 
     @asynccontextmanager
-    async def opened(self, path: str, query: Query | None = None) -> AsyncGenerator[Reply, None]:
-        """One try of a long answer. Raises `LinkError`, `Held` or `ApiError`; after a failure the next server is asked."""
-        server = self._servers[self._at]
+    async def open_stream(self, path: str, query: Query | None = None) -> AsyncGenerator[StreamedResponse, None]:
+        """Open a streamed response, one attempt. Raises `LinkError`, `ServerBusy` or `ApiError`; after a failure the next call
+        uses the next server.
+        """
+        server = self._servers[self._current]
         try:
-            async with self._wire.opened("GET", server + _target(path, query)) as reply:
+            async with self._transport.open_stream("GET", server + _target(path, query)) as reply:
                 if reply.status >= 300:
-                    _raise_for(await reply.whole())
+                    _raise_for(await reply.read_all())
                 yield reply
-        except (LinkError, Held):
-            self._turn_from(server)
+        except (LinkError, ServerBusy):
+            self._switch_from(server)
             raise
 
     @asynccontextmanager
-    async def conversing(self, path: str, pieces: AsyncIterable[bytes], kind: str) -> AsyncGenerator[Reply, None]:
-        """One try of an answer that goes on with what is sent: it is never begun twice. Raises as `opened` does."""
-        async with self._wire.conversing(self._servers[self._at] + path, pieces, kind) as reply:
+    async def open_duplex(
+        self, path: str, chunks: AsyncIterable[bytes], content_type: str
+    ) -> AsyncGenerator[StreamedResponse, None]:
+        """Open a bidirectional stream, one attempt; never retried, because the command may have started. Raises as
+        `open_stream` does.
+        """
+        async with self._transport.open_duplex(self._servers[self._current] + path, chunks, content_type) as reply:
             if reply.status >= 300:
-                _raise_for(await reply.whole())
+                _raise_for(await reply.read_all())
             yield reply
 
-    async def probe(self, path: str) -> Answered:
-        """One try, whatever the answer."""
-        return await self._wire.call("GET", self._servers[self._at] + path)
+    async def probe(self, path: str) -> HttpResponse:
+        """Send one GET request and return its response, whatever the status."""
+        return await self._transport.call("GET", self._servers[self._current] + path)
 
     # ------------------------------------------------------------------------------------------------------------- status
 
     async def status(self, *, fresh: bool) -> ScopeStatus:
-        """Where the scope stands; not `fresh` may be as old as half a window, which is good enough for new ids."""
+        """Return the scope's status. Unless `fresh`, a cached one up to half a window old is returned, which is good enough for
+        new ids.
+        """
         status = self._status
         if not fresh and status is not None:
             age_ms = self.clock.now_ms() - self._status_ms
-            if 2 * age_ms < (status.window_ms or STATUS_MS_MAX):
+            if 2 * age_ms < (status.window_ms or STATUS_AGE_MS_MAX):
                 return status
         sent_ms = self.clock.now_ms()
-        told = decoded(_statuses, await self.read(STATUS_PATH))
-        if status is not None and status.incarnation == told.incarnation and status.window > told.window:
-            told = replace(told, window=status.window)  # a server that lags does not turn windows back
-        self._status, self._status_ms = told, sent_ms
-        return told
+        reported = decode_response(_status_decoder, await self.read(STATUS_PATH))
+        if status is not None and status.incarnation == reported.incarnation and status.window > reported.window:
+            reported = replace(reported, window=status.window)  # a server that lags must not move the window back
+        self._status, self._status_ms = reported, sent_ms
+        return reported
 
-    async def issue(self) -> OperationID:
+    async def new_operation_id(self) -> OperationID:
         status = await self.status(fresh=False)
         return operation_id(status.incarnation, status.window, self._ids.nonce())
 
-    # ----------------------------------------------------------------------------------------------------------- reaching
+    # ----------------------------------------------------------------------------------------------------------- retries
 
-    def _begin(self, operation: str = "") -> _Course:
+    def _start_call(self, operation: str = "") -> _CallProgress:
         now_ms = self.clock.now_ms()
-        self._budget.first_try(now_ms)
-        return _Course(now_ms + self._shape.deadline_ms, operation)
+        self._budget.on_first_attempt(now_ms)
+        return _CallProgress(now_ms + self._policy.deadline_ms, operation)
 
-    async def _once(
+    async def _call_once(
         self, server: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], kind: str
-    ) -> Answered:
-        answer = await self._wire.call(method, server + target, body, headers=headers, kind=kind)
+    ) -> HttpResponse:
+        answer = await self._transport.call(method, server + target, body, headers=headers, content_type=kind)
         if answer.status >= 300:
             _raise_for(answer)
         return answer
 
-    async def _reach(self, once: Callable[[str], Awaitable[T]], course: _Course) -> T:
-        """Try one server after another until one answers. Ends with an answer or `Unanswered`, by the deadline."""
-        while (left_ms := course.until_ms - self.clock.now_ms()) > 0:
-            server, rest_ms = self._servers[self._at], 0
+    async def _retry(self, once: Callable[[str], Awaitable[T]], progress: _CallProgress) -> T:
+        """Try one server after another until one responds. Ends with a response or `Unanswered`, by the deadline."""
+        while (remaining_ms := progress.deadline_ms - self.clock.now_ms()) > 0:
+            server, rest_ms = self._servers[self._current], 0
             try:
-                async with self.clock.timeout_ms(min(self._shape.try_ms, left_ms)):
+                async with self.clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
                     return await once(server)
             except (Unheard, TimeoutError) as error:
-                course.failed(error)
-                course.silences += 1
+                progress.record_failure(error)
+                progress.unknown_outcomes += 1
             except Unreached as error:
-                course.failed(error)
-            except Held as held:
-                course.failed(held)
-                rest_ms = held.retry_after_ms
-            self._turn_from(server)
-            await self._pause(course, rest_ms)
-        raise course.ended("the deadline passed")
+                progress.record_failure(error)
+            except ServerBusy as busy:
+                progress.record_failure(busy)
+                rest_ms = busy.retry_after_ms
+            self._switch_from(server)
+            await self._pause(progress, rest_ms)
+        raise progress.exhausted("the deadline passed")
 
-    async def _pause(self, course: _Course, rest_ms: int) -> None:
+    async def _pause(self, progress: _CallProgress, rest_ms: int) -> None:
         now_ms = self.clock.now_ms()
-        left_ms = course.until_ms - now_ms
-        if course.failures >= self._shape.attempts_max:
-            raise course.ended(f"{course.failures} tries failed")
-        pause_ms = rest_ms + self._shape.pause_ms(course.failures, left_ms - rest_ms, self.chance)
-        if pause_ms >= left_ms:
-            raise course.ended("the deadline passes before another try may be made")
-        wait_ms = self._budget.take(now_ms, left_ms - 1)
+        remaining_ms = progress.deadline_ms - now_ms
+        if progress.failures >= self._policy.attempts_max:
+            raise progress.exhausted(f"{progress.failures} attempts failed")
+        pause_ms = rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self.chance)
+        if pause_ms >= remaining_ms:
+            raise progress.exhausted("the deadline passes before the next attempt")
+        wait_ms = self._budget.take(now_ms, remaining_ms - 1)
         if wait_ms is None:
-            raise course.ended("the retry budget is used up")
+            raise progress.exhausted("the retry budget is exhausted")
         await self.clock.sleep_ms(max(pause_ms, wait_ms))
 
-    def _turn_from(self, server: str) -> None:
-        if self._servers[self._at] == server:  # else another call has turned already: go where it went
-            self._at = (self._at + 1) % len(self._servers)
+    def _switch_from(self, server: str) -> None:
+        if self._servers[self._current] == server:  # otherwise a concurrent call has rotated already; use its choice
+            self._current = (self._current + 1) % len(self._servers)
 
 
-_statuses: msgspec.json.Decoder[ScopeStatus] = msgspec.json.Decoder(ScopeStatus, dec_hook=dec_hook)
+_status_decoder: msgspec.json.Decoder[ScopeStatus] = msgspec.json.Decoder(ScopeStatus, dec_hook=dec_hook)
 
 
-def decoded(decoder: msgspec.json.Decoder[T], answer: Answered) -> T:
-    """What an answer says. One that cannot be read is no answer."""
+def decode_response(decoder: msgspec.json.Decoder[T], answer: HttpResponse) -> T:
+    """Decode a response. An undecodable response counts as no response."""
     try:
         return decoder.decode(answer.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise unread(error, answer.headers.get(OPERATION_HEADER, "")) from error
+        raise undecodable(error, answer.headers.get(OPERATION_HEADER, "")) from error
 
 
-def unread(error: Exception, operation: str = "") -> Unanswered:
-    why = f"an answer that cannot be read ({error}): do both run the same version?"
-    return Unanswered(why, silent=True, operation_id=operation)
+def undecodable(error: Exception, operation: str = "") -> Unanswered:
+    reason = f"the response cannot be decoded ({error}): check that client and server run the same version"
+    return Unanswered(reason, silent=True, operation_id=operation)
 
 
 def _target(path: str, query: Query | None) -> str:
-    kept = {name: value for name, value in (query or {}).items() if value}
-    return f"{path}?{urlencode(kept)}" if kept else path
+    given = {name: value for name, value in (query or {}).items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
-def _raise_for(answer: Answered) -> NoReturn:
+def _raise_for(answer: HttpResponse) -> NoReturn:
     problem = answer.problem()
-    if problem.code == _TIMEOUT or (answer.status in _SILENT and not problem.code):
-        raise Unheard(problem.detail or "the server gave up", problem.cure or "ask again under the same id")
-    if answer.status in _HELD:
-        raise Held(problem, answer.retry_after_ms())
+    if problem.code == _TIMEOUT_CODE or (answer.status in _GATEWAY_STATUSES and not problem.code):
+        raise Unheard(problem.detail or "the server timed out", problem.cure or "retry with the same operation id")
+    if answer.status in _BUSY_STATUSES:
+        raise ServerBusy(problem, answer.retry_after_ms())
     raise ApiError.of(replace(problem, status=answer.status))
 
 
-async def pieces_at(caller: Caller, path: str, query: Query | None = None) -> AsyncGenerator[bytes, None]:
-    """What is sent at a path, in pieces of any size. Raises `Unanswered` if it breaks off."""
+async def stream_body(caller: ApiCaller, path: str, query: Query | None = None) -> AsyncGenerator[bytes, None]:
+    """Yield the response body at a path in chunks of any size. Raises `Unanswered` if the stream breaks off."""
     try:
-        async with caller.opened(path, query) as reply, aclosing(reply.pieces()) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with caller.open_stream(path, query) as reply, aclosing(reply.chunks()) as chunks:
+            async for chunk in chunks:
+                yield chunk
     except LinkError as error:
         raise Unanswered(error.cause) from error
-    except Held as held:
-        raise Unanswered(str(held)) from held
+    except ServerBusy as busy:
+        raise Unanswered(str(busy)) from busy
 
 
-O = TypeVar("O", bound=AnyObject)  # noqa: E741 - it stands for an object
+O = TypeVar("O", bound=AnyObject)  # noqa: E741 - the usual letter for an object type
 
 
-class Items(msgspec.Struct):
-    """Many that were listed without a revision of their own."""
+class ItemList(msgspec.Struct):
+    """A list response without a revision."""
 
 
-class NodeTops(Items):
+class NodeTopList(ItemList):
     items: list[NodeTop]
 
 
-class ReplicaTops(Items):
+class ReplicaTopList(ItemList):
     items: list[ReplicaTop]
 
 
-class Accounts(Items):
-    items: list[AccountItem]
+class AccountItemList(ItemList):
+    items: list[HistoryEvent]
 
 
-class Audits(Items):
+class AuditItemList(ItemList):
     items: list[AuditItem]
 
 
-class Verdicts(msgspec.Struct):
+class VerdictList(msgspec.Struct):
     verdicts: list[Verdict]
 
 
-deleted: msgspec.json.Decoder[DeleteAnswer] = msgspec.json.Decoder(DeleteAnswer)
-applied: msgspec.json.Decoder[ApplyAnswer] = msgspec.json.Decoder(ApplyAnswer)
-planned: msgspec.json.Decoder[PlanAnswer] = msgspec.json.Decoder(PlanAnswer)
-rotated: msgspec.json.Decoder[RotateAnswer] = msgspec.json.Decoder(RotateAnswer)
-judged: msgspec.json.Decoder[Verdicts] = msgspec.json.Decoder(Verdicts)
-plain: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-node_tops: msgspec.json.Decoder[NodeTops] = msgspec.json.Decoder(NodeTops)
-replica_tops: msgspec.json.Decoder[ReplicaTops] = msgspec.json.Decoder(ReplicaTops)
-accounts: msgspec.json.Decoder[Accounts] = msgspec.json.Decoder(Accounts)
-audits: msgspec.json.Decoder[Audits] = msgspec.json.Decoder(Audits)
-endpoint_ones: msgspec.json.Decoder[EndpointItem] = msgspec.json.Decoder(EndpointItem)
-endpoint_lists: msgspec.json.Decoder[ListOf[EndpointItem]] = msgspec.json.Decoder(ListOf[EndpointItem])
+delete_decoder: msgspec.json.Decoder[DeleteAnswer] = msgspec.json.Decoder(DeleteAnswer)
+apply_decoder: msgspec.json.Decoder[ApplyAnswer] = msgspec.json.Decoder(ApplyAnswer)
+plan_decoder: msgspec.json.Decoder[PlanAnswer] = msgspec.json.Decoder(PlanAnswer)
+rotate_decoder: msgspec.json.Decoder[RotateAnswer] = msgspec.json.Decoder(RotateAnswer)
+verdicts_decoder: msgspec.json.Decoder[VerdictList] = msgspec.json.Decoder(VerdictList)
+json_object_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+node_tops_decoder: msgspec.json.Decoder[NodeTopList] = msgspec.json.Decoder(NodeTopList)
+replica_tops_decoder: msgspec.json.Decoder[ReplicaTopList] = msgspec.json.Decoder(ReplicaTopList)
+accounts_decoder: msgspec.json.Decoder[AccountItemList] = msgspec.json.Decoder(AccountItemList)
+audits_decoder: msgspec.json.Decoder[AuditItemList] = msgspec.json.Decoder(AuditItemList)
+endpoint_decoder: msgspec.json.Decoder[EndpointItem] = msgspec.json.Decoder(EndpointItem)
+endpoint_list_decoder: msgspec.json.Decoder[ListOf[EndpointItem]] = msgspec.json.Decoder(ListOf[EndpointItem])
 
 
 @cache
-def _decoder(of: Any) -> Any:
-    return msgspec.json.Decoder(of, dec_hook=dec_hook)
+def _decoder(type_: Any) -> Any:
+    return msgspec.json.Decoder(type_, dec_hook=dec_hook)
 
 
-def ones(kind: type[O]) -> msgspec.json.Decoder[O]:
-    of: Any = kind
-    decoder: msgspec.json.Decoder[O] = _decoder(of)
+def object_decoder(kind: type[O]) -> msgspec.json.Decoder[O]:
+    type_: Any = kind
+    decoder: msgspec.json.Decoder[O] = _decoder(type_)
     return decoder
 
 
-def lists(kind: type[O]) -> msgspec.json.Decoder[ListOf[O]]:
+def list_decoder(kind: type[O]) -> msgspec.json.Decoder[ListOf[O]]:
     generic: Any = ListOf
     decoder: msgspec.json.Decoder[ListOf[O]] = _decoder(generic[kind])
     return decoder

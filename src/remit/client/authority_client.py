@@ -1,14 +1,15 @@
 """Claim client: submits operations until a verdict arrives, under the same id.
 
-Ids, retries, patience; what the answer should be is not decided here.
+It handles operation ids, retries and deadlines. The claims and their evidence come from the caller.
 
-The rule that everything rests on: **an intent keeps its id.** The authority stores each verdict under its operation id, so
-asking again under the same id gets the same answer, from whichever endpoint, however often the first one was lost. A second
-id for one intent could do the deed twice. So after silence the client repeats the id; when its patience ends it hands the
-ids back (`NoAnswer`), and the caller asks them again (`resume`) or makes sure that they never happen (`abandon`).
+The rule everything depends on: **an intent keeps its operation id.** The authority stores each verdict under its operation
+id, so submitting the same id again returns the same verdict, from any endpoint and however often a reply was lost. A second
+id for one intent could apply it twice. After a lost reply the client therefore repeats the id. When its retries are
+exhausted it returns the ids to the caller (`RetriesExhausted`), who submits them again (`resume`) or makes sure that they
+are never applied (`abandon`).
 
-One case allows a new id: an authority that refuses as expired what this very call has made and sent, with every earlier try
-known to have done nothing. That id was never executed and never will be.
+A new id is allowed in one case: the authority refuses as expired an id that this call itself created and sent, and every
+earlier attempt is known to have had no effect. That id was never executed and never will be.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
-from remit.client.retry import RetryBudget, RetryShape
+from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
+from remit.client.retry import RetryBudget, RetryPolicy
 from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import (
     Abandon,
@@ -34,75 +35,97 @@ from remit.model.claims import (
     Verdict,
     operation_id,
 )
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.world.interfaces import World
 
 T = TypeVar("T")
 
-NOTHING_SEEN: Final = Evidence()
+NO_EVIDENCE: Final = Evidence()
 
 
-class NoAnswer(Exception):
-    """Patience ended without a verdict. `silent`: the operations may have happened; else none of them has.
+class RetriesExhausted(Exception):
+    """Retries ended without a verdict. If `outcome_unknown`, the operations may have been applied; otherwise none was.
 
-    Without `operations` nothing had been asked yet. Otherwise ask the same ones again (`Client.resume(e.operations,
-    asked_ms=e.asked_ms)`), or `Client.abandon` each id; never ask the same intent under a new id while `silent`.
+    Without `operations` nothing was submitted. Otherwise submit the same ones again (`AuthorityClient.resume(e.operations,
+    submitted_ms=e.submitted_ms)`), or `abandon` each id. Never submit the same intent under a new id while the outcome is
+    unknown.
     """
 
-    def __init__(self, why: str, *, operations: tuple[Operation, ...] = (), silent: bool = False, asked_ms: int = 0) -> None:
-        self.why, self.operations, self.silent, self.asked_ms = why, operations, silent, asked_ms
+    def __init__(
+        self, reason: str, *, operations: tuple[Operation, ...] = (), outcome_unknown: bool = False, submitted_ms: int = 0
+    ) -> None:
+        self.reason, self.operations, self.outcome_unknown, self.submitted_ms = (
+            reason,
+            operations,
+            outcome_unknown,
+            submitted_ms,
+        )
         if not operations:
-            cure = "nothing was asked; ask anew"
-        elif silent:
-            cure = f"{len(operations)} operations may have happened: resume the same ids, or abandon them"
+            cure = "nothing was submitted; submit again"
+        elif outcome_unknown:
+            cure = f"{len(operations)} operations may have been applied: resume the same ids, or abandon them"
         else:
-            cure = f"none of {len(operations)} operations has happened: resume them later"
-        super().__init__(f"no answer: {why}; {cure}")
+            cure = f"none of {len(operations)} operations was applied: resume them later"
+        super().__init__(f"no verdict: {reason}; {cure}")
 
     @property
     def operation_ids(self) -> tuple[OperationID, ...]:
         return tuple(operation.id for operation in self.operations)
 
 
-class Renewal(NamedTuple):
-    """`sent_ms` is when the try that was answered was sent, on the asker's own clock: its term counts from then."""
+class RenewalResult(NamedTuple):
+    """Result of a lease renewal. `sent_ms` is when the answered attempt was sent, on the holder's clock: the term counts from
+    then.
+    """
 
     held: bool
     sent_ms: int
 
 
-class _Course:
-    """How one call has fared so far. Not more than one try of it is ever under way."""
+class _CallProgress:
+    """Progress of one call over its attempts. At most one attempt is in flight at a time."""
 
-    __slots__ = ("asked_ms", "budgeted", "failures", "hurried", "last_why", "operations", "silences", "until_ms")
+    __slots__ = (
+        "budgeted",
+        "deadline_ms",
+        "failures",
+        "followed_hint",
+        "last_reason",
+        "operations",
+        "submitted_ms",
+        "unknown_outcomes",
+    )
 
-    def __init__(self, asked_ms: int, until_ms: int, operations: tuple[Operation, ...] = (), *, budgeted: bool = True) -> None:
-        self.asked_ms, self.until_ms, self.operations, self.budgeted = asked_ms, until_ms, operations, budgeted
+    def __init__(
+        self, submitted_ms: int, deadline_ms: int, operations: tuple[Operation, ...] = (), *, budgeted: bool = True
+    ) -> None:
+        self.submitted_ms, self.deadline_ms, self.operations, self.budgeted = submitted_ms, deadline_ms, operations, budgeted
         self.failures = 0
-        self.silences = 0
-        self.hurried = False
-        self.last_why = ""
+        self.unknown_outcomes = 0
+        self.followed_hint = False
+        self.last_reason = ""
 
-    def failed(self, error: NoVerdict | TimeoutError) -> None:
-        """One try more without an answer. What was said last is kept: a try that ends without a word does not hide it."""
+    def record_failure(self, error: EndpointError | TimeoutError) -> None:
+        """Count a failed attempt. The last known reason is kept: an attempt that ends without one does not erase it."""
         self.failures += 1
-        if isinstance(error, NoVerdict) and error.why:
-            self.last_why = error.why
+        if isinstance(error, EndpointError) and error.reason:
+            self.last_reason = error.reason
 
-    def no_answer(self, why: str) -> NoAnswer:
-        if self.last_why:
-            why = f"{why} (the last answer was: {self.last_why})"
-        silent = self.silences > 0 and bool(self.operations)
-        return NoAnswer(why, operations=self.operations, silent=silent, asked_ms=self.asked_ms)
+    def exhausted(self, reason: str) -> RetriesExhausted:
+        if self.last_reason:
+            reason = f"{reason} (last error: {self.last_reason})"
+        silent = self.unknown_outcomes > 0 and bool(self.operations)
+        return RetriesExhausted(reason, operations=self.operations, outcome_unknown=silent, submitted_ms=self.submitted_ms)
 
 
-class Client:
-    """One asker. Its calls may run side by side; they share the endpoint that last worked, the status, and the retry budget.
+class AuthorityClient:
+    """Client of one authority, for one actor. Calls may run concurrently; they share the current endpoint, the status and the
+    retry budget.
 
-    `endpoints` are tried in their order, round and round; their names are what `Turned` and `Status` may hint at. A standby
-    passes on, which costs a hop and a look into the store each time: so whoever has strayed learns first who leads now. Set
-    `actor` anew when the asker has acquired a lease. To survive its own cancellation a caller takes an id from `issue` first,
-    and passes it.
+    `endpoints` are tried in order, cyclically; their names are those that `NotLeader` and `AuthorityStatus` hint at. A
+    standby forwards operations, which costs a hop and a store read each time. After switching endpoints the client therefore
+    asks for the status first, to find the leader. Set `actor` again after acquiring a lease. A caller that must survive its
+    own cancellation takes an id from `new_operation_id` first and passes it.
     """
 
     def __init__(
@@ -111,7 +134,7 @@ class Client:
         actor: Actor,
         world: World,
         *,
-        shape: RetryShape = RetryShape(),
+        policy: RetryPolicy = RetryPolicy(),
         budget: RetryBudget | None = None,
     ) -> None:
         if not endpoints:
@@ -120,115 +143,127 @@ class Client:
         self._endpoints = dict(endpoints)
         self._names = tuple(self._endpoints)
         self._current = self._names[0]
-        self._strayed = True
-        """Has it turned from an endpoint since it last learned who leads?"""
-        self._left = ("", 0)
-        """Which endpoint it turned from last, and when."""
+        self._leader_unknown = True
+        """Whether the client has switched endpoints since it last learned which one leads."""
+        self._last_left = ("", 0)
+        """The endpoint it switched away from last, and when."""
         self._world = world
-        self._shape = shape
+        self._policy = policy
         self._budget = RetryBudget() if budget is None else budget
-        self._status: Status | None = None
+        self._status: AuthorityStatus | None = None
         self._status_ms = 0
-        self._status_turn = asyncio.Lock()
+        self._status_lock = asyncio.Lock()
 
     @property
     def incarnation(self) -> str:
-        """The scope's, as it was last told; empty before that."""
+        """The scope's incarnation as last reported; empty before the first status."""
         return "" if self._status is None else self._status.incarnation
 
-    # ----------------------------------------------------------------------------------------------------------- asking
+    # ------------------------------------------------------------------------------------------------------- operations
 
-    async def ask(
+    async def submit(
         self,
         claim: AnyClaim,
         *,
-        evidence: Evidence = NOTHING_SEEN,
+        evidence: Evidence = NO_EVIDENCE,
         operation_id: OperationID | None = None,
         trace: str = "",
         deadline_ms: int | None = None,
     ) -> Verdict:
-        """The verdict on one claim. A given `operation_id` is kept whatever happens: it may have been sent before this call."""
+        """Return the verdict on one claim. A given `operation_id` is never replaced, since it may have been sent before this
+        call.
+        """
         if operation_id is None:
-            return (await self.ask_many([claim], evidence=evidence, trace=trace, deadline_ms=deadline_ms))[0]
+            return (await self.submit_many([claim], evidence=evidence, trace=trace, deadline_ms=deadline_ms))[0]
         operation = Operation(operation_id, self.actor, claim, evidence, trace)
         return (await self.resume([operation], deadline_ms=deadline_ms))[0]
 
-    async def ask_many(
+    async def submit_many(
         self,
         claims: Sequence[AnyClaim],
         *,
-        evidence: Evidence = NOTHING_SEEN,
+        evidence: Evidence = NO_EVIDENCE,
         trace: str = "",
         deadline_ms: int | None = None,
         actors: Sequence[Actor] = (),
     ) -> list[Verdict]:
-        """The verdicts on claims that travel together; each stands for itself. `actors`: who asks each, if not `actor` all."""
+        """Return the verdicts on claims sent in one request; each is decided on its own.
+
+        `actors` names the actor of each claim; by default `actor` submits all.
+        """
         if not claims:
             return []
-        course = self._begin(deadline_ms)
-        status = await self._fresh_status(course)
-        askers = actors or [self.actor] * len(claims)
-        course.operations = tuple(
-            Operation(self._id_in(status), asker, claim, evidence, trace) for asker, claim in zip(askers, claims, strict=True)
+        progress = self._start_call(deadline_ms)
+        status = await self._recent_status(progress)
+        submitters = actors or [self.actor] * len(claims)
+        progress.operations = tuple(
+            Operation(self._new_id(status), submitter, claim, evidence, trace)
+            for submitter, claim in zip(submitters, claims, strict=True)
         )
-        verdicts = await self._send(course)
+        verdicts = await self._send(progress)
         expired = [index for index, verdict in enumerate(verdicts) if _is_expired(verdict)]
-        if not expired or course.silences:
+        if not expired or progress.unknown_outcomes:
             return verdicts
-        return await self._ask_expired_anew(course, status, verdicts, expired)
+        return await self._resubmit_expired(progress, status, verdicts, expired)
 
     async def resume(
-        self, operations: Sequence[Operation], *, asked_ms: int | None = None, deadline_ms: int | None = None
+        self, operations: Sequence[Operation], *, submitted_ms: int | None = None, deadline_ms: int | None = None
     ) -> list[Verdict]:
-        """Ask operations again as they are. `asked_ms`: when their evidence was as old as it says (see `NoAnswer`)."""
+        """Submit operations again unchanged. `submitted_ms` is when their evidence had the age it states (see
+        `RetriesExhausted`).
+        """
         if not operations:
             return []
-        course = self._begin(deadline_ms)
-        course.operations = tuple(operations)
-        if asked_ms is not None:
-            course.asked_ms = asked_ms
-        return await self._send(course)
+        progress = self._start_call(deadline_ms)
+        progress.operations = tuple(operations)
+        if submitted_ms is not None:
+            progress.submitted_ms = submitted_ms
+        return await self._send(progress)
 
     async def abandon(self, operation: OperationID, *, deadline_ms: int | None = None) -> Verdict:
-        """Make sure that an operation never happens. Its own verdict if it already has, else Refused(ABANDONED)."""
-        return await self.ask(Abandon(operation), deadline_ms=deadline_ms)
+        """Make sure that an operation is never applied. Returns its own verdict if it was, else Refused(ABANDONED)."""
+        return await self.submit(Abandon(operation), deadline_ms=deadline_ms)
 
-    async def renew(self, actor: Actor, *, deadline_ms: int | None = None) -> Renewal:
-        """Ask that `actor.lease` go on. Raises `NoAnswer`; then nothing is known, and the old term runs on."""
-        # Out of the budget: binds that fail must not use up what keeps a lease alive. The asker's beat bounds these.
-        course = self._begin(deadline_ms, budgeted=False)
-        if self._strayed:
-            await self._fresh_status(course)
-        return await self._reach(lambda endpoint: self._renew_once(endpoint, actor), course)
+    async def renew(self, actor: Actor, *, deadline_ms: int | None = None) -> RenewalResult:
+        """Renew `actor.lease`. Raises `RetriesExhausted`; then the outcome is unknown and the old term runs on."""
+        # Renewals do not draw on the retry budget: failing binds must not use up the retries that keep a lease alive. The
+        # holder's heartbeat interval bounds their rate.
+        progress = self._start_call(deadline_ms, budgeted=False)
+        if self._leader_unknown:
+            await self._recent_status(progress)
+        return await self._retry(lambda endpoint: self._renew_once(endpoint, actor), progress)
 
-    async def beat(self, beats: Sequence[Beat], *, deadline_ms: int | None = None) -> tuple[Sequence[bool], int]:
-        """Say how nodes are, which renews their leases; whether each is held, and when the try that was answered was sent."""
-        course = self._begin(deadline_ms, budgeted=False)
-        if self._strayed:
-            await self._fresh_status(course)
-        return await self._reach(lambda endpoint: self._beat_once(endpoint, beats), course)
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], *, deadline_ms: int | None = None) -> tuple[Sequence[bool], int]:
+        """Report node states, which renews the nodes' leases. Returns whether each lease is held, and when the answered attempt
+        was sent.
+        """
+        progress = self._start_call(deadline_ms, budgeted=False)
+        if self._leader_unknown:
+            await self._recent_status(progress)
+        return await self._retry(lambda endpoint: self._heartbeat_once(endpoint, beats), progress)
 
-    async def heard(self, *, deadline_ms: int | None = None) -> tuple[Heard, int]:
-        """For how long nothing was heard of each node, counted from no later than the instant that comes with it."""
-        return await self._reach(self._heard_once, self._begin(deadline_ms))
+    async def heartbeat_ages(self, *, deadline_ms: int | None = None) -> tuple[HeartbeatReport, int]:
+        """Return the time since each node's last heartbeat, with the instant from which these ages count."""
+        return await self._retry(self._heartbeat_ages_once, self._start_call(deadline_ms))
 
-    async def states(self, nodes: Sequence[str] = (), *, deadline_ms: int | None = None) -> Sequence[NodeState]:
-        return await self._reach(lambda endpoint: endpoint.states(nodes), self._begin(deadline_ms))
+    async def node_states(self, nodes: Sequence[str] = (), *, deadline_ms: int | None = None) -> Sequence[NodeState]:
+        return await self._retry(lambda endpoint: endpoint.node_states(nodes), self._start_call(deadline_ms))
 
-    async def status(self, *, deadline_ms: int | None = None) -> Status:
-        """Where the scope stands, read anew; calls at the same time share one answer."""
-        return await self._fresh_status(self._begin(deadline_ms), stale=self._status)
+    async def status(self, *, deadline_ms: int | None = None) -> AuthorityStatus:
+        """Return a fresh status; concurrent calls share one request."""
+        return await self._recent_status(self._start_call(deadline_ms), stale=self._status)
 
-    async def issue(self, *, deadline_ms: int | None = None) -> OperationID:
-        """A new id, for a caller who writes it down before asking."""
-        return self._id_in(await self._fresh_status(self._begin(deadline_ms)))
+    async def new_operation_id(self, *, deadline_ms: int | None = None) -> OperationID:
+        """Return a new operation id, for callers that record the id before they submit."""
+        return self._new_id(await self._recent_status(self._start_call(deadline_ms)))
 
-    def authority_ms(self) -> tuple[str, int] | None:
-        """The boot of the authority's clock, and the latest that it can show by now; None if no status has told it.
+    def authority_clock(self) -> tuple[str, int] | None:
+        """Return the boot id of the authority's clock and the latest time it can show by now; None if no status is known.
 
-        It showed so much at some time after the question was sent: so what has passed here since the sending, with room for
-        drift, is at least what has passed there since. Whoever takes this for the time sees a deadline pass early, by what
-        the way to the authority took and by the room for drift, and never late. It asks nobody; ask for the status at times.
+        The authority's clock showed `status.now_ms` after the status request was sent. The time since sending, plus the
+        allowance for clock drift, is therefore an upper bound on the time passed at the authority. A deadline checked
+        against this value may appear to pass early, by the network delay and the drift allowance, but never late. Sends no
+        request; call `status` from time to time.
         """
         status = self._status
         if status is None or not status.boot:
@@ -238,156 +273,164 @@ class Client:
 
     # ------------------------------------------------------------------------------------------------------ one call
 
-    def _begin(self, deadline_ms: int | None, *, budgeted: bool = True) -> _Course:
+    def _start_call(self, deadline_ms: int | None, *, budgeted: bool = True) -> _CallProgress:
         now_ms = self._world.clock.now_ms()
         if budgeted:
-            self._budget.first_try(now_ms)
-        return _Course(now_ms, now_ms + (self._shape.deadline_ms if deadline_ms is None else deadline_ms), budgeted=budgeted)
+            self._budget.on_first_attempt(now_ms)
+        return _CallProgress(
+            now_ms, now_ms + (self._policy.deadline_ms if deadline_ms is None else deadline_ms), budgeted=budgeted
+        )
 
-    def _id_in(self, status: Status) -> OperationID:
+    def _new_id(self, status: AuthorityStatus) -> OperationID:
         return operation_id(status.incarnation, status.window, self._world.ids.nonce())
 
-    async def _send(self, course: _Course) -> list[Verdict]:
-        return await self._reach(lambda endpoint: self._ask_once(endpoint, course), course)
+    async def _send(self, progress: _CallProgress) -> list[Verdict]:
+        return await self._retry(lambda endpoint: self._submit_once(endpoint, progress), progress)
 
-    async def _ask_once(self, endpoint: Endpoint, course: _Course) -> list[Verdict]:
-        passed_ms = self._world.clock.now_ms() - course.asked_ms
-        operations = [_aged(operation, passed_ms) for operation in course.operations]
-        verdicts = list(await endpoint.ask(operations))
+    async def _submit_once(self, endpoint: Endpoint, progress: _CallProgress) -> list[Verdict]:
+        passed_ms = self._world.clock.now_ms() - progress.submitted_ms
+        operations = [_with_age(operation, passed_ms) for operation in progress.operations]
+        verdicts = list(await endpoint.submit(operations))
         if len(verdicts) != len(operations):
-            # An answer to something else is no answer to this.
-            raise Silence(f"{len(verdicts)} verdicts on {len(operations)} operations")
+            # A reply with a wrong number of verdicts belongs to another request; it proves nothing about this one.
+            raise OutcomeUnknown(f"{len(verdicts)} verdicts on {len(operations)} operations")
         return verdicts
 
-    async def _renew_once(self, endpoint: Endpoint, actor: Actor) -> Renewal:
+    async def _renew_once(self, endpoint: Endpoint, actor: Actor) -> RenewalResult:
         sent_ms = self._world.clock.now_ms()
-        return Renewal(await endpoint.renew(actor), sent_ms)
+        return RenewalResult(await endpoint.renew(actor), sent_ms)
 
-    async def _beat_once(self, endpoint: Endpoint, beats: Sequence[Beat]) -> tuple[Sequence[bool], int]:
+    async def _heartbeat_once(self, endpoint: Endpoint, beats: Sequence[NodeHeartbeat]) -> tuple[Sequence[bool], int]:
         sent_ms = self._world.clock.now_ms()
-        return await endpoint.beat(beats), sent_ms
+        return await endpoint.heartbeat(beats), sent_ms
 
-    async def _heard_once(self, endpoint: Endpoint) -> tuple[Heard, int]:
+    async def _heartbeat_ages_once(self, endpoint: Endpoint) -> tuple[HeartbeatReport, int]:
         sent_ms = self._world.clock.now_ms()
-        return await endpoint.heard(), sent_ms
+        return await endpoint.heartbeat_ages(), sent_ms
 
-    async def _ask_expired_anew(
-        self, course: _Course, status: Status, verdicts: list[Verdict], expired: Sequence[int]
+    async def _resubmit_expired(
+        self, progress: _CallProgress, status: AuthorityStatus, verdicts: list[Verdict], expired: Sequence[int]
     ) -> list[Verdict]:
-        """Once more, under ids of the window that is current now. Only after tries that are all known to have done nothing."""
+        """Submit expired operations once more, under ids of the current window. Only valid if no earlier attempt had any
+        effect.
+        """
         try:
-            status = await self._fresh_status(_Course(course.asked_ms, course.until_ms), stale=status)
-        except NoAnswer:
-            return verdicts  # still true: these were refused
-        operations = list(course.operations)
+            status = await self._recent_status(_CallProgress(progress.submitted_ms, progress.deadline_ms), stale=status)
+        except RetriesExhausted:
+            return verdicts  # they remain correct: these operations were refused
+        operations = list(progress.operations)
         for index in expired:
-            operations[index] = replace(operations[index], id=self._id_in(status))
-        again = _Course(course.asked_ms, course.until_ms, tuple(operations[index] for index in expired))
-        again.failures, again.last_why = course.failures, course.last_why
+            operations[index] = replace(operations[index], id=self._new_id(status))
+        retry = _CallProgress(progress.submitted_ms, progress.deadline_ms, tuple(operations[index] for index in expired))
+        retry.failures, retry.last_reason = progress.failures, progress.last_reason
         try:
-            answers = await self._send(again)
-        except NoAnswer as error:
-            # All of them, so that no verdict is lost: resuming those that were answered finds the same answers.
-            raise NoAnswer(
-                error.why,
+            answers = await self._send(retry)
+        except RetriesExhausted as error:
+            # Return all operations, so that no verdict is lost: resuming the ones already decided returns the same verdicts.
+            raise RetriesExhausted(
+                error.reason,
                 operations=tuple(operations),
-                silent=error.silent or len(expired) < len(operations),
-                asked_ms=course.asked_ms,
+                outcome_unknown=error.outcome_unknown or len(expired) < len(operations),
+                submitted_ms=progress.submitted_ms,
             ) from error
         verdicts = list(verdicts)
         for index, answer in zip(expired, answers, strict=True):
             verdicts[index] = answer
         return verdicts
 
-    # ------------------------------------------------------------------------------------------------------- reaching
+    # ------------------------------------------------------------------------------------------------------- retries
 
-    async def _reach(self, call: Callable[[Endpoint], Awaitable[T]], course: _Course) -> T:
-        """Try one endpoint after another until one answers. Ends with an answer or `NoAnswer`, by the deadline."""
+    async def _retry(self, call: Callable[[Endpoint], Awaitable[T]], progress: _CallProgress) -> T:
+        """Try one endpoint after another until one answers. Ends with an answer or `RetriesExhausted`, by the deadline."""
         clock = self._world.clock
-        while (left_ms := course.until_ms - clock.now_ms()) > 0:
+        while (remaining_ms := progress.deadline_ms - clock.now_ms()) > 0:
             name, rest_ms, hinted = self._current, 0, False
             try:
-                async with clock.timeout_ms(min(self._shape.try_ms, left_ms)):
+                async with clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
                     return await call(self._endpoints[name])
-            except (Silence, TimeoutError) as error:
-                course.failed(error)
-                course.silences += 1
-                self._turn_from(name)
-            except Turned as turned:
-                course.failed(turned)
-                hinted = self._turn_from(name, turned.hint)
+            except (OutcomeUnknown, TimeoutError) as error:
+                progress.record_failure(error)
+                progress.unknown_outcomes += 1
+                self._switch_from(name)
+            except NotLeader as not_leader:
+                progress.record_failure(not_leader)
+                hinted = self._switch_from(name, not_leader.hint)
             except Overloaded as overloaded:
-                course.failed(overloaded)
+                progress.record_failure(overloaded)
                 rest_ms = overloaded.retry_after_ms
-                self._turn_from(name)
-            await self._pause(course, rest_ms, hinted)
-        raise course.no_answer("the deadline passed")
+                self._switch_from(name)
+            await self._pause(progress, rest_ms, hinted)
+        raise progress.exhausted("the deadline passed")
 
-    async def _pause(self, course: _Course, rest_ms: int, hinted: bool) -> None:
-        """Wait before the next try, or raise `NoAnswer` if there will be none."""
+    async def _pause(self, progress: _CallProgress, rest_ms: int, hinted: bool) -> None:
+        """Wait before the next attempt, or raise `RetriesExhausted` if there will be none."""
         now_ms = self._world.clock.now_ms()
-        left_ms = course.until_ms - now_ms
-        if course.failures >= self._shape.attempts_max:
-            raise course.no_answer(f"{course.failures} tries failed")
-        # A hint is followed at once, but not twice in a row: two endpoints that point at each other must not spin us.
-        course.hurried = hinted and not course.hurried
+        remaining_ms = progress.deadline_ms - now_ms
+        if progress.failures >= self._policy.attempts_max:
+            raise progress.exhausted(f"{progress.failures} attempts failed")
+        # A leader hint is followed at once, but not twice in a row: two endpoints that point at each other must not cause a
+        # busy loop.
+        progress.followed_hint = hinted and not progress.followed_hint
         pause_ms = (
-            0 if course.hurried else rest_ms + self._shape.pause_ms(course.failures, left_ms - rest_ms, self._world.chance)
+            0
+            if progress.followed_hint
+            else rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self._world.chance)
         )
-        if pause_ms >= left_ms:
-            raise course.no_answer("the deadline passes before another try may be made")
-        if course.budgeted:
-            wait_ms = self._budget.take(now_ms, left_ms - 1)
+        if pause_ms >= remaining_ms:
+            raise progress.exhausted("the deadline passes before the next attempt")
+        if progress.budgeted:
+            wait_ms = self._budget.take(now_ms, remaining_ms - 1)
             if wait_ms is None:
-                raise course.no_answer("the retry budget is used up")
+                raise progress.exhausted("the retry budget is exhausted")
             pause_ms = max(pause_ms, wait_ms)
         await self._world.clock.sleep_ms(pause_ms)
 
-    def _turn_from(self, name: str, hint: str = "") -> bool:
-        """Leave an endpoint that did not serve; true if the next one is the one hinted at."""
-        if self._current == name:  # else another call has turned already: go where it went
+    def _switch_from(self, name: str, hint: str = "") -> bool:
+        """Switch away from a failed endpoint; return whether the next one is the hinted leader."""
+        if self._current == name:  # otherwise a concurrent call has switched already; use its choice
             following = (self._names.index(name) + 1) % len(self._names)
             self._current = hint if hint in self._endpoints and hint != name else self._names[following]
-            self._strayed, self._left = True, (name, self._world.clock.now_ms())
+            self._leader_unknown, self._last_left = True, (name, self._world.clock.now_ms())
         return self._current == hint != name
 
     # --------------------------------------------------------------------------------------------------------- status
 
-    async def _fresh_status(self, course: _Course, stale: Status | None = None) -> Status:
-        """A status younger than half a window, and not the one that proved `stale`. One call fetches it for all."""
-        if (known := self._known(stale)) is not None:
+    async def _recent_status(self, progress: _CallProgress, stale: AuthorityStatus | None = None) -> AuthorityStatus:
+        """Return a status younger than half a window that is not `stale`. Concurrent calls share one request."""
+        if (known := self._cached_status(stale)) is not None:
             return known
-        left_ms = course.until_ms - self._world.clock.now_ms()
+        remaining_ms = progress.deadline_ms - self._world.clock.now_ms()
         try:
-            async with self._world.clock.timeout_ms(left_ms), self._status_turn:
-                if (known := self._known(stale)) is None:
-                    known = self._learn(*await self._reach(self._status_once, course))
+            async with self._world.clock.timeout_ms(remaining_ms), self._status_lock:
+                if (known := self._cached_status(stale)) is None:
+                    known = self._record_status(*await self._retry(self._status_once, progress))
                 return known
         except TimeoutError:
-            raise course.no_answer("the deadline passed before the status was known") from None
+            raise progress.exhausted("the deadline passed before the status was known") from None
         finally:
-            course.silences = 0  # a silent status says nothing about operations, which were not sent yet
+            progress.unknown_outcomes = 0  # a lost status reply says nothing about the operations, which were not sent yet
 
-    def _known(self, stale: Status | None) -> Status | None:
+    def _cached_status(self, stale: AuthorityStatus | None) -> AuthorityStatus | None:
         status = self._status
-        if status is None or status is stale or self._strayed:
+        if status is None or status is stale or self._leader_unknown:
             return None
         age_ms = self._world.clock.now_ms() - self._status_ms
         return status if 2 * age_ms < status.window_ms else None
 
-    async def _status_once(self, endpoint: Endpoint) -> tuple[Status, int]:
+    async def _status_once(self, endpoint: Endpoint) -> tuple[AuthorityStatus, int]:
         sent_ms = self._world.clock.now_ms()
         return await endpoint.status(), sent_ms
 
-    def _learn(self, status: Status, sent_ms: int) -> Status:
+    def _record_status(self, status: AuthorityStatus, sent_ms: int) -> AuthorityStatus:
         known = self._status
         if known is not None and known.incarnation == status.incarnation and known.window > status.window:
-            status = replace(status, window=known.window)  # an endpoint that lags does not turn windows back
-        # Not back at once to one that was just left: whoever cannot reach the leader does not try that before every call.
-        left, left_ms = self._left
-        if status.leader in self._endpoints and (status.leader != left or 2 * (sent_ms - left_ms) >= status.window_ms):
+            status = replace(status, window=known.window)  # an endpoint that lags must not move the window back
+        # Do not return at once to an endpoint that was just left: a client that cannot reach the leader must not try it before
+        # every call.
+        last_left, left_ms = self._last_left
+        if status.leader in self._endpoints and (status.leader != last_left or 2 * (sent_ms - left_ms) >= status.window_ms):
             self._current = status.leader
-        self._strayed = False
+        self._leader_unknown = False
         self._status, self._status_ms = status, sent_ms
         return status
 
@@ -396,9 +439,11 @@ def _is_expired(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED
 
 
-def _aged(operation: Operation, passed_ms: int) -> Operation:
-    """Evidence grows older while one asks; it is no part of the payload, so the id stays good. No evidence has no age."""
-    if passed_ms <= 0 or operation.evidence == NOTHING_SEEN:
+def _with_age(operation: Operation, passed_ms: int) -> Operation:
+    """Add the time that has passed to the age of the evidence. Evidence is not part of the hashed payload, so the id stays
+    valid.
+    """
+    if passed_ms <= 0 or operation.evidence == NO_EVIDENCE:
         return operation
     evidence = operation.evidence
     return replace(operation, evidence=replace(evidence, age_ms=evidence.age_ms + passed_ms))

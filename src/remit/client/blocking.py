@@ -1,10 +1,10 @@
 """Blocking variant of `Api` for programs without an event loop.
 
-The calls of api.py, one at a time, each until its answer. No threads.
+Each call runs to its end before it returns; the module starts no threads.
 
-with BlockingApi("http://127.0.0.1:7420", token) as api:
-    for told in api.watch(Replica):
-        ...
+    with BlockingApi("http://127.0.0.1:7420", token) as api:
+        for event in api.watch(Replica):
+            ...
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from typing import Any, Self, TypeVar
 
 from remit.client.api import Api, O, Selector, Stream, Trust
-from remit.client.watch import SILENCE_MS, Listed, Watched
+from remit.client.watch import SILENCE_MS, ListResult, WatchEvent
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.kinds import Workload
 from remit.model.metadata import Object
 from remit.model.objects import AnyObject
 from remit.model.records import Replica
 from remit.model.wire.api_types import (
-    AccountItem,
     ApplyAnswer,
     AuditItem,
     DeleteAnswer,
     EndpointItem,
+    HistoryEvent,
     NodeTop,
     PlanAnswer,
     ReplicaTop,
@@ -37,9 +37,10 @@ T = TypeVar("T")
 
 
 class BlockingApi:
-    """As `Api`, call by call; it has an event loop of its own, so it is not for use inside of one. For one thread.
+    """The calls of `Api`, blocking. It owns an event loop, so it cannot be used inside a running one. Use it from one thread
+    only.
 
-    An iterator (`watch`, `logs`) may be left at any time; closing it, or the whole, ends what it holds.
+    An iterator (`watch`, `logs`) may be abandoned at any time. Closing the iterator or the client releases its connection.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BlockingApi:
     ) -> None:
         self._api = Api(server, token, tenant=tenant, timeout_s=timeout_s, try_s=try_s, trust=trust)
         self._runner = asyncio.Runner()
-        self._open: dict[int, AsyncGenerator[Any, None]] = {}
+        self._open_streams: dict[int, AsyncGenerator[Any, None]] = {}
 
     @property
     def tenant(self) -> str:
@@ -68,8 +69,8 @@ class BlockingApi:
 
     def close(self) -> None:
         try:
-            while self._open:
-                self._run(_closed(self._open.popitem()[1]))
+            while self._open_streams:
+                self._run(_close(self._open_streams.popitem()[1]))
             self._run(self._api.close())
         finally:
             self._runner.close()
@@ -79,7 +80,7 @@ class BlockingApi:
     def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
         return self._run(self._api.get(kind, name, tenant=tenant))
 
-    def list(self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = "") -> Listed[O]:
+    def list(self, kind: type[O], *, tenant: str | None = None, labels: Selector = "", fields: Selector = "") -> ListResult[O]:
         return self._run(self._api.list(kind, tenant=tenant, labels=labels, fields=fields))
 
     def watch(
@@ -90,14 +91,14 @@ class BlockingApi:
         tenant: str | None = None,
         labels: Selector = "",
         fields: Selector = "",
-        after: Listed[O] | int | None = None,
+        after: ListResult[O] | int | None = None,
         silence_s: float = SILENCE_MS / 1000,
         lost: Callable[[str], None] | None = None,
-    ) -> Generator[Watched[O], None, None]:
-        told = self._api.watch(
+    ) -> Generator[WatchEvent[O], None, None]:
+        events = self._api.watch(
             kind, name=name, tenant=tenant, labels=labels, fields=fields, after=after, silence_s=silence_s, lost=lost
         )
-        return self._each(told)
+        return self._iterate(events)
 
     def wait(
         self,
@@ -112,11 +113,11 @@ class BlockingApi:
 
     # ------------------------------------------------------------------------------------------------------------- writing
 
-    def create(self, thing: O, *, dry_run: bool = False, operation_id: str | None = None) -> O:
-        return self._run(self._api.create(thing, dry_run=dry_run, operation_id=operation_id))
+    def create(self, obj: O, *, dry_run: bool = False, operation_id: str | None = None) -> O:
+        return self._run(self._api.create(obj, dry_run=dry_run, operation_id=operation_id))
 
-    def replace(self, thing: O, *, expect: int | None = None, dry_run: bool = False, operation_id: str | None = None) -> O:
-        return self._run(self._api.replace(thing, expect=expect, dry_run=dry_run, operation_id=operation_id))
+    def replace(self, obj: O, *, expect: int | None = None, dry_run: bool = False, operation_id: str | None = None) -> O:
+        return self._run(self._api.replace(obj, expect=expect, dry_run=dry_run, operation_id=operation_id))
 
     def patch(
         self,
@@ -147,16 +148,16 @@ class BlockingApi:
 
     def apply(
         self,
-        things: Sequence[AnyObject],
+        objects: Sequence[AnyObject],
         *,
         if_unchanged: int | None = None,
         dry_run: bool = False,
         operation_id: str | None = None,
     ) -> ApplyAnswer:
-        return self._run(self._api.apply(things, if_unchanged=if_unchanged, dry_run=dry_run, operation_id=operation_id))
+        return self._run(self._api.apply(objects, if_unchanged=if_unchanged, dry_run=dry_run, operation_id=operation_id))
 
-    def plan(self, things: Sequence[AnyObject]) -> PlanAnswer:
-        return self._run(self._api.plan(things))
+    def plan(self, objects: Sequence[AnyObject]) -> PlanAnswer:
+        return self._run(self._api.plan(objects))
 
     def claims(self, operations: Sequence[Operation]) -> Sequence[Verdict]:
         return self._run(self._api.claims(operations))
@@ -167,7 +168,7 @@ class BlockingApi:
     def issue(self) -> OperationID:
         return self._run(self._api.issue())
 
-    # ------------------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------------------- diagnostics
 
     def status(self) -> ScopeStatus:
         return self._run(self._api.status())
@@ -197,21 +198,21 @@ class BlockingApi:
         pieces = self._api.logs(
             replica, tenant=tenant, stream=stream, follow=follow, tail=tail, attempt=attempt, previous=previous
         )
-        return self._each(pieces)
+        return self._iterate(pieces)
 
     def read(self, path: str) -> bytes:
         return self._run(self._api.read(path))
 
     def backup(self) -> Generator[bytes, None, None]:
-        return self._each(self._api.backup())
+        return self._iterate(self._api.backup())
 
-    def endpoints(self, service: str = "", *, tenant: str | None = None) -> Listed[EndpointItem]:
+    def endpoints(self, service: str = "", *, tenant: str | None = None) -> ListResult[EndpointItem]:
         return self._run(self._api.endpoints(service, tenant=tenant))
 
     def watch_endpoints(
         self, service: str = "", *, tenant: str | None = None, lost: Callable[[str], None] | None = None
-    ) -> Generator[Watched[EndpointItem], None, None]:
-        return self._each(self._api.watch_endpoints(service, tenant=tenant, lost=lost))
+    ) -> Generator[WatchEvent[EndpointItem], None, None]:
+        return self._iterate(self._api.watch_endpoints(service, tenant=tenant, lost=lost))
 
     def top_nodes(self) -> Sequence[NodeTop]:
         return self._run(self._api.top_nodes())
@@ -219,7 +220,7 @@ class BlockingApi:
     def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
         return self._run(self._api.top_replicas(tenant=tenant))
 
-    def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[AccountItem]:
+    def account(self, regarding: str = "", *, limit: int | None = None) -> Sequence[HistoryEvent]:
         return self._run(self._api.account(regarding, limit=limit))
 
     def audit(
@@ -227,29 +228,32 @@ class BlockingApi:
     ) -> Sequence[AuditItem]:
         return self._run(self._api.audit(tenant=tenant, subject=subject, action=action, since=since, limit=limit))
 
-    # ------------------------------------------------------------------------------------------------------------ one step
+    # ------------------------------------------------------------------------------------------------------------- event loop
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(call)
 
-    def _each(self, told: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """One step of the event loop an item: between them nothing runs, and the far side waits."""
-        self._open[id(told)] = told
+    def _iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """Run the event loop until the next item arrives, once per item.
+
+        Nothing runs between two items, so a slow reader applies backpressure to the server.
+        """
+        self._open_streams[id(items)] = items
         try:
             while True:
                 try:
-                    item = self._run(_next(told))
+                    item = self._run(_next(items))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            if self._open.pop(id(told), None) is not None:
-                self._run(_closed(told))
+            if self._open_streams.pop(id(items), None) is not None:
+                self._run(_close(items))
 
 
-async def _next(told: AsyncGenerator[T, None]) -> T:
-    return await anext(told)
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await anext(items)
 
 
-async def _closed(told: AsyncGenerator[Any, None]) -> None:
-    await told.aclose()
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()

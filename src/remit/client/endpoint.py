@@ -1,16 +1,16 @@
 """Endpoint interface of an authority, its three failure types, and the in-process endpoint.
 
-Nothing is tried twice here: see client.py.
+Nothing is retried here: see authority_client.py.
 
-A verdict is an answer, also a refusal. Everything else is one of three exceptions with one exact meaning each, because the
-asker must know whether the deed may have been done:
+A verdict is an answer, also if it is a refusal. Every other outcome is one of three exceptions with one exact meaning each,
+because the caller must know whether the operation may have been applied:
 
-    Silence      it may have happened, or may happen still
-    Turned       nothing happened: this endpoint is not the active authority
-    Overloaded   nothing happened: the endpoint did not even begin
+    OutcomeUnknown   it may have been applied, or may be applied later
+    NotLeader        not applied: this endpoint is not the active authority
+    Overloaded       not applied: the endpoint did not start it
 
-An endpoint raises nothing else for what the outside does; any other exception is a bug, or words that the far side refuses to
-read. A call may be cancelled at any time, which says the same as `Silence`.
+An endpoint raises nothing else for external failures. Any other exception is a bug, or a request that the server cannot
+decode. A call may be cancelled at any time, which has the same meaning as `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Protocol
 import msgspec
 
 from remit.model.claims import Actor, Operation, Verdict, decode_operation, encode_operation
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 
 
-class Status(msgspec.Struct, frozen=True):
-    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `leader` is a hint, as in `Turned`.
+class AuthorityStatus(msgspec.Struct, frozen=True):
+    """State of a scope. New operation ids carry its `incarnation` and `window`; `leader` is a hint, as in `NotLeader`.
 
-    `now_ms` is the authority's clock when it answered, on its `boot`: deadlines that it has set are instants of that clock. An
-    empty `boot` says nothing of the time.
+    `now_ms` is the authority's clock at the time of the answer, on its `boot`; deadlines set by the authority refer to that
+    clock. With an empty `boot` the time is unknown.
     """
 
     scope: str
@@ -41,124 +41,131 @@ class Status(msgspec.Struct, frozen=True):
     boot: str = ""
     now_ms: int = 0
     beat_ms: int = 2_000
-    """How often agents beat here; every other term of law/timing.py follows from it."""
+    """Heartbeat interval of agents in this scope; law/timing.py derives all other timeouts from it."""
     listened_ms: int = 0
-    """For how long this authority has been one: what it has not heard of in that time is silent for at least so long."""
+    """How long this authority has been active. A lease or node it has not heard from has been silent for at least this long."""
     silent: dict[str, int] = {}
-    """Of each lease that is held, but agents': for how many milliseconds it was not renewed. Who wants one looks here first."""
+    """Milliseconds since the last renewal of each held lease, except agents' leases. Candidates check this before they try to
+    acquire.
+    """
 
 
 class Endpoint(Protocol):
-    """One place where an authority may be asked: it itself, one that passes on, or the near end of a wire (remote.py)."""
+    """An address at which an authority accepts operations: the authority itself, a standby that forwards, or an RPC stub
+    (rpc.py).
+    """
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        """One verdict an operation, in the same order. Each was answered only once it was durable."""
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        """Return one verdict per operation, in the same order. A verdict is returned only after it is durable."""
         ...
 
-    async def status(self) -> Status: ...
+    async def status(self) -> AuthorityStatus: ...
 
     async def renew(self, actor: Actor, /) -> bool:
-        """True if `actor.lease` is still held at `actor.epoch`, and its term begins anew at the authority.
+        """Renew `actor.lease`; return whether it is still held at `actor.epoch`.
 
-        No operation, since it is in the authority's memory alone, and repeating it is harmless. The holder counts from when
-        it sent this (tenure.py). False is final: an epoch that was lost does not come back.
+        A renewal is not an operation: it changes only the authority's memory, and repeating it is harmless. The holder
+        counts its term from when it sent the renewal (lease_holder.py). False is final: a lost epoch does not come back.
         """
         ...
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        """Renew many agents' leases at once, each with its node's whole state; one answer each, as of `renew`."""
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        """Renew the leases of many agents at once, each with its node's complete state; one result each, as in `renew`."""
         ...
 
-    async def heard(self) -> Heard:
-        """For how long nothing was heard of each node."""
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        """Return the time since each node's last heartbeat."""
         ...
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        """What these nodes last said of themselves; all of them, if none is named."""
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        """Return the last reported state of these nodes; of all nodes if none is named."""
         ...
 
 
-class NoVerdict(Exception):
-    """There is no verdict. `why` is what the far side, or the way to it, said about that; empty if nothing."""
+class EndpointError(Exception):
+    """No verdict was returned. `reason` is what the server or the connection reported; empty if unknown."""
 
-    def __init__(self, message: str = "", *, why: str = "") -> None:
-        self.why = why
+    def __init__(self, message: str = "", *, reason: str = "") -> None:
+        self.reason = reason
         super().__init__(message)
 
 
-class Silence(NoVerdict):
-    """No answer: what was asked may have happened, or may happen still."""
+class OutcomeUnknown(EndpointError):
+    """No answer arrived: the operations may have been applied, or may be applied later."""
 
-    def __init__(self, why: str = "") -> None:
-        super().__init__(why, why=why)
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason, reason=reason)
 
 
-class Turned(NoVerdict):
-    """This endpoint is not the active authority, and nothing happened. `hint` is the name of a better one, if it knows.
+class NotLeader(EndpointError):
+    """This endpoint is not the active authority, and nothing was applied. `hint` names the leader, if known.
 
-    A connection that was refused says the same: nothing was heard there.
+    A refused connection is reported the same way: nothing was received.
     """
 
-    def __init__(self, hint: str = "", why: str = "") -> None:
+    def __init__(self, hint: str = "", reason: str = "") -> None:
         self.hint = hint
-        super().__init__(f"not the active authority{_because(why)}; ask {hint or 'another'}", why=why)
+        super().__init__(f"not the active authority{_in_parentheses(reason)}; try {hint or 'another endpoint'}", reason=reason)
 
 
-class Overloaded(NoVerdict):
-    """The endpoint cannot take it now, and nothing happened. Come back no sooner than this.
+class Overloaded(EndpointError):
+    """The endpoint cannot accept the operations now, and nothing was applied. Retry after `retry_after_ms`.
 
-    It has too much to do, or `why` says what else keeps it: a full disk, for one.
+    It has too much to do, or `reason` names another cause, such as a full disk.
     """
 
-    def __init__(self, retry_after_ms: int = 0, why: str = "") -> None:
+    def __init__(self, retry_after_ms: int = 0, reason: str = "") -> None:
         self.retry_after_ms = max(0, retry_after_ms)
-        super().__init__(f"overloaded{_because(why)}; ask again after {self.retry_after_ms} ms", why=why)
+        super().__init__(f"overloaded{_in_parentheses(reason)}; retry after {self.retry_after_ms} ms", reason=reason)
 
 
-def _because(why: str) -> str:
-    return f" ({why})" if why else ""
+def _in_parentheses(reason: str) -> str:
+    return f" ({reason})" if reason else ""
 
 
-_actors: msgspec.json.Decoder[Actor] = msgspec.json.Decoder(Actor)
-_beats: msgspec.json.Decoder[list[Beat]] = msgspec.json.Decoder(list[Beat])
-_heards: msgspec.json.Decoder[Heard] = msgspec.json.Decoder(Heard)
-_states: msgspec.json.Decoder[list[NodeState]] = msgspec.json.Decoder(list[NodeState])
-_statuses: msgspec.json.Decoder[Status] = msgspec.json.Decoder(Status)
-_verdicts: msgspec.json.Decoder[list[Verdict]] = msgspec.json.Decoder(list[Verdict])
+_actor_decoder: msgspec.json.Decoder[Actor] = msgspec.json.Decoder(Actor)
+_heartbeat_decoder: msgspec.json.Decoder[list[NodeHeartbeat]] = msgspec.json.Decoder(list[NodeHeartbeat])
+_heartbeat_ages_decoder: msgspec.json.Decoder[HeartbeatReport] = msgspec.json.Decoder(HeartbeatReport)
+_node_states_decoder: msgspec.json.Decoder[list[NodeState]] = msgspec.json.Decoder(list[NodeState])
+_status_decoder: msgspec.json.Decoder[AuthorityStatus] = msgspec.json.Decoder(AuthorityStatus)
+_verdicts_decoder: msgspec.json.Decoder[list[Verdict]] = msgspec.json.Decoder(list[Verdict])
 
 
-class InProcess:
-    """An authority in this process, asked over the same bytes as on a wire: nothing is shared by reference.
+class InProcessEndpoint:
+    """An authority in this process, called through the same encoding as over the network, so that nothing is shared by
+    reference.
 
-    What could not travel fails here already, in the first test, and not on the day that the two sides are put on two
-    machines. `by_reference` skips the bytes, for speed, where both sides are known to be ours.
+    A value that cannot be encoded fails in the first test, and not when the two sides are moved to two machines.
+    `by_reference` skips the encoding, for speed, where both sides are known to be trusted code.
     """
 
     def __init__(self, target: Endpoint, *, by_reference: bool = False) -> None:
         self._target = target
         self._by_reference = by_reference
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         if self._by_reference:
-            return await self._target.ask(operations)
+            return await self._target.submit(operations)
         carried = [decode_operation(encode_operation(operation)) for operation in operations]
-        return _verdicts.decode(msgspec.json.encode(await self._target.ask(carried)))
+        return _verdicts_decoder.decode(msgspec.json.encode(await self._target.submit(carried)))
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         if self._by_reference:
             return await self._target.status()
-        return _statuses.decode(msgspec.json.encode(await self._target.status()))
+        return _status_decoder.decode(msgspec.json.encode(await self._target.status()))
 
     async def renew(self, actor: Actor, /) -> bool:
-        return await self._target.renew(actor if self._by_reference else _actors.decode(msgspec.json.encode(actor)))
+        return await self._target.renew(actor if self._by_reference else _actor_decoder.decode(msgspec.json.encode(actor)))
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        return await self._target.beat(beats if self._by_reference else _beats.decode(msgspec.json.encode(list(beats))))
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        return await self._target.heartbeat(
+            beats if self._by_reference else _heartbeat_decoder.decode(msgspec.json.encode(list(beats)))
+        )
 
-    async def heard(self) -> Heard:
-        heard = await self._target.heard()
-        return heard if self._by_reference else _heards.decode(msgspec.json.encode(heard))
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        heard = await self._target.heartbeat_ages()
+        return heard if self._by_reference else _heartbeat_ages_decoder.decode(msgspec.json.encode(heard))
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        states = await self._target.states(nodes)
-        return states if self._by_reference else _states.decode(msgspec.json.encode(list(states)))
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        states = await self._target.node_states(nodes)
+        return states if self._by_reference else _node_states_decoder.decode(msgspec.json.encode(list(states)))

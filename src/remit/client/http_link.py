@@ -1,13 +1,12 @@
 """`Link` over HTTP between components and servers, and how a component connects.
 
-A link: what is said is serve/components/component_rpc.py's, retrying is client.py's.
+A request is one POST; a stream is one POST whose response is read line by line. The message types are in
+serve/components/component_rpc.py and retries in authority_client.py. This link cannot serve: that is the job of serve/.
 
-A request is one POST, a stream is one POST whose answer is lines. Nobody is served here: that is what serve/ is for.
+After a server rejects the token (401), the link sends it nothing for a backoff period that doubles. Otherwise a component
+with a revoked token would send many requests per second, for ever, from every machine that was removed from the cluster.
 
-A server that does not know the token (401) is left alone for a while that doubles, whoever asks meanwhile: a component whose
-token was revoked would else ask many times a second, for ever, and from every machine that was turned out.
-
-Wiring: one link, a client for each actor, and the rows.
+`connect` builds one link, a client for each actor, and the remote store.
 """
 
 from __future__ import annotations
@@ -17,174 +16,175 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
-from remit.client.authority_client import Client
-from remit.client.http_transport import Answered, Wire, server_url
-from remit.client.remote_store import RemoteRows
-from remit.client.retry import RetryShape
-from remit.client.rpc import Remote, ToldToWait
+from remit.client.authority_client import AuthorityClient
+from remit.client.http_transport import HttpResponse, HttpTransport, server_url
+from remit.client.remote_store import RemoteStore
+from remit.client.retry import RetryPolicy
+from remit.client.rpc import EndpointStub, RetryLater
 from remit.model.claims import Actor
 from remit.world.interfaces import Chance, Clock, Link, LinkError, NotServed, Service, Unheard, Unreached, World
 from remit.world.net.tls import Trust
 
-ASK: Final = "/v1/ask"
-FOLLOW: Final = "/v1/follow"
+REQUEST_PATH: Final = "/v1/ask"
+STREAM_PATH: Final = "/v1/follow"
 
-NOT_BEGUN: Final = frozenset({301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 406, 411, 413, 414, 415, 421, 429, 431, 503})
-"""With these a server says that it has not begun."""
+NOT_STARTED: Final = frozenset({301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 406, 411, 413, 414, 415, 421, 429, 431, 503})
+"""Statuses with which a server reports that it did not start the request."""
 
-UNKNOWN: Final = 401
-SHUNNED_MS: Final = 1_000
-SHUNNED_MS_MAX: Final = 60_000
-"""For so long, at first and at most, a server that does not know the token is not asked again."""
+UNAUTHORIZED: Final = 401
+REJECTION_BACKOFF_MS: Final = 1_000
+REJECTION_BACKOFF_MS_MAX: Final = 60_000
+"""Initial and maximum backoff for a server that rejects the token."""
 
-BEGUN: Final = frozenset({"timeout", "fault"})
-"""Codes that say otherwise, whatever the status."""
+MAYBE_STARTED: Final = frozenset({"timeout", "fault"})
+"""Problem codes which mean that the request may have been started, whatever the status."""
 
 
-class Shunned(NamedTuple):
-    """By a server, so often in a row; and until when it is left alone, with what it said."""
+class ServerRejection(NamedTuple):
+    """Rejections by one server: how many in a row, until when it is not contacted, and the error of the last one."""
 
     times: int
     until_ms: int
-    said: str
+    message: str
     cure: str
 
 
-class Manners:
-    """Whom not to ask again so soon. `tell` is for people, and hears of every answer that says so."""
+class ServerBackoff:
+    """Backoff for servers that reject the token. `tell` logs each rejection for operators."""
 
-    def __init__(self, clock: Clock, chance: Chance, tell: Callable[[str], None] | None = None) -> None:
-        self._clock, self._chance, self._tell = clock, chance, tell
-        self._shunned: dict[str, Shunned] = {}
+    def __init__(self, clock: Clock, chance: Chance, log: Callable[[str], None] | None = None) -> None:
+        self._clock, self._chance, self._log = clock, chance, log
+        self._rejections: dict[str, ServerRejection] = {}
 
     def check(self, to: str) -> None:
-        """Raises `Unreached` while it is left alone: nothing was asked."""
-        found = self._shunned.get(to)
-        if found is not None and self._clock.now_ms() < found.until_ms:
-            raise Unreached(found.said, found.cure)
+        """Raise `NotSent` while the server is in backoff: no request is sent."""
+        rejection = self._rejections.get(to)
+        if rejection is not None and self._clock.now_ms() < rejection.until_ms:
+            raise Unreached(rejection.message, rejection.cure)
 
-    def known(self, to: str) -> None:
-        self._shunned.pop(to, None)
+    def on_accepted(self, to: str) -> None:
+        self._rejections.pop(to, None)
 
-    def turned_out(self, to: str, error: LinkError) -> None:
-        times = self._shunned[to].times + 1 if to in self._shunned else 1
-        pause_ms = min(SHUNNED_MS_MAX, SHUNNED_MS << min(times - 1, 20))
+    def on_rejected(self, to: str, error: LinkError) -> None:
+        times = self._rejections[to].times + 1 if to in self._rejections else 1
+        pause_ms = min(REJECTION_BACKOFF_MS_MAX, REJECTION_BACKOFF_MS << min(times - 1, 20))
         until_ms = self._clock.now_ms() + pause_ms // 2 + self._chance.uniform_ms(pause_ms // 2)
-        self._shunned[to] = Shunned(times, until_ms, error.cause, error.cure)
-        if self._tell is not None:
-            self._tell(f"{error}; it is asked less and less often, once a minute in the end")
+        self._rejections[to] = ServerRejection(times, until_ms, error.cause, error.cure)
+        if self._log is not None:
+            self._log(f"{error}; the server is contacted less and less often, at least once a minute")
 
 
 class HttpLink:
-    """A name in `urls` is reached by HTTP; any other `beside` this, by another link. Satisfies `world.promises.Link`."""
+    """Reaches names in `urls` over HTTP, and all other names over the link `beside`. Implements `world.interfaces.Link`."""
 
     def __init__(
         self,
         urls: Mapping[str, str],
         token: str,
         *,
-        beside: Link | None = None,
+        fallback: Link | None = None,
         trust: Trust = Trust(),
-        manners: Manners | None = None,
+        backoff: ServerBackoff | None = None,
     ) -> None:
         self._urls = {name: server_url(url) for name, url in urls.items()}
-        self._wire = Wire(token, trust)
-        self._beside, self._manners = beside, manners
+        self._transport = HttpTransport(token, trust)
+        self._fallback, self._backoff = fallback, backoff
 
-    def show(self, trust: Trust) -> None:
-        self._wire.show(trust)
-        if self._manners is not None:
+    def use_certificate(self, trust: Trust) -> None:
+        self._transport.use_certificate(trust)
+        if self._backoff is not None:
             for name in self._urls:
-                self._manners.known(name)
+                self._backoff.on_accepted(name)
 
     async def close(self) -> None:
-        """End every connection; what `beside` holds is its own affair."""
-        await self._wire.close()
+        """Close every HTTP connection. The fallback link is not closed."""
+        await self._transport.close()
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         url = self._urls.get(to)
         if url is None:
-            return await self._other(to).request(to, body)
-        if self._manners is not None:
-            self._manners.check(to)
-        answer = await self._wire.call("POST", url + ASK, body)
-        self._heed(to, answer.status)
+            return await self._fallback_for(to).request(to, body)
+        if self._backoff is not None:
+            self._backoff.check(to)
+        answer = await self._transport.call("POST", url + REQUEST_PATH, body)
+        self._note_status(to, answer.status)
         if answer.status != 200:
-            raise self._failed(to, answer)
+            raise self._rejected(to, answer)
         return answer.body
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         url = self._urls.get(to)
         if url is None:
-            async with aclosing(self._other(to).stream(to, body)) as items:
+            async with aclosing(self._fallback_for(to).stream(to, body)) as items:
                 async for item in items:
                     yield item
             return
-        if self._manners is not None:
-            self._manners.check(to)
-        async with self._wire.opened("POST", url + FOLLOW, body) as reply:
-            self._heed(to, reply.status)
+        if self._backoff is not None:
+            self._backoff.check(to)
+        async with self._transport.open_stream("POST", url + STREAM_PATH, body) as reply:
+            self._note_status(to, reply.status)
             if reply.status != 200:
-                raise self._failed(to, await reply.whole())
+                raise self._rejected(to, await reply.read_all())
             async with aclosing(reply.lines()) as lines:
                 async for line in lines:
                     yield line
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        if self._beside is not None and at not in self._urls:
-            return self._beside.serve(at, service)
+        if self._fallback is not None and at not in self._urls:
+            return self._fallback.serve(at, service)
         return _not_served(at)
 
-    def _heed(self, to: str, status: int) -> None:
-        if status != UNKNOWN and self._manners is not None:
-            self._manners.known(to)
+    def _note_status(self, to: str, status: int) -> None:
+        if status != UNAUTHORIZED and self._backoff is not None:
+            self._backoff.on_accepted(to)
 
-    def _failed(self, to: str, answer: Answered) -> LinkError:
-        failure = _failure(to, answer)
-        if answer.status == UNKNOWN and self._manners is not None:
-            self._manners.turned_out(to, failure)
+    def _rejected(self, to: str, answer: HttpResponse) -> LinkError:
+        failure = _error_from_response(to, answer)
+        if answer.status == UNAUTHORIZED and self._backoff is not None:
+            self._backoff.on_rejected(to, failure)
         return failure
 
-    def _other(self, to: str) -> Link:
-        if self._beside is None:
-            raise Unreached(f"no address is known for {to}", "add it to the servers of this process")
-        return self._beside
+    def _fallback_for(self, to: str) -> Link:
+        if self._fallback is None:
+            raise Unreached(f"no address is configured for {to}", "add it to the servers of this process")
+        return self._fallback
 
 
 @asynccontextmanager
 async def _not_served(at: str) -> AsyncGenerator[None, None]:
-    raise NotServed(f"nothing is answered at {at} over a link that only asks", "serve it by `remit server`")
-    yield  # type: ignore[unreachable]  # it makes this a context
+    raise NotServed(f"cannot serve {at} over an HTTP client link", "serve it with `remit server`")
+    yield  # type: ignore[unreachable] # the yield makes this a context manager
 
 
-def _failure(to: str, answer: Answered) -> LinkError:
+def _error_from_response(to: str, answer: HttpResponse) -> LinkError:
     problem = answer.problem()
-    said = f"{to} said {answer.status}: {problem.detail or problem.title or problem.code or 'no more'}"
-    if answer.status not in NOT_BEGUN or problem.code in BEGUN:
-        return Unheard(said, problem.cure or "see what it says of that, then ask again")
-    cure = problem.cure or ("give the token that this server knows" if answer.status == UNKNOWN else "ask again later")
+    message = f"{to} returned {answer.status}: {problem.detail or problem.title or problem.code or 'no details'}"
+    if answer.status not in NOT_STARTED or problem.code in MAYBE_STARTED:
+        return Unheard(message, problem.cure or "check the server's log, then retry")
+    cure = problem.cure or ("use a token that this server accepts" if answer.status == UNAUTHORIZED else "retry later")
     if answer.status in (429, 503):
-        return ToldToWait(said, cure, answer.retry_after_ms())
-    return Unreached(said, cure)
+        return RetryLater(message, cure, answer.retry_after_ms())
+    return Unreached(message, cure)
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """`names` are the servers, each called by its address: a server that goes by that name too is found by its fellows' hints.
+class ScopeConnection:
+    """How a component reaches a scope. `names` are the servers, each named by its address, so that leader hints of servers that
+    use their address as name can be followed.
 
-    `world` is the one that was given, with `link` in it: whom that does not reach by HTTP, it reaches as before. Close it, or
-    leave it as a context.
+    `world` is the given one with `link` in it: names that are not reached by HTTP are reached as before. Close it, or use it
+    as a context manager.
     """
 
     link: HttpLink
     names: tuple[str, ...]
     world: World
-    rows: RemoteRows
-    """A scope's rows, to be read; a store that cannot be written."""
+    store: RemoteStore
+    """A read-only store over the scope's rows."""
 
-    def client_for(self, actor: Actor, *, shape: RetryShape = RetryShape()) -> Client:
-        """Each asker has its own, with its own budget of retries; all share the connections."""
-        return Client({name: Remote(self.link, name) for name in self.names}, actor, self.world, shape=shape)
+    def client_for(self, actor: Actor, *, policy: RetryPolicy = RetryPolicy()) -> AuthorityClient:
+        """Return a client for one actor, with its own retry budget; all clients share the connections."""
+        return AuthorityClient({name: EndpointStub(self.link, name) for name in self.names}, actor, self.world, policy=policy)
 
     async def close(self) -> None:
         await self.link.close()
@@ -202,15 +202,20 @@ def connect(
     world: World,
     *,
     trust: Trust = Trust(),
-    tell: Callable[[str], None] | None = None,
-) -> Connected:
-    """Nothing is sent yet. `tell` hears, in words for people, of a server that does not know the token. Raises ValueError for
-    what is no address or no token, with what to write instead; and `Unusable`.
+    log: Callable[[str], None] | None = None,
+) -> ScopeConnection:
+    """Build the connection to a scope; sends nothing yet. `tell` logs servers that reject the token.
+
+    Raises ValueError for an invalid address or token, with the expected form, and `Unusable` for unreadable TLS files.
     """
     if not servers:
-        raise ValueError("name at least one server, as http://HOST:PORT")
+        raise ValueError("no server given; name at least one as http://HOST:PORT")
     names = tuple(dict.fromkeys(server_url(server) for server in servers))
     link = HttpLink(
-        {name: name for name in names}, token, beside=world.link, trust=trust, manners=Manners(world.clock, world.chance, tell)
+        {name: name for name in names},
+        token,
+        fallback=world.link,
+        trust=trust,
+        backoff=ServerBackoff(world.clock, world.chance, log),
     )
-    return Connected(link, names, replace(world, link=link), RemoteRows(link, names))
+    return ScopeConnection(link, names, replace(world, link=link), RemoteStore(link, names))

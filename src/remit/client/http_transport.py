@@ -1,9 +1,8 @@
 """HTTP connection pool; tells "not sent" from "sent, no answer".
 
-Nothing is tried twice here.
-
-The two failures of a link hold here as well. `Unreached`: no connection was made, or the one at hand had been closed before
-anything was written on it. `Unheard`: something was written, and no whole answer came. What an answer means is the caller's.
+Nothing is retried here. Two failures are kept apart, because they decide whether a retry is safe. `NotSent`: no connection
+was made, or the pooled one had been closed before anything was written to it. `ReplyLost`: something was written and no
+complete response arrived. The caller interprets the response.
 """
 
 from __future__ import annotations
@@ -27,140 +26,166 @@ from remit.world.net.frames import reason
 from remit.world.net.tls import Trust, calling, mistrust
 
 LINE_BYTES_MAX: Final = 64 << 20
-"""The longest line of a stream; one that sends more is broken off."""
+"""Maximum length of a line of a stream; the stream is aborted if the server sends a longer one."""
 
 CONNECTIONS_MAX: Final = 1_000
 CONNECT_S: Final = 5.0
-KEEP_S: Final = 4.0
-"""How long an idle connection is kept: shorter than servers do, so that it is we who close it, and nothing is sent into a
-connection that is being closed."""
+KEEPALIVE_S: Final = 4.0
+"""How long an idle connection is kept. This is shorter than the keep-alive timeout of servers, so that the client closes first
+and never writes to a connection that the server is closing.
+"""
 
-LOOK_S: Final = 0.05
-"""After so long without a request, look first whether the far side has closed the connection meanwhile."""
+IDLE_CHECK_S: Final = 0.05
+"""After this long without a request, check first whether the server has closed the pooled connections."""
 
-_problems: msgspec.json.Decoder[ProblemAnswer] = msgspec.json.Decoder(ProblemAnswer)
-
-
-class Untrusted(Unreached):
-    """There is somebody, but nobody who could be believed. Nothing was sent; `cure` says what would help."""
+_problem_decoder: msgspec.json.Decoder[ProblemAnswer] = msgspec.json.Decoder(ProblemAnswer)
 
 
-class Answered(NamedTuple):
-    """What came back, whole. `headers` by their names, however those are written."""
+class UntrustedCertificate(Unreached):
+    """TLS verification failed, on either side. Nothing was sent; `cure` names what to change."""
+
+
+class HttpResponse(NamedTuple):
+    """A complete HTTP response. Header names are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def problem(self) -> ProblemAnswer:
-        """What the server says is wrong. Also of an answer that was not made by Remit."""
+        """Decode the body as a problem document (RFC 9457). Responses that Remit did not produce yield a problem without a
+        code.
+        """
         try:
-            return _problems.decode(self.body)
+            return _problem_decoder.decode(self.body)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return ProblemAnswer(status=self.status, code="", detail=f"HTTP status {self.status} without a reason")
 
     def retry_after_ms(self) -> int:
-        """How long the server wants to be left alone; 0 if it does not say. A date is nothing to go by."""
+        """Return the Retry-After time; 0 if the server sent none. The date form of the header is ignored."""
         text = self.headers.get("retry-after", "")
         return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) < 7 else 0
 
 
-class Wire:
-    """One pool of connections, for every server; each is kept for a while after an answer. Made when first needed.
+class HttpTransport:
+    """One connection pool for all servers, opened on first use. A connection is kept for `KEEPALIVE_S` after a response.
 
-    `trust` is who is believed at the other end of `https://`, and as whom one calls there; certificates are always checked.
-    Its files are read when this is made: raises `world.tls.Unusable`.
+    `trust` holds the CA to verify `https://` servers with and the client certificate to present; certificates are always
+    verified. Its files are read in the constructor, which raises `world.net.tls.Unusable`.
     """
 
     def __init__(self, token: str, trust: Trust = Trust()) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise ValueError("a token is printable ASCII without spaces; give the one that `remit server` wrote")
+            raise ValueError("the token must be printable ASCII without spaces; use the one that `remit server` wrote")
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": f"remit/{__version__}"}
-        self._secure: ssl.SSLContext | bool = calling(trust) if any(trust) else True
+        self._tls: ssl.SSLContext | bool = calling(trust) if any(trust) else True
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._used_s = 0.0
+        self._last_used_s = 0.0
 
-    def unchecked(self, context: ssl.SSLContext) -> None:
-        """Only for what is public, and compared afterwards with what is known: see `world.tls.unchecked`."""
-        self._secure = context
+    def disable_verification(self, context: ssl.SSLContext) -> None:
+        """Disable certificate verification and stop sending the token. Only for public data that is verified afterwards: see
+        `world.net.tls.unchecked`.
+        """
+        self._tls = context
         del self._headers["Authorization"]
 
-    def show(self, trust: Trust) -> None:
-        """From now on call with this certificate; connections that are there go on with the one before."""
-        if isinstance(self._secure, ssl.SSLContext):
-            self._secure.load_cert_chain(trust.certificate_file, trust.key_file or None)
+    def use_certificate(self, trust: Trust) -> None:
+        """Use this client certificate for new connections. Open connections keep the previous one."""
+        if isinstance(self._tls, ssl.SSLContext):
+            self._tls.load_cert_chain(trust.certificate_file, trust.key_file or None)
 
     async def close(self) -> None:
-        """End every connection. Whoever still waits for an answer gets `Unheard`."""
+        """Close every connection. Requests in flight fail with `ReplyLost`."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def call(
-        self, method: str, url: str, body: bytes | None = None, *, headers: Mapping[str, str] | None = None, kind: str = ""
-    ) -> Answered:
-        """One request and its whole answer, whatever its status; `kind` is the body's media type."""
-        async with self.opened(method, url, body, headers=headers, kind=kind) as reply:
-            return await reply.whole()
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content_type: str = "",
+    ) -> HttpResponse:
+        """Send one request and read its complete response, whatever the status. `kind` is the media type of the body."""
+        async with self.open_stream(method, url, body, headers=headers, content_type=content_type) as reply:
+            return await reply.read_all()
 
     @asynccontextmanager
-    async def opened(
-        self, method: str, url: str, body: bytes | None = None, *, headers: Mapping[str, str] | None = None, kind: str = ""
-    ) -> AsyncGenerator[Reply, None]:
-        """One request, and its answer as it comes. Leaving before the end of it closes the connection."""
-        session = self._opened()
+    async def open_stream(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content_type: str = "",
+    ) -> AsyncGenerator[StreamedResponse, None]:
+        """Send one request and yield the response as a stream. Leaving before its end closes the connection."""
+        session = self._open_session()
         loop = asyncio.get_running_loop()
-        if loop.time() - self._used_s > LOOK_S:
-            # What the far side has done to idle connections is seen in the first turn, and heeded in the second.
+        if loop.time() - self._last_used_s > IDLE_CHECK_S:
+            # The event loop needs one iteration to notice connections that the server closed and a second to run their
+            # callbacks.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        self._used_s = loop.time()
-        carried = None if body is None else _Body(body, kind)
+        self._last_used_s = loop.time()
+        request_body = None if body is None else _RequestBody(body, content_type)
         try:
             response = await session.request(
-                method, URL(url, encoded=True), data=carried, headers=headers, allow_redirects=False
+                method, URL(url, encoded=True), data=request_body, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            if (untrusted := _untrusted(url, error)) is not None:
+            if (untrusted := _certificate_error(url, error)) is not None:
                 raise untrusted from error
-            raise Unreached(f"nobody answers at {_place(url)} ({_said(error)})", "start it, or name another server") from error
+            raise Unreached(
+                f"no server answers at {_origin_of(url)} ({_error_text(error)})", "start it, or name another server"
+            ) from error
         except aiohttp.InvalidURL as error:
-            raise Unreached(f"{url} is no address", "write http://HOST:PORT") from error
+            raise Unreached(f"{url} is not a valid address", "write http://HOST:PORT") from error
         except (aiohttp.ClientError, OSError) as error:
-            if (untrusted := _untrusted(url, error)) is not None:
+            if (untrusted := _certificate_error(url, error)) is not None:
                 raise untrusted from error
-            if carried is not None and not carried.sent:
-                raise Unreached(f"{_place(url)} had closed the connection", "ask again") from error
-            raise Unheard(f"{_place(url)} did not answer: {_said(error)}", "ask again under the same id") from error
+            if request_body is not None and not request_body.sent:
+                raise Unreached(f"{_origin_of(url)} had closed the connection", "retry") from error
+            raise Unheard(
+                f"{_origin_of(url)} did not answer: {_error_text(error)}", "retry with the same operation id"
+            ) from error
         try:
-            yield Reply(response, _place(url))
+            yield StreamedResponse(response, _origin_of(url))
         finally:
             response.close() if not response.content.at_eof() else response.release()
 
     @asynccontextmanager
-    async def conversing(self, url: str, pieces: AsyncIterable[bytes], kind: str) -> AsyncGenerator[Reply, None]:
-        """A POST whose body goes on while it is answered. Leaving closes the connection."""
+    async def open_duplex(
+        self, url: str, chunks: AsyncIterable[bytes], content_type: str
+    ) -> AsyncGenerator[StreamedResponse, None]:
+        """Send a POST whose body is still being sent while the response arrives. Leaving closes the connection."""
         try:
-            response = await self._opened().post(
-                URL(url, encoded=True), data=pieces, headers={"Content-Type": kind}, allow_redirects=False
+            response = await self._open_session().post(
+                URL(url, encoded=True), data=chunks, headers={"Content-Type": content_type}, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreached(f"nobody answers at {_place(url)} ({_said(error)})", "start it, or name another server") from error
+            raise Unreached(
+                f"no server answers at {_origin_of(url)} ({_error_text(error)})", "start it, or name another server"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unheard(f"{_place(url)} did not answer: {_said(error)}", "look what came of it") from error
+            raise Unheard(f"{_origin_of(url)} did not answer: {_error_text(error)}", "check whether the command ran") from error
         try:
-            yield Reply(response, _place(url))
+            yield StreamedResponse(response, _origin_of(url))
         finally:
             response.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise Unreached("this link was closed", "make a new one")
+            raise Unreached("this client was closed", "create a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S, ssl=self._secure),
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 skip_auto_headers=("Accept-Encoding",),
@@ -169,61 +194,66 @@ class Wire:
         return self._session
 
 
-class Reply:
-    """An answer whose head has come."""
+class StreamedResponse:
+    """A response whose headers have arrived and whose body is read as a stream."""
 
-    __slots__ = ("_place", "_response", "status")
+    __slots__ = ("_origin", "_response", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse, place: str) -> None:
-        self._response, self._place = response, place
+    def __init__(self, response: aiohttp.ClientResponse, origin: str) -> None:
+        self._response, self._origin = response, origin
         self.status = response.status
 
-    async def whole(self) -> Answered:
+    async def read_all(self) -> HttpResponse:
         try:
             body = await self._response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise self._broken(error) from error
-        return Answered(self.status, self._response.headers, body)
+            raise self._interrupted(error) from error
+        return HttpResponse(self.status, self._response.headers, body)
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body as it comes, in pieces of any size. Raises `Unheard` if it breaks off before its end."""
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body in chunks of any size. Raises `ReplyLost` if it breaks off before its end."""
         try:
-            async for piece in self._response.content.iter_any():
-                yield piece
+            async for chunk in self._response.content.iter_any():
+                yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            raise self._broken(error) from error
+            raise self._interrupted(error) from error
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """The body line by line, without their ends. Empty ones are passed over."""
-        begun: list[bytes] = []
-        held = 0
-        async for piece in self.pieces():
-            first, *rest = piece.split(b"\n")
+        """Yield the body line by line, without line ends. Empty lines are skipped."""
+        partial: list[bytes] = []
+        partial_bytes = 0
+        async for chunk in self.chunks():
+            first, *rest = chunk.split(b"\n")
             if rest:
-                begun.append(first)
-                rest.insert(0, b"".join(begun))
+                partial.append(first)
+                rest.insert(0, b"".join(partial))
                 first = rest.pop()
-                begun.clear()
-                held = 0
+                partial.clear()
+                partial_bytes = 0
                 for line in rest:
                     if line:
                         yield line
-            begun.append(first)
-            held += len(first)
-            if held > LINE_BYTES_MAX:
-                raise Unheard(f"{self._place} sent a line of more than {LINE_BYTES_MAX} bytes", "do both run the same version?")
-        if held:
-            raise Unheard(f"{self._place} broke off in the middle of a line", "ask again")
+            partial.append(first)
+            partial_bytes += len(first)
+            if partial_bytes > LINE_BYTES_MAX:
+                raise Unheard(
+                    f"{self._origin} sent a line of more than {LINE_BYTES_MAX} bytes",
+                    "check that client and server run the same version",
+                )
+        if partial_bytes:
+            raise Unheard(f"{self._origin} broke off in the middle of a line", "retry")
 
-    def _broken(self, error: Exception) -> LinkError:
-        return Unheard(f"{self._place} broke off its answer: {_said(error)}", "ask again under the same id")
+    def _interrupted(self, error: Exception) -> LinkError:
+        return Unheard(f"{self._origin} broke off its answer: {_error_text(error)}", "retry with the same operation id")
 
 
-class _Body(Payload):
-    """The body of a request, which knows whether anything was written: the head goes out together with it."""
+class _RequestBody(Payload):
+    """A request body that records whether anything was written. aiohttp writes the request headers together with the first body
+    chunk.
+    """
 
-    def __init__(self, value: bytes, kind: str) -> None:
-        super().__init__(value, content_type=kind or "application/json")
+    def __init__(self, value: bytes, content_type: str) -> None:
+        super().__init__(value, content_type=content_type or "application/json")
         self._size = len(value)
         self.sent = False
 
@@ -242,37 +272,37 @@ class _Body(Payload):
 
 
 def server_url(text: str) -> str:
-    """The address of a server, without a slash at its end. Raises ValueError, with what to write instead."""
+    """Return a server's address without a trailing slash. Raises ValueError with the expected form."""
     try:
         url = URL(text)
         port = url.port
     except ValueError as error:
-        raise ValueError(f"{text!r} is no address of a server ({error}); write http://HOST:PORT") from error
+        raise ValueError(f"{text!r} is not a server address ({error}); write http://HOST:PORT") from error
     if url.scheme not in ("http", "https") or not url.host or not port or url.query_string or url.fragment:
-        raise ValueError(f"{text!r} is no address of a server; write http://HOST:PORT")
+        raise ValueError(f"{text!r} is not a server address; write http://HOST:PORT")
     return str(url).rstrip("/")
 
 
-def _place(url: str) -> str:
+def _origin_of(url: str) -> str:
     return "/".join(url.split("/", 3)[:3])
 
 
-def _untrusted(url: str, error: BaseException) -> Untrusted | None:
-    """If it is the other end's certificate, or this end's, that nothing came of it."""
+def _certificate_error(url: str, error: BaseException) -> UntrustedCertificate | None:
+    """Return the certificate error behind a connection failure, of either side; None if it has another cause."""
     cause: BaseException | None = error
     while cause is not None and (isinstance(cause, aiohttp.ClientError) or not isinstance(cause, ssl.SSLError)):
-        cause = cause.__cause__  # what aiohttp raises is an SSLError too, of a kind that does not say why
-    found = None if cause is None else mistrust(cause, URL(url).host or "")
-    return None if found is None else Untrusted(f"{_place(url)}: {found[0]}", found[1])
+        cause = cause.__cause__  # aiohttp's own error is an SSLError too, but of a class that does not carry the reason
+    described = None if cause is None else mistrust(cause, URL(url).host or "")
+    return None if described is None else UntrustedCertificate(f"{_origin_of(url)}: {described[0]}", described[1])
 
 
-def _said(error: BaseException) -> str:
-    """The system's own words for it, without those that aiohttp puts around them."""
+def _error_text(error: BaseException) -> str:
+    """Return the operating system's message, without the text that aiohttp puts around it."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, TimeoutError):
-        return "it took too long to connect"
+        return "connecting timed out"
     if isinstance(cause, aiohttp.ServerDisconnectedError):
         return "the connection was closed"
     if isinstance(cause, aiohttp.ClientPayloadError):
-        return "it ended in the middle"
+        return "the response ended early"
     return reason(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__

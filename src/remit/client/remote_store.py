@@ -1,9 +1,8 @@
 """Read-only `Store` over a link: range and watch.
 
-The reading half of a store over a link; what the rows mean is the reader's affair.
-
-`RemoteRows` is the near end, `RowsService` the far end. What a store refuses keeps its exact meaning on the way: compacted
-history, a watcher that lags, a store that cannot serve now. Nothing can be written this way.
+`RemoteStore` is the client side, `StoreReadService` the server side. Store errors keep their exact meaning over the network:
+compacted history, a watcher that lags, a store that is unavailable. Writing is not supported. The rows are not interpreted
+here.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from remit.store.protocol import (
 )
 from remit.world.interfaces import Link, LinkError
 
-LINES_KEPT: Final = 32
-LINE_BYTES_KEPT: Final = 1 << 20
-"""A longer one is one watcher's own: it lags, and has much folded into one."""
+CACHED_LINES_MAX: Final = 32
+CACHED_LINE_BYTES_MAX: Final = 1 << 20
+"""A longer line is not cached: it is a merged event for one watcher that lags, which no other watcher will receive."""
 
-_NONE: Final = msgspec.Raw(b"null")
+_NULL: Final = msgspec.Raw(b"null")
 
 
-class RangeOf(Struct, frozen=True, omit_defaults=True, tag="range"):
-    """As `Store.range`; with `key`, that one row alone."""
+class RangeRequest(Struct, frozen=True, omit_defaults=True, tag="range"):
+    """Parameters of `Store.range`; with `key`, only that row."""
 
     prefix: Annotated[str, Meta(max_length=512)] = ""
     after: Annotated[str, Meta(max_length=512)] = ""
@@ -53,15 +52,15 @@ class RangeOf(Struct, frozen=True, omit_defaults=True, tag="range"):
     key: Annotated[str, Meta(max_length=512)] = ""
 
 
-class RowsFrom(Struct, frozen=True, omit_defaults=True, tag="rows"):
-    """As `Store.watch`."""
+class WatchRequest(Struct, frozen=True, omit_defaults=True, tag="rows"):
+    """Parameters of `Store.watch`."""
 
     prefix: Annotated[str, Meta(max_length=512)] = ""
     after: Annotated[int, Meta(ge=0)] = 0
 
 
-class Why(Struct, frozen=True, omit_defaults=True):
-    """What the store refused, and with which numbers."""
+class StoreFailure(Struct, frozen=True, omit_defaults=True):
+    """A store error in transit, with its numbers."""
 
     failed: Literal["compacted", "resync", "unavailable", "invalid"]
     said: str = ""
@@ -73,7 +72,7 @@ class RowsPage(Struct, frozen=True, omit_defaults=True):
     rows: tuple[tuple[str, msgspec.Raw, int], ...] = ()
     revision: int = 0
     more: bool = False
-    why: Why | None = None
+    why: StoreFailure | None = None
 
 
 class RowsEvent(Struct, frozen=True, omit_defaults=True):
@@ -84,81 +83,83 @@ class RowsEvent(Struct, frozen=True, omit_defaults=True):
     elsewhere: int = 0
     span: Span | None = None
     head: Head | None = None
-    why: Why | None = None
+    why: StoreFailure | None = None
 
 
-_pages: msgspec.json.Decoder[RowsPage] = msgspec.json.Decoder(RowsPage)
-_events: msgspec.json.Decoder[RowsEvent] = msgspec.json.Decoder(RowsEvent)
+_page_decoder: msgspec.json.Decoder[RowsPage] = msgspec.json.Decoder(RowsPage)
+_event_decoder: msgspec.json.Decoder[RowsEvent] = msgspec.json.Decoder(RowsEvent)
 _encode: Final = msgspec.json.Encoder().encode
-_UNREAD: Final = (msgspec.DecodeError, ValueError, RecursionError)
+_DECODE_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
-class RemoteRows:
-    """The rows that `names` serve, over a link: one of them, and after a failure the next. A `Store` that cannot be written."""
+class RemoteStore:
+    """The rows served by `names`, over a link: from one of them, and after a failure from the next. A `Store` that cannot be
+    written.
+    """
 
     def __init__(self, link: Link, names: Sequence[str]) -> None:
         if not names:
-            raise ValueError("rows are read from at least one server")
+            raise ValueError("no server given; a remote store needs at least one")
         self._link, self._names = link, tuple(names)
-        self._at = 0
+        self._current = 0
 
     async def get(self, key: str) -> Row | None:
-        page = await self._page(RangeOf(key=key))
+        page = await self._page(RangeRequest(key=key))
         return page.rows[0] if page.rows else None
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
-        return await self._page(RangeOf(prefix, after, limit, revision))
+        return await self._page(RangeRequest(prefix, after, limit, revision))
 
     async def watch(self, prefix: str, *, after: int) -> RemoteWatch:
         return RemoteWatch(self, prefix, after)
 
     async def revision(self) -> int:
-        return (await self._page(RangeOf(key="head"))).revision
+        return (await self._page(RangeRequest(key="head"))).revision
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
-        raise ReadOnly("rows that are read from afar cannot be written; ask the authority")
+        raise ReadOnly("a remote store is read-only; submit an operation to the authority")
 
     async def compact(self, revision: int) -> None:
-        raise ReadOnly("rows that are read from afar cannot be compacted")
+        raise ReadOnly("a remote store is read-only and cannot be compacted")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the link is closed by its owner."""
 
-    async def _page(self, wanted: RangeOf) -> Page:
+    async def _page(self, request: RangeRequest) -> Page:
         try:
-            page = _pages.decode(await self._link.request(self._names[self._at], _encode(wanted)))
+            page = _page_decoder.decode(await self._link.request(self._names[self._current], _encode(request)))
         except LinkError as error:
-            self.turn()
+            self.rotate()
             raise Unavailable(error.cause) from error
-        except _UNREAD as error:
-            self.turn()
-            raise Unavailable(f"an answer that cannot be read ({error})") from error
+        except _DECODE_ERRORS as error:
+            self.rotate()
+            raise Unavailable(f"the reply cannot be decoded ({error})") from error
         if page.why is not None:
-            raise _raised(page.why)
-        return Page(tuple(Row(key, _value(raw) or b"", at) for key, raw, at in page.rows), page.revision, page.more)
+            raise _error_from(page.why)
+        return Page(tuple(Row(key, _decode_value(raw) or b"", at) for key, raw, at in page.rows), page.revision, page.more)
 
-    def turn(self) -> None:
-        self._at = (self._at + 1) % len(self._names)
+    def rotate(self) -> None:
+        self._current = (self._current + 1) % len(self._names)
 
-    async def events(self, wanted: RowsFrom) -> AsyncGenerator[Event, None]:
+    async def events(self, request: WatchRequest) -> AsyncGenerator[Event, None]:
         try:
-            async with aclosing(self._link.stream(self._names[self._at], _encode(wanted))) as lines:
+            async with aclosing(self._link.stream(self._names[self._current], _encode(request))) as lines:
                 async for line in lines:
-                    yield _event(_events.decode(line))
+                    yield _decode_event(_event_decoder.decode(line))
         except LinkError as error:
-            self.turn()
+            self.rotate()
             raise Unavailable(error.cause) from error
-        except _UNREAD as error:
-            self.turn()
-            raise Unavailable(f"an event that cannot be read ({error})") from error
+        except _DECODE_ERRORS as error:
+            self.rotate()
+            raise Unavailable(f"an event cannot be decoded ({error})") from error
         raise Unavailable("the server ended the watch")
 
 
 class RemoteWatch:
-    """One watch. It raises what the far store raises, and `Unavailable` when the way to it breaks."""
+    """One watch. Raises what the remote store raises, and `Unavailable` when the connection breaks."""
 
-    def __init__(self, rows: RemoteRows, prefix: str, after: int) -> None:
-        self._events = rows.events(RowsFrom(prefix, after))
+    def __init__(self, rows: RemoteStore, prefix: str, after: int) -> None:
+        self._events = rows.events(WatchRequest(prefix, after))
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
@@ -167,86 +168,92 @@ class RemoteWatch:
         await self._events.aclose()
 
 
-class RowsService:
-    """The far end, over a store. Those who keep up are told the same: it is written out once for all of them."""
+class StoreReadService:
+    """Server side, over a store. Watchers that keep up receive the same events, so each event is encoded once for all."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: dict[tuple[str, int, int], bytes] = {}
-        """By prefix, and from which revision to which: the last few."""
+        """The last few encoded events, by prefix, start and end revision."""
 
-    async def page(self, wanted: RangeOf) -> bytes:
+    async def page(self, request: RangeRequest) -> bytes:
         try:
-            if wanted.key:
-                row = await self._store.get(wanted.key)
+            if request.key:
+                row = await self._store.get(request.key)
                 revision = row.revision if row is not None else await self._store.revision()
                 page = Page((row,) if row is not None else (), revision, more=False)
             else:
-                page = await self._store.range(wanted.prefix, after=wanted.after, limit=wanted.limit, revision=wanted.revision)
+                page = await self._store.range(
+                    request.prefix, after=request.after, limit=request.limit, revision=request.revision
+                )
         except StoreError as error:
-            return _encode(RowsPage(why=_why(error)))
-        return _encode(RowsPage(tuple((row.key, _raw(row.value), row.revision) for row in page.rows), page.revision, page.more))
+            return _encode(RowsPage(why=_failure_of(error)))
+        return _encode(
+            RowsPage(tuple((row.key, _encode_value(row.value), row.revision) for row in page.rows), page.revision, page.more)
+        )
 
-    async def events(self, wanted: RowsFrom) -> AsyncGenerator[bytes, None]:
+    async def events(self, request: WatchRequest) -> AsyncGenerator[bytes, None]:
         try:
-            watch = await self._store.watch(wanted.prefix, after=wanted.after)
+            watch = await self._store.watch(request.prefix, after=request.after)
             try:
                 async for event in watch:
-                    yield self._line(wanted.prefix, event)
+                    yield self._line(request.prefix, event)
             finally:
                 await watch.close()
         except StoreError as error:
-            yield _encode(RowsEvent(why=_why(error)))
+            yield _encode(RowsEvent(why=_failure_of(error)))
 
     def _line(self, prefix: str, event: Event) -> bytes:
-        """The same stretch of revisions under the same prefix is the same event, whoever watches."""
-        of = prefix, event.after, event.revision
-        line = self._lines.get(of)
+        """Return the encoded event. Events with the same prefix and revision range are equal for all watchers, so they are
+        cached.
+        """
+        cache_key = prefix, event.after, event.revision
+        line = self._lines.get(cache_key)
         if line is None:
-            changes = tuple([(key, _raw(value), revision) for key, value, revision in event.changes])
-            told = event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head
-            line = _encode(RowsEvent(*told))
-            if len(line) <= LINE_BYTES_KEPT:
-                if len(self._lines) >= LINES_KEPT:
+            changes = tuple([(key, _encode_value(value), revision) for key, value, revision in event.changes])
+            fields = event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head
+            line = _encode(RowsEvent(*fields))
+            if len(line) <= CACHED_LINE_BYTES_MAX:
+                if len(self._lines) >= CACHED_LINES_MAX:
                     del self._lines[next(iter(self._lines))]
-                self._lines[of] = line
+                self._lines[cache_key] = line
         return line
 
 
-def _raw(value: bytes | None) -> msgspec.Raw:
-    """Almost every value is a JSON object, and travels as it is; any other as a string."""
+def _encode_value(value: bytes | None) -> msgspec.Raw:
+    """Encode a row value. Almost every value is a JSON object and is embedded as it is; any other is sent as a string."""
     if value is None:
-        return _NONE
+        return _NULL
     return msgspec.Raw(value) if value[:1] == b"{" else msgspec.Raw(_encode(value.decode()))
 
 
-def _value(raw: msgspec.Raw) -> bytes | None:
+def _decode_value(raw: msgspec.Raw) -> bytes | None:
     data = bytes(raw)
     if data[:1] == b"{":
         return data
     return None if data == b"null" else msgspec.json.decode(data, type=str).encode()
 
 
-def _event(told: RowsEvent) -> Event:
-    if told.why is not None:
-        raise _raised(told.why)
-    changes = tuple(Change(key, _value(raw), at) for key, raw, at in told.changes)
-    return Event(told.after, told.revision, changes, told.superseded, told.elsewhere, told.span, told.head)
+def _decode_event(event: RowsEvent) -> Event:
+    if event.why is not None:
+        raise _error_from(event.why)
+    changes = tuple(Change(key, _decode_value(raw), at) for key, raw, at in event.changes)
+    return Event(event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head)
 
 
-def _why(error: StoreError) -> Why:
+def _failure_of(error: StoreError) -> StoreFailure:
     match error:
         case Compacted():
-            return Why("compacted", str(error), error.asked, error.oldest)
+            return StoreFailure("compacted", str(error), error.asked, error.oldest)
         case Resync():
-            return Why("resync", str(error), error.seen, error.now)
+            return StoreFailure("resync", str(error), error.seen, error.now)
         case Invalid():
-            return Why("invalid", str(error))
+            return StoreFailure("invalid", str(error))
         case _:
-            return Why("unavailable", str(error))
+            return StoreFailure("unavailable", str(error))
 
 
-def _raised(why: Why) -> StoreError:
+def _error_from(why: StoreFailure) -> StoreError:
     match why.failed:
         case "compacted":
             return Compacted(why.asked, why.oldest)

@@ -1,10 +1,10 @@
 """Retry policy (backoff, deadline) and retry budget (token bucket).
 
-Arithmetic over a clock reading and a lot; nothing is sent and nobody waits here.
+Pure arithmetic over a clock reading and a random number: nothing is sent and nothing sleeps here.
 
-Two bounds, for two dangers. The **shape** bounds one caller: how long, how often, how far apart. The **budget** bounds all
-callers of a client together: when everything fails, retries must stay a fraction of the load, or they become the overload
-that keeps everything failing.
+The two limits prevent two different problems. The **policy** bounds one call: how long, how often and how far apart its
+attempts are. The **budget** bounds all calls of a client together: when everything fails, retries must stay a fraction of
+the load, or they become the overload that keeps everything failing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _DOUBLINGS_MAX: Final = 30
 _MILLI: Final = 1000
 
 
-class RetryShape(Struct, frozen=True):
-    """`deadline_ms` bounds a whole call, `try_ms` one try of it. A silent try is given up after `try_ms`."""
+class RetryPolicy(Struct, frozen=True):
+    """`deadline_ms` bounds a call with all its attempts, `try_ms` one attempt. An unanswered attempt is abandoned after
+    `try_ms`.
+    """
 
     deadline_ms: int = 10_000
     try_ms: int = 3_000
@@ -30,39 +32,40 @@ class RetryShape(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if min(self.deadline_ms, self.try_ms, self.base_ms, self.cap_ms, self.attempts_max) < 1:
-            raise ValueError(f"every part of a retry shape is at least 1: {self}")
+            raise ValueError(f"every field of a retry policy must be at least 1: {self}")
 
-    def pause_ms(self, failures: int, left_ms: int, chance: Chance) -> int:
-        """How long to wait after so many failed tries, with `left_ms` to the deadline: full jitter.
+    def backoff_ms(self, failures: int, remaining_ms: int, chance: Chance) -> int:
+        """Return the backoff before the next attempt, after `failures` failed ones and with `left_ms` until the deadline: full
+        jitter.
 
-        From nothing up to a ceiling that doubles: callers that failed together come back spread over the whole time, not in
-        waves. Half of what is left is kept for the try itself.
+        The backoff is uniform between zero and a ceiling that doubles, so that callers that failed together are spread over
+        the complete interval instead of retrying in waves. Half of the remaining time is reserved for the attempt itself.
         """
-        ceiling = min(self.cap_ms, self.base_ms << min(max(0, failures - 1), _DOUBLINGS_MAX), left_ms // 2)
+        ceiling = min(self.cap_ms, self.base_ms << min(max(0, failures - 1), _DOUBLINGS_MAX), remaining_ms // 2)
         return chance.uniform_ms(max(0, ceiling))
 
 
 class RetryBudget:
-    """A bucket of retries: each first try puts in a share of one, time puts in a few a second, each retry takes one.
+    """Token bucket of retries: each first attempt adds a fraction of a token, time adds a few per second, each retry takes one.
 
-    Kept in thousandths, so that it is exact. A retry may be taken ahead, by waiting until it has come in.
+    Counted in thousandths, so that the arithmetic is exact. A token may be taken in advance by waiting until it has accrued.
     """
 
     def __init__(self, *, percent: int = 20, per_second: int = 10, tokens_max: int = 100) -> None:
         if not (0 <= percent <= 100 and per_second >= 0 and tokens_max >= 1):
-            raise ValueError(f"no retry budget: {percent} % and {per_second}/s, at most {tokens_max}")
-        self._share = percent * _MILLI // 100
-        self._per_ms = per_second  # so many a second are as many thousandths a millisecond
-        self._full = tokens_max * _MILLI
-        self._level = min(self._full, per_second * _MILLI)
+            raise ValueError(f"invalid retry budget: {percent} % and {per_second}/s, at most {tokens_max}")
+        self._per_call = percent * _MILLI // 100
+        self._per_ms = per_second  # tokens per second equal thousandths per millisecond
+        self._capacity = tokens_max * _MILLI
+        self._level = min(self._capacity, per_second * _MILLI)
         self._at_ms: int | None = None
 
-    def first_try(self, now_ms: int) -> None:
-        self._flow(now_ms, self._share)
+    def on_first_attempt(self, now_ms: int) -> None:
+        self._refill(now_ms, self._per_call)
 
     def take(self, now_ms: int, wait_ms_max: int) -> int | None:
-        """Take one retry: how long to wait for it, at the latest. None, and nothing taken, if that is over `wait_ms_max`."""
-        self._flow(now_ms, 0)
+        """Take one retry token and return how long to wait for it; None, and take nothing, if that exceeds `wait_ms_max`."""
+        self._refill(now_ms, 0)
         short = _MILLI - self._level
         if short > 0 and not self._per_ms:
             return None
@@ -72,7 +75,7 @@ class RetryBudget:
         self._level -= _MILLI
         return wait_ms
 
-    def _flow(self, now_ms: int, added: int) -> None:
+    def _refill(self, now_ms: int, added: int) -> None:
         passed_ms = 0 if self._at_ms is None else max(0, now_ms - self._at_ms)
-        self._level = min(self._full, self._level + passed_ms * self._per_ms + added)
+        self._level = min(self._capacity, self._level + passed_ms * self._per_ms + added)
         self._at_ms = now_ms

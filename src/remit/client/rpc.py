@@ -1,14 +1,12 @@
 """RPC over a link: endpoint stub and service, order feed, secret material.
 
-Its words as bytes, both ways; how bytes travel is the world's, retrying is client.py's.
+Encodes calls and replies. The world's `Link` transports the bytes; authority_client.py retries.
 
-`Remote` is the near end, over a link; `Answering` the far end, a service over the endpoint that really answers. Each failure
-keeps its exact meaning on the way: what was never heard is `Turned`, what was heard but not answered is `Silence`, and what
-the far endpoint itself says travels in the reply.
+`EndpointStub` is the client side; `EndpointService` is the server side, which calls the real endpoint. Each failure keeps
+its meaning over the network: a call that was never received is `NotLeader`, one that was received but not answered is
+`OutcomeUnknown`, and failures that the endpoint itself reports are encoded in the reply.
 
-Asks one of a scope's servers; one that fails is not asked first again.
-
-A stream from one of a scope's servers; after it ends, another from the next.
+The order feed and the material source use one of a scope's servers and switch to the next after a failure.
 """
 
 from __future__ import annotations
@@ -19,54 +17,54 @@ from typing import Final, Literal
 
 import msgspec
 
-from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.model.claims import Actor, Operation, Verdict
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.wire.agent_messages import (
-    Beat,
-    Heard,
-    Material,
-    MaterialOf,
+    AssignmentsRequest,
+    AssignmentsUpdate,
+    HeartbeatReport,
+    NodeHeartbeat,
     NodeState,
-    Orders,
-    OrdersOf,
+    SecretMaterial,
+    SecretMaterialRequest,
+    decode_assignments,
     decode_material,
-    decode_orders,
 )
 from remit.world.interfaces import Clock, Link, LinkError, Unheard, Unreached
 
 
-class Unread(Exception):
-    """The far side cannot read what was said to it, and nothing happened. It would not help to say it again."""
+class UnreadableRequest(Exception):
+    """The server cannot decode the request, and nothing was applied. Repeating the request would not help."""
 
 
-class ToldToWait(Unreached):
-    """The far side has not begun, and says when to come back."""
+class RetryLater(Unreached):
+    """The server did not start the request and asks to retry later."""
 
     def __init__(self, cause: str, cure: str, retry_after_ms: int = 0) -> None:
         self.retry_after_ms = retry_after_ms
         super().__init__(cause, cure)
 
 
-class Call(msgspec.Struct, omit_defaults=True, gc=False, tag="call"):
-    """What is said: `operations` to ask, an actor to `renew`, `beats` of nodes, what was `heard` of them, the `states` of some
-    (of all, if none is named); or nothing of all this, for the status.
+class EndpointCall(msgspec.Struct, omit_defaults=True, gc=False, tag="call"):
+    """A call: `operations` to submit, an actor to `renew`, `beats` of nodes, a request for the `heard` ages, or for the
+    `states` of some nodes (of all, if none is named). A call without any of these asks for the status.
     """
 
     operations: tuple[Operation, ...] | None = None
     renew: Actor | None = None
-    beats: tuple[Beat, ...] | None = None
+    beats: tuple[NodeHeartbeat, ...] | None = None
     heard: bool = False
     states: tuple[str, ...] | None = None
 
 
-class Reply(msgspec.Struct, omit_defaults=True, gc=False):
-    """What comes back: what was asked for, or how it `failed`."""
+class EndpointReply(msgspec.Struct, omit_defaults=True, gc=False):
+    """The reply to a `EndpointCall`: the result, or how the call `failed`."""
 
     verdicts: tuple[Verdict, ...] | None = None
-    status: Status | None = None
+    status: AuthorityStatus | None = None
     held: tuple[bool, ...] | None = None
-    heard: Heard | None = None
+    heard: HeartbeatReport | None = None
     states: tuple[NodeState, ...] | None = None
     failed: Literal["", "silence", "turned", "overloaded", "unread"] = ""
     why: str = ""
@@ -74,24 +72,24 @@ class Reply(msgspec.Struct, omit_defaults=True, gc=False):
     retry_after_ms: int = 0
 
 
-Judged = Callable[[Sequence[Operation], Sequence[Verdict]], None]
-"""Hears operations with their verdicts."""
+OnVerdicts = Callable[[Sequence[Operation], Sequence[Verdict]], None]
+"""Called with operations and their verdicts."""
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
-_calls: msgspec.json.Decoder[Call] = msgspec.json.Decoder(Call, dec_hook=dec_hook)
-_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply, dec_hook=dec_hook)
-_STATUS = _encoder.encode(Call())
-_HEARD = _encoder.encode(Call(heard=True))
+_call_decoder: msgspec.json.Decoder[EndpointCall] = msgspec.json.Decoder(EndpointCall, dec_hook=dec_hook)
+_reply_decoder: msgspec.json.Decoder[EndpointReply] = msgspec.json.Decoder(EndpointReply, dec_hook=dec_hook)
+_STATUS_CALL = _encoder.encode(EndpointCall())
+_HEARTBEAT_AGES_CALL = _encoder.encode(EndpointCall(heard=True))
 
-UNREAD = b'{"failed":"unread"'
-"""How an answer begins that says: what you said cannot be read."""
+UNREADABLE_PREFIX = b'{"failed":"unread"'
+"""Prefix of a reply which reports that the request could not be decoded."""
 
-_MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
-"""What a decoder raises on hostile bytes: a wrong shape, text that is no UTF-8, and brackets without end."""
+_DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+"""Exceptions that a decoder raises on malformed input: a wrong structure, invalid UTF-8, or too deep nesting."""
 
 
-class Remote:
-    """The endpoint `to`, over a link. Satisfies `client.endpoint.Endpoint`."""
+class EndpointStub:
+    """The endpoint named `to`, over a link. Implements `client.endpoint.Endpoint`."""
 
     __slots__ = ("_link", "_to")
 
@@ -99,65 +97,65 @@ class Remote:
         self._link = link
         self._to = to
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        verdicts = (await self._call(_encoder.encode(Call(tuple(operations))))).verdicts
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        verdicts = (await self._call(_encoder.encode(EndpointCall(tuple(operations))))).verdicts
         if verdicts is None:
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return verdicts
 
-    async def status(self) -> Status:
-        status = (await self._call(_STATUS)).status
+    async def status(self) -> AuthorityStatus:
+        status = (await self._call(_STATUS_CALL)).status
         if status is None:
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return status
 
     async def renew(self, actor: Actor, /) -> bool:
-        held = (await self._call(_encoder.encode(Call(renew=actor)))).held
+        held = (await self._call(_encoder.encode(EndpointCall(renew=actor)))).held
         if held is None or len(held) != 1:
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return held[0]
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        held = (await self._call(_encoder.encode(Call(beats=tuple(beats))))).held
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        held = (await self._call(_encoder.encode(EndpointCall(beats=tuple(beats))))).held
         if held is None or len(held) != len(beats):
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return held
 
-    async def heard(self) -> Heard:
-        heard = (await self._call(_HEARD)).heard
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        heard = (await self._call(_HEARTBEAT_AGES_CALL)).heard
         if heard is None:
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return heard
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        states = (await self._call(_encoder.encode(Call(states=tuple(nodes))))).states
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        states = (await self._call(_encoder.encode(EndpointCall(states=tuple(nodes))))).states
         if states is None:
-            raise Silence("an answer to something else")
+            raise OutcomeUnknown("the reply belongs to another kind of call")
         return states
 
-    async def _call(self, body: bytes) -> Reply:
+    async def _call(self, body: bytes) -> EndpointReply:
         try:
             answer = await self._link.request(self._to, body)
-        except ToldToWait as error:
+        except RetryLater as error:
             raise Overloaded(error.retry_after_ms, error.cause) from error
         except Unreached as error:
-            raise Turned(why=error.cause) from error
+            raise NotLeader(reason=error.cause) from error
         except Unheard as error:
-            raise Silence(error.cause) from error
+            raise OutcomeUnknown(error.cause) from error
         try:
-            reply = _replies.decode(answer)
-        except _MALFORMED as error:
-            # Somebody heard it and said something: what they did is not known.
-            raise Silence(f"an answer that cannot be read ({error})") from error
+            reply = _reply_decoder.decode(answer)
+        except _DECODE_ERRORS as error:
+            # The server received the call and replied, so the operations may have been applied.
+            raise OutcomeUnknown(f"the reply cannot be decoded ({error})") from error
         if reply.failed:
-            raise _failure(reply)
+            raise _error_from(reply)
         return reply
 
 
-class Answering:
-    """Answers what a `Remote` says with what `endpoint` does. Satisfies `world.promises.Service`.
+class EndpointService:
+    """Server side of `EndpointStub`: decodes calls and forwards them to `endpoint`. Implements `world.interfaces.Service`.
 
-    An exception that is no `NoVerdict` is a bug of ours: it goes on to the link, which breaks off that one call.
+    Any exception other than `EndpointError` is a bug. It propagates to the link, which aborts that one call.
     """
 
     __slots__ = ("_endpoint",)
@@ -167,109 +165,121 @@ class Answering:
 
     async def request(self, body: bytes, /) -> bytes:
         try:
-            call = _calls.decode(body)
-        except _MALFORMED as error:
-            return _encoder.encode(Reply(failed="unread", why=str(error)))
+            call = _call_decoder.decode(body)
+        except _DECODE_ERRORS as error:
+            return _encoder.encode(EndpointReply(failed="unread", why=str(error)))
         return await self.answer(call)
 
-    async def answer(self, call: Call, judged: Judged | None = None) -> bytes:
-        """`judged` hears what became of operations, before that is answered."""
+    async def answer(self, call: EndpointCall, on_verdicts: OnVerdicts | None = None) -> bytes:
+        """Answer a decoded call. `judged` receives operations with their verdicts before the reply is encoded."""
         try:
             reply = await self._answer(call)
-        except NoVerdict as error:
-            reply = _told(error)
-        if judged is not None and reply.verdicts is not None:
-            judged(call.operations or (), reply.verdicts)
+        except EndpointError as error:
+            reply = _reply_for(error)
+        if on_verdicts is not None and reply.verdicts is not None:
+            on_verdicts(call.operations or (), reply.verdicts)
         return _encoder.encode(reply)
 
-    async def _answer(self, call: Call) -> Reply:
+    async def _answer(self, call: EndpointCall) -> EndpointReply:
         if call.operations is not None:
-            return Reply(verdicts=tuple(await self._endpoint.ask(call.operations)))
+            return EndpointReply(verdicts=tuple(await self._endpoint.submit(call.operations)))
         if call.renew is not None:
-            return Reply(held=(await self._endpoint.renew(call.renew),))
+            return EndpointReply(held=(await self._endpoint.renew(call.renew),))
         if call.beats is not None:
-            return Reply(held=tuple(await self._endpoint.beat(call.beats)))
+            return EndpointReply(held=tuple(await self._endpoint.heartbeat(call.beats)))
         if call.heard:
-            return Reply(heard=await self._endpoint.heard())
+            return EndpointReply(heard=await self._endpoint.heartbeat_ages())
         if call.states is not None:
-            return Reply(states=tuple(await self._endpoint.states(call.states)))
-        return Reply(status=await self._endpoint.status())
+            return EndpointReply(states=tuple(await self._endpoint.node_states(call.states)))
+        return EndpointReply(status=await self._endpoint.status())
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        raise Unread("an endpoint answers requests, and has nothing to stream; send a request")
-        yield body  # type: ignore[unreachable]  # it makes this a generator, as a service's stream is
+        raise UnreadableRequest("an endpoint supports requests only, not streams; send a request")
+        yield body  # type: ignore[unreachable] # the yield makes this a generator, as the interface requires
 
 
-def _told(error: NoVerdict) -> Reply:
+def _reply_for(error: EndpointError) -> EndpointReply:
     match error:
-        case Turned():
-            return Reply(failed="turned", why=error.why, hint=error.hint)
+        case NotLeader():
+            return EndpointReply(failed="turned", why=error.reason, hint=error.hint)
         case Overloaded():
-            return Reply(failed="overloaded", why=error.why, retry_after_ms=error.retry_after_ms)
+            return EndpointReply(failed="overloaded", why=error.reason, retry_after_ms=error.retry_after_ms)
         case _:
-            return Reply(failed="silence", why=error.why)
+            return EndpointReply(failed="silence", why=error.reason)
 
 
-def _failure(reply: Reply) -> NoVerdict | Unread:
+def _error_from(reply: EndpointReply) -> EndpointError | UnreadableRequest:
     match reply.failed:
         case "turned":
-            return Turned(reply.hint, reply.why)
+            return NotLeader(reply.hint, reply.why)
         case "overloaded":
             return Overloaded(reply.retry_after_ms, reply.why)
         case "unread":
-            return Unread(f"the far side cannot read this: {reply.why}; do both run the same version?")
+            return UnreadableRequest(
+                f"the server cannot decode the request: {reply.why}; check that both sides run the same version"
+            )
         case _:
-            return Silence(reply.why)
+            return OutcomeUnknown(reply.why)
 
 
-TRY_MS: Final = 10_000
-"""Of one question. What is lost on the way is never answered, and whoever waited for it would wait for ever."""
+MATERIAL_TIMEOUT_MS: Final = 10_000
+"""Timeout of one request. A lost request is never answered, so the caller would otherwise wait for ever."""
 
-Source = Callable[[MaterialOf], Awaitable[Material]]
+MaterialSource = Callable[[SecretMaterialRequest], Awaitable[SecretMaterial]]
 
 
-def material_source(link: Link, servers: Sequence[str], clock: Clock) -> Source:
-    """Raises `LinkError`."""
-    turn = 0
+def material_source(link: Link, servers: Sequence[str], clock: Clock) -> MaterialSource:
+    """Return a function that fetches secret material from the servers, switching to the next after a failure. It raises
+    `LinkError`.
+    """
+    current = 0
 
-    async def ask(asked: MaterialOf) -> Material:
-        nonlocal turn
-        name = servers[turn % len(servers)]
+    async def fetch(request: SecretMaterialRequest) -> SecretMaterial:
+        nonlocal current
+        name = servers[current % len(servers)]
         try:
-            async with clock.timeout_ms(TRY_MS):
-                return decode_material(await link.request(name, msgspec.json.encode(asked)))
+            async with clock.timeout_ms(MATERIAL_TIMEOUT_MS):
+                return decode_material(await link.request(name, msgspec.json.encode(request)))
         except TimeoutError:
-            turn += 1
-            raise Unheard(f"{name} has not answered for {TRY_MS // 1000} s", "nothing to do: it is asked again") from None
+            current += 1
+            raise Unheard(
+                f"{name} has not answered for {MATERIAL_TIMEOUT_MS // 1000} s", "no action needed: the request is retried"
+            ) from None
         except msgspec.DecodeError as error:
-            turn += 1
-            raise Unheard(f"{name} answered what cannot be read ({error})", "do both run the same version?") from None
+            current += 1
+            raise Unheard(
+                f"{name} sent a reply that cannot be decoded ({error})", "check that both sides run the same version"
+            ) from None
         except LinkError:
-            turn += 1
+            current += 1
             raise
 
-    return ask
+    return fetch
 
 
 def order_feed(
     link: Link, servers: Sequence[str], callback: str = ""
-) -> Callable[[Sequence[str]], AsyncGenerator[Orders, None]]:
-    """Each call is one stream; a server that failed is not asked first again. Raises `LinkError`."""
-    turn = 0
+) -> Callable[[Sequence[str]], AsyncGenerator[AssignmentsUpdate, None]]:
+    """Return a function that streams orders for nodes. Each call opens one stream; after its end the next call uses the next
+    server. It raises `LinkError`.
+    """
+    current = 0
 
-    async def feed(nodes: Sequence[str]) -> AsyncGenerator[Orders, None]:
-        nonlocal turn
-        name = servers[turn % len(servers)]
+    async def feed(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
+        nonlocal current
+        name = servers[current % len(servers)]
         try:
-            async with aclosing(link.stream(name, msgspec.json.encode(OrdersOf(tuple(nodes), callback)))) as lines:
+            async with aclosing(link.stream(name, msgspec.json.encode(AssignmentsRequest(tuple(nodes), callback)))) as lines:
                 async for line in lines:
-                    yield decode_orders(line)
+                    yield decode_assignments(line)
         except (msgspec.DecodeError, ValueError) as error:
-            turn += 1
-            raise Unheard(f"{name} told orders that cannot be read ({error})", "do both run the same version?") from error
+            current += 1
+            raise Unheard(
+                f"{name} sent orders that cannot be decoded ({error})", "check that both sides run the same version"
+            ) from error
         except LinkError:
-            turn += 1
+            current += 1
             raise
-        turn += 1
+        current += 1
 
     return feed

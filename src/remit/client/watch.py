@@ -1,9 +1,9 @@
 """List and watch with resume and resync; reports only differences.
 
-A list, then news; after any break a list again, and only what differs.
+The watcher lists all objects, then streams changes. After any interruption it lists again and reports only what differs.
 
-No change is lost and none is told twice: each object's mark (its revision) is remembered, so a list tells what came, changed or
-went while nobody listened. What is remembered is one name and one number an object.
+No change is lost and none is reported twice: the watcher remembers the version (the revision) of each object, so a relist
+shows what was created, changed or deleted while the stream was down. It keeps one name and one number per object.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct
 
-from remit.client.api_caller import ApiError, Caller, Held, Query, Unanswered, decoded, unread
-from remit.client.retry import RetryShape
+from remit.client.api_caller import ApiCaller, ApiError, Query, ServerBusy, Unanswered, decode_response, undecodable
+from remit.client.retry import RetryPolicy
 from remit.model.wire.api_types import LIST_LIMIT_MAX, ListOf, WatchLine
 from remit.world.interfaces import LinkError
 
@@ -24,24 +24,24 @@ T = TypeVar("T")
 
 COMPACTED: Final = "compacted"
 RESTORED: Final = "restored"
-RESTARTS_MAX: Final = 5
-"""How often a list is begun anew because its revision was compacted while it was read."""
+LIST_RESTARTS_MAX: Final = 5
+"""How often a list is restarted because its revision was compacted while it was being read."""
 
 SILENCE_MS: Final = 15_000
-"""A watch that says nothing for so long, not even that it is there, is broken: servers say so every few seconds."""
+"""A watch that receives nothing for this long is considered broken; servers send a heartbeat line every few seconds."""
 
-SHAPE: Final = RetryShape(base_ms=100, cap_ms=5_000)
+RETRY_POLICY: Final = RetryPolicy(base_ms=100, cap_ms=5_000)
 
 
 class Changed(Struct, Generic[T], frozen=True):
-    """It came, or is another now."""
+    """An object was created or changed."""
 
     object: T
     revision: int
 
 
 class Deleted(Struct, frozen=True):
-    """It is gone, or matches no more."""
+    """An object was deleted, or no longer matches the selector."""
 
     kind: str
     name: str
@@ -50,233 +50,248 @@ class Deleted(Struct, frozen=True):
 
 
 class Bookmark(Struct, frozen=True):
-    """Everything up to `revision` has been told."""
+    """All changes up to `revision` have been reported."""
 
     revision: int
 
 
 class Synced(Struct, frozen=True):
-    """All that stood at `revision` has been told: at the beginning, and again after each break."""
+    """All objects that existed at `revision` have been reported: after the first list, and again after each relist."""
 
     revision: int
 
 
-Watched = Changed[T] | Deleted | Bookmark | Synced
+WatchEvent = Changed[T] | Deleted | Bookmark | Synced
 
 
-class Listed(NamedTuple, Generic[T]):
-    """What stood at `revision`, all of it."""
+class ListResult(NamedTuple, Generic[T]):
+    """All objects that matched at `revision`."""
 
     items: list[T]
     revision: int
 
 
-class Source(Struct, Generic[T], frozen=True):
-    """What is listed and watched: where it is found, how it is read, what each is called, and when two are the same."""
+class WatchSource(Struct, Generic[T], frozen=True):
+    """What to list and watch: the path and query, the decoders, the key of an object, and the version that tells two states
+    apart.
+    """
 
     kind: str
     path: str
     query: Query
-    lists: msgspec.json.Decoder[ListOf[T]]
-    ones: msgspec.json.Decoder[T]
-    called: Callable[[T], tuple[str, str]]
-    """Its tenant and name."""
-    mark: Callable[[T], Any]
+    list_decoder: msgspec.json.Decoder[ListOf[T]]
+    object_decoder: msgspec.json.Decoder[T]
+    key: Callable[[T], tuple[str, str]]
+    """Return the tenant and name of an object."""
+    version: Callable[[T], Any]
 
 
-async def pages(caller: Caller, source: Source[T], *, size: int = LIST_LIMIT_MAX) -> AsyncGenerator[Listed[T], None]:
-    """A list page by page, all at one revision. Raises `ApiError` (`compacted`) if that is gone before the last of them."""
+async def list_pages(
+    caller: ApiCaller, source: WatchSource[T], *, size: int = LIST_LIMIT_MAX
+) -> AsyncGenerator[ListResult[T], None]:
+    """Yield a list page by page, all at one revision. Raises `ApiError` (`compacted`) if that revision is compacted before the
+    last page.
+    """
     query = {**source.query, "limit": str(size)}
     while True:
-        page = decoded(source.lists, await caller.read(source.path, query))
-        yield Listed(page.items, page.metadata.revision)
+        page = decode_response(source.list_decoder, await caller.read(source.path, query))
+        yield ListResult(page.items, page.metadata.revision)
         if not page.metadata.next:
             return
         query["continue"] = page.metadata.next
 
 
-async def listed(caller: Caller, source: Source[T]) -> Listed[T]:
-    for turn in range(RESTARTS_MAX):
+async def list_all(caller: ApiCaller, source: WatchSource[T]) -> ListResult[T]:
+    for attempt in range(LIST_RESTARTS_MAX):
         items: list[T] = []
         revision = 0
         try:
-            async with aclosing(pages(caller, source)) as all_pages:
+            async with aclosing(list_pages(caller, source)) as all_pages:
                 async for page in all_pages:
                     items += page.items
                     revision = page.revision
-            return Listed(items, revision)
+            return ListResult(items, revision)
         except ApiError as error:
-            if error.code != COMPACTED or turn == RESTARTS_MAX - 1:
+            if error.code != COMPACTED or attempt == LIST_RESTARTS_MAX - 1:
                 raise
-    raise AssertionError("the last turn returns or raises")
+    raise AssertionError("the last round returns or raises")
 
 
 class Watcher(Generic[T]):
-    """One watch. `lost` is told why, each time that news stopped coming and all is listed again."""
+    """One watch. `lost` is called with the reason each time the stream is interrupted, before the watcher lists again."""
 
     def __init__(
-        self, caller: Caller, source: Source[T], *, silence_ms: int = SILENCE_MS, lost: Callable[[str], None] | None = None
+        self,
+        caller: ApiCaller,
+        source: WatchSource[T],
+        *,
+        silence_ms: int = SILENCE_MS,
+        lost: Callable[[str], None] | None = None,
     ) -> None:
         self._caller, self._source, self._silence_ms = caller, source, silence_ms
         self._lost = lost
-        self._marks: dict[tuple[str, str], Any] = {}
-        self._whole = True
-        """Is all that exists among the marks? Else something may be deleted that was never told."""
+        self._versions: dict[tuple[str, str], Any] = {}
+        self._complete = True
+        """Whether every existing object has a known version. If not, deletions of unknown objects must be reported as well."""
         self._revision = 0
         self._incarnation = ""
         self._failures = 0
 
-    async def events(self, after: Listed[T] | int | None = None) -> AsyncGenerator[Watched[T], None]:
-        """For ever. Raises `Unanswered` if the first list cannot be had, and `ApiError` if the server will not have it."""
-        synced = self._begin(after)
+    async def events(self, after: ListResult[T] | int | None = None) -> AsyncGenerator[WatchEvent[T], None]:
+        """Yield events for ever. Raises `Unanswered` if the first list fails, and `ApiError` if the server refuses."""
+        synced = self._resume_after(after)
         begun = synced
         while True:
             if not synced:
                 try:
                     async with aclosing(self._relist()) as differences:
-                        async for told in differences:
-                            yield told
+                        async for event in differences:
+                            yield event
                     synced = begun = True
                 except Unanswered as error:
                     if not begun:
                         raise
-                    await self._rest(error.why)
+                    await self._back_off(error.reason)
                     continue
                 except ApiError as error:
                     if error.code != COMPACTED:
                         raise
-                    await self._rest(error.detail)
+                    await self._back_off(error.detail)
                     continue
             began_ms, rest_ms = self._caller.clock.now_ms(), 0
             try:
-                async with aclosing(self._news()) as news:
-                    async for told in news:
-                        yield told
-                why = "the server ended the watch"
+                async with aclosing(self._stream_events()) as events:
+                    async for event in events:
+                        yield event
+                reason = "the server ended the watch"
             except _Resync as resync:
-                why = str(resync)
-            except Held as held:
-                why, rest_ms = str(held), held.retry_after_ms
+                reason = str(resync)
+            except ServerBusy as busy:
+                reason, rest_ms = str(busy), busy.retry_after_ms
             except LinkError as error:
-                why = error.cause
+                reason = error.cause
             except TimeoutError:
-                why = f"nothing was heard for {self._silence_ms} ms"
+                reason = f"nothing was received for {self._silence_ms} ms"
             except ApiError as error:
                 if error.code != COMPACTED:
                     raise
-                why = error.detail
+                reason = error.detail
             synced = False
-            if self._caller.clock.now_ms() - began_ms >= SHAPE.cap_ms:
+            if self._caller.clock.now_ms() - began_ms >= RETRY_POLICY.cap_ms:
                 self._failures = 0
-            await self._rest(why, rest_ms)
+            await self._back_off(reason, rest_ms)
 
-    def _begin(self, after: Listed[T] | int | None) -> bool:
+    def _resume_after(self, after: ListResult[T] | int | None) -> bool:
         if after is None:
             return False
         if isinstance(after, int):
-            self._revision, self._whole = after, False
+            self._revision, self._complete = after, False
         else:
             self._revision = after.revision
-            self._marks = {self._source.called(one): self._source.mark(one) for one in after.items}
+            self._versions = {self._source.key(item): self._source.version(item) for item in after.items}
         return True
 
-    async def _rest(self, why: str, rest_ms: int = 0) -> None:
-        """Full jitter, up to a ceiling that doubles: watchers that were cut off together do not all list at once."""
+    async def _back_off(self, reason: str, rest_ms: int = 0) -> None:
+        """Sleep with full jitter below a ceiling that doubles, so that disconnected watchers do not all list at once."""
         self._failures += 1
         if self._lost is not None:
-            self._lost(why)
+            self._lost(reason)
         caller = self._caller
-        await caller.clock.sleep_ms(rest_ms + SHAPE.pause_ms(self._failures, 2 * SHAPE.cap_ms, caller.chance))
+        await caller.clock.sleep_ms(rest_ms + RETRY_POLICY.backoff_ms(self._failures, 2 * RETRY_POLICY.cap_ms, caller.chance))
 
-    # -------------------------------------------------------------------------------------------------------- differences
+    # -------------------------------------------------------------------------------------------------------- relist
 
-    async def _relist(self) -> AsyncGenerator[Watched[T], None]:
+    async def _relist(self) -> AsyncGenerator[WatchEvent[T], None]:
         incarnation = (await self._caller.status(fresh=True)).incarnation
         if self._incarnation not in ("", incarnation):
-            self._forget()
+            self._forget_versions()
         self._incarnation = incarnation
-        source, here, revision = self._source, set[tuple[str, str]](), 0
-        async with aclosing(pages(self._caller, source)) as all_pages:
+        source, listed_keys, revision = self._source, set[tuple[str, str]](), 0
+        async with aclosing(list_pages(self._caller, source)) as all_pages:
             async for page in all_pages:
                 if page.revision < self._revision:
-                    self._forget()
+                    self._forget_versions()
                     self._revision = page.revision
                 revision = page.revision
-                for one in page.items:
-                    called = source.called(one)
-                    here.add(called)
-                    if (told := self._differs(called, one, revision)) is not None:
-                        yield told
-        for tenant, name in [called for called in self._marks if called not in here]:
-            del self._marks[tenant, name]
+                for item in page.items:
+                    key = source.key(item)
+                    listed_keys.add(key)
+                    if (event := self._changed(key, item, revision)) is not None:
+                        yield event
+        for tenant, name in [key for key in self._versions if key not in listed_keys]:
+            del self._versions[tenant, name]
             yield Deleted(source.kind, name, tenant, revision)
-        self._revision, self._whole = revision, True
+        self._revision, self._complete = revision, True
         yield Synced(revision)
 
-    def _forget(self) -> None:
-        """The scope was restored: a number that was given before may have been given again, to something else."""
-        self._marks = dict.fromkeys(self._marks)
+    def _forget_versions(self) -> None:
+        """Invalidate all known versions. After a restore, a revision number may be reused for a different state."""
+        self._versions = dict.fromkeys(self._versions)
 
-    def _differs(self, called: tuple[str, str], one: T, revision: int) -> Changed[T] | None:
-        mark = self._source.mark(one)
-        if self._marks.get(called) == mark:
+    def _changed(self, key: tuple[str, str], item: T, revision: int) -> Changed[T] | None:
+        version = self._source.version(item)
+        if self._versions.get(key) == version:
             return None
-        self._marks[called] = mark
-        return Changed(one, revision)
+        self._versions[key] = version
+        return Changed(item, revision)
 
-    # --------------------------------------------------------------------------------------------------------------- news
+    # --------------------------------------------------------------------------------------------------------------- stream
 
-    async def _news(self) -> AsyncGenerator[Watched[T], None]:
-        """Until the server ends it, or it breaks: `_Resync`, `LinkError`, `Held`, `TimeoutError`, `ApiError`."""
+    async def _stream_events(self) -> AsyncGenerator[WatchEvent[T], None]:
+        """Yield events until the server ends the stream or it breaks: `_Resync`, `LinkError`, `ServerBusy`, `TimeoutError`,
+        `ApiError`.
+        """
         query = {**self._source.query, "watch": "true", "after": str(self._revision)}
         timeout_ms = self._caller.clock.timeout_ms
         async with AsyncExitStack() as stack:
             async with timeout_ms(self._silence_ms):
-                reply = await stack.enter_async_context(self._caller.opened(self._source.path, query))
+                reply = await stack.enter_async_context(self._caller.open_stream(self._source.path, query))
             lines = await stack.enter_async_context(aclosing(reply.lines()))
             while True:
-                async with timeout_ms(self._silence_ms):  # it may not reach around a yield: who reads on may be another task
+                async with timeout_ms(self._silence_ms):  # must not span a yield: another task may continue the generator
                     line = await anext(lines, None)
                 if line is None:
                     return
-                if (told := self._read(line)) is not None:
-                    yield told
+                if (event := self._parse_line(line)) is not None:
+                    yield event
 
-    def _read(self, line: bytes) -> Watched[T] | None:
+    def _parse_line(self, line: bytes) -> WatchEvent[T] | None:
         try:
-            told = _lines.decode(line)
-            if told.type == "changed":
-                one = self._source.ones.decode(told.object)
-                self._revision = told.revision
-                return self._differs(self._source.called(one), one, told.revision)
-            if told.type == "deleted":
-                self._revision = told.revision
-                return self._deleted(msgspec.json.decode(told.object), told.revision)
+            event = _line_decoder.decode(line)
+            if event.type == "changed":
+                item = self._source.object_decoder.decode(event.object)
+                self._revision = event.revision
+                return self._changed(self._source.key(item), item, event.revision)
+            if event.type == "deleted":
+                self._revision = event.revision
+                return self._deleted(msgspec.json.decode(event.object), event.revision)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise unread(error) from error
-        if told.type == "bookmark":
-            self._revision = max(self._revision, told.revision)
-            return Bookmark(told.revision)
-        if told.type == "resync":
-            if told.reason == RESTORED:
-                self._forget()
-            raise _Resync(told.reason)
+            raise undecodable(error) from error
+        if event.type == "bookmark":
+            self._revision = max(self._revision, event.revision)
+            return Bookmark(event.revision)
+        if event.type == "resync":
+            if event.reason == RESTORED:
+                self._forget_versions()
+            raise _Resync(event.reason)
         return None
 
-    def _deleted(self, gone: Any, revision: int) -> Deleted | None:
-        """What is left of an object is its metadata; what has none is told as it was."""
-        match gone:
+    def _deleted(self, obj: Any, revision: int) -> Deleted | None:
+        """Report a deletion. Deleted objects arrive as their metadata; items without metadata, such as endpoints, arrive as
+        they were.
+        """
+        match obj:
             case {"metadata": {"name": str(name), **more}}:
-                called = (str(more.get("tenant", "")), name)
+                key = (str(more.get("tenant", "")), name)
             case _:
-                called = self._source.called(msgspec.convert(gone, self._source.ones.type))
-        known = self._marks.pop(called, _UNKNOWN) is not _UNKNOWN
-        return Deleted(self._source.kind, called[1], called[0], revision) if known or not self._whole else None
+                key = self._source.key(msgspec.convert(obj, self._source.object_decoder.type))
+        known = self._versions.pop(key, _UNKNOWN) is not _UNKNOWN
+        return Deleted(self._source.kind, key[1], key[0], revision) if known or not self._complete else None
 
 
-_lines: msgspec.json.Decoder[WatchLine] = msgspec.json.Decoder(WatchLine)
+_line_decoder: msgspec.json.Decoder[WatchLine] = msgspec.json.Decoder(WatchLine)
 _UNKNOWN: Final = object()
 
 
 class _Resync(Exception):
-    """The server says that all must be listed again."""
+    """The server asks the client to list again."""

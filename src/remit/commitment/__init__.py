@@ -1,1 +1,1 @@
-"""The authority: decides operations on its own books and commits them. Never reads a cache."""
+"""The authority: decides operations against its own books and commits them. Never reads a cache."""

@@ -1,22 +1,21 @@
-"""The active authority: takeover, batch loop (decide, write, absorb, answer), heartbeats.
-
-The one active authority of a scope: it decides in batches, writes, and only then answers.
+"""The active authority of a scope: takes over, decides operations in batches, commits, and only then answers.
 
 The order of steps is the safety argument:
 
-1. *Take over*: raise the epoch in the store (from here every older authority is fenced), then read everything at or after
-   that revision, and give every lease a full new term. The chain beats meanwhile, for standbys to see.
-2. *Decide* a batch of operations against a draft over the books: nothing is visible yet (batching.py).
-3. *Commit* the batch's rows, its outcomes and its audit in one transaction that advances the chain.
-4. *Absorb* the draft into the books, and answer everybody. Refusals too wait for this: only a transaction that went through
+1. *Take over*: raise the epoch in the store, which fences every older authority. Then read all rows at or after that
+   revision, and give every lease a full new term. The chain advances by empty batches while the rows are read, so that
+   standbys see a live leader.
+2. *Decide* a batch of operations against a draft over the books. Nothing is visible yet (batch.py).
+3. *Commit* the batch's rows, outcomes and audit entries in one transaction that advances the chain.
+4. *Absorb* the draft into the books and answer the callers. Refusals wait for this step too: only a successful transaction
    proves that the epoch was still current when they were decided.
 
-While a batch is being committed, the next one is decided on top of its draft, if a whole one waits. It is committed only after
-the one before it was absorbed; if that one was not, the operations of both are decided anew.
+While one batch is being written, the next is decided on top of its draft, provided that a full batch is queued. It is
+written only after the batch before it was absorbed. If that batch was lost, the operations of both are decided again.
 
-If the answer of step 3 is lost, an empty batch at the same sequence settles whether it landed (chain.py), and only then is
-anything absorbed or decided anew. If the chain was advanced by somebody else, this authority is deposed: it writes and
-answers nothing any more.
+If the reply of step 3 is lost, an empty batch at the same sequence settles whether the commit landed (store/chain.py).
+Nothing is absorbed or decided until that is known. If another writer advanced the chain, this authority has lost leadership:
+it writes nothing more and answers nothing more.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import AuthorityStatus, EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.commitment import recovery
 from remit.commitment.batch import NO_FAULTS, Answer, Ground, Known, Prepared, prepare, written_out
 from remit.commitment.books import Books, Moment
@@ -36,9 +35,9 @@ from remit.commitment.outcomes import BATCH, WINDOW_MS, Entry, Outcomes
 from remit.commitment.recovery import load
 from remit.commitment.rulings.leases import Hearing, claimant
 from remit.commitment.rulings.registry import UNLEASED
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.claims import Accepted, Actor, Code, Operation, Refused, Verdict
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.store import chain
 from remit.store.protocol import Committed, Head, Invalid, Store, StoreError, Unanswered, Unavailable
 from remit.world.concurrency import one_failure
@@ -47,37 +46,44 @@ from remit.world.interfaces import Clock, Ids
 T = TypeVar("T")
 
 QUEUE_MAX: Final = 65_536
-"""Operations that may wait in one lane."""
+"""Maximum number of operations queued in one lane. More are refused with `Overloaded`."""
 
 HISTORY_KEPT: Final = 20_000
-"""How many revisions stay readable for watchers and paged lists before they are compacted away."""
+"""Revisions that stay readable for watches and paged lists. Older ones are compacted."""
 
 READING_MS_MAX: Final = 600_000
-"""For so long one that takes over may beat without leading: it may never come to the end of what it reads."""
+"""Maximum time for which a takeover may advance the chain without leading. A load that never ends must not block the standbys.
+"""
 
 COMPACT_EVERY: Final = 4_000
 RETRY_MS: Final = 200
 STEPS: Final = 3
-"""Of the event loop, until a commit that was begun is on its way to the disk, and those just answered have asked again."""
+"""Event loop iterations granted to a commit before the next batch is decided. By then the write is on its way to the disk, and
+clients that were just answered have sent their next operations.
+"""
 
 
 class Decided(NamedTuple):
-    """A batch, and whose operations are in it."""
+    """A decided batch, and the slices of submissions that it answers."""
 
     pieces: Sequence[Piece]
     prepared: Prepared
 
 
 class Deposed(Exception):
-    """Another authority has taken over; `by` is its head, if it is known."""
+    """Another authority has taken over. `by` is its head, if it is known."""
 
     def __init__(self, by: Head | None) -> None:
         self.by = by
-        super().__init__(f"deposed by {by.holder} at epoch {by.epoch}" if by else "deposed")
+        super().__init__(
+            f"leadership lost to {by.holder} at epoch {by.epoch}" if by else "leadership lost" if by else "deposed"
+        )
 
 
 class Authority:
-    """Made by `take_over`; works while `run` runs. Satisfies `client.endpoint.Endpoint`."""
+    """The active authority of one scope. Created by `take_over`; decides operations while `run` runs. Satisfies
+    `client.endpoint.Endpoint`.
+    """
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class Authority:
         books: Books,
         outcomes: Outcomes,
         batch_max: BatchMax = BATCH_MAX,
-        tempo: Tempo = Tempo(),
+        tempo: Timing = Timing(),
     ) -> None:
         self.store = store
         self.scope = scope
@@ -110,7 +116,7 @@ class Authority:
         self._house = asyncio.Event()
         self._oldest = 1
         self._suspects = 0
-        """How many operations are still to be decided one by one, because a batch of them could not be written."""
+        """Operations still to be decided one at a time, because a batch that contains them could not be written."""
         self._faults: Mapping[str, str] = NO_FAULTS
         self.tally = AuthorityCounts()
 
@@ -126,18 +132,19 @@ class Authority:
         place: chain.Place | None = None,
         batch_max: BatchMax = BATCH_MAX,
         beat_ms: int = 0,
-        tempo: Tempo = Tempo(),
+        tempo: Timing = Timing(),
     ) -> Authority:
-        """Fence every older authority of this scope and continue from what it left in the store.
+        """Fence every older authority of this scope, and load its state from the store.
 
-        `place` is where the epoch was raised, if that was done already, as by opening a store that one process owns. With
-        `beat_ms` the chain advances that often while all there is is read, so that standbys see that somebody does.
+        `position` is the chain position of this authority's epoch, if the epoch was raised already (for example when the
+        process opened a store that it owns exclusively). With `heartbeat_ms`, the chain advances at that interval during the
+        load, so that standbys do not take over.
         """
         place = place or await chain.seize(store, holder, ids.incarnation())
         moment = Moment(clock.now_ms(), clock.boot(), {}, clock.now_ms(), place.head.sequence, place.head.incarnation)
         kept = await store.range(BATCH, limit=1)
         new = recovery.is_new(place, kept=bool(kept.rows))
-        # In a new store there is nothing to read, and a beat would look as if there were.
+        # A new store has no rows to read, and an empty batch would make it look used (`recovery.is_new_store`).
         beats = _Beats(store, clock, place, 0 if new else beat_ms)
         books, outcomes = await beats.during(load(store, place, moment, lambda: beats.place.revision))
         authority = cls(store, scope, clock, beats.place, books, outcomes, batch_max, tempo)
@@ -150,13 +157,13 @@ class Authority:
     def head(self) -> Head:
         return self._place.head
 
-    # -- what may be asked -----------------------------------------------------------------------------------------------
+    # -- endpoint ----------------------------------------------------------------------------------------------------------
 
-    async def ask(self, operations: Sequence[Operation], /) -> list[Verdict]:
-        """One verdict an operation, in order, once they are durable."""
+    async def submit(self, operations: Sequence[Operation], /) -> list[Verdict]:
+        """Return one verdict per operation, in order, once all of them are durable."""
         if self._ended is not None:
             raise self._turned()
-        operations = tuple(operations)  # the asker's own list is the asker's to change
+        operations = tuple(operations)  # copied: the caller may change its list while the operations are queued
         if not operations:
             return []
         if not self._queue.has_room(operations, QUEUE_MAX):
@@ -165,41 +172,45 @@ class Authority:
         self._wake.set()
         return await answer
 
-    async def status(self) -> Status:
-        """Where the scope stands. A window is announced only once a batch has recorded it: one that died with this authority
-        would leave its clients with ids that no successor knows.
+    async def status(self) -> AuthorityStatus:
+        """Return the scope's status: epoch, sequence, current window, heartbeat interval and lease renewal ages.
+
+        A new window is announced only after a batch has recorded it. Otherwise a crash of this authority would leave clients
+        with ids of a window that its successor does not know.
         """
         if self._ended is not None:
             raise self._turned()
         if self._running and self._window() > self.outcomes.window:
             answer = self._queue.put(())
             self._wake.set()
-            with suppress(Overloaded):  # then the window before is still the last that is recorded
+            with suppress(Overloaded):  # the previous window is then still the latest recorded one
                 await answer
         head, now_ms, window = self._place.head, self.clock.now_ms(), self.outcomes.window
         stand = head.incarnation, head.epoch, head.sequence, window, WINDOW_MS, head.holder, self.clock.boot(), now_ms
-        return Status(self.scope, *stand, self.tempo.beat_ms, *self.hearing.silences(self.books, now_ms))
+        return AuthorityStatus(self.scope, *stand, self.tempo.heartbeat_ms, *self.hearing.silences(self.books, now_ms))
 
     async def renew(self, actor: Actor, /) -> bool:
-        """Begin the lease's term anew, from now. Answered only after the store has confirmed, later than this call, that
-        nobody has taken over: a deposed authority must not extend what its successor has begun to count.
+        """Restart the term of the actor's lease. Return False if the actor does not hold it.
+
+        The answer waits until a read of the store that began after this call confirms the epoch: an authority that lost
+        leadership must not extend a lease whose term its successor has begun to count.
         """
         return (await self._renew((actor,)))[0]
 
-    async def beat(self, beats: Sequence[Beat], /) -> list[bool]:
-        """As `renew`, for many agents at once; and what each says of its node is kept until it says more."""
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> list[bool]:
+        """Renew the leases of many agents, as `renew` does, and keep the latest state that each reports for its node."""
         held = await self._renew([beat.actor for beat in beats])
         for beat, mine in zip(beats, held, strict=True):
             if mine:
                 self.hearing.told(beat)
         return held
 
-    async def heard(self) -> Heard:
+    async def heartbeat_ages(self) -> HeartbeatReport:
         if self._ended is not None:
             raise self._turned()
         return self.hearing.heard(self._place.head.incarnation, self.clock.now_ms())
 
-    async def states(self, nodes: Sequence[str], /) -> list[NodeState]:
+    async def node_states(self, nodes: Sequence[str], /) -> list[NodeState]:
         if self._ended is not None:
             raise self._turned()
         return self.hearing.states(nodes)
@@ -208,9 +219,9 @@ class Authority:
         received_ms = self.clock.now_ms()
         confirmed = await self._read_head()
         if confirmed is None:
-            raise Silence("the store could not confirm who leads")
+            raise OutcomeUnknown("the store could not be read, so leadership is unconfirmed; retry the renewal")
         if confirmed.epoch != self._place.head.epoch or self._ended is not None:
-            raise Turned(confirmed.holder)
+            raise NotLeader(confirmed.holder)
         draft = self.ground().draft()
         held = [actor.role not in UNLEASED and claimant(draft, actor) is None for actor in actors]
         for actor, mine in zip(actors, held, strict=True):
@@ -219,9 +230,12 @@ class Authority:
         return held
 
     async def _read_head(self) -> Head | None:
-        """The head, by a read of the store that began after this call; None if it cannot be read. Callers share one read."""
+        """Return the head by a read of the store that began after this call, or None if the store cannot be read. Concurrent
+        callers share one read.
+        """
         if self._confirming is not None:
-            # That read began before this call, so it proves too little; the next one is shared by all who wait here.
+            # The read in flight began before this call, so it proves nothing about now. All callers waiting here share the next
+            # one.
             await asyncio.wait([self._confirming])
         if self._confirming is not None and not self._confirming.done():
             return await asyncio.shield(self._confirming)
@@ -237,11 +251,11 @@ class Authority:
                 mine.set_result(None)
         return mine.result()
 
-    # -- working ---------------------------------------------------------------------------------------------------------
+    # -- batch loop --------------------------------------------------------------------------------------------------------
 
     async def run(self, *, beat_ms: int = 0) -> None:
-        """Work until deposed (raises `Deposed`) or cancelled. With `beat_ms`, an idle authority advances the chain that
-        often, so that standbys see that it lives.
+        """Process batches until leadership is lost (raises `LeadershipLost`) or the task is cancelled. With `heartbeat_ms`, an
+        idle authority commits an empty batch at that interval, so that standbys see that it is alive.
         """
         self._ended = None
         self._running = True
@@ -258,10 +272,10 @@ class Authority:
         finally:
             self._running = False
             self._ended = self._ended or Deposed(None)
-            self._queue.fail_all(self._turned())  # what was only queued did not happen
+            self._queue.fail_all(self._turned())  # operations that were only queued were not executed
 
     async def _keep_house(self) -> None:
-        """Compact the history beside the work, never in its way."""
+        """Compact the store's history in the background, so that no batch waits for it."""
         while True:
             await self._house.wait()
             self._house.clear()
@@ -284,7 +298,9 @@ class Authority:
             return
 
     async def _work(self) -> None:
-        """Batch after batch, as long as whole ones wait: the next is decided while one is being written."""
+        """Decide and write batches while full ones are queued. The next batch is decided while the current one is being
+        written.
+        """
         current: Decided | None = self._decide(None)
         while current is not None:
             writing = asyncio.ensure_future(self._write(current.prepared))
@@ -295,7 +311,7 @@ class Authority:
                 if self._queue.full and not writing.done():
                     following = self._decide(current.prepared)
                 revision = await writing
-            except BaseException as error:  # noqa: BLE001  (cancelled, or our own bug too: nobody may be left waiting)
+            except BaseException as error:  # noqa: BLE001 (also cancellation and our own bugs: every caller must get an answer)
                 writing.cancel()
                 await self._failed(current, following, error)
                 return
@@ -311,7 +327,9 @@ class Authority:
             current = following
 
     def _decide(self, below: Prepared | None) -> Decided | None:
-        """The next batch; on top of another that is being written, perhaps none."""
+        """Decide the next batch, on top of `below` if that batch is still being written. Return None if the next operations
+        must be decided one at a time: those are not pipelined.
+        """
         while below is None or not self._suspects:
             pieces = self._queue.take(one=self._suspects > 0)
             operations = [operation for piece in pieces for operation in piece.operations]
@@ -329,7 +347,9 @@ class Authority:
         return None
 
     def _suspect(self, pieces: Sequence[Piece], fault: Invalid) -> None:
-        """A row that the store will not take, too large say. Deciding one by one finds whose it is."""
+        """Handle a row that the store rejects, for example because it is too large: decide the operations of the batch one at a
+        time to find the one that wrote it. A batch of one has found it; that operation is refused when it is decided again.
+        """
         operations = [operation for piece in pieces for operation in piece.operations]
         if not operations:
             raise fault
@@ -339,23 +359,27 @@ class Authority:
         self._suspects = max(self._suspects, len(operations))
 
     async def _failed(self, current: Decided, following: Decided | None, error: BaseException) -> None:
-        """What those hear whose batch was not written, or may not have been; what was decided on top of it did not happen."""
+        """Fail the callers of a batch that was not written, or may not have been. Operations decided on top of it return to the
+        queue, since they did not happen.
+        """
         self._take_back(following)
         if isinstance(error, Invalid):
             self._suspect(current.pieces, error)
             return
-        told: NoVerdict
+        told: EndpointError
         if isinstance(error, Unavailable):
             told = Overloaded(RETRY_MS, str(error))
         elif isinstance(error, Deposed):
-            told = Turned(error.by.holder if error.by else "")
+            told = NotLeader(error.by.holder if error.by else "")
         else:
-            # Cancelled, a lost answer that could not be settled, or our own bug: what was under way may have been written.
-            told = Silence(str(error) or "the authority stopped in the middle of the batch")
+            # Cancelled, a lost commit that could not be settled, or a bug of ours: the batch may have been written.
+            told = OutcomeUnknown(
+                str(error) or str(error) or "the authority stopped while it wrote this batch; retry with the same operation ids"
+            )
         for piece in current.pieces:
             piece.waiting.fail(told)
         if not isinstance(error, Unavailable):
-            raise Deposed(None) if isinstance(error, Silence) else error from error
+            raise Deposed(None) if isinstance(error, OutcomeUnknown) else error from error
         await self.clock.sleep_ms(RETRY_MS)
 
     def _take_back(self, *decided: Decided | None) -> None:
@@ -364,7 +388,7 @@ class Authority:
                 self._queue.give_back(one.pieces)
 
     def _verdict(self, answer: Answer, plain: Accepted) -> Verdict:
-        """What was recorded is what is answered, now and at every retry."""
+        """Return the verdict as it was recorded, so that every retry receives the same answer."""
         if isinstance(answer, Entry) and answer.plain:
             return plain
         entry = answer.entry if isinstance(answer, Known) else answer
@@ -374,7 +398,7 @@ class Authority:
         return verdict if verdict is not None else Refused(Code(entry.code), entry.detail)
 
     async def _write(self, prepared: Prepared) -> int | None:
-        """Commit and absorb. Answers the revision; None if the batch was lost and must be decided anew."""
+        """Commit a batch and absorb it. Return its revision, or None if the batch was lost and must be decided again."""
         head, began_ms = prepared.head, self.clock.now_ms()
         self._place = await _advance(self.store, self.clock, self._place, head, prepared.puts, prepared.deletes)
         if self._place.head != head:
@@ -388,7 +412,10 @@ class Authority:
         return revision
 
     async def _doubt_everything(self, *, new: bool) -> None:
-        """The first batches of a new incarnation, in slices; the marker goes with the last, so an interrupted one resumes."""
+        """Write the first batches of a new incarnation: they mark the restored state as unconfirmed (recovery.py).
+
+        Replicas are marked in slices. The marker row is written with the last slice, so an interrupted run starts over.
+        """
         names, most = sorted(self.books.replicas), self.batch_max.replicas
         slices = [names[i : i + most] for i in range(0, len(names), most)]
         for index, part in enumerate([*slices, []]):
@@ -421,8 +448,8 @@ class Authority:
     def _elapsed(self) -> int:
         return (self.clock.now_ms() - self.hearing.since_ms) // WINDOW_MS
 
-    def _turned(self) -> Turned:
-        return Turned(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
+    def _turned(self) -> NotLeader:
+        return NotLeader(self._ended.by.holder if self._ended is not None and self._ended.by is not None else "")
 
 
 async def _advance(
@@ -433,7 +460,7 @@ async def _advance(
     puts: Sequence[tuple[str, bytes]] = (),
     deletes: Sequence[str] = (),
 ) -> chain.Place:
-    """Commit a batch. Answers where the chain stands then: at `head`, or at an empty batch if this one was lost for good."""
+    """Commit a batch. Return the resulting chain position: at `head`, or at an empty batch if this one was lost for good."""
     try:
         answer = await store.commit(chain.batch(place, head, puts, deletes))
     except Unanswered:
@@ -452,20 +479,24 @@ async def _settle(store: Store, clock: Clock, place: chain.Place, lost: Head) ->
             await clock.sleep_ms(RETRY_MS)
             continue
         if isinstance(settled, chain.Deposed):
-            # The lost batch may have landed before the successor took over: its outcomes are for that one to tell.
-            raise Silence("deposed after a lost answer; ask the new authority the same ids")
+            # The lost batch may have landed before the successor took over. Only the successor knows its outcomes.
+            raise OutcomeUnknown(
+                "leadership was lost before a commit was confirmed; retry with the same operation ids at the new leader"
+            )
         return settled
 
 
 class _Beats:
-    """Advances the chain by empty batches `during` some work; `place` is where it stands."""
+    """Advances the chain by empty batches while other work runs. `position` is the current chain position."""
 
     def __init__(self, store: Store, clock: Clock, place: chain.Place, beat_ms: int) -> None:
         self.place = place
         self._store, self._clock, self._beat_ms = store, clock, beat_ms
 
     async def during(self, work: Awaitable[T]) -> T:
-        """Whoever is deposed over it leaves off. A batch under way is seen to its end: else nobody would know the place."""
+        """Await `work` while the chain advances at the interval. Losing leadership cancels the work. A batch in flight is
+        awaited to its end, because the chain position is unknown until then.
+        """
         over = asyncio.Event()
         with one_failure():
             async with asyncio.TaskGroup() as group:
@@ -481,6 +512,6 @@ class _Beats:
                 async with self._clock.timeout_ms(self._beat_ms):
                     await over.wait()
             except TimeoutError:
-                with suppress(Unavailable):  # nothing was written; the next may be
+                with suppress(Unavailable):  # nothing was written; the next attempt may succeed
                     head = chain.advance(self.place.head, (), ())
                     self.place = await _advance(self._store, self._clock, self.place, head)

@@ -1,11 +1,10 @@
-"""Decides a batch of operations over a draft and encodes it as rows, with audit entries.
+"""Decides a batch of operations over a draft and encodes it as rows, with its audit entries. No I/O.
 
-Who did what to which object; it is the outcome's record too. No I/O here.
+Operations are decided in order, against the committed books and the batch that is being written. An audit entry records
+which actor did what to which object; the same record is the stored outcome of the operation id.
 
-Operations decided in their order, on what is committed and what is being written. No I/O here.
-
-A batch may be decided while the one before it is still being written. Then it is decided on top of that one's draft, and holds
-only what it changed itself; it is written only after that one was, and thrown away if that one was not.
+A batch may be decided while the previous one is still being written. It is then decided on top of that batch's draft and
+contains only its own changes. It is written after the previous batch, and discarded if that batch was lost.
 """
 
 from __future__ import annotations
@@ -42,19 +41,21 @@ from remit.model.claims import (
     Reserve,
     Role,
     Verdict,
-    window_of,
+    parse_operation_id,
 )
 from remit.model.kinds import NodeHealth, Workload, WorkloadStatus
-from remit.model.manifests.validation import is_sound_spec
-from remit.model.objects import AnyObject, decoded, encode, key, key_of, remember
+from remit.model.manifests.validation import is_known_valid_spec
+from remit.model.objects import AnyObject, cache_decoded, decode_cached, encode, key, key_of
 from remit.model.records import Generation, Replica
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
 
 def deed_of(operation: Operation) -> tuple[str, str]:
-    """What is asked, and of which object, as the audit calls them. Raises if this is no operation: what came over a wire was
-    checked, but what was given by reference was checked by nobody, and its words are written where a successor must read them.
+    """Return the verb and the subject of an operation, as the audit names them.
+
+    Raises TypeError for values of the wrong type. Operations from the network were validated by decoding, but in-process
+    callers pass objects unchecked, and these values are stored in rows that a successor must be able to read.
     """
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
     did, field = _NAMES[type(claim)]
@@ -62,14 +63,16 @@ def deed_of(operation: Operation) -> tuple[str, str]:
     plain = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
     texts = plain or all(isinstance(one, str) for one in (operation.id, operation.trace, actor.name, actor.lease, subject))
     if not texts or not (type(evidence.revision) is type(evidence.age_ms) is type(actor.epoch) is int):
-        raise TypeError("id, trace, actor and subject are text, and epoch, revision and age whole numbers")
+        raise TypeError(
+            "id, trace, actor.name, actor.lease and the subject must be text; epoch, revision and age must be integers"
+        )
     if type(actor.role) is not Role:
-        raise TypeError(f"{actor.role!r} is no role")
+        raise TypeError(f"actor.role: {actor.role!r} is not a role")
     return did or _deed(claim), subject
 
 
 def entry_of(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> Entry:
-    """One operation as the audit keeps it."""
+    """Return the audit entry of one decided operation."""
     actor, evidence, (did, subject) = operation.actor, operation.evidence, deed
     number, code, detail = (
         (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", _said(operation.claim))
@@ -83,7 +86,9 @@ def entry_of(operation: Operation, deed: tuple[str, str], taken: str, ruled: int
 
 
 def _said(claim: AnyClaim) -> str:
-    """What an accepted claim says of its cause: how an attempt ended, how a node is, where work goes."""
+    """Return the cause that an accepted claim states: the result of an attempt, the health of a node, the target of a
+    placement.
+    """
     match claim:
         case Move(result=str(result), reason=str(reason)):
             return f"{result} {reason}".strip()
@@ -96,12 +101,14 @@ def _said(claim: AnyClaim) -> str:
 
 
 TEXT_MAX: Final = 1024
-"""More than an honest operation says of itself in all. The asker chooses these words, and no batch may outgrow its row: the
-store would refuse it, and what says so would be as large again, and so for ever."""
+"""Maximum total length of the texts in an audit entry, more than a well-behaved operation needs. Callers choose these texts,
+and a batch must fit into its row. Otherwise the store would reject the row, and the audit entry of that refusal would be
+just as large.
+"""
 
 
 def _cut(entry: Entry) -> Entry:
-    """Each text cut to its share. An id that would lose anything is none: those have 128 characters at most."""
+    """Shorten each text to its share. A shortened id is never a valid one, because valid ids have at most 128 characters."""
     most = TEXT_MAX // 2
     cut = {
         name: text[:most] + "…"
@@ -112,12 +119,12 @@ def _cut(entry: Entry) -> Entry:
 
 
 def _deed(claim: AnyClaim) -> str:
-    """What was asked, as the audit calls it: the claim, and for a move which one."""
+    """Return the verb of a claim: its tag, and for a move also the transition."""
     return f"move {claim.transition}" if isinstance(claim, Move) else tag(type(claim))
 
 
 def _subject(claim: AnyClaim) -> str:
-    """The object that a claim is about which names it in no field of its own."""
+    """Return the key of the object of a claim that names it in several fields."""
     if isinstance(claim, Apply):
         return key(claim.thing)
     return key_of(claim.kind, claim.name, claim.tenant) if isinstance(claim, Delete) else ""
@@ -127,7 +134,9 @@ _FIELDS: Final = ("replica", "name", "node", "lease", "workload", "operation", "
 
 
 def _names(claim: type[Claim]) -> tuple[str, str]:
-    """What the audit calls a claim, and the field that names its object; empty where each claim must be looked at."""
+    """Return the audit verb of a claim type and the field that names its subject. Empty where they depend on the claim's
+    values.
+    """
     field = next((field for field in _FIELDS if field in claim.__struct_fields__), "")
     return ("" if claim is Move else tag(claim)), ("" if claim in (Apply, Delete) else field)
 
@@ -137,14 +146,16 @@ _NAMES: Final = {claim: _names(claim) for claim in CLAIMS}
 
 AUDIT_BATCHES_KEPT: Final = 100_000
 OPERATION_BYTES_MAX: Final = 4 << 20
-"""Half of what a row may have: a larger claim would be refused by the store, and so end the authority."""
+"""Maximum size of one operation: half of a row. The store would reject a larger one, which would stop the authority."""
 
 _UNTOLD: Final = WorkloadStatus()
-_MISMATCH: Final = Refused(Code.OPERATION_MISMATCH, "the id was used for something else a moment ago")
+_MISMATCH: Final = Refused(
+    Code.OPERATION_MISMATCH, "id: it was used for a different operation a moment ago; use a new operation id"
+)
 
 
 class Known(NamedTuple):
-    """The answer is that of the batch before, once it is recorded."""
+    """Marks an operation that the previous batch answers, as soon as that batch is recorded."""
 
     entry: Entry
 
@@ -153,7 +164,9 @@ Answer = Verdict | Entry | Known
 
 
 class Prepared(NamedTuple):
-    """A batch that was decided but not written; `head` is the chain's after it, and `oldest` the oldest batch row then."""
+    """A batch that was decided but not written. `head` is the chain's head after it, and `oldest` the oldest batch row left
+    then.
+    """
 
     draft: Draft
     batch: Batch
@@ -166,7 +179,7 @@ class Prepared(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What a batch is decided on. `below` is the batch before it, if that one is still being written."""
+    """The state that a batch is decided on. `below` is the previous batch, if it is still being written."""
 
     books: Books
     outcomes: Outcomes
@@ -187,9 +200,10 @@ NO_ENTRIES: Final[Mapping[str, Entry]] = MappingProxyType({})
 
 
 def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str, str] = NO_FAULTS) -> Prepared:
-    """Decide operations in their order. Not more than may be in one batch: the rest have no answer, and are for the next.
+    """Decide operations in order, up to the limit of one batch. Operations beyond it get no answer and belong to the next
+    batch.
 
-    `faults` are operations, by id, that are not to be tried again, and why.
+    `faults` maps ids of operations that must not be decided again to the error they caused.
     """
     draft, outcomes = ground.draft(), ground.outcomes
     below = NO_ENTRIES if ground.below is None else ground.below.entries
@@ -204,10 +218,12 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
             id_, deed = operation.id, deed_of(operation)
             taken, size = digest(operation)
         except UnicodeEncodeError as error:
-            answers.append(Refused(Code.INVALID, f"it has text that is not Unicode: {error.reason}"))
+            answers.append(
+                Refused(Code.INVALID, f"operation: contains text that is not valid Unicode ({error.reason}); send UTF-8")
+            )
             continue
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is the asker's)
-            answers.append(refuse(Code.INVALID, f"this is no operation: {type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 (any error here is caused by the caller's value)
+            answers.append(refuse(Code.INVALID, f"operation: not a valid operation ({type(error).__name__}: {error})"))
             continue
         before = entries.get(id_) or below.get(id_)
         if before is not None and before.digest in ("", taken):
@@ -220,7 +236,9 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
                 audited.append(entry_of(operation, deed, taken, known))
             continue
         if size > OPERATION_BYTES_MAX:
-            ruled: int | Refused = Refused(Code.LIMIT, f"the operation has {size} bytes; {OPERATION_BYTES_MAX} at most")
+            ruled: int | Refused = Refused(
+                Code.LIMIT, f"operation: {size} bytes exceed the limit of {OPERATION_BYTES_MAX}; split it into smaller ones"
+            )
         elif isinstance(operation.claim, Abandon):
             ruled = _abandon(ground, draft, operation, operation.claim.operation, entries)
         elif faults and id_ in faults:
@@ -228,8 +246,9 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
         else:
             try:
                 ruled = decide(draft, operation)
-            except Exception as fault:  # noqa: BLE001  (whatever it is, it must not take the authority with it)
-                # Our own bug. The draft may be half written: it is thrown away, and the batch decided without this one.
+            except Exception as fault:  # noqa: BLE001 (a failing operation must not stop the authority)
+                # A bug of ours. The draft may be half written, so it is discarded, and the batch is decided again without this
+                # operation.
                 return prepare(ground, operations, {**faults, id_: f"{type(fault).__name__}: {fault}"})
         entry = entry_of(operation, deed, taken, ruled)
         entries[id_] = entry
@@ -245,7 +264,7 @@ def written_out(
     audited: Sequence[Entry] = (),
     marker: tuple[str, bytes] | None = None,
 ) -> Prepared:
-    """A draft as the rows that make it true, with the batch's own row and, if given, one more."""
+    """Encode a draft as the rows to write, with the row of the batch itself and, if given, a marker row."""
     if ground.below is not None:
         draft.subtract(ground.below.draft)
     puts: list[tuple[str, bytes]] = [] if marker is None else [marker]
@@ -258,7 +277,7 @@ def written_out(
             row = encode(thing)
             puts.append((name, row))
             if _surely_readable(thing):
-                remember(row, thing)  # whoever shows it in this process has it from here
+                cache_decoded(row, thing)  # lets readers in this process reuse the decoded object
             else:
                 _check_readable(name, row)
     if draft.notes:
@@ -266,7 +285,7 @@ def written_out(
     sequence = ground.head.sequence + 1
     batch = _batch(ground, (*entries.values(), *audited))
     puts.append((batch_key(sequence), encode_batch(batch)))
-    # Two old rows go with each new one, until enough are gone; never one whose outcomes a successor needs.
+    # Each batch deletes up to two old batch rows until few enough remain, but never one whose outcomes a successor must load.
     last = min(sequence - AUDIT_BATCHES_KEPT, batch.first, ground.oldest + 2)
     deletes += [batch_key(old) for old in range(ground.oldest, last)]
     head = chain.advance(ground.head, puts, deletes)
@@ -274,7 +293,7 @@ def written_out(
 
 
 def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
-    """Which notes go, so that not more than enough are kept."""
+    """Yield the keys of the oldest notes beyond the limit, and mark them deleted in the draft."""
     if len(ground.books.notes) + len(draft.notes) <= NOTES_MAX // 2:
         return
     kept = dict.fromkeys(ground.books.notes)
@@ -290,39 +309,45 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
 
 
 def _check_readable(name: str, row: bytes) -> None:
-    """Every row must be readable for whoever takes over; a claim that was given by reference was checked by nobody."""
+    """Raise Invalid if the row cannot be decoded: a successor must be able to load it, and in-process claims were not
+    validated.
+    """
     try:
-        decoded(row)
+        decode_cached(row)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Invalid(f"{name} would not be readable: {error}") from None
+        raise Invalid(f"{name} cannot be stored: the row would not decode: {error}") from None
 
 
 def _surely_readable(thing: AnyObject) -> bool:
-    """Has no claim put words of its own into it, but such as were judged before?"""
+    """Return whether the object certainly decodes: it contains no unvalidated text of a claim."""
     match thing:
         case Replica(status=status):
             return not (status.result or status.reason or status.devices or status.victims)
         case Workload(spec=spec, metadata=meta, status=status):
-            return status == _UNTOLD and not (meta.annotations or meta.owners or meta.finalizers) and is_sound_spec(spec)
+            return status == _UNTOLD and not (meta.annotations or meta.owners or meta.finalizers) and is_known_valid_spec(spec)
         case Generation(spec=spec):
-            return is_sound_spec(spec.spec)
+            return is_known_valid_spec(spec.spec)
     return False
 
 
 def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:
     sequence = ground.head.sequence + 1
     horizon = ground.outcomes.next_horizon(ground.window)
-    # A batch under way is not among those recorded. It need not be: the window of any id it can have executed was announced, so
-    # an earlier batch has recorded that window.
+    # A batch in flight is not among the recorded ones, and need not be: an earlier batch has recorded the window of every id
+    # that it can contain, because windows are announced only once recorded.
     first = ground.outcomes.first(horizon, sequence)
     return Batch(ground.head.epoch, ground.window, horizon, first, ground.wall, entries)
 
 
 def _abandon(ground: Ground, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
-    """Unless the target has an outcome, make this its outcome, whatever its payload. Either way the answer is the target's
-    own outcome (`Outcomes.record`).
+    """Record `abandoned` as the outcome of the target, unless the target has an outcome. The answer is the target's outcome in
+    both cases (`Outcomes.record`).
     """
-    nobody = Refused(Code.ROLE, "nobody asks as the authority") if operation.actor.role is Role.AUTHORITY else None
+    nobody = (
+        Refused(Code.ROLE, "actor.role: authority may not submit operations; act in your own role")
+        if operation.actor.role is Role.AUTHORITY
+        else None
+    )
     fenced = nobody or claimant(draft, operation.actor)
     if fenced is not None:
         return fenced
@@ -332,11 +357,15 @@ def _abandon(ground: Ground, draft: Draft, operation: Operation, target: str, en
     known = ground.outcomes.known(target)
     if known is not None:
         return known.number if isinstance(known, Accepted) else Refused(known.code, known.detail)
-    issued = window_of(target)
+    issued = parse_operation_id(target)
     if issued is None:
-        return Refused(Code.INVALID, "operation: not an operation id")
+        return Refused(Code.INVALID, "operation: not an operation id; pass the id of the operation to abandon")
     if issued[0] != ground.outcomes.incarnation or issued[1] < ground.outcomes.horizon:
-        return Refused(Code.OPERATION_EXPIRED, f"operation {target} is older than the outcomes kept")
-    refused = Refused(Code.ABANDONED, f"operation {target} was abandoned")
+        return Refused(
+            Code.OPERATION_EXPIRED,
+            f"operation {target} is older than the retained outcomes, so it may have been executed; read the object "
+            "it was about",
+        )
+    refused = Refused(Code.ABANDONED, f"operation {target} was abandoned by its client before it was executed")
     entries[target] = Entry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
     return refused

@@ -1,12 +1,11 @@
-"""Committed in-memory state of a scope: rows, ledgers, topology counts.
+"""Committed in-memory state of a scope: rows, ledgers and topology counts. Decides nothing, no I/O.
 
-The authority's memory; it decides nothing, and does no I/O.
+`Books` hold what is committed. A `Draft` lies over them (or over another draft) while a batch is decided: it reads through
+to the layer below, keeps copies of what it changes, and is either absorbed as a whole or discarded. Uncommitted changes are
+therefore never visible, and loading at takeover uses the same code as normal operation: every stored row is put into a draft
+over empty books.
 
-`Books` are what is committed. A `Draft` lies over them (or over another draft) while a batch is decided: it reads through to
-what is below, keeps copies of what it changes, and is either absorbed whole or thrown away. So nothing uncommitted is ever
-visible, and taking over is the same code as working: every row of the store is put into a draft over empty books.
-
-Ledgers are sums of postings, and the rows are the postings: no ledger is stored. What each row posts is in draft.py.
+Ledgers are sums of postings, and the rows define the postings, so no ledger is stored. draft.py defines what each row posts.
 """
 
 from __future__ import annotations
@@ -20,46 +19,46 @@ import msgspec
 
 from remit.commitment.selector_index import Indexes, picks
 from remit.law.admission import Admission
-from remit.law.charges import Use
-from remit.law.fit import Ask, Index, carried, static_answer
+from remit.law.charges import LimitUsage
+from remit.law.fit import PeerIndex, Requirements, cached_static_misfit, owned_anti_affinity
 from remit.law.ledgers import GrantLedger, NodeLedger
-from remit.law.lifecycle import WAITS
+from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.selectors import domain_of
-from remit.law.shared_requirements import Asks
-from remit.law.timing import Tempo
+from remit.law.shared_requirements import RequirementsInterner
+from remit.law.timing import Timing
 from remit.model.objects import dec_hook, key_of
-from remit.model.records import Peer, PolicyRevision, Replica, Standing
+from remit.model.records import Peer, PeerConfirmation, PolicyRevision, Replica
 
 if TYPE_CHECKING:
     from remit.commitment.draft import Draft
 
 GenerationKey = tuple[str, str, int]
-"""Tenant, workload, generation: replicas of one are all alike."""
+"""Tenant, workload, generation number. All replicas of one generation have the same requirements."""
 
 decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
 
 AWAITED_NODE = "awaited/node/"
-"""After a restore, one such record stands for each node that has not yet reported."""
+"""Key prefix of records that exist, after a restore, for each node that has not reported yet."""
 
 _AWAITED = key_of("Summary", AWAITED_NODE)
 _PEER = key_of("Peer", "")
 _WORKLOAD = "workload/"
 _GENERATION = "generation/"
 _GENERATION_DEPTH = 3
-"""Slashes before its number."""
+"""Number of slashes in a generation key before its number."""
 
 ELIGIBLE_MAX = 1_024
-"""How many answers about domains are kept; when there are more, all go and are found again as they are asked for."""
+"""Maximum size of the cache of eligible domains. When it is full it is cleared and filled again on demand."""
 
 TIMES_EVERY_MS = 250
-LIMIT_MS_MAX = max(wait.limit_ms for wait in WAITS.values())
+LIMIT_MS_MAX = max(wait.limit_ms for wait in PHASE_TIMEOUTS.values())
 
 NOTES_MAX = 20_000
-"""How many events and decisions are kept; older ones go as new ones come."""
+"""Maximum number of stored events and decisions. The oldest are deleted when new ones arrive."""
 
 
 class Moment(NamedTuple):
-    """When a decision is made, on the authority's own clock, and when it last heard from each lease's holder."""
+    """When a decision is made, on the authority's own clock, and when each lease was last renewed."""
 
     now_ms: int
     boot: str
@@ -67,24 +66,24 @@ class Moment(NamedTuple):
     since_ms: int
     sequence: int
     incarnation: str
-    tempo: Tempo = Tempo()
+    tempo: Timing = Timing()
     wall: str = ""
-    """Written down for people; nothing is decided by it."""
+    """Wall clock, recorded for display. No decision depends on it."""
 
     def silent_ms(self, lease: str) -> int:
-        """For how long nothing was heard; a new authority counts from its takeover."""
+        """Return the time since the lease was last renewed. A new authority counts from its takeover."""
         return self.now_ms - self.heard.get(lease, self.since_ms)
 
 
 class Tally(dict[str, int]):
-    """Counts by topology domain; a domain that is not there counts nothing."""
+    """Counts by topology domain. A missing domain counts zero."""
 
     def __missing__(self, domain: str) -> int:
         return 0
 
 
 class Overlay:
-    """Counts by domain as a draft sees them."""
+    """Counts by domain as seen by a draft: the committed counts plus the draft's changes."""
 
     __slots__ = ("base", "moved")
 
@@ -96,14 +95,14 @@ class Overlay:
 
 
 class Books:
-    """What is committed. Replicas are kept as the bytes that were written; the rest, far fewer, as objects."""
+    """Committed state. Replicas are kept as encoded bytes to save memory; the other objects, far fewer, are kept decoded."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, tuple[int, bytes]] = {}
         self.things: dict[str, tuple[Any, int]] = {}
         self.by_kind: dict[str, dict[str, None]] = {}
         self.by_workload: dict[str, dict[str, None]] = {}
-        """Keys of generations by all that stands before their number: every declaration asks for those of its workload."""
+        """Generation keys by their prefix before the number. Every declaration looks up the generations of its workload."""
         self.awaited: set[str] = set()
         self.peers_awaited: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
@@ -112,23 +111,26 @@ class Books:
         self.population: dict[GenerationKey, int] = {}
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
-        self.used: Use = {}
-        """By tenant and limit: what is declared."""
+        self.used: LimitUsage = {}
+        """Declared amounts by tenant and limit."""
         self.patrons: dict[str, str] = {}
         self.times: list[tuple[int, int]] = []
-        """Which revision was committed when, on the authority's clock: a sample now and then. A replica's row changes with its
-        phase alone, so this says how long a phase has lasted."""
+        """Samples of (revision, commit time on the authority's clock). A replica's row changes only with its phase, so they
+        tell how long a phase has lasted.
+        """
         self.notes: dict[str, None] = {}
         self.loaded = 0
         self.policy: PolicyRevision | None = None
-        self.asks: dict[GenerationKey, Ask] = {}
-        self.asked = Asks()
+        self.asks: dict[GenerationKey, Requirements] = {}
+        self.asked = RequirementsInterner()
         self._tallies: Indexes[Tally] = Indexes()
         self._eligible: dict[tuple[Hashable, str], tuple[str, ...]] = {}
         self.carriers: Indexes[int] = Indexes()
-        """Anti-affinity that replicas carry, which newcomers must respect, and of how many generations each is."""
-        self._carrying: dict[GenerationKey, tuple[Index, ...]] = {}
-        """Generations with spots that carry an anti-affinity."""
+        """Anti-affinity terms of placed replicas, which new replicas must respect, with the number of generations that have
+        each.
+        """
+        self._carrying: dict[GenerationKey, tuple[PeerIndex, ...]] = {}
+        """Anti-affinity terms of each generation that has placed replicas."""
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -140,11 +142,11 @@ class Books:
         return self.things.get(name)
 
     def held(self, generation: GenerationKey) -> int:
-        """How many replicas of a generation hold room that they are bound to; a reservation is not bound yet."""
+        """Return how many replicas of a generation are bound. Reservations hold capacity but are not bound yet."""
         return sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
 
     def places(self) -> Iterator[tuple[GenerationKey, str, int]]:
-        """How many of each generation hold room on each node."""
+        """Yield how many replicas of each generation hold capacity on each node."""
         for generation, spots in self.spots.items():
             for name, count in spots.items():
                 yield generation, name, count
@@ -153,12 +155,12 @@ class Books:
         return self.policy
 
     def keys(self, prefix: str) -> list[str]:
-        """Keys of kept things, in order; replicas are not among them."""
+        """Return the sorted keys of objects with this prefix. Replicas are not included."""
         if prefix.startswith(_GENERATION) and prefix.endswith("/") and prefix.count("/") == _GENERATION_DEPTH:
             return sorted(self.by_workload.get(prefix, ()))
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
-    def ask(self, generation: GenerationKey) -> Ask | None:
+    def ask(self, generation: GenerationKey) -> Requirements | None:
         ask = self.asks.get(generation)
         if ask is None:
             ask = compile_ask(self, generation, self.asked)
@@ -166,36 +168,36 @@ class Books:
                 self.asks[generation] = ask
         return ask
 
-    def counts(self, index: Index) -> Tally:
-        """Committed counts by domain, made from the spots when first asked for, and kept up since."""
+    def counts(self, index: PeerIndex) -> Tally:
+        """Return committed counts by domain. They are computed on first use and maintained since."""
         tally = self._tallies.get(index)
         if tally is None:
             tally = Tally()
             for generation, spots in self.spots.items():
                 if self.counts_in(generation, index):
                     for name, count in spots.items():
-                        tally[domain_of(self.nodes[name].node, index.key)] += count
+                        tally[domain_of(self.nodes[name].node, index.topology_key)] += count
             self._tallies.put(index, tally)
         return tally
 
-    def total(self, index: Index) -> int:
+    def total(self, index: PeerIndex) -> int:
         return sum(self.counts(index).values())
 
-    def counts_in(self, generation: GenerationKey, index: Index) -> bool:
+    def counts_in(self, generation: GenerationKey, index: PeerIndex) -> bool:
         ask = self.ask(generation) if generation[0] == index.tenant else None
         return ask is not None and picks(index, ask)
 
-    def eligible(self, ask: Ask, topology_key: str) -> tuple[str, ...]:
-        """Domains in which a replica could be placed at all, whatever is left of their nodes."""
-        found = self._eligible.get((ask.demands, topology_key))
+    def eligible(self, ask: Requirements, topology_key: str) -> tuple[str, ...]:
+        """Return the domains with at least one node on which the replica is allowed, regardless of free capacity."""
+        found = self._eligible.get((ask.static_key, topology_key))
         if found is None:
             if len(self._eligible) >= ELIGIBLE_MAX:
                 self._eligible.clear()
-            found = self._eligible[ask.demands, topology_key] = domains(ask, self.nodes.values(), topology_key)
+            found = self._eligible[ask.static_key, topology_key] = domains(ask, self.nodes.values(), topology_key)
         return found
 
     def excess(self) -> Iterator[tuple[str, str]]:
-        """Ledgers that stand above their amount since a lawful reduction, and by how much: to be drained."""
+        """Yield ledgers that exceed their amount after a legal reduction, with the excess. They must be drained."""
         for name, node in sorted(self.nodes.items()):
             if over := node.over():
                 yield f"node/{name}", str(over)
@@ -206,7 +208,7 @@ class Books:
     # -- absorbing -------------------------------------------------------------------------------------------------------
 
     def absorb(self, draft: Draft, revision: int, encoded: Mapping[str, bytes]) -> None:
-        """Make a draft's changes official: they were committed at `revision` as the bytes given."""
+        """Apply the changes of a draft, which were committed at `revision` as the given bytes."""
         self._note_time(revision, draft.moment.now_ms)
         replicas = self.replicas
         for name, replica in draft.replicas.items():
@@ -227,7 +229,7 @@ class Books:
             elif name.startswith(_AWAITED):
                 (self.awaited.discard if thing is None else self.awaited.add)(name)
             elif name.startswith(_PEER):
-                awaited = isinstance(thing, Peer) and thing.spec.standing is Standing.AWAITED
+                awaited = isinstance(thing, Peer) and thing.spec.standing is PeerConfirmation.AWAITED
                 (self.peers_awaited.add if awaited else self.peers_awaited.discard)(name)
         for name, note in draft.notes.items():
             self.notes.pop(name, None)
@@ -247,7 +249,8 @@ class Books:
         elif draft.reshaped:
             self._ask_anew(draft.things)
         if draft.relabelled:
-            # Before the spots: they may lie on nodes that are gone by now, and are counted anew when next asked for.
+            # Before the node counts are absorbed: those may lie on nodes that were just deleted. Domain counts are recomputed
+            # on demand.
             self._tallies.clear()
         merge(self.nodes, draft.nodes)
         self._absorb_spots(draft.spots)
@@ -267,20 +270,20 @@ class Books:
                 del self.by_workload[family]
 
     def _note_time(self, revision: int, now_ms: int) -> None:
-        """A sample now and then is enough: a phase is then taken for a little younger than it is."""
+        """Record a sample now and then. Between samples a phase is reported slightly younger than it is, never older."""
         if not self.times or now_ms - self.times[-1][1] >= TIMES_EVERY_MS:
             self.times.append((revision, now_ms))
             while len(self.times) > 1 and now_ms - self.times[0][1] > 2 * LIMIT_MS_MAX:
                 del self.times[0]
 
     def waiting_ms(self, revision: int, moment: Moment) -> int:
-        """For how long a replica that stands at `revision` has been in its phase, as far as this authority knows."""
+        """Return how long a replica whose row is at `revision` has been in its phase, as far as this authority knows."""
         if revision <= self.loaded:
             return moment.now_ms - moment.since_ms
         at = bisect_left(self.times, (revision, 0))
         if at < len(self.times) and (at == 0 or self.times[at][0] == revision):
             return moment.now_ms - self.times[at][1]
-        # Within one interval of the sample before it: else it would have made one itself.
+        # The commit lies within one interval of the previous sample, otherwise it would have recorded one.
         return max(0, moment.now_ms - self.times[at - 1][1] - TIMES_EVERY_MS)
 
     def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
@@ -292,19 +295,19 @@ class Books:
             add(spots, moved)
             ask = self.ask(generation) if self._tallies else None
             if ask is None:
-                self._tallies.clear()  # it went with its last spot, and nobody knows any more where it counted
+                self._tallies.clear()  # the generation was deleted with its last replica, so its terms are unknown
             for index in self._tallies.counting(ask) if ask is not None else ():
                 tally = self._tallies.values[index]
                 for name, count in moved.items():
-                    tally[domain_of(self.nodes[name].node, index.key)] += count
+                    tally[domain_of(self.nodes[name].node, index.topology_key)] += count
             if not spots:
                 del self.spots[generation]
                 self._carry_no_more(generation)
 
     def _carry(self, generation: GenerationKey) -> None:
         ask = self.ask(generation)
-        if ask is not None and ask.anti:
-            mine = self._carrying[generation] = tuple(dict.fromkeys(carried(ask)))
+        if ask is not None and ask.anti_affinity:
+            mine = self._carrying[generation] = tuple(dict.fromkeys(owned_anti_affinity(ask)))
             for index in mine:
                 self.carriers.put(index, (self.carriers.get(index) or 0) + 1)
 
@@ -317,8 +320,9 @@ class Books:
                 self.carriers.drop(index)
 
     def _ask_anew(self, things: Iterable[str]) -> None:
-        """Of the generations and workloads among these: what was made of their rows no longer holds. Of a generation that was
-        written it is made at once, while the row is at hand: most are asked about before long.
+        """Discard compiled requirements of the workloads and generations among these keys.
+
+        A generation that was written is compiled again at once while its row is at hand, because most are scheduled soon.
         """
         for name in things:
             if name.startswith(_WORKLOAD):
@@ -328,11 +332,13 @@ class Books:
             if name.startswith(_GENERATION):
                 generation = named_generation(name)
                 self.asks.pop(generation, None)
-                with suppress(ValueError):  # it cannot be met, which whoever asks for it is told then
+                with suppress(ValueError):  # unsatisfiable requirements are reported when the replica is placed
                     self.ask(generation)
 
     def _carry_anew(self, things: Iterable[str]) -> None:
-        """Of the generations among these, those that have spots: another row may carry something else."""
+        """Refresh the anti-affinity terms of the written generations that have placed replicas: the new row may have other
+        terms.
+        """
         for name in things:
             if name.startswith(_GENERATION):
                 generation = named_generation(name)
@@ -350,34 +356,36 @@ def generation_key(generation: GenerationKey) -> str:
 
 
 def named_generation(name: str) -> GenerationKey:
-    """Whose key this is: the other way round."""
+    """Parse a generation's key (the inverse of `generation_key`)."""
     _, tenant, rest = name.split("/", 2)
     workload, _, number = rest.rpartition("/")
     return tenant, workload, int(number)
 
 
-def asks_under(policy: PolicyRevision | None) -> Asks:
+def asks_under(policy: PolicyRevision | None) -> RequirementsInterner:
     if policy is None:
-        return Asks()
+        return RequirementsInterner()
     spec = policy.spec
-    return Asks(tuple(spec.policies.values()), (spec.number, spec.deadline), Admission(spec.policies, spec.number))
+    return RequirementsInterner(
+        tuple(spec.policies.values()), (spec.number, spec.deadline), Admission(spec.policies, spec.number)
+    )
 
 
-def compile_ask(books: Books | Draft, generation: GenerationKey, asks: Asks) -> Ask | None:
-    """What replicas of a generation need, as these books have it."""
+def compile_ask(books: Books | Draft, generation: GenerationKey, asks: RequirementsInterner) -> Requirements | None:
+    """Compile the requirements of a generation's replicas from the objects in these books."""
     found = books.thing(generation_key(generation))
     if found is None:
         return None
     spec = found[0].spec
     owner = books.thing(key_of("Workload", generation[1], generation[0]))
     going = owner is None or owner[0].metadata.deleting
-    return asks.make(generation[0], generation[1], spec.labels, spec.spec, generation[2], not going)
+    return asks.compile(generation[0], generation[1], spec.labels, spec.spec, generation[2], not going)
 
 
-def domains(ask: Ask, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
+def domains(ask: Requirements, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
     found = {}
     for ledger in nodes:
-        if ledger is not None and static_answer(ask, ledger) is None:
+        if ledger is not None and cached_static_misfit(ask, ledger) is None:
             known, domain = ledger.domain(topology_key)
             if known:
                 found[domain] = True

@@ -1,10 +1,8 @@
-"""`decide(draft, operation)`: checks shared by all claims, and dispatch to rulings. No I/O.
+"""Decides one operation: checks shared by all claims, then the ruling of the claim's type. Pure, no I/O (see authority.py).
 
-Each claim against the books, one after another. No I/O here: see authority.py.
-
-`decide(draft, operation)` is pure in what is committed: it reads the books through the draft, and either writes what follows
-into the draft or refuses and leaves the draft as it was. The checks that every claim shares come first, in this order: is there
-such a claim, may this role make it, and does the asker hold its lease at the current epoch (the fence).
+`decide(draft, operation)` reads the books through the draft. It either writes the resulting changes into the draft, or
+refuses and leaves the draft unchanged. The shared checks run in this order: the claim type is known, the role may make this
+claim, and the actor holds its lease at the current epoch (the fence).
 """
 
 from __future__ import annotations
@@ -16,17 +14,21 @@ from remit.commitment.rulings.registry import RULINGS, Ruling, refuse
 from remit.model.claims import Acquire, Claim, Code, Operation, Refused
 
 ROOMS = (declarations, grants, leases, transitions, evidence, placement, peer_scopes)
-"""Where the rulings stand; importing them fills the register."""
+"""Modules that define rulings. Importing them fills the registry."""
 
 
 def decide(draft: Draft, operation: Operation) -> int | Refused:
-    """The number that an accepted claim is answered with, its changes written into the draft; or the refusal."""
+    """Return the number that answers an accepted claim, with its changes written into the draft; or the refusal."""
     claim, actor = operation.claim, operation.actor
     ruling = RULINGS.get(type(claim))
     if ruling is None:
-        return refuse(Code.INVALID, f"{type(claim).__name__} is not decided here")
+        return refuse(
+            Code.INVALID, f"claim: {type(claim).__name__} has no ruling; use one of the claims listed in docs/operations.md"
+        )
     if actor.role not in ruling.roles:
-        return refuse(Code.ROLE, f"{actor.role} may not {tag(type(claim))}; {', '.join(sorted(ruling.roles))} may")
+        return refuse(
+            Code.ROLE, f"role {actor.role} may not {tag(type(claim))}; allowed roles: {', '.join(sorted(ruling.roles))}"
+        )
     if not isinstance(claim, Acquire):
         fenced = claimant(draft, actor)
         if fenced is not None:
@@ -35,10 +37,10 @@ def decide(draft: Draft, operation: Operation) -> int | Refused:
 
 
 def tag(claim: type[Claim]) -> str:
-    """How a claim is called in the audit and on the wire."""
+    """Return the name of a claim type in audit entries and on the wire."""
     return str(claim.__struct_config__.tag)
 
 
 def rulings() -> dict[type[Claim], Ruling]:
-    """Every claim that is decided here; `Abandon` is the outcomes' own affair."""
+    """Return the ruling of every claim type decided here. `Abandon` has none: it is decided with the outcomes (batch.py)."""
     return dict(RULINGS)

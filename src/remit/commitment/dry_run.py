@@ -1,7 +1,4 @@
-"""Decides operations on a draft that is discarded.
-
-Claims decided on a draft that is thrown away: nothing is written, and nobody else hears.
-"""
+"""Decides operations on a draft that is then discarded. Writes nothing and notifies nothing."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from remit.model.objects import AnyObject, key, key_of
 
 
 class Tried(NamedTuple):
-    """`ruled` is the number that it would be answered with, or the refusal; `thing` is what would then stand there."""
+    """Result of one claim. `ruled` is the number that would answer it, or the refusal; `thing` the resulting object."""
 
     ruled: int | Refused
     thing: AnyObject | None = None
 
 
 def tried(authority: Authority, actor: Actor, claims: Sequence[AnyClaim]) -> list[Tried]:
-    """Each on top of those before it, as in one batch. It knows of nothing that is being written just now."""
+    """Decide each claim on top of those before it, as in one batch. A batch that is being written now is not seen."""
     draft = authority.ground().draft()
     found: list[Tried] = []
     for claim in claims:
         try:
             ruled = decide(draft, Operation(OperationID(""), actor, claim, Evidence()))
-        except Exception as fault:  # noqa: BLE001 - our own bug, whatever it is: the draft may be half written
+        except Exception as fault:  # noqa: BLE001 - any bug of ours: the draft may be half written
             found.append(Tried(Refused(Code.FAULT, f"{type(fault).__name__}: {fault}")))
             draft = authority.ground().draft()
             continue

@@ -1,9 +1,7 @@
-"""Recomputes all ledgers from rows and reports differences.
+"""Recomputes all ledgers from the rows and reports differences. Corrects nothing.
 
-Recomputes every ledger from the rows alone, and compares. It corrects nothing.
-
-This is the check that an operator runs and the demo prints. It shares no arithmetic with draft.py: the sums are made again from
-the replicas and grants as they stand, so a posting that was forgotten or made twice shows as a difference.
+Operators run this check, and the demo prints its result. It shares no arithmetic with draft.py: the sums are computed again
+from the rows of replicas and grants, so a posting that was forgotten or made twice shows as a difference.
 """
 
 from __future__ import annotations
@@ -13,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from remit.commitment.books import Books, generation_of
-from remit.law.charges import copy_of
-from remit.law.ledgers import DEVICE
-from remit.law.lifecycle import HOLDS
+from remit.law.charges import attempt_key
+from remit.law.ledgers import DEVICE_PREFIX
+from remit.law.lifecycle import HOLDING_PHASES
 from remit.model.kinds import Tenant
 from remit.model.objects import key_of
 from remit.model.records import Grant, GrantPhase, Phase, Replica
-from remit.model.resources import WHOLE, Amount
+from remit.model.resources import WHOLE_DEVICE, Amount
 
 Sums = dict[str, dict[str, int]]
 
@@ -32,24 +30,24 @@ def replicas(books: Books) -> Iterator[tuple[str, Replica]]:
 
 
 def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str, int]]]:
-    """Every replica that holds room, with what it needs of its node and what it is charged with."""
+    """Return every replica that holds capacity, with its resources on the node and its charge on its grants."""
     found = {}
     for name, replica in replicas(books):
         ask = books.ask(generation_of(replica))
-        if replica.status.phase in HOLDS and ask is not None:
-            needs = {**dict(ask.resources), **{DEVICE + d: share for d, share in replica.status.devices.items()}}
+        if replica.status.phase in HOLDING_PHASES and ask is not None:
+            needs = {**dict(ask.resources), **{DEVICE_PREFIX + d: share for d, share in replica.status.devices.items()}}
             found[name] = (replica, needs, dict(ask.charge.pairs))
     return found
 
 
 def _sums(books: Books) -> tuple[Sums, Sums]:
-    """By node and by grant: what the rows say is held. A reservation holds what its victims' going will not free."""
+    """Return what the rows hold, by node and by grant. A reservation holds its need minus what its victims free."""
     nodes: Sums = defaultdict(lambda: defaultdict(int))
     grants: Sums = defaultdict(lambda: defaultdict(int))
     holding = _holding(books)
     for replica, needs, charge in holding.values():
         victims = replica.status.victims if replica.status.phase is Phase.RESERVED else {}
-        theirs = [holding[v] for v, copy in victims.items() if v in holding and copy_of(holding[v][0]) == copy]
+        theirs = [holding[v] for v, copy in victims.items() if v in holding and attempt_key(holding[v][0]) == copy]
         for name, count in needs.items():
             freed = sum(one[1].get(name, 0) for one in theirs)
             nodes[replica.status.node][name] += max(0, count - freed)
@@ -61,40 +59,43 @@ def _sums(books: Books) -> tuple[Sums, Sums]:
 
 
 def one_owner_per_device(books: Books) -> Iterator[str]:
-    """No two replicas that hold room name the same whole device of a node."""
+    """No two replicas hold the same whole device of a node."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, (replica, _, _) in _holding(books).items():
         if replica.status.phase is not Phase.RESERVED:
             for device, share in replica.status.devices.items():
-                if share == WHOLE:
+                if share == WHOLE_DEVICE:
                     owners[replica.status.node, device].append(name)
     for (node, device), names in sorted(owners.items()):
         if len(names) > 1:
-            yield f"device {device} of {node} is owned by {', '.join(names)}"
+            yield f"device {device} of node {node} is held by {len(names)} replicas: {', '.join(names)}"
 
 
 def node_ledgers_balance(books: Books) -> Iterator[str]:
-    """What each node's ledger says is left is its capacity less what its replicas' rows hold."""
+    """The free capacity in each node's ledger equals its capacity minus what the rows of its replicas hold."""
     nodes, _ = _sums(books)
     for name, ledger in sorted(books.nodes.items()):
         spec = ledger.node.spec
-        capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}
+        capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}
         for resource in sorted({*capacity, *nodes[name], *ledger.free}):
             left = capacity.get(resource, 0) - nodes[name][resource]
             if ledger.free.get(resource, 0) != left:
-                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} left, the rows say {left}"
+                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} free, the rows give {left}"
 
 
 def one_binding(books: Books) -> Iterator[str]:
-    """A replica names a node and grants exactly while it holds room, and that node exists."""
+    """A replica names a node and grants exactly while it holds capacity, and that node exists."""
     for name, replica in replicas(books):
-        bound = replica.status.phase in HOLDS
+        bound = replica.status.phase in HOLDING_PHASES
         if bound != bool(replica.status.grants) or (bound and replica.status.node not in books.nodes):
-            yield f"{name} is {replica.status.phase} on {replica.status.node or 'no node'}, charged to {replica.status.grants}"
+            yield (
+                f"{name}: phase {replica.status.phase}, node {replica.status.node or 'none'}, charged to "
+                f"{replica.status.grants}"
+            )
 
 
 def grants_cover(books: Books) -> Iterator[str]:
-    """What each grant's ledger says is drawn and granted on is what the rows of replicas and grants say."""
+    """The amounts used and granted on in each grant's ledger equal the sums over the rows of replicas and grants."""
     _, drawn = _sums(books)
     lent: Sums = defaultdict(lambda: defaultdict(int))
     for grant in _issued(books):
@@ -106,15 +107,15 @@ def grants_cover(books: Books) -> Iterator[str]:
                 for resource, count in share:
                     lent[f"tenant/{tenant}/emergency"][resource] += count
     for name, ledger in sorted(books.grants.items()):
-        for resource in sorted({*ledger.left, *drawn[name], *lent[name]}):
-            used, on = ledger.used.get(resource, 0), ledger.lent.get(resource, 0)
+        for resource in sorted({*ledger.free, *drawn[name], *lent[name]}):
+            used, on = ledger.used.get(resource, 0), ledger.granted_on.get(resource, 0)
             if (used, on) != (drawn[name][resource], lent[name][resource]):
                 rows = f"{drawn[name][resource]} and {lent[name][resource]}"
-                yield f"{name}: {resource}: used {used} and granted on {on}; the rows say {rows}"
+                yield f"{name}: {resource}: the ledger has {used} used and {on} granted on; the rows give {rows}"
 
 
 def quota_covers(books: Books) -> Iterator[str]:
-    """Draws are checked against the quota and emergency quota that each tenant's row declares, and every slice is of quota."""
+    """Each tenant's ledgers have the quota and emergency quota of its row, and every quota slice is part of a quota."""
     for name in books.keys("tenant/"):
         tenant: Tenant = books.things[name][0]
         limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
@@ -122,16 +123,19 @@ def quota_covers(books: Books) -> Iterator[str]:
             ledger = books.grants.get(f"tenant/{tenant.metadata.name}{suffix}")
             if ledger is None or Amount(ledger.amount) != declared:
                 there = "no ledger" if ledger is None else str(Amount(ledger.amount))
-                yield f"{name}{suffix}: declared {declared}, checked against {there}"
+                yield f"{name}{suffix}: the row declares {declared}, the ledger has {there}"
     for grant in _issued(books):
         above = books.things.get(key_of("Grant", grant.spec.parent))
         slice_ = above is not None and (above[0].spec.purpose, above[0].spec.tenant) == ("quota", grant.spec.tenant)
         if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not slice_:
-            yield f"grant/{grant.metadata.name}: a slice of quota that was carved out of {grant.spec.parent or 'nothing'}"
+            yield (
+                f"grant/{grant.metadata.name}: a quota slice whose parent is {grant.spec.parent or 'missing'}, not quota "
+                "of its tenant"
+            )
 
 
 def _issued(books: Books) -> Iterator[Grant]:
-    """Grants that this scope has made; copies of those that it holds burden nothing here."""
+    """Yield the grants made by this scope. Copies of grants held from other scopes charge no ledger here."""
     for name in books.keys("grant/"):
         grant: Grant = books.things[name][0]
         if not grant.spec.issuer:
@@ -145,14 +149,14 @@ CHECKS: Final[dict[str, Callable[[Books], Iterator[str]]]] = {
     "grants-cover": grants_cover,
     "quota-covers": quota_covers,
 }
-"""By the invariant that each speaks of. What stands above its limit since a lawful reduction is listed by `Books.excess`."""
+"""Checks by invariant. Ledgers above their limit after a legal reduction are listed by `Books.excess` instead."""
 
 
 def violations(books: Books) -> dict[str, list[str]]:
-    """By invariant, everything that is wrong; all lists are empty if the books balance."""
+    """Return all violations by invariant. Every list is empty if the books balance."""
     return {name: list(check(books)) for name, check in CHECKS.items()}
 
 
 def statement(name: str) -> str:
-    """What a check shows, in one sentence."""
+    """Return what a check verifies, in one sentence."""
     return (CHECKS[name].__doc__ or "").splitlines()[0]

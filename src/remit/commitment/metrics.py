@@ -1,7 +1,4 @@
-"""Counters of the authority: batches, verdicts, commit latency.
-
-Batches, verdicts and how long a commit took, counted as it goes. Nothing is decided by it.
-"""
+"""Counters of the authority: batch sizes, verdicts, commit latency. They influence no decision."""
 
 from __future__ import annotations
 
@@ -11,30 +8,31 @@ from typing import Final
 
 from remit.commitment.decide import tag
 from remit.commitment.outcomes import Entry
-from remit.law.lifecycle import OWNER
+from remit.law.lifecycle import OWNERS
 from remit.model.claims import CLAIMS, Code
-from remit.model.counters import SECONDS, SIZES, Buckets, Counts
+from remit.model.counters import SECONDS_BUCKETS, SIZE_BUCKETS, BoundedCounter, Histogram
 
 _MOVE: Final = "move "
-DEEDS: Final = (*sorted(tag(claim) for claim in CLAIMS), *sorted(_MOVE + name for name in OWNER))
-"""All that may be accepted. A refused move may name any transition: its words are the asker's."""
+DEEDS: Final = (*sorted(tag(claim) for claim in CLAIMS), *sorted(_MOVE + name for name in OWNERS))
+"""Every operation name that can be accepted. A refused move may name any transition, because that text comes from the caller.
+"""
 LEAVING: Final = ("evict", "retire", "remove", "abort", "lose", "crash")
-"""Moves by which a replica loses its place, other than by a preemption."""
+"""Transitions by which a replica loses its node, other than preemption."""
 
 
 class AuthorityCounts:
-    """Of all terms in which one process led."""
+    """Counters over all terms in which this process led."""
 
     def __init__(self) -> None:
-        self.batches = Buckets(SIZES)
-        self.commits = Buckets(SECONDS)
-        self.accepted = Counts(DEEDS)
-        self.refused = Counts(Code)
+        self.batches = Histogram(SIZE_BUCKETS)
+        self.commits = Histogram(SECONDS_BUCKETS)
+        self.accepted = BoundedCounter(DEEDS)
+        self.refused = BoundedCounter(Code)
         self.tell: Callable[[Entry], None] | None = None
-        """Hears of each decision, if anybody wants to."""
+        """Called with each decided entry, if set."""
 
     def wrote(self, entries: Sequence[Entry], took_ms: int) -> None:
-        """A batch is in the store."""
+        """Count a committed batch."""
         if self.tell is not None:
             for entry in entries:
                 self.tell(entry)
@@ -50,5 +48,5 @@ class AuthorityCounts:
             self.commits.add(took_ms / 1000)
 
     def left(self) -> dict[str, int]:
-        """How many lost their place, by what took it."""
+        """Return how many replicas lost their node, by transition."""
         return {name: self.accepted.get(_MOVE + name, 0) for name in LEAVING}

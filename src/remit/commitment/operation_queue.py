@@ -1,6 +1,6 @@
-"""Fair queue of submitted operations: one lane per tenant, one for components.
+"""Fair queue of submitted operations: one lane per tenant, and one for the scope's components.
 
-Tenants in turn, and the scope's own components between them. Nothing is decided here.
+Lanes take turns, and every second turn belongs to the components' lane. No operation is decided here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from remit.client.endpoint import NoVerdict, Silence
+from remit.client.endpoint import EndpointError, OutcomeUnknown
 from remit.model.claims import Actor, Operation, Role, Verdict
 
 
 class BatchMax(NamedTuple):
-    """How much goes into one batch: operations, and replicas that may be changed before it ends."""
+    """Limits of one batch: operations, and replicas changed. The operation that crosses the replica limit is still included."""
 
     operations: int = 512
     replicas: int = 2_000
@@ -29,7 +29,7 @@ Future = asyncio.Future[list[Verdict]]
 
 
 class Waiting:
-    """One ask: how much of it was taken, and how much of it has been answered."""
+    """One submission of operations: how many were taken into batches, and the verdicts so far."""
 
     __slots__ = ("answer", "lane", "operations", "queued", "taken", "verdicts")
 
@@ -39,13 +39,17 @@ class Waiting:
         self.verdicts: list[Verdict] = []
         self.queued = True
 
-    def fail(self, error: NoVerdict) -> None:
+    def fail(self, error: EndpointError) -> None:
         if not self.answer.done():
-            self.answer.set_exception(Silence("part of it is done; ask the same ids again") if self.verdicts else error)
+            self.answer.set_exception(
+                OutcomeUnknown("part of this submission was committed; retry with the same operation ids")
+                if self.verdicts
+                else error
+            )
 
 
 class Piece(NamedTuple):
-    """Some operations of an ask, in a batch."""
+    """A contiguous range of one submission's operations, taken into one batch."""
 
     waiting: Waiting
     start: int
@@ -57,45 +61,48 @@ class Piece(NamedTuple):
 
 
 OWN: Final = "/own"
-"""The lane of those who keep the scope going: schedulers, agents, controllers. No tenant is called so."""
+"""Lane of the scope's components: schedulers, agents, controllers. A tenant name cannot contain a slash."""
 
 
 def lane_of(operations: Sequence[Operation]) -> str:
-    """In whose turn an ask is decided: the components' of the scope, or that of the tenant whose people ask."""
-    actor = getattr(operations[0], "actor", None) if operations else None  # in one process anybody may hand over anything
+    """Return the lane of a submission: the components' lane, or the tenant's if the actor is a user or an operator."""
+    actor = (
+        getattr(operations[0], "actor", None) if operations else None
+    )  # in-process callers may pass any object as an operation
     return OWN if not isinstance(actor, Actor) or actor.role not in PEOPLE else actor.tenant
 
 
 class Queue:
-    """Asks that wait, in lanes. One that fits into a batch is never split; a larger one goes to the back with its rest.
+    """Queued submissions, in lanes. A submission that fits into one batch is never split; the rest of a larger one goes to the
+    back.
 
-    Lanes take turns, and every second turn is the components' own: however many manifests a tenant has sent, a bind, a start or
-    a lease waits for one turn of somebody else's, and so does another tenant's deed. A turn is at most a batch. Each lane has
-    its own bound, so nobody is turned away because others have filled the queue.
+    Lanes take turns, and every second turn belongs to the components' lane. However many manifests a tenant has sent, a
+    bind, a start or a lease waits for at most one turn of another lane, and so does an operation of another tenant. A turn
+    is at most one batch. The length of each lane is limited separately, so one tenant cannot fill the queue for all.
     """
 
     def __init__(self, batch_max: int = BATCH_MAX.operations) -> None:
         self.batch_max = batch_max
         self._again: deque[Waiting] = deque()
-        """What was given back is decided before everything else, in its order."""
+        """Submissions returned to the queue. They are decided before all others, in their original order."""
         self._lanes: dict[str, deque[Waiting]] = {}
         self._turns: deque[str] = deque()
-        """Lanes of people in which somebody waits, in the order of their turns."""
+        """Tenant lanes that are not empty, in the order of their turns."""
         self._own_was_last = False
         self._counts: dict[str, int] = {}
         self.count = 0
-        """Operations that wait."""
+        """Number of queued operations."""
 
     def __bool__(self) -> bool:
         return bool(self._again or self._lanes)
 
     @property
     def full(self) -> bool:
-        """Is there a whole batch, so that nothing is gained by waiting for more?"""
+        """Whether a full batch is queued, so that waiting for more operations gains nothing."""
         return self.count >= self.batch_max
 
     def has_room(self, operations: Sequence[Operation], most: int) -> bool:
-        """One ask is always taken by a lane in which nobody waits."""
+        """Return whether the lane accepts these operations. An empty lane always accepts one submission."""
         waiting = self._counts.get(lane_of(operations), 0)
         return not waiting or waiting + len(operations) <= most
 
@@ -106,7 +113,7 @@ class Queue:
         return waiting.answer
 
     def take(self, *, one: bool = False) -> list[Piece]:
-        """A batch of operations, or only the very next one."""
+        """Take a batch of operations, or only the next one."""
         pieces: list[Piece] = []
         room = 1 if one else self.batch_max
         while self:
@@ -115,14 +122,16 @@ class Queue:
             if lane is not None:
                 self._turn_over(lane, kept=taken is None)
             if taken is None:
-                break  # the next that would be taken does not fit in here, and is first in the next batch
+                break  # the next submission does not fit into this batch; it is first in the next one
             room -= taken
             if room <= 0:
                 break
         return pieces
 
     def _take_from(self, waiting: deque[Waiting], pieces: list[Piece], room: int, *, one: bool) -> int | None:
-        """As many as there is room for; None if not even the first fits in here whole, and would in another batch."""
+        """Take as many operations as fit. Return None if the first submission does not fit as a whole but would fit into
+        another batch.
+        """
         most = room
         while waiting and (room > 0 or not waiting[0].operations):
             ask = waiting[0]
@@ -132,7 +141,7 @@ class Queue:
             waiting.popleft()
             ask.queued = False
             if ask.answer.done():
-                # Nobody waits for it any more: cancelled before it was begun, or failed in its middle.
+                # The caller no longer waits: it cancelled before this was taken, or part of the submission failed.
                 self._count(ask, -left)
                 continue
             piece = Piece(ask, ask.taken, ask.taken + min(left, room))
@@ -152,7 +161,7 @@ class Queue:
         return OWN if own else self._turns[0]
 
     def _turn_over(self, lane: str, *, kept: bool) -> None:
-        """A lane has had its turn; it is the next one still, if it could not make use of it."""
+        """End the turn of a lane. With `kept` the lane took nothing and stays next in order."""
         self._own_was_last = (lane == OWN) != kept
         if lane != OWN and not kept:
             self._turns.popleft()
@@ -170,7 +179,7 @@ class Queue:
         (lane.appendleft if first else lane.append)(waiting)
 
     def give_back(self, pieces: Sequence[Piece]) -> None:
-        """What was taken last is to be decided anew, before everything else."""
+        """Return slices of the last batch to the queue. They are decided again before everything else."""
         for piece in reversed(pieces):
             if piece.waiting.queued:
                 self._withdraw(piece.waiting)
@@ -179,9 +188,11 @@ class Queue:
             self._move(piece, piece.start)
 
     def put_off(self, rest: Sequence[Piece], decided: Sequence[Piece]) -> None:
-        """What did not fit into the batch that it was taken for waits for its lane's next turn; that comes at once for lanes of
-        which nothing was decided. An ask of which a part was goes behind those that wait there. Before everything else it
-        would keep all others waiting for as long as somebody goes on sending what makes much of little.
+        """Put operations that did not fit into their batch back into their lanes.
+
+        They wait for the lane's next turn, which comes immediately for lanes of which nothing was decided. A partly decided
+        submission goes behind the others of its lane. Putting it first would block all other lanes for as long as a client
+        keeps sending operations that each change many replicas.
         """
         served, begun = {piece.waiting.lane for piece in decided}, {id(piece.waiting) for piece in decided}
         for piece in reversed(rest):
@@ -216,8 +227,8 @@ class Queue:
             if len(waiting.verdicts) == len(waiting.operations) and not waiting.answer.done():
                 waiting.answer.set_result(waiting.verdicts)
 
-    def fail_all(self, error: NoVerdict) -> None:
-        """Nobody waits for ever for an authority that has stopped."""
+    def fail_all(self, error: EndpointError) -> None:
+        """Fail every queued submission when the authority stops, so that no caller waits forever."""
         for lane in (self._again, *self._lanes.values()):
             for waiting in lane:
                 waiting.fail(error)
@@ -241,7 +252,7 @@ class Queue:
 
 
 def cut(pieces: Sequence[Piece], count: int) -> tuple[list[Piece], list[Piece]]:
-    """The first `count` operations, and the rest."""
+    """Split slices after `count` operations: the first part, and the rest."""
     first, rest = list[Piece](), list[Piece]()
     for piece in pieces:
         middle = min(piece.end, piece.start + count)

@@ -1,13 +1,12 @@
-"""Idempotency table: one stored outcome per operation id, by issue window.
+"""Idempotency table: one stored outcome per operation id, grouped by issue window. No I/O.
 
-One outcome per operation id, with its audit. No I/O here.
+Every batch writes one row with an entry for each operation that it decided. The entry is both the outcome and the audit
+record. Ids carry the **window** in which they were issued, a number that the authority advances by its own clock and stores
+in these rows. Outcomes are kept for a number of windows. An id from before that **horizon** is refused and never executed.
+So an outcome may be forgotten, but an operation is never executed twice: `id's window <= window of its execution < horizon`
+means refused.
 
-Every batch writes one row with an entry for each operation it decided: the outcome and the audit are the same record. Ids carry
-the **window** that they were issued in, a number that the authority counts up by its own clock and keeps in these rows.
-Outcomes are kept for a number of windows; an id from before that **horizon** is refused, never executed. So an outcome may be
-forgotten, but a deed is never repeated: `id's window <= window of its execution < horizon` means refused.
-
-The memory is bounded twice: by time, and by count. If there are too many, the horizon moves up early.
+Memory is bounded by time and by count: when there are too many outcomes, the horizon moves up early.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from remit.model.claims import Accepted, Code, Operation, Refused, Verdict, payload, window_of
+from remit.model.claims import Accepted, Code, Operation, Refused, Verdict, parse_operation_id, payload
 
 WINDOW_MS: Final = 60_000
 WINDOWS_KEPT: Final = 10
@@ -26,11 +25,11 @@ OUTCOMES_MAX: Final = 1_000_000
 BATCH: Final = "batch/"
 
 _NOT_OUTCOMES: Final = frozenset({Code.OPERATION_EXPIRED, Code.OPERATION_MISMATCH})
-"""Refusals of an id as such; they say nothing of the operation that the id belongs to."""
+"""Refusals that concern the id itself. They are not outcomes of the operation to which the id belongs."""
 
 
 class Entry(Struct, frozen=True, array_like=True, gc=False):
-    """One operation: who did what to which object on what evidence, and what came of it (`code` is empty if accepted)."""
+    """One operation: which actor did what to which object, on what evidence, and the outcome (`code` is empty if accepted)."""
 
     id: str
     digest: str
@@ -49,12 +48,12 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def plain(self) -> bool:
-        """Accepted, with nothing more to say; an abandonment is answered with another operation's outcome."""
+        """Whether this was accepted without a number to return. An `abandon` is answered with another operation's outcome."""
         return not (self.code or self.number or self.did == "abandon")
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """What one batch decided. `first` is the sequence of the oldest batch whose outcomes are kept; `at` is for display."""
+    """The row of one batch. `first` is the sequence of the oldest batch whose outcomes are kept; `at` is for display."""
 
     epoch: int
     window: int
@@ -81,7 +80,10 @@ def batch_key(sequence: int) -> str:
 
 
 def digest(operation: Operation) -> tuple[str, int]:
-    """Over who asks what; and how many bytes that is. Raises UnicodeEncodeError, also for what only the audit keeps of it."""
+    """Return the digest of actor and claim, and their encoded size.
+
+    Raises UnicodeEncodeError for invalid text, also in fields that only the audit entry contains.
+    """
     taken = payload(operation)
     if not (operation.id.isascii() and operation.trace.isascii() and operation.actor.lease.isascii()):
         (operation.id + operation.trace + operation.actor.lease).encode()
@@ -89,7 +91,7 @@ def digest(operation: Operation) -> tuple[str, int]:
 
 
 class Outcomes:
-    """What was answered to every operation of the windows that are kept."""
+    """Outcomes of all operations in the retained windows."""
 
     def __init__(self, incarnation: str, window: int, horizon: int) -> None:
         self.incarnation = incarnation
@@ -104,25 +106,37 @@ class Outcomes:
         return len(self._kept)
 
     def judge(self, operation_id: str, taken: str) -> Verdict | None:
-        """The answer to an id that needs no deciding: known, spent on another payload, expired, or none at all.
+        """Return the verdict of an id that needs no decision (known, used for another payload, expired, malformed), or None.
 
-        Windows are announced only once a batch has recorded them, so an id from a later one was issued by nobody.
+        An id from a window after the current one is refused: windows are announced only once a batch has recorded them.
         """
         known = self._kept.get(operation_id)
         if known is not None:
             if known[0] not in ("", taken):
-                return Refused(Code.OPERATION_MISMATCH, f"operation {operation_id} was used for something else")
+                return Refused(
+                    Code.OPERATION_MISMATCH,
+                    f"id: operation {operation_id} was used for a different payload; use a new operation id",
+                )
             return known[1]
         if operation_id.startswith(self._prefix) and operation_id.find(".", len(self._prefix)) < 0 and len(operation_id) <= 128:
-            return None if len(operation_id) > len(self._prefix) else Refused(Code.INVALID, "id: it has no nonce")
-        issued = window_of(operation_id)
+            return (
+                None
+                if len(operation_id) > len(self._prefix)
+                else Refused(Code.INVALID, "id: the part after the window is empty; append a unique nonce")
+            )
+        issued = parse_operation_id(operation_id)
         if issued is None:
-            return Refused(Code.INVALID, "id: not an operation id; take the incarnation and window from the status")
+            return Refused(
+                Code.INVALID, "id: not an operation id; build it from the incarnation and window of the scope's status"
+            )
         if issued[0] != self.incarnation:
-            return Refused(Code.OPERATION_EXPIRED, f"incarnation {issued[0]} has ended; this is {self.incarnation}")
+            return Refused(
+                Code.OPERATION_EXPIRED,
+                f"id: issued in incarnation {issued[0]}, which ended; the scope is now {self.incarnation}",
+            )
         if not self.horizon <= issued[1] <= self.window:
-            kept = f"those from {self.horizon} to {self.window} are"
-            return Refused(Code.OPERATION_EXPIRED, f"window {issued[1]} is not kept; {kept}")
+            kept = f"windows {self.horizon} to {self.window} are"
+            return Refused(Code.OPERATION_EXPIRED, f"id: window {issued[1]} is not retained; {kept}")
         return None
 
     def known(self, operation_id: str) -> Verdict | None:
@@ -130,7 +144,7 @@ class Outcomes:
         return None if found is None else found[1]
 
     def record(self, sequence: int, batch: Batch, revision: int) -> None:
-        """Absorb a committed batch."""
+        """Record the outcomes of a committed batch, and drop those before its horizon."""
         plain = Accepted(revision)
         ids = self._by_window.setdefault(batch.window, [])
         self._first_by_window.setdefault(batch.window, sequence)
@@ -154,21 +168,23 @@ class Outcomes:
             self._first_by_window.pop(window, None)
 
     def begin(self, window: int) -> None:
-        """A new window; most ids that come are of the current one, and are known by their first characters."""
+        """Begin a new window. Most ids belong to the current one and are recognised by its prefix."""
         self.window = window
         self._prefix = f"{self.incarnation}.{window}."
 
     def crowded(self) -> bool:
-        """Has the current window so many outcomes that the next should begin early? Else the count could not be bounded."""
+        """Return whether the current window has so many outcomes that the next must begin early. Only whole windows can be
+        dropped, so large windows would make the total count unbounded.
+        """
         return len(self._by_window.get(self.window, ())) > OUTCOMES_MAX // 4
 
     def next_horizon(self, window: int) -> int:
-        """Where the horizon should stand for a batch in `window`."""
+        """Return the horizon for a batch in `window`."""
         horizon = max(self.horizon, window - WINDOWS_KEPT)
         if len(self._kept) > OUTCOMES_MAX:
             horizon = max(horizon, min((w for w in self._by_window if w < window), default=horizon - 1) + 1)
         return horizon
 
     def first(self, horizon: int, sequence: int) -> int:
-        """The sequence of the oldest batch that a new authority must read to know all outcomes from `horizon` on."""
+        """Return the sequence of the oldest batch that a successor must read to know all outcomes since `horizon`."""
         return min((s for w, s in self._first_by_window.items() if w >= horizon), default=sequence)

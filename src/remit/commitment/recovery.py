@@ -1,24 +1,20 @@
-"""Takeover load of all rows, and the distrust rules of a restored scope.
+"""Loads all rows at takeover, and marks the state of a restored scope as unconfirmed.
 
-Reads a scope's rows into books and outcomes; it decides nothing and writes nothing.
+Loading: rows enter the books through the same code as new ones (`Draft.put`), in an order that satisfies references:
+regions, nodes and tenants; generations and policies; grants from parents to children; replicas; and reservations last,
+because they post less while their victims still hold capacity. Loading writes nothing.
 
-Rows go in by the same door as new ones (`Draft.put`), in an order in which everything finds what it stands on: places and
-tenants, generations and policies, grants from parents to children, replicas, and reservations last, since they post less
-while their victims still hold.
+Restore: a backup is older than the present. Since it was made, replicas were bound and released, and grants were made and
+returned. The first batches of a new incarnation therefore change the restored state (the authority commits them):
 
-It doubts what it holds, what it lent, and what runs; it writes nothing itself.
-
-A backup is a memory of the past, put in the place of the present. Since then replicas were bound and released, and grants came
-and went. So in its first batches a new incarnation says:
-
-- every replica that a node may be running becomes `unknown`, until its node reports;
-- every node is `unknown` too, and awaited: a replica that was pending then may be running there now, so nothing that must never
-  run twice is placed anywhere until each node is ready again, or lost;
-- every lease is vacant, at an epoch past any that its holders can have had, also one that the backup does not know;
-- every grant held from another scope is void, until its issuer recognises this incarnation and reissues it;
-- every grant made to another scope counts as fully used, until its holder reports; and as there may be grants that this
-  scope does not even remember, it grants nothing to other scopes until each that it knows has recognised this incarnation and
-  vouched for what it holds, or is declared lost.
+- Every replica that a node may be running becomes `unknown` until its node reports.
+- Every node becomes `unknown` and is awaited. A replica that was pending in the backup may be running there, so no workload
+  that must never run twice is placed until every node is ready again or lost.
+- Every lease becomes vacant, at an epoch higher than any that its holders can have had, also leases missing in the backup.
+- Every grant held from another scope is void until its issuer accepts this incarnation and reissues it.
+- Every grant made to another scope counts as fully used until its holder reports. Grants may also be missing in the backup, so
+  this scope grants nothing to other scopes until each known scope has accepted this incarnation and confirmed its holdings, or
+  is declared lost.
 """
 
 from __future__ import annotations
@@ -33,31 +29,42 @@ from remit.commitment.draft import Draft
 from remit.commitment.outcomes import BATCH, Batch, Entry, Outcomes, batch_key, decode_batch
 from remit.commitment.rulings.leases import ANY_LEASE
 from remit.commitment.rulings.peer_scopes import PEER, note, on_record
-from remit.law.ledgers import SCOPE
-from remit.law.lifecycle import edge
+from remit.law.ledgers import SCOPE_PREFIX
+from remit.law.lifecycle import find_transition
 from remit.model.kinds import NodeHealth
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import AnyObject, decode
-from remit.model.records import Grant, GrantPhase, GrantStatus, Lease, LeaseSpec, Phase, Replica, Standing, Summary, SummarySpec
+from remit.model.records import (
+    Grant,
+    GrantPhase,
+    GrantStatus,
+    Lease,
+    LeaseSpec,
+    PeerConfirmation,
+    Phase,
+    Replica,
+    Summary,
+    SummarySpec,
+)
 from remit.store.chain import Place
 from remit.store.protocol import PAGE_ROWS_MAX, Compacted, Corrupt, Head, Page, Row, Store, Unavailable
 
 Revision = Callable[[], int]
-"""At which to read now."""
+"""Returns the revision to read at."""
 
 FIRST = ("Region", "NodePool", "Node", "Tenant", "PriorityClass", "Policy", "PolicyRevision", "Generation", "Workload")
 TRIES = 3
 LOOK_BACK = 16
-"""So many sequences at once are looked through for the last batch that left a row."""
+"""Sequences read per step when searching backwards for the last batch that has a row."""
 
 LAST = ("Token", "Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
 
 
 async def load(store: Store, place: Place, moment: Moment, now: Callable[[], int] | None = None) -> tuple[Books, Outcomes]:
-    """Everything as of one revision, at or after the one where this authority's epoch began.
+    """Load everything as of one revision, at or after the one at which this authority's epoch began.
 
-    `now` tells how far the chain has come since by empty batches of its own. The rows are the same there, and a history that is
-    compacted meanwhile is not missed.
+    `now` returns the revision that the chain has reached by this authority's own empty batches. The rows there are
+    identical, and reading at a later revision survives a compaction of the earlier one.
     """
     at = now or (lambda: place.revision)
     books = Books()
@@ -84,8 +91,10 @@ async def rows(store: Store, prefix: str, at: Revision, after: str = "") -> Asyn
 
 
 async def _page(store: Store, prefix: str, at: Revision, after: str, limit: int) -> Page:
-    """A read that was lost is asked again: a takeover has many, and must not begin anew over one of them. So is one whose
-    history was compacted on its way, if it can be asked at a later revision.
+    """Read one page, with retries.
+
+    A takeover reads many pages and must not start over because one read failed. A read whose revision was compacted is
+    repeated at a later revision, if there is one.
     """
     for _ in range(TRIES - 1):
         revision = at()
@@ -112,7 +121,7 @@ async def _absorb_grants(store: Store, books: Books, at: Revision, moment: Momen
     while grants:
         ready = [name for name, (_, grant) in grants.items() if grant.spec.parent not in grants]
         if not ready:
-            raise Corrupt(f"grants {', '.join(sorted(grants))} are carved out of each other; restore a backup")
+            raise Corrupt(f"grants {', '.join(sorted(grants))} form a cycle of parents; restore a backup")
         for name in ready:
             row, grant = grants.pop(name)
             draft = Draft(books, moment, takeover=True)
@@ -126,7 +135,7 @@ async def _absorb_replicas(store: Store, books: Books, at: Revision, moment: Mom
     async for row in rows(store, "replica/", at):
         replica = _decoded(row)
         if not isinstance(replica, Replica):
-            raise Corrupt(f"{row.key} is a {type(replica).__name__}; restore a backup")
+            raise Corrupt(f"row {row.key} contains a {type(replica).__name__}, not a Replica; restore a backup")
         if replica.status.phase is Phase.RESERVED:
             reserved.append((row, replica))
             continue
@@ -152,11 +161,13 @@ def _decoded(row: Row) -> AnyObject:
     try:
         return decode(row.value)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Corrupt(f"row {row.key} does not decode ({error}); restore a backup") from None
+        raise Corrupt(f"row {row.key} does not decode: {error}; restore a backup") from None
 
 
 async def _load_outcomes(store: Store, head: Head, at: Revision) -> Outcomes:
-    """From the last batch that left a row; batches without one (takeovers, settlements, beats) decided nothing."""
+    """Load outcomes, starting from the last batch that has a row. Batches without one (takeovers, settlements, heartbeats)
+    decided nothing.
+    """
     last = None
     for after in range(head.sequence - LOOK_BACK, -LOOK_BACK, -LOOK_BACK):
         page = await _page(store, BATCH, at, batch_key(max(after, 0)), LOOK_BACK)
@@ -175,12 +186,12 @@ def _read_batch(row: Row) -> Batch:
     try:
         return decode_batch(row.value)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise Corrupt(f"row {row.key} does not decode ({error}); restore a backup") from None
+        raise Corrupt(f"row {row.key} does not decode: {error}; restore a backup") from None
 
 
 LEASE_EPOCHS = 1_000_000
 MARKER = "incarnation"
-"""The row that says which incarnation these books were last doubted for."""
+"""Key of the row that names the incarnation for which the state was last marked as unconfirmed."""
 
 
 async def is_due(store: Store, incarnation: str) -> bool:
@@ -189,25 +200,27 @@ async def is_due(store: Store, incarnation: str) -> bool:
 
 
 def doubt(draft: Draft, names: Iterable[str]) -> None:
-    """Make these replicas unknown, where a node may be running them."""
+    """Mark these replicas unknown, where a node may be running them."""
     for name in names:
         found = draft.replica(name)
-        if found is None or edge("distrust", found[0].status.phase) is None:
+        if found is None or find_transition("distrust", found[0].status.phase) is None:
             continue
         status = replace(found[0].status, phase=Phase.UNKNOWN, before=found[0].status.phase.value, reason="restored")
         draft.put_replica(name, found[0], replace(found[0], status=status))
 
 
 def is_new(place: Place, kept: bool) -> bool:
-    """Has this store seen takeovers only, and nothing else? A takeover counts epoch and sequence up by one, a restore counts
-    the epoch up by more, and whatever was decided is `kept`.
+    """Return whether this store has seen only takeovers. A takeover raises epoch and sequence by one each, a restore raises the
+    epoch by more, and every decided batch leaves a row (`kept`).
     """
     return not kept and place.head.sequence == place.head.epoch
 
 
 def vacate(draft: Draft, epoch: int, *, new: bool) -> None:
-    """Nobody leads, and no epoch of before is current again: the store's own epoch is past every one that it has had.
-    In a `new` store nothing came before.
+    """Vacate all leases and raise their epochs, so that no earlier epoch is ever current again.
+
+    The store's own epoch is higher than in any earlier incarnation, which makes the new lease epochs higher too. In a `new`
+    store there are no earlier epochs.
     """
     for name in draft.keys("lease/"):
         found = draft.thing(name)
@@ -215,26 +228,30 @@ def vacate(draft: Draft, epoch: int, *, new: bool) -> None:
             spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS))
             draft.put(replace(found[0], spec=spec))
     if not new:
-        draft.put(Lease(metadata=Stamp(name=ANY_LEASE), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS)))
+        draft.put(Lease(metadata=RecordMetadata(name=ANY_LEASE), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS)))
 
 
 def await_nodes(draft: Draft) -> None:
-    """Those that were lost as well: one may have come back since, and run what nobody here knows of."""
+    """Mark every node unknown and awaited. Lost nodes too: one may have returned since the backup and run replicas unknown
+    here.
+    """
     for name in draft.keys("node/"):
         found = draft.thing(name)
         if found is None:
             continue
         draft.put(replace(found[0], status=replace(found[0].status, health=NodeHealth.UNKNOWN)))
         note = SummarySpec(holder=name, epoch=0, sequence=0)
-        draft.put(Summary(metadata=Stamp(name=AWAITED_NODE + found[0].metadata.name), spec=note))
+        draft.put(Summary(metadata=RecordMetadata(name=AWAITED_NODE + found[0].metadata.name), spec=note))
 
 
 def disown(draft: Draft) -> None:
-    """Void what is held, count what was lent as used, and note the scopes that must vouch.
+    """Void grants held from other scopes, count grants made to them as used, and list the scopes that must confirm their
+    holdings.
 
-    Serials and reports count anew between two incarnations, so nothing is refused for a number that was lost with the past.
+    Serials and report numbers restart between two incarnations, so no message is refused because of a number lost in the
+    restore.
     """
-    holders = {SCOPE + name.removeprefix("region/"): None for name in draft.keys("region/")}
+    holders = {SCOPE_PREFIX + name.removeprefix("region/"): None for name in draft.keys("region/")}
     holders |= {name.removeprefix(PEER): None for name in draft.keys(PEER)}
     for name in draft.keys("grant/"):
         found = draft.thing(name)
@@ -243,16 +260,16 @@ def disown(draft: Draft) -> None:
         grant: Grant = found[0]
         if grant.spec.issuer:
             draft.put(replace(grant, status=replace(grant.status, phase=GrantPhase.VOID, serial=0)))
-        elif grant.spec.holder.startswith(SCOPE):
+        elif grant.spec.holder.startswith(SCOPE_PREFIX):
             holders[grant.spec.holder] = None
             status = GrantStatus(phase=GrantPhase.LIVE, deadline=grant.status.deadline, serial=grant.status.serial + 1)
             draft.put(replace(grant, status=status))
     for holder in holders:
-        note(draft, holder, replace(on_record(draft, holder), standing=Standing.AWAITED))
+        note(draft, holder, replace(on_record(draft, holder), standing=PeerConfirmation.AWAITED))
 
 
 async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, Entry]]:
-    """Every operation that `store` answered after that sequence: what a restore of an older backup has lost."""
+    """Yield every operation that `store` answered after this sequence: what restoring a backup taken then has lost."""
     revision = await store.revision()
     async for row in rows(store, BATCH, lambda: revision, after=batch_key(sequence)):
         for entry in decode_batch(row.value).entries:

@@ -1,41 +1,40 @@
-"""Finds the (anti-)affinity and spread terms that select a replica, by label.
+"""Index of (anti-)affinity and spread terms by label, to find those that select a replica.
 
-Values by index, found from either side. Nothing is counted here.
-
-A tenant may have as many terms as workloads. Whoever is bound is looked up by its labels, and is not held against each term.
+A tenant may have as many terms as workloads. Looking up the replica's labels avoids comparing the replica with every term.
+Counts per term are kept by the caller.
 """
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from remit.law.fit import Ask, Index, carried
+from remit.law.fit import PeerIndex, Requirements, owned_anti_affinity
 from remit.law.selectors import selects
 
 V = TypeVar("V")
 
 
 class Indexes(Generic[V]):
-    """One value an index; an index is also found by the first pair of its selector, which is never empty."""
+    """Maps terms to values. Each term is also indexed by the first label pair of its selector, which is never empty."""
 
     __slots__ = ("_by_pair", "values")
 
     def __init__(self) -> None:
-        self.values: dict[Index, V] = {}
-        self._by_pair: dict[tuple[str, tuple[str, str]], dict[Index, None]] = {}
+        self.values: dict[PeerIndex, V] = {}
+        self._by_pair: dict[tuple[str, tuple[str, str]], dict[PeerIndex, None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.values)
 
-    def get(self, index: Index) -> V | None:
+    def get(self, index: PeerIndex) -> V | None:
         return self.values.get(index)
 
-    def put(self, index: Index, value: V) -> None:
+    def put(self, index: PeerIndex, value: V) -> None:
         if index not in self.values:
             self._by_pair.setdefault((index.tenant, index.selector[0]), {})[index] = None
         self.values[index] = value
 
-    def drop(self, index: Index) -> None:
+    def drop(self, index: PeerIndex) -> None:
         del self.values[index]
         pair = index.tenant, index.selector[0]
         del self._by_pair[pair][index]
@@ -52,8 +51,8 @@ class Indexes(Generic[V]):
         other._by_pair = {pair: indexes.copy() for pair, indexes in self._by_pair.items()}
         return other
 
-    def picking(self, ask: Ask) -> list[Index]:
-        """Those whose selector picks a replica with this ask."""
+    def picking(self, ask: Requirements) -> list[PeerIndex]:
+        """Return the terms whose selector matches the labels of these requirements."""
         if not self.values:
             return []
         tenant, labels, by_pair = ask.tenant, ask.labels, self._by_pair
@@ -64,16 +63,16 @@ class Indexes(Generic[V]):
             if len(index.selector) == 1 or selects(index.selector, labels)
         ]
 
-    def counting(self, ask: Ask) -> list[Index]:
-        """Those in which a replica with this ask counts: see `picks`."""
+    def counting(self, ask: Requirements) -> list[PeerIndex]:
+        """Return the terms that count a replica with these requirements (see `picks`)."""
         if not self.values:
             return []
-        found = [index for index in self.picking(ask) if not index.carriers]
-        if ask.anti:
-            found += [index for index in dict.fromkeys(carried(ask)) if index in self.values]
+        found = [index for index in self.picking(ask) if not index.owners]
+        if ask.anti_affinity:
+            found += [index for index in dict.fromkeys(owned_anti_affinity(ask)) if index in self.values]
         return found
 
 
-def picks(index: Index, ask: Ask) -> bool:
-    """Does a replica with this ask, of the index's tenant, count in the index?"""
-    return index in carried(ask) if index.carriers else selects(index.selector, ask.labels)
+def picks(index: PeerIndex, ask: Requirements) -> bool:
+    """Return whether the term counts a replica with these requirements. The replica must be of the term's tenant."""
+    return index in owned_anti_affinity(ask) if index.owners else selects(index.selector, ask.labels)

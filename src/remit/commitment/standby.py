@@ -1,12 +1,10 @@
-"""Standby: follows the chain, forwards requests to the leader, takes over when the leader falls silent.
+"""Standby of a scope: follows the chain, forwards requests to the leader, takes over when the leader falls silent.
 
-A standby: it follows the chain, forwards claims, and trusts only the store.
-
-The chain is the proof of life: an authority that works advances it, and an idle one beats. A standby that has seen no advance
-for a whole term, by its own clock, raises the epoch. Being wrong about that is harmless, since the fenced authority can
-write nothing more; it only costs a takeover. Whoever has taken over must first read all there is, which may take longer than a
-term: it beats meanwhile too. One that finds its own name in the head need not wait: it was the leader itself,
-before it was ended.
+The chain shows that the leader is alive: a working authority advances it, and an idle one commits empty batches. A standby
+that has seen no advance for a full term, by its own clock, raises the epoch. A wrong guess is safe, because a fenced
+authority can write nothing; it only costs a takeover. A new leader first reads all rows, which may take longer than a term,
+and advances the chain meanwhile. A standby that finds its own name in the head takes over without waiting: it was itself the
+leader before it restarted.
 """
 
 from __future__ import annotations
@@ -15,25 +13,27 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from remit.client.endpoint import Endpoint, Silence, Status, Turned
+from remit.client.endpoint import AuthorityStatus, Endpoint, NotLeader, OutcomeUnknown
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.metrics import AuthorityCounts
 from remit.commitment.operation_queue import BATCH_MAX, BatchMax
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.claims import Actor, Operation, Verdict
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.interfaces import Clock, Ids
 
 LOOKS: Final = 4
-"""At the chain in a term."""
+"""How often the chain is read in one term."""
 
 _NOBODY: Final = Head("", 0, 0, "", 0, "")
 
 
 class Standby:
-    """Satisfies `client.endpoint.Endpoint` by passing everything on to whoever leads. `peers`: the others, by name."""
+    """Satisfies `client.endpoint.Endpoint` by forwarding every call to the leader. `peers` maps server names to their
+    endpoints.
+    """
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Standby:
         peers: Mapping[str, Endpoint],
         term_ms: int = 6_000,
         batch_max: BatchMax = BATCH_MAX,
-        tempo: Tempo = Tempo(),
+        tempo: Timing = Timing(),
         place: chain.Place | None = None,
     ) -> None:
         self.store = store
@@ -61,27 +61,29 @@ class Standby:
         self.leading: Authority | None = None
         self.tally = AuthorityCounts()
         self._place = place
-        """Where the epoch was raised already, as by opening a store that one process owns: then nobody else can be leading."""
+        """Chain position at which the epoch was already raised, for example by opening a store that this process owns
+        exclusively. Then no other leader can exist.
+        """
         self._deposed = False
         self._failed = False
-        """Has its own last takeover failed, and nobody led since?"""
+        """Whether the last takeover of this server failed, and no other server has led since."""
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        return await (await self._leader()).ask(operations)
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        return await (await self._leader()).submit(operations)
 
     async def renew(self, actor: Actor, /) -> bool:
         return await (await self._leader()).renew(actor)
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        return await (await self._leader()).beat(beats)
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        return await (await self._leader()).heartbeat(beats)
 
-    async def heard(self) -> Heard:
-        return await (await self._leader()).heard()
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        return await (await self._leader()).heartbeat_ages()
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        return await (await self._leader()).states(nodes)
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await (await self._leader()).node_states(nodes)
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         return await (await self._leader()).status()
 
     async def _leader(self) -> Endpoint:
@@ -90,16 +92,18 @@ class Standby:
         try:
             place = await chain.read_place(self.store)
         except StoreError as error:
-            raise Turned(why=str(error)) from error
+            raise NotLeader(reason=str(error)) from error
         holder = "" if place is None else place.head.holder
         leader = self.peers.get(holder)
         if leader is None or holder == self.name:
-            raise Turned(holder)
+            raise NotLeader(holder)
         return leader
 
     async def wait_for_silence(self) -> None:
-        """Returns when the chain has not advanced for a term; at once if there is none yet, or if it was this one's own, since
-        then nobody can be leading. A store that cannot be read proves nothing, either way.
+        """Return when the chain has not advanced for a term.
+
+        Return at once if there is no chain yet, or if this server was the last leader, since no other can be leading then. A
+        failed read is no evidence either way and restarts the wait.
         """
         seen, since_ms = await self._head(), self.clock.now_ms()
         looks_ms: deque[int] = deque(maxlen=LOOKS)
@@ -117,30 +121,34 @@ class Standby:
                 return
 
     def _silence_ms(self, look_ms: int) -> int:
-        """A term; two for one that has just failed to take over, so that the others have their turn. And twice what a look at
-        the chain took of late: a leader needs as long for a beat, and is not to be deposed because the store is slow.
+        """Return how long the chain must be silent before a takeover.
+
+        One term; two for a server whose own takeover just failed, so that other standbys go first. Plus twice the duration
+        of recent reads: the leader's writes are as slow, and a slow store is no reason to depose it.
         """
         return self.term_ms * (2 if self._failed else 1) + 2 * look_ms
 
     def _led_well(self, head: Head) -> bool:
-        """Was it this name that led, and wrote rows? One that ends at every takeover must let the others have their turn. And
-        one that was deposed waits like anybody: should two live under one name, they would else depose each other for ever.
+        """Return whether this server was the last leader and has written rows.
+
+        A server that fails during every takeover writes none, and must wait so that other standbys go first. A server that
+        was deposed waits too: two servers started under one name would otherwise depose each other forever.
         """
         return head.holder == self.name and head.count > 0 and not self._deposed
 
     async def _head(self) -> Head | None:
-        """None if the store cannot be read just now. What no waiting cures, as damage, ends the standby and is told."""
+        """Read the head; None if the store is unavailable. Errors that a retry cannot fix, such as corruption, propagate."""
         try:
             place = await chain.read_place(self.store)
         except Unavailable:
             return None
         head = _NOBODY if place is None else place.head
         if head.count and head.holder != self.name:
-            self._failed = False  # somebody else has had a turn, and leads
+            self._failed = False  # another server leads
         return head
 
     async def serve(self, *, beat_ms: int) -> None:
-        """Wait, lead when the leader falls silent, and wait again when deposed; for ever."""
+        """Wait for the leader to fall silent, lead, and wait again after losing leadership. Runs until cancelled."""
         while True:
             if self._place is None:
                 await self.wait_for_silence()
@@ -150,9 +158,9 @@ class Standby:
                 self.leading.tally = self.tally
                 self._failed = False
                 await self.leading.run(beat_ms=beat_ms)
-            except (Deposed, Silence, Unavailable, Compacted) as error:
-                # A store that fails just now must not leave the scope without anybody who waits to lead it; nor must a
-                # reading so slow that somebody else has led, and let go of that history, before it came to its end.
+            except (Deposed, OutcomeUnknown, Unavailable, Compacted) as error:
+                # A temporary store failure must not leave the scope without a standby. Neither must a load so slow that another
+                # server took over and compacted the revision being read.
                 self._deposed = self._deposed or isinstance(error, Deposed)
             finally:
                 self.leading = None

@@ -1,1 +1,1 @@
-"""Controllers: level-triggered loops that propose corrections as claims."""
+"""Controllers: level-triggered loops that compare desired with actual state and submit corrections as claims."""

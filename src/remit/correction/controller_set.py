@@ -1,7 +1,4 @@
-"""Runs all controllers of a scope on one watch cache, each with its own client and lease.
-
-Every controller on one board, each with a client and a lease of its own. No decisions here.
-"""
+"""Runs all controllers of a scope on one watch cache, each with its own client and lease."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from remit.client.authority_client import Client, NoAnswer
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.correction.controllers.desired_replicas import Census
 from remit.correction.controllers.disruption import Leaving
 from remit.correction.controllers.endpoints import Endpoints
@@ -26,28 +23,29 @@ from remit.store.protocol import Store
 from remit.world.interfaces import World
 
 CONTROLLERS: Final[tuple[type[Controller], ...]] = (Workloads, Cascade, Nodes, Repair, Endpoints, Rollouts)
-"""Everybody who corrects, in the order in which they begin."""
+"""All controllers of a scope, in the order in which their tasks start."""
 
 
 class Crew:
-    """One copy. `store` is followed; `sure` answers the first list, linearizably. `run` goes on for ever.
+    """One process's set of controllers. `run` runs until cancelled.
 
-    `lease_for` says under which lease a controller acts, given the one that is usual: several copies under one lease take
-    turns, under several they all act at once.
+    The watch cache follows `store`; its first list is read from `sure`, which must be linearizable. `lease_for` maps a
+    controller's usual lease name to the one to use: processes that share a lease take turns, processes with different leases
+    act concurrently.
     """
 
     def __init__(
         self,
         store: Store,
         sure: Store,
-        client_for: Callable[[Actor], Client],
+        client_for: Callable[[Actor], AuthorityClient],
         world: World,
         *,
         name: str,
         cadence: Cadence = Cadence(),
         board: Board | None = None,
         lease_for: Callable[[str], str] = str,
-        failed: Callable[[NoAnswer], None] | None = None,
+        failed: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
         self.board = Board(world.clock) if board is None else board
         census, leaving = Census(self.board), Leaving(self.board)
@@ -80,5 +78,5 @@ class Crew:
                 group.create_task(loop.run(), name=f"{loop.lease}")
 
     async def follow(self) -> None:
-        """See everything, for ever."""
+        """Keep the watch cache up to date. Runs until cancelled."""
         await self._follower.follow()

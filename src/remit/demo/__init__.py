@@ -1,1 +1,1 @@
-"""Demonstrations."""
+"""Demonstrations: the commands behind `remit demo`."""

@@ -1,15 +1,13 @@
 """Authority behind a Unix socket (`-m`), and the recording endpoint.
 
-It listens at the endpoint; the wire and the retries are the product's.
-
-Each reply is stamped with the epoch of the authority that gave it, so that one can tell the dead from the living.
-
-The real authority on a real SQLite store, behind a Unix socket.
-
     python -m remit.demo.authority_process DATA SOCKET
 
-It says on stdout, in one JSON line, where it took over or why it could not. It ends when its stdin does, so it never outlives
-whoever started it; being killed is the other way, and needs no cleaning up.
+Serves the real authority on a real SQLite store. The first line on stdout is a JSON object: where the authority took over,
+or why it could not. The process exits at the end of its stdin, so it never outlives its parent; it may also be killed at any
+time and needs no cleanup.
+
+Protocol and retries are the product's own. Each reply is prefixed with the epoch of the authority that sent it, so that the
+demo can tell the killed process from its successor.
 """
 
 from __future__ import annotations
@@ -25,48 +23,48 @@ from typing import Final, Protocol
 import msgspec
 
 from remit.assembly import embedded
-from remit.client.endpoint import Overloaded, Status
-from remit.client.rpc import Answering, Remote
+from remit.client.endpoint import Overloaded, AuthorityStatus
+from remit.client.rpc import EndpointService, EndpointStub
 from remit.commitment.authority import Authority
 from remit.model.claims import Actor, Operation, OperationID, Verdict
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import NodeHeartbeat, HeartbeatReport, NodeState
 from remit.store.protocol import StoreError
 from remit.world.interfaces import Clock, Link, Service, WorldError
 from remit.world.net.rpc_client import SocketLink
 from remit.world.production import production
 
 AUTHORITY: Final = "authority"
-CANNOT_MS_MAX: Final = 2_000
-"""How long the authority may say that it cannot write, and why, before the demo ends with that reason."""
+UNWRITABLE_MS_MAX: Final = 2_000
+"""How long the authority may report that it cannot write before the demo ends with that reason."""
 
-_STAMP_BYTES: Final = 8
+_EPOCH_BYTES: Final = 8
 
 
 class DemoFailed(Exception):
-    """Something that the demo shows did not hold, or could not be shown. The text says what to do next."""
+    """A property that the demo demonstrates did not hold, or could not be demonstrated. The message says what to do next."""
 
 
 def address_of(socket: Path) -> dict[str, str]:
     return {AUTHORITY: f"unix:{socket.absolute()}"}
 
 
-class Stamping:
-    """Answers for an authority, with its epoch before each reply. Satisfies `world.promises.Service`."""
+class EpochStampingService:
+    """Prefixes each reply of an authority with its epoch. Implements `world.interfaces.Service`."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
-        self._answering = Answering(authority)
+        self._answering = EndpointService(authority)
 
     async def request(self, body: bytes, /) -> bytes:
         epoch = self._authority.head.epoch
-        return epoch.to_bytes(_STAMP_BYTES) + await self._answering.request(body)
+        return epoch.to_bytes(_EPOCH_BYTES) + await self._answering.request(body)
 
     def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         return self._answering.stream(body)
 
 
-class _Stamped:
-    """A link for one call, which reads the stamp off its reply. Satisfies `world.promises.Link`."""
+class _EpochStampedLink:
+    """A link for one call that strips the epoch prefix from the reply. Implements `world.interfaces.Link`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -74,8 +72,8 @@ class _Stamped:
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         reply = await self._link.request(to, body)
-        self.epoch = int.from_bytes(reply[:_STAMP_BYTES])
-        return reply[_STAMP_BYTES:]
+        self.epoch = int.from_bytes(reply[:_EPOCH_BYTES])
+        return reply[_EPOCH_BYTES:]
 
     def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         return self._link.stream(to, body)
@@ -84,28 +82,30 @@ class _Stamped:
         return self._link.serve(at, service)
 
 
-class Listener(Protocol):
-    """Who wants to know what was asked of an endpoint and answered, and when."""
+class OperationListener(Protocol):
+    """Receives the operations sent to an endpoint and their verdicts."""
 
     def sent(self, operations: Sequence[Operation]) -> None: ...
 
     def answered(self, ids: Sequence[OperationID], verdicts: Sequence[Verdict], epoch: int) -> None: ...
 
 
-class Watched:
-    """The demo's authority, asked over a connection of one's own. Satisfies `client.endpoint.Endpoint`."""
+class RecordingEndpoint:
+    """Endpoint of the demo's authority over its own connection, which reports every call to a listener. Implements
+    `client.endpoint.Endpoint`.
+    """
 
-    def __init__(self, socket: Path, listener: Listener, clock: Clock) -> None:
+    def __init__(self, socket: Path, listener: OperationListener, clock: Clock) -> None:
         self._link = SocketLink(address_of(socket))
         self._listener = listener
         self._clock = clock
         self._cannot_since_ms: int | None = None
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        stamped = _Stamped(self._link)
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        stamped = _EpochStampedLink(self._link)
         self._listener.sent(operations)
         try:
-            verdicts = await Remote(stamped, AUTHORITY).ask(operations)
+            verdicts = await EndpointStub(stamped, AUTHORITY).submit(operations)
         except Overloaded as error:
             self._end_if_it_cannot(error)
             raise
@@ -113,38 +113,41 @@ class Watched:
         self._listener.answered([operation.id for operation in operations], verdicts, stamped.epoch)
         return verdicts
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         try:
-            return await Remote(_Stamped(self._link), AUTHORITY).status()
+            return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).status()
         except Overloaded as error:
             self._end_if_it_cannot(error)
             raise
 
     async def renew(self, actor: Actor, /) -> bool:
-        return await Remote(_Stamped(self._link), AUTHORITY).renew(actor)
+        return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).renew(actor)
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        return await Remote(_Stamped(self._link), AUTHORITY).beat(beats)
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).heartbeat(beats)
 
-    async def heard(self) -> Heard:
-        return await Remote(_Stamped(self._link), AUTHORITY).heard()
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).heartbeat_ages()
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        return await Remote(_Stamped(self._link), AUTHORITY).states(nodes)
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).node_states(nodes)
 
     def _end_if_it_cannot(self, error: Overloaded) -> None:
-        """A client has good reason to wait a minute for a disk with room. Whoever watches the demo has none."""
-        if not error.why:
+        """Ends the demo if the authority has been unable to write for CANNOT_MS_MAX.
+
+        A client would rightly wait longer for disk space; the audience of a demo should see the reason soon.
+        """
+        if not error.reason:
             return
         now_ms = self._clock.now_ms()
         if self._cannot_since_ms is None:
             self._cannot_since_ms = now_ms
-        if now_ms - self._cannot_since_ms >= CANNOT_MS_MAX:
-            raise DemoFailed(f"the authority cannot go on: {error.why}; or name another directory with --data") from error
+        if now_ms - self._cannot_since_ms >= UNWRITABLE_MS_MAX:
+            raise DemoFailed(f"the authority cannot write: {error.why}; or choose another directory with --data") from error
 
 
 class Ready(msgspec.Struct, omit_defaults=True):
-    """The first line on stdout: where the chain stood at the takeover, or what `failed`."""
+    """First line on stdout: the position of the chain at the takeover, or the error in `failed`."""
 
     pid: int
     epoch: int = 0
@@ -159,10 +162,10 @@ async def serve(data: Path, socket: Path) -> None:
     try:
         async with embedded(data, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
-            async with world.link.serve(AUTHORITY, Stamping(authority)):
+            async with world.link.serve(AUTHORITY, EpochStampingService(authority)):
                 head = authority.head
                 revision, replicas = await authority.store.revision(), len(authority.books.replicas)
-                say(Ready(os.getpid(), head.epoch, head.sequence, revision, replicas))
+                print_ready(Ready(os.getpid(), head.epoch, head.sequence, revision, replicas))
                 await until_stdin_ends()
             running.cancel()
     finally:
@@ -175,7 +178,7 @@ async def until_stdin_ends() -> None:
     await reader.read()
 
 
-def say(ready: Ready) -> None:
+def print_ready(ready: Ready) -> None:
     sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
     sys.stdout.flush()
 
@@ -185,13 +188,13 @@ def main() -> int:
     try:
         asyncio.run(serve(data, socket))
     except (StoreError, WorldError) as error:
-        say(Ready(os.getpid(), failed=str(error)))
+        print_ready(Ready(os.getpid(), failed=str(error)))
         return 1
     except ExceptionGroup as group:
         found = group.subgroup((StoreError, WorldError))
         if found is None:
             raise
-        say(Ready(os.getpid(), failed=str(found.exceptions[0])))
+        print_ready(Ready(os.getpid(), failed=str(found.exceptions[0])))
         return 1
     return 0
 

@@ -1,12 +1,12 @@
-"""`demo`.
+"""`demo`: runs real work and kills real processes, places a load on simulated nodes, or runs a race for one GPU.
 
-Work runs for real; or a load is placed on simulated nodes, or two race for one GPU.
+Parses options, prints progress and sets the exit code; the demos themselves are in live.py, placement_demo.py and race.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal  # noqa: TID251 - the program's own end: asked to go, it leaves no process behind
+import signal  # noqa: TID251 - handles SIGTERM of this program, so that it leaves no process behind
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from remit.demo.race import Kill, Race
-    from remit.demo.verify import Account, Finding, Refusals
+    from remit.demo.verify import VerificationReport, Finding, RefusalSummary
     from remit.model.kinds import Node, Workload
     from remit.model.objects import AnyObject
 
@@ -33,15 +33,15 @@ QUICKSTART: Final = ("web.yaml", "sums.yaml", "train.yaml")
 ROUNDS: Final = 100
 WIDTH_MAX: Final = 110
 INDENT: Final = 27
-"""Where the text of a finding begins: behind its mark and its name."""
+"""Column at which the text of a finding starts, after its mark and name."""
 
 
 class Terminated(Exception):
-    """SIGTERM came, and everything was tidied up."""
+    """SIGTERM was received, and cleanup is complete."""
 
 
-class Stage(NamedTuple):
-    """What the manifests declare: everything, and the two that the race is about."""
+class RaceManifests(NamedTuple):
+    """The declared objects: all of them, the job, and the nodes with a GPU."""
 
     things: tuple[AnyObject, ...]
     job: Workload
@@ -51,21 +51,21 @@ class Stage(NamedTuple):
 @click.group(
     invoke_without_command=True,
     epilog=examples(
-        "remit demo                                 work for real: a service, a batch, a machine and the server killed",
-        "remit demo --keep                          and leave it running, to be looked at",
-        "remit demo place --data /tmp/remit-placed  a load on a thousand simulated nodes; its store is kept",
-        "remit demo race --rounds 300 --seed 7      two claimants race for one GPU, and the authority is killed",
+        "remit demo                                 a service, a batch job; then a machine and the server are killed",
+        "remit demo --keep                          the same, and leave the cluster running",
+        "remit demo place --data /tmp/remit-placed  a load on a thousand simulated nodes; keep its store",
+        "remit demo race --rounds 300 --seed 7      two schedulers race for one GPU, and the authority is killed",
     ),
 )
-@click.option("--keep", is_flag=True, help="Leave everything running at the end, and say how to use it and end it.")
+@click.option("--keep", is_flag=True, help="Leave everything running at the end, and print how to use and stop it.")
 @click.option(
-    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where quickstart/web.yaml and its like are."
+    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Directory that contains quickstart/web.yaml."
 )
 @click.pass_context
 def demo(context: click.Context, keep: bool, place: Path | None) -> None:
-    """Run work for real, explain what waits, and kill a machine and then the server, in less than a minute.
+    """Run real work, explain a pending job, and kill a machine and then the server, in less than a minute.
 
-    It ends by itself with what was checked, and exits with 0 only if all of it holds. Everything is in a temporary directory.
+    Prints the checks at the end, and exits with 0 only if all of them hold. Uses a temporary directory.
     """
     if context.invoked_subcommand is None:
         sys.exit(_live(keep, _examples(place, tuple(f"quickstart/{name}" for name in QUICKSTART)) / "quickstart"))
@@ -73,12 +73,12 @@ def demo(context: click.Context, keep: bool, place: Path | None) -> None:
 
 def _live(keep: bool, place: Path) -> int:
     from remit.cli.output.console import console
-    from remit.demo.live import play
+    from remit.demo.live import run_live_demo
 
     told = console()
     try:
-        with _told_failures(told):
-            return asyncio.run(_until_terminated(play(told, place, keep=keep)))
+        with _report_failures(told):
+            return asyncio.run(_until_terminated(run_live_demo(told, place, keep=keep)))
     except Terminated:
         return 128 + signal.SIGTERM
 
@@ -86,13 +86,13 @@ def _live(keep: bool, place: Path) -> int:
 @demo.command("place", epilog=examples("remit demo place", "remit demo place --data /tmp/remit-placed   keep the store"))
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
 def place_load(data: Path | None) -> None:
-    """A mixed load comes to a thousand simulated nodes and is placed, live; one job must wait, and says why.
+    """Place a mixed load on a thousand simulated nodes, live; one job stays pending and is explained.
 
-    The nodes are simulated. The authority, its SQLite store, the scheduler and every claim between them are real.
+    Only the nodes are simulated. The authority, its SQLite store, the scheduler and every claim between them are real.
     """
     from remit.cli.commands.explain import explain
     from remit.cli.output.console import console
-    from remit.demo.placement_demo import WAITING, show
+    from remit.demo.placement_demo import PENDING_JOB, show
     from remit.world.production import production
 
     told = console()
@@ -105,97 +105,99 @@ def place_load(data: Path | None) -> None:
             await world.offload.close()
 
     with _directory(data) as directory:
-        with _told_failures(told):
+        with _report_failures(told):
             asyncio.run(placed(directory))
-        told.print(f"\nOne of them waits. $ remit explain workload/{WAITING} --data {data or 'DIR'}\n")
-        explain.main([f"workload/{WAITING}", "--data", str(directory)], standalone_mode=False)
+        told.print(f"\nOne job is pending. $ remit explain workload/{PENDING_JOB} --data {data or 'DIR'}\n")
+        explain.main([f"workload/{PENDING_JOB}", "--data", str(directory)], standalone_mode=False)
 
 
 @demo.command(
     "race",
     epilog=examples(
-        "remit demo race                         in a temporary directory, which is removed",
+        "remit demo race                         in a temporary directory",
         "remit demo race --data /tmp/remit-demo  keep the store",
-        "remit demo race --rounds 300 --seed 7   a longer race, with these lots",
+        "remit demo race --rounds 300 --seed 7   a longer race, with this random seed",
     ),
 )
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Keep the store in this empty directory.")
-@click.option("--rounds", type=click.IntRange(2, 500), default=ROUNDS, show_default=True, help="How often they race.")
-@click.option("--seed", default=None, help="Draw the same lots again. The machine's own timing stays its own.")
+@click.option("--rounds", type=click.IntRange(2, 500), default=ROUNDS, show_default=True, help="Number of rounds.")
+@click.option("--seed", default=None, help="Random seed. The timing of the machine still varies.")
 @click.option(
-    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Where cluster.yaml and fraud-batch.yaml are."
+    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Directory with cluster.yaml and fraud-batch.yaml."
 )
 def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
-    """Two claimants race for one GPU; the authority is killed in the middle, restarted, and gives account.
+    """Two schedulers race for one GPU; the authority is killed in the middle, restarted, and its store is verified.
 
-    Everything is real: the process that is killed with SIGKILL, the SQLite store that it leaves, the sockets, the retries.
-    Exits with 0 only if one owner, balanced books and every acknowledged operation were found afterwards.
+    Everything is real: the process killed with SIGKILL, the SQLite store it leaves behind, the sockets, the retries. Exits
+    with 0 only if afterwards the GPU has one owner, the books balance, and every acknowledged operation is found.
     """
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False)
     if console.width > WIDTH_MAX:
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
-    stage = _stage(_examples(place))
+    stage = _race_manifests(_examples(place))
     try:
-        with _told_failures(console):
-            holds = asyncio.run(_until_terminated(_show_in_turn(console, stage, data, rounds, seed)))
+        with _report_failures(console):
+            holds = asyncio.run(_until_terminated(_run_race(console, stage, data, rounds, seed)))
     except Terminated:
         sys.exit(128 + signal.SIGTERM)
     sys.exit(0 if holds else 1)
 
 
 @contextmanager
-def _told_failures(console: Console) -> Iterator[None]:
-    """What fails outside is said in a line, and ends the demo."""
+def _report_failures(console: Console) -> Iterator[None]:
+    """Prints an expected failure in one line and exits with 1."""
     from remit.client.api_caller import ApiError, Unanswered
-    from remit.client.authority_client import NoAnswer
+    from remit.client.authority_client import RetriesExhausted
     from remit.demo.authority_process import DemoFailed
     from remit.store.protocol import StoreError
     from remit.world.interfaces import WorldError
 
-    known = (DemoFailed, NoAnswer, ApiError, Unanswered, StoreError, WorldError)
+    known = (DemoFailed, RetriesExhausted, ApiError, Unanswered, StoreError, WorldError)
     try:
         yield
     except known as error:
-        _tell_failure(console, error)
+        _print_failure(console, error)
         sys.exit(1)
     except ExceptionGroup as group:
         expected = group.subgroup(known)
         if expected is None:
             raise
-        _tell_failure(console, _first(expected))
+        _print_failure(console, _first_failure(expected))
         sys.exit(1)
 
 
-def _first(error: BaseException) -> BaseException:
-    """What went wrong first in a group of tasks; the rest usually follows from it."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+def _first_failure(error: BaseException) -> BaseException:
+    """The first failure in a group of tasks; the others usually follow from it."""
+    return _first_failure(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _tell_failure(console: Console, error: BaseException) -> None:
+def _print_failure(console: Console, error: BaseException) -> None:
     from rich.text import Text
 
     console.print(Text.assemble("\n", ("The demo failed:", "bold red"), f" {error}"), soft_wrap=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- the manifests
+# ----------------------------------------------------------------------------------------------------------------- manifests
 
 
 def _examples(place: Path | None, wanted: tuple[str, ...] = FILES) -> Path:
-    """Manifests are the reader's to look at and change, so they are files of the repository and not inside the package."""
+    """Directory of the example manifests. They are files of the repository rather than package data, so that users can read and
+    change them.
+    """
     tried = [place] if place else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
     for directory in tried:
         if all((directory / name).is_file() for name in wanted):
             return directory
-    # Beside the package is only worth telling in a checkout; elsewhere it would name a directory of the installation.
+    # The directory next to the package exists only in a checkout; naming it elsewhere would point into the installation.
     raise click.UsageError(
         f"{' and '.join(wanted)} are not in {tried[-1]}; they come with the repository: run this from a "
-        "checkout of it, or name their directory with --examples"
+        "checkout, or name their directory with --examples"
     )
 
 
-def _stage(directory: Path) -> Stage:
+def _race_manifests(directory: Path) -> RaceManifests:
     from remit.model.kinds import Node, Workload
     from remit.model.manifests.reader import read
 
@@ -203,15 +205,16 @@ def _stage(directory: Path) -> Stage:
     for name in FILES:
         found = read((directory / name).read_bytes(), name)
         if found.problems:
-            raise click.UsageError(f"{name} has {len(found.problems)} problems; `remit validate {directory / name}` tells them")
+            raise click.UsageError(f"{name} has {len(found.problems)} problems; run `remit validate {directory / name}` to list them")
         things += found.objects
     jobs = [thing for thing in things if isinstance(thing, Workload)]
     nodes = tuple(thing for thing in things if isinstance(thing, Node) and thing.spec.devices)
     if len(jobs) != 1 or not nodes:
         raise click.UsageError(
-            f"{directory} declares {len(jobs)} workloads and {len(nodes)} nodes with a GPU; one job and a GPU"
+            f"{directory} declares {len(jobs)} workloads and {len(nodes)} nodes with a GPU; "
+            "expected one job and at least one node with a GPU"
         )
-    return Stage(tuple(things), jobs[0], nodes)
+    return RaceManifests(tuple(things), jobs[0], nodes)
 
 
 @contextmanager
@@ -221,22 +224,24 @@ def _directory(data: Path | None) -> Iterator[Path]:
             yield Path(made)
         return
     if data.exists() and any(data.iterdir()):
-        raise click.UsageError(f"{data} is not empty, and the demo starts from nothing; name another directory, or remove it")
+        raise click.UsageError(f"{data} is not empty, and the demo needs an empty directory; name another directory, or remove it")
     yield data
 
 
-# ------------------------------------------------------------------------------------------------------------------ the show
+# --------------------------------------------------------------------------------------------------------------------- output
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM unwinds, as Ctrl-C does: the temporary directories go, and the processes with them."""
+    """Runs the demo until it ends or SIGTERM arrives, which cancels it like Ctrl-C, so that directories and processes are
+    cleaned up.
+    """
     showing = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     terminated = False
 
     def terminate() -> None:
         nonlocal terminated
-        if not terminated:  # a second one must not cut the tidying short
+        if not terminated:  # a second SIGTERM must not interrupt the cleanup
             terminated = True
             showing.cancel()
 
@@ -251,39 +256,39 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _show_in_turn(console: Console, stage: Stage, kept: Path | None, rounds: int, seed: str | None) -> bool:
+async def _run_race(console: Console, stage: RaceManifests, kept: Path | None, rounds: int, seed: str | None) -> bool:
     from remit.demo.race import Race
-    from remit.demo.verify import examine
+    from remit.demo.verify import verify_race
     from remit.world.production import production
     from remit.world.randomness import SeededChance
 
     world = production()
     began_ms = world.clock.now_ms()
     seed = seed or world.ids.incarnation()
-    # The socket has a directory of its own: the path of one may have about a hundred characters, and --data may have more.
+    # The socket gets its own directory, because a socket path is limited to about 100 characters and --data may be longer.
     with _directory(kept) as data, tempfile.TemporaryDirectory(prefix="remit-demo-") as beside:
         race = Race(data, Path(beside) / "s", world, SeededChance(seed), rounds)
         try:
-            await _set_the_stage(console, race, stage, data)
+            await _set_up(console, race, stage, data)
             await _race(console, race)
             asked = await race.ask_all_again()
             await race.stop()
-            _line(console, f"All {asked:,} operations were asked once more under their ids; then the process was stopped")
-            account = await examine(data, world, race)
+            _print_line(console, f"All {asked:,} operations were submitted again under their ids; then the process was stopped")
+            account = await verify_race(data, world, race)
         finally:
             await race.end()
             await world.offload.close()
-    _print_account(console, account)
+    _print_report(console, account)
     _print_end(console, account, world.clock.now_ms() - began_ms, seed, kept)
     return account.holds
 
 
-def _head(console: Console, number: int, title: str) -> None:
+def _print_heading(console: Console, number: int, title: str) -> None:
     console.print(f"\n[bold cyan]{number}[/]  [bold]{title}[/]")
 
 
-def _line(console: Console, text: str, lead: str = "", indent: int = 3) -> None:
-    """`text`, wrapped and hung behind `lead`. Not a table: one would fill every line with blanks, also in a file."""
+def _print_line(console: Console, text: str, lead: str = "", indent: int = 3) -> None:
+    """Prints `text` wrapped and indented after `lead`. A table would pad every line with blanks, which shows in files."""
     from rich.text import Text
 
     first, rest = Text.from_markup(" " * 3 + lead), Text(" " * indent)
@@ -293,21 +298,21 @@ def _line(console: Console, text: str, lead: str = "", indent: int = 3) -> None:
         console.print(Text.assemble(rest if number else first, line), soft_wrap=True)
 
 
-async def _set_the_stage(console: Console, race: Race, stage: Stage, data: Path) -> None:
+async def _set_up(console: Console, race: Race, stage: RaceManifests, data: Path) -> None:
     from rich.markup import escape
 
-    console.print("[bold]Remit demo: one GPU, two claimants, one kill[/]")
-    _head(console, 1, "The stage")
+    console.print("[bold]Remit demo: one GPU, two schedulers, one kill[/]")
+    _print_heading(console, 1, "Setup")
     ready = await race.start()
-    _line(console, f"Process {ready.pid} owns a fresh SQLite store in {escape(str(data))} (epoch {ready.epoch})")
+    _print_line(console, f"Process {ready.pid} owns a fresh SQLite store in {escape(str(data))} (epoch {ready.epoch})")
     count = await race.declare(stage.things)
-    _line(console, f"{count} objects from {' and '.join(FILES)}, each applied and answered")
+    _print_line(console, f"{count} objects from {' and '.join(FILES)} applied")
     names = ", ".join(node.metadata.name for node in stage.nodes)
-    _line(console, f"{len(stage.nodes)} nodes are ready: {names}")
+    _print_line(console, f"{len(stage.nodes)} nodes are ready: {names}")
     leases = await race.enlist(stage.job, stage.nodes[0])
     job = stage.job.metadata
-    _line(console, f"Tenant {job.tenant} has a job, {job.name}; each replica wants a GPU of its own")
-    _line(console, f"{' and '.join(leases)} hold a lease each, and half of the replicas")
+    _print_line(console, f"Tenant {job.tenant} has a job, {job.name}; each replica needs one GPU")
+    _print_line(console, f"{' and '.join(leases)} hold one lease each, and half of the replicas each")
 
 
 async def _race(console: Console, race: Race) -> None:
@@ -316,8 +321,8 @@ async def _race(console: Console, race: Race) -> None:
     from remit.demo.race import CLAIMS_EACH
 
     prize = race.prize
-    _head(console, 2, f"The race for {prize.device} of {prize.node}")
-    _line(console, f"Each round both send {CLAIMS_EACH} claims for it at once. One wins, runs, and frees it")
+    _print_heading(console, 2, f"The race for {prize.device} of {prize.node}")
+    _print_line(console, f"In each round both send {CLAIMS_EACH} claims for it at once. One wins, runs its job, and frees the GPU")
     columns = (
         TextColumn("   {task.description}"),
         BarColumn(bar_width=16),
@@ -336,7 +341,7 @@ async def _race(console: Console, race: Race) -> None:
             progress.update(task, completed=number, told=_wins(race))
 
         await race.run(on_round)
-    _line(console, f"{race.rounds} rounds: {_wins(race)}")
+    _print_line(console, f"{race.rounds} rounds: {_wins(race)}")
 
 
 def _wins(race: Race) -> str:
@@ -345,24 +350,24 @@ def _wins(race: Race) -> str:
 
 def _print_kill(console: Console, kill: Kill) -> None:
     count = len(kill.open)
-    flight = f"{count} claim{'s' * (count > 1)} in flight" if count else "nothing in flight, so once more next round"
-    _line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}, with {flight}")
+    flight = f"{count} claim{'s' * (count > 1)} in flight" if count else "nothing in flight, so the kill is repeated next round"
+    _print_line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}, with {flight}")
     after = kill.after
     took = f"took over {kill.down_ms / 1000:.1f} s later from the store alone (epoch {after.epoch})"
-    _line(console, f"[bold green]Restarted[/]: process {after.pid} {took}")
+    _print_line(console, f"[bold green]Restarted[/]: process {after.pid} {took}")
 
 
-# --------------------------------------------------------------------------------------------------------------- the account
+# --------------------------------------------------------------------------------------------------------------- verification
 
 
-def _print_account(console: Console, account: Account) -> None:
-    _head(console, 3, "The account, from the store alone")
+def _print_report(console: Console, account: VerificationReport) -> None:
+    _print_heading(console, 3, "Verification from the store alone")
     for finding in account.findings:
         _print_finding(console, finding)
-    _head(console, 4, "The books, added up again from the rows")
+    _print_heading(console, 4, "Books recomputed from the rows")
     for finding in account.books:
         _print_finding(console, finding)
-    _head(console, 5, "Who was refused, and why")
+    _print_heading(console, 5, "Refused claims")
     for one in account.refusals:
         _print_refusals(console, one)
 
@@ -370,9 +375,9 @@ def _print_account(console: Console, account: Account) -> None:
 def _print_finding(console: Console, finding: Finding) -> None:
     from rich.markup import escape
 
-    _line(console, escape(finding.told), f"{_mark(console, finding)} {finding.name}", INDENT)
+    _print_line(console, escape(finding.told), f"{_mark(console, finding)} {finding.name}", INDENT)
     for why in finding.wrong:
-        _line(console, f"[red]{escape(why)}[/]", indent=INDENT)
+        _print_line(console, f"[red]{escape(why)}[/]", indent=INDENT)
 
 
 def _mark(console: Console, finding: Finding) -> str:
@@ -382,24 +387,24 @@ def _mark(console: Console, finding: Finding) -> str:
     return "[bold green]✓[/]" if utf else "[bold green]ok[/]"
 
 
-def _print_refusals(console: Console, one: Refusals) -> None:
+def _print_refusals(console: Console, one: RefusalSummary) -> None:
     from rich.markup import escape
 
     who = ", ".join(f"{name} {times:,} times" for name, times in sorted(one.askers.items()))
-    _line(console, f"{one.meaning} ({who})", f"[yellow]{one.code}[/]", INDENT)
-    _line(console, escape(one.example), "  for example", INDENT)
-    _line(console, one.cure, "  cure", INDENT)
+    _print_line(console, f"{one.meaning} ({who})", f"[yellow]{one.code}[/]", INDENT)
+    _print_line(console, escape(one.example), "  for example", INDENT)
+    _print_line(console, one.cure, "  fix", INDENT)
 
 
-def _print_end(console: Console, account: Account, took_ms: int, seed: str, kept: Path | None) -> None:
+def _print_end(console: Console, account: VerificationReport, took_ms: int, seed: str, kept: Path | None) -> None:
     from rich.markup import escape
 
     every = (*account.findings, *account.books)
     wrong = sum(bool(finding.wrong) for finding in every)
     if wrong:
-        told = f"[bold red]{wrong} of {len(every)} do not hold.[/] Please report it, with the store (--data DIR keeps it)."
+        told = f"[bold red]{wrong} of {len(every)} checks failed.[/] Please report it with the store (--data DIR keeps it)."
     else:
         told = "[bold green]One owner, balanced books, nothing lost.[/]"
     console.print(f"\n{told}")
-    where = f"The store is in {kept}." if kept else "The store was removed; --data DIR keeps it."
+    where = f"The store is in {kept}." if kept else "The store was removed; run with --data DIR to keep it."
     console.print(f"{took_ms / 1000:.1f} s, seed {escape(seed)}. {escape(where)}", soft_wrap=True)

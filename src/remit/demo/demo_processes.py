@@ -1,8 +1,6 @@
-"""Child processes of the demos.
+"""Child processes of the demos: `remit up`, an agent for a second machine, and the authority of the race.
 
-Those of `remit up` and of an agent on a machine of its own.
-
-One child, by its handle; what it serves is not known here.
+Each is started, watched and killed by its process handle.
 """
 
 from __future__ import annotations
@@ -10,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - children that are started and killed as a person would  # noqa: TID251 - a child on two pipes, which must not outlive us: no work
+from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - children are started and killed as an operator would
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from remit.agent.setup import Directory
+from remit.agent.setup import AgentDirectory
 from remit.cli.local.daemon_options import AGENT, SERVER, TOKEN, URL
 from remit.cli.session.token_files import issued_in
 from remit.client.api import Api
@@ -25,13 +23,13 @@ from remit.world.interfaces import Clock
 from remit.world.process.procfs import ask_to_go
 from remit.world.randomness import RandomIds
 
-BEAT: Final = "250ms"
+HEARTBEAT: Final = "250ms"
 START_MS_MAX: Final = 30_000
-LAST_LINES: Final = 5
+LOG_TAIL_LINES: Final = 5
 
 
-class Parts:
-    """All in one directory. Only what was started here is killed, by its number."""
+class DemoCluster:
+    """`remit up` and one agent, in one directory. Only processes started here are killed, by process id."""
 
     def __init__(self, root: Path, nodes: int, machine: str, clock: Clock) -> None:
         self._root, self._clock, self._machine = root, clock, machine
@@ -42,17 +40,17 @@ class Parts:
         self._listen = "127.0.0.1:0"
         self._nodes = nodes
 
-    # -- what people would type --------------------------------------------------------------------------------------------
+    # -- commands as a user would type them -----------------------------------------------------------------------------------
 
     @property
     def up_words(self) -> str:
-        return f"remit up --nodes {self._nodes} --beat {BEAT}"
+        return f"remit up --nodes {self._nodes} --beat {HEARTBEAT}"
 
     @property
     def agent_words(self) -> str:
         return f"remit agent --name {self._machine} --data {shlex.quote(str(self._machine_data))}"
 
-    # -- what runs ---------------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -71,20 +69,20 @@ class Parts:
         return 0 if self._agent is None else self._agent.pid
 
     def keeper_pid(self) -> int:
-        return int(Directory(self._machine_data).keeper_pid.read_text())
+        return int(AgentDirectory(self._machine_data).keeper_pid.read_text())
 
     def api(self) -> Api:
         return Api(self.url, self.token_file.read_text().strip())
 
     async def start_up(self) -> None:
-        """Until its API answers; again at the same address."""
+        """Starts `remit up` and waits for its API; a restart uses the same address."""
         (self.data / SERVER / URL).unlink(missing_ok=True)
-        words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", BEAT, "--context", ""]
+        words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", HEARTBEAT, "--context", ""]
         self._up = await self._start("up", ["--data", str(self.data), *words])
         until_ms = self._clock.now_ms() + START_MS_MAX
         while not (self.data / SERVER / URL).exists():
             if self._up.returncode is not None or self._clock.now_ms() > until_ms:
-                raise DemoFailed(f"`remit up` does not come up: {self._last_words('up')}")
+                raise DemoFailed(f"`remit up` did not start: {self._last_words('up')}")
             await self._clock.sleep_ms(20)
         self._listen = self.url.removeprefix("http://")
 
@@ -101,10 +99,10 @@ class Parts:
                 sys.executable, "-m", "remit.cli", name, *words, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    # -- what is killed ----------------------------------------------------------------------------------------------------
+    # -- kills ----------------------------------------------------------------------------------------------------------------
 
     def kill_machine(self) -> tuple[int, int]:
-        """The agent and its keeper."""
+        """Kills the agent and its keeper; returns their process ids."""
         pids = self.agent_pid, self.keeper_pid()
         for pid in pids:
             ask_to_go(pid, at_once=True)
@@ -116,7 +114,7 @@ class Parts:
         return self.up_pid
 
     async def end(self) -> None:
-        """All that was started here, and all that these have started."""
+        """Stops everything started here, including the replicas that the agents started."""
         from remit.cli.local.down import end_agent
         from remit.world.production import production
 
@@ -133,22 +131,22 @@ class Parts:
 
     def _last_words(self, name: str) -> str:
         lines = (self._root / f"{name}.log").read_text(errors="replace").splitlines()
-        return " / ".join(lines[-LAST_LINES:]) or "it said nothing"
+        return " / ".join(lines[-LOG_TAIL_LINES:]) or "no output"
 
 
 STOP_MS_MAX: Final = 10_000
 LOG_LINES: Final = 5
 
 
-class Served:
-    """Made by `start`, which returns once the authority has taken over and listens."""
+class AuthorityProcess:
+    """The authority process of the race. `start` returns once the authority has taken over and listens."""
 
     def __init__(self, process: Process, ready: Ready) -> None:
         self._process = process
         self.ready = ready
 
     @classmethod
-    async def start(cls, data: Path, socket: Path, clock: Clock) -> Served:
+    async def start(cls, data: Path, socket: Path, clock: Clock) -> AuthorityProcess:
         log = socket.with_suffix(".log")
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
@@ -169,28 +167,28 @@ class Served:
         return cls(process, ready)
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to finish, flush or say goodbye."""
+        """SIGKILL: the process cannot finish, flush or close anything."""
         self._process.kill()
 
     async def gone(self) -> None:
         await self._process.wait()
 
     async def stop(self, clock: Clock) -> None:
-        """Let it finish what it has begun and close its store."""
+        """Lets the process finish its work and close its store."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
             async with clock.timeout_ms(STOP_MS_MAX):
                 code = await self._process.wait()
         except TimeoutError:
-            raise DemoFailed(f"process {self._process.pid} did not stop; see what the machine is busy with") from None
+            raise DemoFailed(f"process {self._process.pid} did not stop within {STOP_MS_MAX // 1000} s; the machine may be overloaded") from None
         finally:
             await _end(self._process)
         if code:
-            raise DemoFailed(f"process {self._process.pid} stopped with exit code {code}; please report it")
+            raise DemoFailed(f"process {self._process.pid} exited with code {code}; please report it")
 
     async def end(self) -> None:
-        """However things went: leave no process behind."""
+        """Kills the process if it is still running."""
         await _end(self._process)
 
 
@@ -202,19 +200,19 @@ async def _end(process: Process) -> None:
 
 async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
     if process.stdout is None:
-        raise DemoFailed("the authority's process has no stdout; please report it")
+        raise DemoFailed("the authority process has no stdout; please report it")
     try:
         async with clock.timeout_ms(START_MS_MAX):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise DemoFailed(f"no authority after {START_MS_MAX // 1000} s; try again on a quieter machine") from None
+        raise DemoFailed(f"the authority did not start within {START_MS_MAX // 1000} s; try again on a less busy machine") from None
     if not line:
-        raise DemoFailed(f"the authority's process ended at once: {_last_words(log)}; mend that, then try again")
+        raise DemoFailed(f"the authority process exited at once: {_log_tail(log)}; fix that, then try again")
     ready = msgspec.json.decode(line, type=Ready)
     if ready.failed:
         raise DemoFailed(f"the authority could not take over: {ready.failed}")
     return ready
 
 
-def _last_words(log: Path) -> str:
-    return " / ".join(log.read_text(errors="replace").split("\n")[-LOG_LINES:]).strip(" /") or "it said nothing"
+def _log_tail(log: Path) -> str:
+    return " / ".join(log.read_text(errors="replace").split("\n")[-LOG_LINES:]).strip(" /") or "no output"

@@ -1,11 +1,10 @@
-"""Live demo: real processes, machine and server killed.
+"""Live demo: real processes, a machine and the server are killed.
 
-Prints as things happen, and adds up at the end.
+Runs a service, a batch job and a job that stays pending; kills a machine, then the server; prints each step, and a summary
+at the end.
 
-A service, a batch, one that waits; a machine and the server are killed.
-
-Everything is real: the processes are those of `remit up` and `remit agent`, the requests go over HTTP, and what is killed gets
-SIGKILL. What is said to hold was looked at from outside: by asking the endpoints themselves, and the system for processes.
+Everything is real: the processes are those of `remit up` and `remit agent`, requests go over HTTP, and kills are SIGKILL.
+Checks use external evidence only: requests to the endpoints, and the process table.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from rich.text import Text
 from remit.cli.output.explanations import show
 from remit.client.api import Api, ApiError, NotYet, Unanswered
 from remit.demo.authority_process import DemoFailed
-from remit.demo.demo_processes import Parts
+from remit.demo.demo_processes import DemoCluster
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject, dec_hook
 from remit.model.records import Replica
 from remit.model.wire.api_types import EndpointItem
-from remit.proposal.explain.result_types import WorkloadTold
+from remit.proposal.explain.result_types import WorkloadExplanation
 from remit.world.host import SocketProber
 from remit.world.interfaces import Clock
 from remit.world.production import production
@@ -39,18 +38,18 @@ from remit.world.production import production
 NAME_WIDTH: Final = 26
 
 
-class Checked(NamedTuple):
+class CheckResult(NamedTuple):
     name: str
     holds: bool
     found: str
 
 
-class Told:
+class DemoReport:
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
         self._began_ms = clock.now_ms()
         self._acts = 0
-        self.checked: list[Checked] = []
+        self.checked: list[CheckResult] = []
 
     @property
     def holds(self) -> bool:
@@ -79,7 +78,7 @@ class Told:
 
     def explanation(self, told: Mapping[str, Any]) -> None:
         with self._console.capture() as captured:
-            show(self._console, msgspec.convert(told, WorkloadTold, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
+            show(self._console, msgspec.convert(told, WorkloadExplanation, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
         for line in captured.get().splitlines():
             self.line(Text.from_ansi(line))
 
@@ -87,7 +86,7 @@ class Told:
         self.check(name, True, found)
 
     def check(self, name: str, holds: bool, found: str) -> None:
-        self.checked.append(Checked(name, holds, found))
+        self.checked.append(CheckResult(name, holds, found))
         mark = ("✓", "bold green") if holds else ("✗", "bold red")
         self._console.print(Text.assemble("   ", mark, " ", (f"{name:<{NAME_WIDTH}}", "bold"), found), soft_wrap=True)
 
@@ -103,28 +102,28 @@ class Told:
 
 FILES: Final = ("web.yaml", "sums.yaml", "train.yaml")
 NODES: Final = 2
-DOOMED: Final = "doomed"
+FAILING_NODE: Final = "doomed"
 WAIT_S: Final = 30
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 PROBE_MS: Final = 1_000
-DARK_ASKS: Final = 10
-"""How often each endpoint is asked while there is no server."""
+OUTAGE_REQUESTS: Final = 10
+"""Requests to each endpoint while the server is down."""
 
 
-async def play(console: Console, examples: Path, *, keep: bool) -> int:
-    """The whole of it, in a directory of its own, which goes with it. 0 if all that was checked holds."""
+async def run_live_demo(console: Console, examples: Path, *, keep: bool) -> int:
+    """Runs the demo in a temporary directory, which is removed afterwards unless `keep`. Returns 0 if all checks hold."""
     world = production()
     root = Path(tempfile.mkdtemp(prefix="remit-demo-"))
-    root.chmod(0o711)  # noqa: ASYNC240 - work may run as another user
-    parts, told = Parts(root, NODES, DOOMED, world.clock), Told(console, world.clock)
+    root.chmod(0o711)  # noqa: ASYNC240 - replicas may run as another user
+    parts, told = DemoCluster(root, NODES, FAILING_NODE, world.clock), DemoReport(console, world.clock)
     done = False
     try:
-        await Show(parts, examples, told, world.clock).play()
+        await LiveDemo(parts, examples, told, world.clock).play()
         told.end()
         done = True
     finally:
         if keep and done:
-            _say_how_to_go_on(console, parts, root)
+            _print_next_steps(console, parts, root)
         else:
             await parts.end()
             world.disk.remove_tree(root)
@@ -132,24 +131,25 @@ async def play(console: Console, examples: Path, *, keep: bool) -> int:
     return 0 if told.holds else 1
 
 
-def _say_how_to_go_on(console: Console, parts: Parts, root: Path) -> None:
-    console.print(f"\nIt runs on. To look at it: export REMIT_SERVER={parts.url} REMIT_TOKEN_FILE={parts.token_file}")
-    console.print("then remit get all, remit describe workload/web, remit explain workload/train")
-    console.print(f"To end it: remit down --data {parts.data}; rm -r {root}", soft_wrap=True)
+def _print_next_steps(console: Console, parts: DemoCluster, root: Path) -> None:
+    console.print(f"\nThe demo cluster is still running. To use it: export REMIT_SERVER={parts.url} "
+                  f"REMIT_TOKEN_FILE={parts.token_file}")
+    console.print("Then try: remit get all, remit describe workload/web, remit explain workload/train")
+    console.print(f"To stop it: remit down --data {parts.data}; rm -r {root}", soft_wrap=True)
 
 
-class Copy(NamedTuple):
-    """A process of a replica: the same as long as nobody started it anew."""
+class ReplicaProcess(NamedTuple):
+    """Identity of a replica's process; it stays equal unless the process is started again."""
 
     replica: str
     attempt: int
     pid: int
 
 
-class Show:
-    """One demo, from nothing; `told` prints it and keeps what was checked."""
+class LiveDemo:
+    """The steps of the demo. `told` prints them and collects the checks."""
 
-    def __init__(self, parts: Parts, examples: Path, told: Told, clock: Clock) -> None:
+    def __init__(self, parts: DemoCluster, examples: Path, told: DemoReport, clock: Clock) -> None:
         self._parts, self._told, self._clock = parts, told, clock
         self._things = {name: _read(examples / name) for name in FILES}
         self._prober = SocketProber(clock)
@@ -164,97 +164,97 @@ class Show:
             await self._lose_a_machine(api)
             await self._lose_the_server(api)
 
-    # -- the acts ----------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        self._told.head("A control plane and two nodes, on this machine")
+        self._told.head("Start a control plane and two nodes on this machine")
         self._told.command(self._parts.up_words)
         began_ms = self._clock.now_ms()
         await self._parts.start_up()
         self._told.line(f"API, scheduler and controllers are process {self._parts.up_pid}, at {self._parts.url}")
         async with self._parts.api() as api:
-            await self._until("the nodes are ready", lambda: self._ready(api, NODES))
+            await self._until("nodes are ready", lambda: self._ready(api, NODES))
         self._told.held("nodes ready", f"{NODES}, {self._since(began_ms)} after the start")
 
     async def _join(self, api: Api) -> None:
-        self._told.head("Another machine joins, with an agent and a keeper of its own")
+        self._told.head("Another machine joins, with its own agent and keeper")
         self._told.command(self._parts.agent_words)
         await self._parts.start_agent()
-        await self._until("the node is ready", lambda: self._ready(api, NODES + 1))
+        await self._until("node is ready", lambda: self._ready(api, NODES + 1))
         agent, keeper = self._parts.agent_pid, self._parts.keeper_pid()
-        self._told.line(f"node {DOOMED}: its agent is process {agent}, its keeper process {keeper}")
+        self._told.line(f"node {FAILING_NODE}: agent process {agent}, keeper process {keeper}")
 
     async def _serve(self, api: Api) -> None:
-        self._told.head("A service with three replicas")
+        self._told.head("Run a service with three replicas")
         self._told.command("remit apply -f examples/quickstart/web.yaml")
         began_ms = self._clock.now_ms()
         await self._apply(api, "web.yaml")
-        await self._until("the service serves", lambda: self._serving(api, 3))
+        await self._until("service has 3 endpoints", lambda: self._serving(api, 3))
         found = await self._endpoints(api)
         self._told.endpoints(found)
-        self._told.held("service whole", f"3 replicas serve {self._since(began_ms)} after the apply")
+        self._told.held("service complete", f"3 replicas are serving {self._since(began_ms)} after apply")
         await self._ask_all(found, "endpoints answer")
 
     async def _batch(self, api: Api) -> None:
-        self._told.head("A batch job: six pieces, three at a time")
+        self._told.head("Run a batch job: six pieces, three at a time")
         self._told.command("remit apply -f examples/quickstart/sums.yaml")
         began_ms = self._clock.now_ms()
         await self._apply(api, "sums.yaml")
-        await self._until("the job is complete", lambda: self._condition(api, "sums", "Complete"))
-        self._told.held("batch complete", f"6 of 6 pieces, {self._since(began_ms)} after the apply")
+        await self._until("job is complete", lambda: self._condition(api, "sums", "Complete"))
+        self._told.held("batch complete", f"6 of 6 pieces, {self._since(began_ms)} after apply")
         self._told.command("remit logs sums-5")
         said = await self._log(api, "sums-5")
         self._told.said(said)
-        self._told.check("its output is there", "piece 5" in said, "logs of sums-5")
+        self._told.check("logs available", "piece 5" in said, "output of sums-5")
 
     async def _waits(self, api: Api) -> None:
-        self._told.head("A job that waits, and says why")
+        self._told.head("A job stays pending, and Remit explains why")
         self._told.command("remit apply -f examples/quickstart/train.yaml; remit explain workload/train")
         await self._apply(api, "train.yaml")
-        await self._until("the job is judged", lambda: self._explained(api))
+        await self._until("job has a pending reason", lambda: self._explained(api))
         told = await api.explain(Workload, "train")
         self._told.explanation(told)
-        self._told.check("pending is explained", _reason(told) != "", f"reason: {_reason(told)}")
+        self._told.check("pending job explained", _reason(told) != "", f"reason: {_reason(told)}")
 
     async def _lose_a_machine(self, api: Api) -> None:
-        self._told.head(f"The machine {DOOMED} dies")
-        lost = [one for one in await self._endpoints(api) if one.node == DOOMED]
+        self._told.head(f"Machine {FAILING_NODE} fails")
+        lost = [one for one in await self._endpoints(api) if one.node == FAILING_NODE]
         if not lost:
-            raise DemoFailed(f"no replica of the service stood on {DOOMED}; run the demo again")
+            raise DemoFailed(f"no replica of the service ran on {FAILING_NODE}; run the demo again")
         began_ms = self._clock.now_ms()
         pids = self._parts.kill_machine()
-        self._told.line(f"SIGKILL to its agent and its keeper (processes {pids[0]} and {pids[1]})")
+        self._told.line(f"SIGKILL to its agent and keeper (processes {pids[0]} and {pids[1]})")
         for health in (NodeHealth.SUSPECT, NodeHealth.UNKNOWN):
-            await self._until(f"the node is {health}", partial(self._health, api, health))
-            self._told.line(f"{self._since(began_ms):>6}  node {DOOMED} is {health}")
-        await self._until("the service is whole again", lambda: self._moved(api))
+            await self._until(f"node is {health}", partial(self._health, api, health))
+            self._told.line(f"{self._since(began_ms):>6}  node {FAILING_NODE} is {health}")
+        await self._until("service is complete again", lambda: self._moved(api))
         found = await self._endpoints(api)
         self._told.endpoints(found)
-        self._told.held("service whole again", f"{lost[0].replica} runs elsewhere, {self._since(began_ms)} after the kill")
+        self._told.held("service recovered", f"{lost[0].replica} runs on another node, {self._since(began_ms)} after the kill")
         await self._ask_all(found, "endpoints answer again")
 
     async def _lose_the_server(self, api: Api) -> None:
-        self._told.head("The server dies: API, scheduler and controllers at once")
+        self._told.head("The server fails: API, scheduler and controllers at once")
         before, found = await self._copies(api), await self._endpoints(api)
         status = await api.status()
         killed, began_ms = self._parts.kill_up(), self._clock.now_ms()
         self._told.line(f"SIGKILL to process {killed}")
         answered = 0
-        for _ in range(DARK_ASKS):
+        for _ in range(OUTAGE_REQUESTS):
             answered += sum([await self._answers(one) for one in found])
-        wanted = DARK_ASKS * len(found)
-        self._told.check("work runs on", answered == wanted, f"without a server {answered} of {wanted} requests were answered")
+        wanted = OUTAGE_REQUESTS * len(found)
+        self._told.check("work keeps running", answered == wanted, f"{answered} of {wanted} requests answered without a server")
         await self._parts.start_up()
-        await self._until("the server is back", lambda: self._is_back(api))
+        await self._until("server is back", lambda: self._is_back(api))
         back = await api.status()
         kept = back.incarnation == status.incarnation and back.revision >= status.revision
-        self._told.check("nothing is lost", kept, f"back {self._since(began_ms)} after the kill, at revision {back.revision}")
-        await self._until("the nodes are heard again", lambda: self._ready(api, NODES))
+        self._told.check("no state lost", kept, f"back {self._since(began_ms)} after the kill, at revision {back.revision}")
+        await self._until("nodes are ready again", lambda: self._ready(api, NODES))
         after = await self._copies(api)
         same = len(before) > 0 and all(one in after for one in before)
-        self._told.check("nothing was started again", same, f"the same {len(before)} processes as before, and all of them")
+        self._told.check("no process restarted", same, f"the same {len(before)} processes as before the kill")
 
-    # -- what is looked at -------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, api: Api, count: int) -> bool:
         nodes = (await api.list(Node)).items
@@ -262,14 +262,14 @@ class Show:
 
     async def _health(self, api: Api, health: NodeHealth) -> bool:
         ladder = (NodeHealth.READY, NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
-        return ladder.index((await api.get(Node, DOOMED)).status.health) >= ladder.index(health)
+        return ladder.index((await api.get(Node, FAILING_NODE)).status.health) >= ladder.index(health)
 
     async def _serving(self, api: Api, count: int) -> bool:
         return len(await self._endpoints(api)) >= count
 
     async def _moved(self, api: Api) -> bool:
         found = await self._endpoints(api)
-        return len(found) >= 3 and all(one.node != DOOMED for one in found)
+        return len(found) >= 3 and all(one.node != FAILING_NODE for one in found)
 
     async def _endpoints(self, api: Api) -> Sequence[EndpointItem]:
         return sorted((await api.endpoints("web")).items, key=lambda one: one.replica)
@@ -286,12 +286,12 @@ class Show:
     async def _is_back(self, api: Api) -> bool:
         return await api.ready() == ""
 
-    async def _copies(self, api: Api) -> list[Copy]:
-        """What runs of the service, by the nodes' own word."""
-        await self._until("the nodes have told what runs", lambda: self._all_told(api))
+    async def _copies(self, api: Api) -> list[ReplicaProcess]:
+        """Processes of the service, as reported by the nodes' agents."""
+        await self._until("agents have reported their processes", lambda: self._all_told(api))
         replicas = {one.metadata.name: one.status for one in (await api.list(Replica)).items if one.spec.workload == "web"}
         tops = await api.top_replicas()
-        return sorted(Copy(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas)
+        return sorted(ReplicaProcess(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas)
 
     async def _all_told(self, api: Api) -> bool:
         told = {one.replica for one in await api.top_replicas() if one.pid}
@@ -301,7 +301,7 @@ class Show:
         pieces = [piece async for piece in api.logs(replica, stream="stdout")]
         return b"".join(pieces).decode(errors="replace").strip()
 
-    # -- small things ------------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------------
 
     async def _apply(self, api: Api, name: str) -> None:
         answer = await api.apply(self._things[name])
@@ -311,7 +311,7 @@ class Show:
 
     async def _ask_all(self, found: Sequence[EndpointItem], name: str) -> None:
         answered = [await self._answers(one) for one in found]
-        self._told.check(name, all(answered), f"{sum(answered)} of {len(found)} say 200 to GET /")
+        self._told.check(name, all(answered), f"{sum(answered)} of {len(found)} return 200 for GET /")
 
     async def _answers(self, one: EndpointItem) -> bool:
         return (await self._prober.http(one.host, one.ports["http"], "/", timeout_ms=PROBE_MS)).ok
@@ -322,8 +322,8 @@ class Show:
             with suppress(Unanswered, NotYet):
                 if await holds():
                     return
-            await asyncio.sleep(LOOK_S)
-        raise DemoFailed(f"{what}: not after {WAIT_S} s; `remit demo --keep` leaves everything to be looked at")
+            await asyncio.sleep(POLL_S)
+        raise DemoFailed(f"timed out after {WAIT_S} s waiting until {what}; run `remit demo --keep` to inspect the cluster")
 
     def _since(self, began_ms: int) -> str:
         return f"{(self._clock.now_ms() - began_ms) / 1000:.1f} s"
@@ -332,12 +332,12 @@ class Show:
 def _read(path: Path) -> tuple[AnyObject, ...]:
     found = read(path.read_bytes(), path.name)
     if found.problems:
-        raise DemoFailed(f"{path}: {found.problems[0].words}")
+        raise DemoFailed(f"{path}: {found.problems[0].description}")
     return found.objects
 
 
 def _reason(told: dict[str, object]) -> str:
-    """The dominant reason of what waits in it; empty if nothing was judged yet."""
+    """Reason code of the first pending group; empty if no reason is known yet."""
     groups = told.get("groups")
     for group in groups if isinstance(groups, list) else []:
         waits = group.get("waits") or {}

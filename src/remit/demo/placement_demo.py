@@ -1,9 +1,9 @@
 """Demo: mixed load on a thousand simulated nodes.
 
-Shown live, and then one that waits is explained. Nothing is decided here.
+Shows the placement live; demo_command.py then explains the one job that stays pending. No scheduling decision is made here.
 
-The nodes are simulated: no machine stands behind them. Everything else is real: the authority, its SQLite store, the scheduler
-that follows it, and every claim between them.
+Only the nodes are simulated: they have no agents. The authority, its SQLite store, the scheduler that watches it, and every
+claim between them are real.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remit.assembly import embedded, scheduler
-from remit.client.authority_client import Client
-from remit.client.endpoint import InProcess
-from remit.client.lease_holder import Tenure, acquire
+from remit.client.authority_client import AuthorityClient
+from remit.client.endpoint import InProcessEndpoint
+from remit.client.lease_holder import LeaseHold, acquire
 from remit.commitment.authority import Authority
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Actor, AnyClaim, Apply, Code, Mark, Refused, Role, Spawn
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Gang,
     Node,
     NodeHealth,
@@ -41,7 +41,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.records import Phase
-from remit.model.resources import WHOLE, Amount, Duration
+from remit.model.resources import WHOLE_DEVICE, Amount, Duration
 from remit.observation.replica_table import NUMBER
 from remit.proposal.scheduler import Scheduler
 from remit.world.interfaces import World
@@ -53,24 +53,24 @@ if TYPE_CHECKING:
 NODES: Final = 1_000
 GPU_NODES: Final = 120
 ZONES: Final = ("eu-a", "eu-b", "eu-c")
-WAITING: Final = "train-large"
-"""The one that is explained: it asks for more GPUs on one node than any node has free."""
-PATIENCE_MS: Final = 30_000
+PENDING_JOB: Final = "train-large"
+"""The job that is explained: it requests more GPUs on one node than any node has."""
+DURATION_MS_MAX: Final = 30_000
 _GI: Final = 1 << 30
 
 
-class Shown(NamedTuple):
-    """What stands at one moment."""
+class LoadStatus(NamedTuple):
+    """State of the load at one moment."""
 
     bound: int
     pending: int
     by_zone: dict[str, int]
     reasons: dict[str, int]
     taken: float
-    """The part of all CPU that is taken."""
+    """Fraction of all CPU that is allocated."""
 
 
-class Placing:
+class PlacementDemo:
     """A scope in a directory, its scheduler, and the load."""
 
     def __init__(self, authority: Authority, world: World) -> None:
@@ -78,15 +78,15 @@ class Placing:
         self.scheduler = self._scheduler()
         self.submitted = 0
 
-    def _client(self, name: str, role: Role) -> Client:
-        return Client({"authority": InProcess(self.authority)}, Actor(name, role), self.world)
+    def _client(self, name: str, role: Role) -> AuthorityClient:
+        return AuthorityClient({"authority": InProcessEndpoint(self.authority)}, Actor(name, role), self.world)
 
     def _scheduler(self) -> Scheduler:
         store = self.authority.store
         return scheduler(store, store, self._client("scheduler-1", Role.SCHEDULER), self.world, name="scheduler-1")
 
     async def furnish(self) -> None:
-        """A thousand nodes that are ready, and three tenants."""
+        """Declares a thousand ready nodes and three tenants."""
         await self._ask("operator", Role.OPERATOR, [Apply(thing) for thing in _cluster()])
         books = self.authority.books
         known = [books.things[name] for name in books.keys("node/")]
@@ -94,16 +94,16 @@ class Placing:
         await self._ask("node-lifecycle", Role.NODES, marks)
 
     async def submit(self) -> None:
-        """In waves, as users would."""
+        """Submits the load in waves."""
         workloads = await self._leased("workloads", Role.WORKLOADS)
         for wave in _waves():
             await self._ask("operator", Role.OPERATOR, [Apply(one) for one in wave])
             spawns = [Spawn(one.metadata.tenant, one.metadata.name, 1, 0, one.spec.replicas) for one in wave]
-            _accepted(await workloads.ask_many(spawns))
+            _check_accepted(await workloads.submit_many(spawns))
             self.submitted += sum(one.spec.replicas for one in wave)
             await self.world.clock.sleep_ms(250)
 
-    def shown(self) -> Shown:
+    def shown(self) -> LoadStatus:
         view = self.scheduler.view
         phases, nodes = view.replicas.column("phase"), view.replicas.column("node")
         columns, zones = view.columns, {}
@@ -114,7 +114,7 @@ class Placing:
         whole = int(columns.capacity[at].sum())
         cycle = self.scheduler.cycle
         reasons = {} if cycle is None else {reason: one.members for reason, one in cycle.backlog.reasons().items()}
-        return Shown(
+        return LoadStatus(
             bound=int((phases == NUMBER[Phase.BOUND]).sum()),
             pending=int((phases == NUMBER[Phase.PENDING]).sum()),
             by_zone=zones,
@@ -122,30 +122,30 @@ class Placing:
             taken=1 - int(columns.amounts[at].sum()) / whole if whole else 0.0,
         )
 
-    async def _leased(self, name: str, role: Role) -> Client:
+    async def _leased(self, name: str, role: Role) -> AuthorityClient:
         client = self._client(name, role)
         tenure = await acquire(client, self.world.clock, role.value, Duration(600_000))
-        if not isinstance(tenure, Tenure):
+        if not isinstance(tenure, LeaseHold):
             raise RuntimeError(f"{name} did not get its lease: {tenure.code}: {tenure.detail}")
         client.actor = tenure.actor
         return client
 
     async def _ask(self, name: str, role: Role, claims: Sequence[AnyClaim]) -> None:
         client = self._client(name, role) if role is Role.OPERATOR else await self._leased(name, role)
-        _accepted(await client.ask_many(claims))
+        _check_accepted(await client.submit_many(claims))
 
 
-def _accepted(verdicts: Sequence[Any]) -> None:
+def _check_accepted(verdicts: Sequence[Any]) -> None:
     for verdict in verdicts:
         if isinstance(verdict, Refused):
             raise RuntimeError(f"refused: {verdict.code}: {verdict.detail}")
 
 
-async def show(console: Console, directory: Path, world: World) -> Shown:
-    """Place the load, live; the store is left in the directory."""
+async def show(console: Console, directory: Path, world: World) -> LoadStatus:
+    """Places the load with a live display; the store stays in the directory."""
     async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
         running = group.create_task(authority.run())
-        placing = Placing(authority, world)
+        placing = PlacementDemo(authority, world)
         await placing.furnish()
         console.print(f"{NODES:,} simulated nodes are ready, {GPU_NODES} of them with 8 GPUs, in 3 zones; there are 3 tenants.")
         working = group.create_task(placing.scheduler.run())
@@ -156,7 +156,7 @@ async def show(console: Console, directory: Path, world: World) -> Shown:
     return last
 
 
-async def _watch(console: Console, placing: Placing, submitting: asyncio.Task[None]) -> Shown:
+async def _watch(console: Console, placing: PlacementDemo, submitting: asyncio.Task[None]) -> LoadStatus:
     from rich.live import Live
 
     clock = placing.world.clock
@@ -170,11 +170,11 @@ async def _watch(console: Console, placing: Placing, submitting: asyncio.Task[No
                 quiet_at, before, ended_ms = clock.now_ms(), now.bound, clock.now_ms() - began_ms
             live.update(_table(placing, now, max(ended_ms, 1)))
             still = submitting.done() and clock.now_ms() - quiet_at > 1_500
-            if still or clock.now_ms() - began_ms > PATIENCE_MS:
+            if still or clock.now_ms() - began_ms > DURATION_MS_MAX:
                 return now
 
 
-def _table(placing: Placing, now: Shown, passed_ms: int) -> Table:
+def _table(placing: PlacementDemo, now: LoadStatus, passed_ms: int) -> Table:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -190,7 +190,7 @@ def _table(placing: Placing, now: Shown, passed_ms: int) -> Table:
     return table
 
 
-# ------------------------------------------------------------------------------------------------------- the cluster, the load
+# ------------------------------------------------------------------------------------------------------- cluster and load
 
 
 def _cluster() -> Iterator[AnyObject]:
@@ -207,23 +207,23 @@ def _cluster() -> Iterator[AnyObject]:
             ),
         )
     for name, share in (("ads", 3), ("fraud", 1), ("search", 6)):
-        quota = {"cpu": share * 4_000_000, "memory": share * 16_000 * _GI, "devices/gpu": share * 120 * WHOLE}
+        quota = {"cpu": share * 4_000_000, "memory": share * 16_000 * _GI, "devices/gpu": share * 120 * WHOLE_DEVICE}
         yield Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=Amount(quota), weight=share))
     yield PriorityClass(metadata=Metadata(name="critical"), spec=PriorityClassSpec(value=1_000))
     yield PriorityClass(metadata=Metadata(name="batch"), spec=PriorityClassSpec(value=-100))
 
 
 def _waves() -> Iterator[list[Workload]]:
-    """Services that spread, jobs in bulk, gangs, shares of GPUs; and one that no node can take now."""
-    yield [_work("search", f"api-{i}", 150, 1_000, 1, spread="zone", rank="critical") for i in range(8)]
-    yield [_work("ads", f"ranker-{i}", 200, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
-    yield [_work("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
-    yield [_work("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
-    yield [_work("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
-    yield [_work("fraud", WAITING, 4, 8_000, 64, gpus=16, sort="job"), _work("search", "index", 2_000, 500, 1, sort="job")]
+    """Services with topology spread, large jobs, gangs, GPU shares, and one job that fits on no node."""
+    yield [_workload("search", f"api-{i}", 150, 1_000, 1, spread="zone", rank="critical") for i in range(8)]
+    yield [_workload("ads", f"ranker-{i}", 200, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
+    yield [_workload("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
+    yield [_workload("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
+    yield [_workload("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
+    yield [_workload("fraud", PENDING_JOB, 4, 8_000, 64, gpus=16, sort="job"), _workload("search", "index", 2_000, 500, 1, sort="job")]
 
 
-def _work(
+def _workload(
     tenant: str,
     name: str,
     replicas: int,
@@ -239,7 +239,7 @@ def _work(
     sort: Any = "service",
 ) -> Workload:
     own = {"app": name}
-    devices = (DeviceAsk(kind="gpu", share=share),) if share else (DeviceAsk(kind="gpu", count=gpus),) if gpus else ()
+    devices = (DeviceRequest(kind="gpu", share=share),) if share else (DeviceRequest(kind="gpu", count=gpus),) if gpus else ()
     return Workload(
         metadata=Metadata(name=name, tenant=tenant, labels=own),
         spec=WorkloadSpec(

@@ -1,9 +1,10 @@
-"""Demo: two schedulers race for one GPU; authority killed.
+"""Demo: two schedulers race for one GPU, and the authority is killed.
 
-Two schedulers ask a real authority for it, round after round, and its process is killed in the middle.
+Two schedulers claim the same GPU from a real authority, round after round, and the authority's process is killed in the
+middle.
 
-Nothing is decided here: claims go out through `client.Client`, over a socket each, and what comes back is written down in a
-`Notebook`. After the kill the clients repeat the same operation ids until the restarted process answers.
+No decision is made here: each client submits claims over its own socket, and sends and verdicts are recorded in a
+`OperationRecorder`. After the kill the clients retry with the same operation ids until the restarted process answers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import Client
+from remit.client.authority_client import AuthorityClient
 from remit.client.lease_holder import acquire
-from remit.client.retry import RetryBudget, RetryShape
-from remit.demo.authority_process import AUTHORITY, DemoFailed, Ready, Watched
-from remit.demo.demo_processes import Served
+from remit.client.retry import RetryBudget, RetryPolicy
+from remit.demo.authority_process import AUTHORITY, DemoFailed, Ready, RecordingEndpoint
+from remit.demo.demo_processes import AuthorityProcess
 from remit.model.claims import (
     Accepted,
     Actor,
@@ -39,20 +40,20 @@ from remit.model.claims import (
 )
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.objects import DECLARED, AnyObject, key_of
-from remit.model.resources import WHOLE, Duration
+from remit.model.resources import WHOLE_DEVICE, Duration
 from remit.world.interfaces import Chance, World
 
 CLAIMS_EACH: Final = 4
-"""How many replicas each scheduler claims the GPU for at once: enough that some are under way at any instant."""
+"""Replicas for which each scheduler claims the GPU at once: enough to have claims in flight at any moment."""
 
 SPREAD_MS: Final = 3
 KILLS_MAX: Final = 4
 TTL: Final = Duration(600_000)
-SHAPE: Final = RetryShape(deadline_ms=60_000, try_ms=15_000, base_ms=20, cap_ms=200, attempts_max=1_000)
+RETRY_POLICY: Final = RetryPolicy(deadline_ms=60_000, try_ms=15_000, base_ms=20, cap_ms=200, attempts_max=1_000)
 
 
-class Prize(NamedTuple):
-    """What the race is for."""
+class RaceTarget(NamedTuple):
+    """The device that the schedulers race for."""
 
     node: str
     device: str
@@ -60,7 +61,9 @@ class Prize(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """One kill: in which round, what had been sent and not answered when it struck, and who took over."""
+    """One kill of the authority: the round, the operations sent but not answered at that moment, and the process that took
+    over.
+    """
 
     round: int
     pid: int
@@ -71,8 +74,10 @@ class Kill(NamedTuple):
     down_ms: int
 
 
-class Notebook:
-    """What was sent and answered, as the askers saw it. Listens at every endpoint; a later answer never replaces the first."""
+class OperationRecorder:
+    """All operations sent and verdicts received by the clients. The first verdict of an operation is kept; a different later
+    one is recorded as a contradiction.
+    """
 
     def __init__(self) -> None:
         self.operations: dict[OperationID, Operation] = {}
@@ -111,60 +116,60 @@ class Notebook:
         return list(self.operations)[self._before :]
 
 
-class Asker:
-    """One actor with a client and a connection of its own."""
+class RaceClient:
+    """One actor with its own client and connection."""
 
-    def __init__(self, name: str, role: Role, socket: Path, notebook: Notebook, world: World) -> None:
-        watched = Watched(socket, notebook, world.clock)
-        # The restart takes as long as it takes: the budget must not run out under eight askers who wait for it.
+    def __init__(self, name: str, role: Role, socket: Path, notebook: OperationRecorder, world: World) -> None:
+        watched = RecordingEndpoint(socket, notebook, world.clock)
+        # The restart may take long; the retry budget must not run out while eight clients wait for it.
         budget = RetryBudget(percent=100, per_second=200, tokens_max=2_000)
-        self.client = Client({AUTHORITY: watched}, Actor(name, role), world, shape=SHAPE, budget=budget)
+        self.client = AuthorityClient({AUTHORITY: watched}, Actor(name, role), world, policy=RETRY_POLICY, budget=budget)
         self._world = world
 
     async def lease(self, lease: str) -> int:
         tenure = await acquire(self.client, self._world.clock, lease, TTL)
         if isinstance(tenure, Refused):
-            raise unexpected(f"acquiring {lease}", tenure)
+            raise unexpected_refusal(f"acquiring {lease}", tenure)
         self.client.actor = tenure.actor
         return tenure.actor.epoch
 
     async def must(self, claim: AnyClaim, evidence: Evidence = Evidence()) -> Accepted:
-        verdict = await self.client.ask(claim, evidence=evidence)
+        verdict = await self.client.submit(claim, evidence=evidence)
         if isinstance(verdict, Refused):
-            raise unexpected(f"{claim}", verdict)
+            raise unexpected_refusal(f"{claim}", verdict)
         return verdict
 
 
-def unexpected(what: str, refused: Refused) -> DemoFailed:
-    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail}), which should not happen; please report it")
+def unexpected_refusal(what: str, refused: Refused) -> DemoFailed:
+    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail}), which is unexpected; please report it")
 
 
 class Race:
-    """The whole cast, and what they came to. `begin` sets the stage, `run` races."""
+    """The race: authority process, clients and results. `start`, `declare` and `enlist` set it up; `run` runs it."""
 
     def __init__(self, data: Path, socket: Path, world: World, chance: Chance, rounds: int) -> None:
-        self.notebook = Notebook()
+        self.notebook = OperationRecorder()
         self.rounds = rounds
-        self.prize = Prize("", "", "")
+        self.prize = RaceTarget("", "", "")
         self.kills: list[Kill] = []
         self.wins: Counter[str] = Counter()
         self.owner = self.owned_by = ""
         self.retried = 0
-        self.server: Served | None = None
+        self.server: AuthorityProcess | None = None
         self._data, self._socket, self._world, self._chance = data, socket, world, chance
-        self._askers: dict[str, Asker] = {}
+        self._askers: dict[str, RaceClient] = {}
         self._queues: dict[str, list[tuple[str, int]]] = {}
         self._seen = 0
         self._kill_due = rounds // 2 + 1
 
-    # -- the stage -------------------------------------------------------------------------------------------------------
+    # -- setup -------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> Ready:
-        self.server = await Served.start(self._data, self._socket, self._world.clock)
+        self.server = await AuthorityProcess.start(self._data, self._socket, self._world.clock)
         return self.server.ready
 
     async def declare(self, things: Sequence[AnyObject]) -> int:
-        """Apply manifests in an order in which whatever one names is there, and mark the nodes ready. How many there were."""
+        """Applies the manifests in order of dependency and marks the nodes ready; returns the number of objects."""
         operator, nodes = self._asker("operator", Role.OPERATOR), self._asker("node-watch", Role.NODES)
         await nodes.lease(Role.NODES)
         for thing in sorted(things, key=lambda one: DECLARED.index(type(one).__name__)):
@@ -174,13 +179,15 @@ class Race:
         return len(things)
 
     def _enough(self, job: Workload) -> Workload:
-        """The job as in its file, but asking for as many completions as the race has claims to make."""
+        """The job with enough completions for all claims of the race."""
         return replace(job, spec=replace(job.spec, completions=2 * (CLAIMS_EACH + self.rounds)))
 
     async def enlist(self, job: Workload, node: Node) -> dict[str, int]:
-        """The replicas, two schedulers with half of them each, and the node's agent. Answers each scheduler's lease epoch."""
+        """Creates the replicas, two schedulers with half of them each, and the node's agent; returns each scheduler's lease
+        epoch.
+        """
         tenant, name = job.metadata.tenant, job.metadata.name
-        self.prize = Prize(node.metadata.name, node.spec.devices[0].name, tenant)
+        self.prize = RaceTarget(node.metadata.name, node.spec.devices[0].name, tenant)
         workloads = self._asker("workloads", Role.WORKLOADS)
         await workloads.lease(Role.WORKLOADS)
         await self._asker("agent", Role.AGENT).lease(f"{Role.AGENT}/{node.metadata.name}")
@@ -193,8 +200,8 @@ class Race:
             self._queues[lease] = [(key, spawned.revision) for key in keys[start::2]]
         return epochs
 
-    def _asker(self, name: str, role: Role) -> Asker:
-        asker = self._askers[name] = Asker(name, role, self._socket, self.notebook, self._world)
+    def _asker(self, name: str, role: Role) -> RaceClient:
+        asker = self._askers[name] = RaceClient(name, role, self._socket, self.notebook, self._world)
         return asker
 
     # -- the race --------------------------------------------------------------------------------------------------------
@@ -205,7 +212,8 @@ class Race:
             on_round(number)
 
     async def _round(self, number: int) -> None:
-        """Everybody claims the same GPU; whoever gets it runs its job to the end, so that the GPU is free again."""
+        """Both schedulers claim the same GPU. The winner's job runs to completion, so that the GPU is free for the next round.
+        """
         self.notebook.begin_round()
         contenders = [
             (lease, replica, at) for lease, queue in sorted(self._queues.items()) for replica, at in queue[:CLAIMS_EACH]
@@ -216,8 +224,8 @@ class Race:
                 group.create_task(self._kill(number))
         winners = [won for claim in claims if (won := claim.result()) is not None]
         if len(winners) != 1:
-            told = f"{len(winners)} of {len(claims)} claims on one GPU were accepted ({self._verdicts_of_round()})"
-            raise DemoFailed(f"round {number}: {told}; please report it, with the store (--data DIR keeps it)")
+            told = f"{len(winners)} of {len(claims)} claims for one GPU were accepted ({self._verdicts_of_round()})"
+            raise DemoFailed(f"round {number}: {told}; please report it with the store (run with --data DIR to keep it)")
         lease, replica, at = winners[0]
         self.wins[lease] += 1
         self.owner, self.owned_by = replica, lease
@@ -232,13 +240,13 @@ class Race:
     async def _claim(self, lease: str, replica: str, at: int) -> tuple[str, str, int] | None:
         await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
         prize = self.prize
-        claim = Bind(replica, at, prize.node, f"tenant/{prize.tenant}", {prize.device: WHOLE})
-        verdict = await self._askers[lease].client.ask(claim, evidence=Evidence(self._seen))
+        claim = Bind(replica, at, prize.node, f"tenant/{prize.tenant}", {prize.device: WHOLE_DEVICE})
+        verdict = await self._askers[lease].client.submit(claim, evidence=Evidence(self._seen))
         self._seen = max(self._seen, verdict.revision)
         return (lease, replica, verdict.revision) if isinstance(verdict, Accepted) else None
 
     async def _work(self, replica: str, at: int, *, to_the_end: bool) -> None:
-        """The node's agent reports; at the end the job is settled, and lets go of its GPU. The last owner keeps it."""
+        """Reports as the node's agent; at the end the job is settled and releases its GPU. The last owner keeps it."""
         agent, workloads = self._askers["agent"], self._askers["workloads"]
         for step in ("start", "run"):
             at = (await agent.must(Move(replica, at, step, attempt=1))).revision
@@ -248,9 +256,9 @@ class Race:
         await workloads.must(Move(replica, at, "settle"))
 
     async def _kill(self, number: int) -> None:
-        """Strike while claims are under way: at the first answer of the round, or a moment after the first was sent."""
+        """Kills the authority while claims are in flight: at the first answer of the round, or shortly after the first send."""
         if self.server is None:
-            raise DemoFailed("there is nothing to kill; please report it")
+            raise DemoFailed("no authority process is running; please report it")
         if self._chance.below(2):
             await self.notebook.answer.wait()
         else:
@@ -263,23 +271,24 @@ class Race:
         known = max((verdict.revision for verdict in self.notebook.verdicts.values()), default=0)
         ready = await self.start()
         if ready.revision <= known:
-            # Told here already: after this nothing would go on as expected, and the cause would be hard to see.
+            # Checked here already: later steps would fail in ways that hide the cause.
             raise DemoFailed(
-                f"revision {known} had been acknowledged before the kill, but the store that was found again ends at "
-                f"{ready.revision}: acknowledged operations are lost; please report it, with the store (--data DIR keeps it)"
+                f"revision {known} was acknowledged before the kill, but the restarted store ends at {ready.revision}: "
+                f"acknowledged operations are lost; please report it with the store (run with --data DIR to keep it)"
             )
         took_ms = self._world.clock.now_ms() - struck_ms
-        # What the dead one had written to the socket before it died is read after it; only then is it known what was lost.
+        # Answers that the killed process wrote to the socket before it died are read later; only then is it known which were
+        # lost.
         lost = frozenset(name for name in under_way if self.notebook.epochs.get(name) != before.epoch)
         answered = sum(self.notebook.epochs.get(name) == before.epoch for name in self.notebook.of_round())
         self.kills.append(Kill(number, before.pid, before.epoch, lost, answered, ready, took_ms))
         if not lost and len(self.kills) < KILLS_MAX:
-            self._kill_due = number + 1  # it struck between two answers, which shows little: once more
+            self._kill_due = number + 1  # nothing was in flight, which shows little: kill again in the next round
 
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
     async def ask_all_again(self) -> int:
-        """Every operation once more under its id; the notebook compares. How many there were."""
+        """Submits every operation again under its id; the notebook compares the verdicts. Returns the number of operations."""
         asked = 0
         self.retried = sum(count > 1 for count in self.notebook.sends.values())
         for asker in self._askers.values():

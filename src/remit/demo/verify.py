@@ -1,9 +1,8 @@
-"""Verifies the race from store history.
+"""Verifies the race from the history of the store.
 
-Reads the store from its first revision on, and compares it with what the askers wrote down.
-
-The process that served is gone by now, so nothing is taken from its memory. Three witnesses are heard: the history of rows,
-from which owners and the writer's chain are worked out anew; the books as a new authority loads them; and the notebook.
+Reads all revisions and compares them with what the clients recorded. The process that served is gone, so nothing comes from
+its memory. There are three independent sources: the history of rows, from which owners and the hash chain are recomputed;
+the books as a new authority loads them; and the clients' records.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 
 from remit.commitment import ledger_check
 from remit.commitment.authority import Authority
-from remit.demo.race import Kill, Notebook, Prize, Race
+from remit.demo.race import Kill, OperationRecorder, RaceTarget, Race
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.objects import decode
@@ -26,19 +25,19 @@ from remit.store.sqlite.store import SqliteStore
 from remit.store.watch_feed import Bounds
 from remit.world.interfaces import World
 
-WRONG_SHOWN: Final = 5
-NOT_FOLDED: Final = Bounds(fold_after=1 << 30)
+VIOLATIONS_SHOWN_MAX: Final = 5
+UNFOLDED_WATCH: Final = Bounds(fold_after=1 << 30)
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: what was found, and what is wrong with it (nothing, if it holds)."""
+    """One check: its result, and the violations found (empty if it holds)."""
 
     name: str
     told: str
     wrong: tuple[str, ...] = ()
 
 
-class Refusals(NamedTuple):
+class RefusalSummary(NamedTuple):
     code: Code
     askers: dict[str, int]
     meaning: str
@@ -46,20 +45,20 @@ class Refusals(NamedTuple):
     example: str
 
 
-class Account(NamedTuple):
+class VerificationReport(NamedTuple):
     findings: tuple[Finding, ...]
     books: tuple[Finding, ...]
-    refusals: tuple[Refusals, ...]
+    refusals: tuple[RefusalSummary, ...]
 
     @property
     def holds(self) -> bool:
         return not any(finding.wrong for finding in (*self.findings, *self.books))
 
 
-class History:
-    """Every revision from the first, one after another: who owned the prize, and does the chain hold?"""
+class OwnershipHistory:
+    """Replays every revision from the first: who owned the device, and whether the hash chain is intact."""
 
-    def __init__(self, prize: Prize) -> None:
+    def __init__(self, prize: RaceTarget) -> None:
         self._prize = prize
         self.head = Head("", 0, 0, "", 0, "")
         self.revisions = 0
@@ -95,14 +94,14 @@ class History:
             self.owners.pop(name, None)
 
 
-async def examine(data: Path, world: World, race: Race) -> Account:
-    """Open the store as a third authority would, and look at everything."""
+async def verify_race(data: Path, world: World, race: Race) -> VerificationReport:
+    """Opens the store as a new authority would, and runs all checks."""
     store = await SqliteStore.open(
-        data, offload=world.offload, holder="account", incarnation=world.ids.incarnation(), bounds=NOT_FOLDED
+        data, offload=world.offload, holder="account", incarnation=world.ids.incarnation(), bounds=UNFOLDED_WATCH
     )
     try:
         authority = await Authority.take_over(store, scope="local", holder="account", clock=world.clock, ids=world.ids)
-        history = History(race.prize)
+        history = OwnershipHistory(race.prize)
         async for event in _events(store, await store.revision()):
             history.add(event)
     finally:
@@ -112,11 +111,11 @@ async def examine(data: Path, world: World, race: Race) -> Account:
         _never_two(race, history),
         _nothing_lost(race.notebook, authority),
         _one_outcome(race),
-        *(_settled(kill, race.notebook) for kill in race.kills),
+        *(_in_flight_at_kill(kill, race.notebook) for kill in race.kills),
         *(_epoch(kill) for kill in race.kills),
         _chain(history, authority.head),
     )
-    return Account(findings, tuple(_balanced(authority)), tuple(_refusals(race.notebook)))
+    return VerificationReport(findings, tuple(_balanced(authority)), tuple(_refusals(race.notebook)))
 
 
 async def _events(store: SqliteStore, last: int) -> AsyncIterator[Event]:
@@ -130,7 +129,7 @@ async def _events(store: SqliteStore, last: int) -> AsyncIterator[Event]:
         await watch.close()
 
 
-def _one_owner(race: Race, history: History, authority: Authority) -> Finding:
+def _one_owner(race: Race, history: OwnershipHistory, authority: Authority) -> Finding:
     prize = race.prize
     owners = [
         (name, replica)
@@ -141,46 +140,48 @@ def _one_owner(race: Race, history: History, authority: Authority) -> Finding:
     what = f"{prize.device} of {prize.node}"
     wrong = []
     if names != [race.owner]:
-        wrong.append(f"{what} is owned by {', '.join(names) or 'nobody'}; the last that was told it has it is {race.owner}")
+        wrong.append(f"{what} is owned by {', '.join(names) or 'no replica'}, but the last accepted claim was for {race.owner}")
     if list(history.owners) != names:
-        wrong.append(f"the rows say {', '.join(history.owners) or 'nobody'}, the books {', '.join(names) or 'nobody'}")
+        wrong.append(f"owner by rows: {', '.join(history.owners) or 'none'}; by books: {', '.join(names) or 'none'}")
     phase = owners[0][1].status.phase if owners else "free"
-    who = ", ".join(name.removeprefix("replica/") for name in names) or "nobody"
+    who = ", ".join(name.removeprefix("replica/") for name in names) or "no replica"
     return Finding("one owner", f"{what} belongs to {who} ({phase}), claimed by {race.owned_by}", tuple(wrong))
 
 
-def _never_two(race: Race, history: History) -> Finding:
-    wrong = history.shared[:WRONG_SHOWN]
+def _never_two(race: Race, history: OwnershipHistory) -> Finding:
+    wrong = history.shared[:VIOLATIONS_SHOWN_MAX]
     if history.changes != race.rounds:
-        wrong.append(f"{history.changes} owners one after another in {race.rounds} rounds")
-    told = f"{history.changes} owners one after another; in none of {history.revisions:,} revisions two"
+        wrong.append(f"{history.changes} successive owners in {race.rounds} rounds")
+    told = f"{history.changes} successive owners; no revision of {history.revisions:,} has two"
     return Finding("never two owners", told, tuple(wrong))
 
 
-def _nothing_lost(notebook: Notebook, authority: Authority) -> Finding:
+def _nothing_lost(notebook: OperationRecorder, authority: Authority) -> Finding:
     wrong = []
     for name, verdict in notebook.verdicts.items():
         stored = authority.outcomes.known(name)
         if stored != verdict:
-            wrong.append(f"operation {name} was answered {verdict}; the store has {stored or 'nothing'}")
+            wrong.append(f"operation {name} was answered {verdict}, but the store has {stored or 'no outcome'}")
     total = len(notebook.verdicts)
     wrong += [f"operation {name} was never answered" for name in sorted(notebook.open())]
-    told = f"{total:,} operations acknowledged; {total - len(wrong):,} found again with the same verdict, {len(wrong)} lost"
-    return Finding("nothing lost", told, _some(wrong))
+    told = f"{total:,} operations acknowledged: {total - len(wrong):,} have the same verdict in the store, {len(wrong)} lost"
+    return Finding("nothing lost", told, _first_violations(wrong))
 
 
 def _one_outcome(race: Race) -> Finding:
     notebook = race.notebook
     were = "was" if race.retried == 1 else "were"
     told = (
-        f"{race.retried} met silence and {were} sent again under the same id; at the end all {len(notebook.operations):,} were "
-        f"asked once more: {len(notebook.contradictions)} answers differ"
+        f"{race.retried} had no answer and {were} retried with the same id; at the end all {len(notebook.operations):,} were "
+        f"submitted again: {len(notebook.contradictions)} verdicts differ"
     )
-    return Finding("one outcome each", told, _some(notebook.contradictions))
+    return Finding("one outcome each", told, _first_violations(notebook.contradictions))
 
 
-def _settled(kill: Kill, notebook: Notebook) -> Finding:
-    """Of what was under way at the kill: was it written before, its answer lost, or decided by the one after?"""
+def _in_flight_at_kill(kill: Kill, notebook: OperationRecorder) -> Finding:
+    """For operations in flight at the kill: whether each was committed before it (only the answer was lost) or decided after
+    the restart.
+    """
     written, anew, wrong = [], [], []
     for name in sorted(kill.open):
         verdict = notebook.verdicts.get(name)
@@ -191,8 +192,8 @@ def _settled(kill: Kill, notebook: Notebook) -> Finding:
         else:
             anew.append(verdict)
     if not kill.open:
-        return Finding("in flight", "nothing was in flight at this kill: it struck between two answers")
-    ends = ((written, "on disk, only the answer was lost"), (anew, "not written, decided after the restart"))
+        return Finding("in flight", "no operation was in flight at this kill")
+    ends = ((written, "committed, only the answer was lost"), (anew, "not committed, decided after the restart"))
     parts = [f"{len(found)} {what} ({_kinds(found)})" for found, what in ends if found]
     return Finding("in flight settled", f"{len(kill.open)} at the kill: {'; '.join(parts)}", tuple(wrong))
 
@@ -208,30 +209,30 @@ def _epoch(kill: Kill) -> Finding:
     return Finding("epoch raised", f"{kill.epoch} before the kill, {after} after: the dead process is fenced", wrong)
 
 
-def _chain(history: History, head: Head) -> Finding:
+def _chain(history: OwnershipHistory, head: Head) -> Finding:
     wrong = list(history.broken)
     if history.head != head:
         wrong.append(f"the history ends at sequence {history.head.sequence}, the head is at {head.sequence}")
     told = f"sequence 1 to {head.sequence:,}, each digest recomputed from its rows; the last is {head.digest[:12]}…"
-    return Finding("chain unbroken", told, _some(wrong))
+    return Finding("chain unbroken", told, _first_violations(wrong))
 
 
 def _balanced(authority: Authority) -> Iterator[Finding]:
     for name, wrong in ledger_check.violations(authority.books).items():
-        yield Finding(name, ledger_check.statement(name), _some(wrong))
-    # The checks compare sums with ledgers; that no ledger stands above its amount is asked for separately.
+        yield Finding(name, ledger_check.statement(name), _first_violations(wrong))
+    # The checks above compare sums with ledgers; whether a ledger exceeds its amount is checked separately.
     over = [f"{name} is over by {amount}" for name, amount in authority.books.excess()]
-    yield Finding("no-excess", "No node, grant or quota is used beyond its amount.", _some(over))
+    yield Finding("no-excess", "No node, grant or quota is used beyond its amount.", _first_violations(over))
 
 
-def _refusals(notebook: Notebook) -> Iterator[Refusals]:
+def _refusals(notebook: OperationRecorder) -> Iterator[RefusalSummary]:
     refused = {name: verdict for name, verdict in notebook.verdicts.items() if isinstance(verdict, Refused)}
     for code in sorted({verdict.code for verdict in refused.values()}):
         names = [name for name, verdict in refused.items() if verdict.code == code]
         askers = Counter(notebook.operations[name].actor.name for name in names)
-        yield Refusals(code, dict(askers), REFUSALS[code].meaning, REFUSALS[code].cure, refused[names[0]].detail)
+        yield RefusalSummary(code, dict(askers), REFUSALS[code].meaning, REFUSALS[code].cure, refused[names[0]].detail)
 
 
-def _some(wrong: list[str]) -> tuple[str, ...]:
-    left = len(wrong) - WRONG_SHOWN
-    return (*wrong[:WRONG_SHOWN], f"and {left} more") if left > 0 else tuple(wrong)
+def _first_violations(wrong: list[str]) -> tuple[str, ...]:
+    left = len(wrong) - VIOLATIONS_SHOWN_MAX
+    return (*wrong[:VIOLATIONS_SHOWN_MAX], f"and {left} more") if left > 0 else tuple(wrong)

@@ -25,16 +25,16 @@ from remit.correction.controllers import disruption, node_lifecycle, repair
 from remit.correction.controllers.workload_status import patience_ms
 from remit.correction.framework.loop import FRESH_MS, Cadence, Controller
 from remit.correction.framework.work_queue import UNDONE_MAX
-from remit.law.lifecycle import WAITS
-from remit.law.timing import DRIFT_MAX_PERCENT, Tempo, lost_after_ms
-from remit.law.workload_rules import LIMITS
-from remit.model.claims import Note, Observe, Role
+from remit.law.lifecycle import PHASE_TIMEOUTS
+from remit.law.timing import DRIFT_MAX_PERCENT, Timing, lost_after_ms
+from remit.law.workload_rules import STAGE_REASONS
+from remit.model.claims import RecordEvent, SetCondition, Role
 from remit.model.kinds import NodeHealth, NodeSpec, Template, WorkloadSpec
 from remit.model.objects import DECLARED
 from remit.model.resources import Amount
 from remit.observation.health import MASS_MORE_THAN, MASS_PERCENT
 from remit.serve.metrics.collectors import TENANTS_MAX
-from remit.serve.metrics.exposition import METERS
+from remit.serve.metrics.exposition import METRICS
 
 COMMANDS_SOURCE: Final = "src/remit/cli/"
 
@@ -240,7 +240,7 @@ another role owns."""
 
 
 def controllers() -> str:
-    tempo, cadence = Tempo(), Cadence()
+    tempo, cadence = Timing(), Cadence()
     return page(
         "Controllers",
         CONTROLLERS_SOURCE,
@@ -249,7 +249,7 @@ def controllers() -> str:
         "Everybody may record an event and observe a condition. A move that is not in a controller's row is not its to make; "
         "the [lifecycle](lifecycle.md) has the one role of each.",
         "## When it looks",
-        f"At a beat of {duration(tempo.beat_ms)}; with another beat all but the age of the view change in proportion.",
+        f"At a beat of {duration(tempo.heartbeat_ms)}; with another beat all but the age of the view change in proportion.",
         table(("what", "when"), _times(cadence)),
         "## What it never does",
         RULES.format(undone=UNDONE_MAX),
@@ -286,7 +286,7 @@ def controllers() -> str:
 def _row(controller: type[Controller]) -> tuple[str, ...]:
     remit = controller.remit
     module = sys.modules[controller.__module__].__doc__ or ""
-    claims = sorted(one.__name__.lower() for one in remit.claims - {Note, Observe})
+    claims = sorted(one.__name__.lower() for one in remit.claims - {RecordEvent, SetCondition})
     kinds = "every declared kind" if remit.declares == frozenset(DECLARED) else ", ".join(sorted(remit.declares))
     also = [
         f"{code(name)} of {kinds}" if name == "delete" else code(name) for name in claims if name not in ("spawn", "forget")
@@ -317,17 +317,17 @@ def _times(cadence: Cadence) -> Iterator[tuple[str, str]]:
 
 
 def _conditions() -> Iterator[tuple[str, ...]]:
-    placing = codes(list(LIMITS.values())[:3])
+    placing = codes(list(STAGE_REASONS.values())[:3])
     yield code("Admitted"), "all", code("Accepted"), "why no replicas could be made: the refusal's code, such as `Limit`"
     yield code("Scheduled"), "all", f"{code('AllBound')}: every one that is wanted has a place", placing
-    yield code("Ready"), "services, daemons", code("AllReady"), f"what limits it now: {codes(LIMITS.values())}"
+    yield code("Ready"), "services, daemons", code("AllReady"), f"what limits it now: {codes(STAGE_REASONS.values())}"
     yield code("Available"), "services, daemons", f"{code('EnoughReady')}: as many as may not be missed", code("TooFewReady")
     yield code("Progressing"), "services, daemons", codes(("RollingOut", "RolledOut")), code("ProgressDeadlineExceeded")
     yield code("Complete"), "jobs", code("Done"), f"{code('Changed')}: it was, before it was changed"
     yield code("Failed"), "jobs", codes(("RetriesExhausted", "DeadlineExceeded")), f"{code('Changed')}: it had"
 
 
-def _ladder(tempo: Tempo) -> Iterator[tuple[str, ...]]:
+def _ladder(tempo: Timing) -> Iterator[tuple[str, ...]]:
     fence_ms = int(_WORK.fence)
     fence = f"fence {duration(fence_ms)}: {lost_after_ms(fence_ms, tempo) // 1000} s"
     lost_ms = node_lifecycle.LOST_AFTER * tempo.unknown_ms
@@ -347,7 +347,7 @@ def _ladder(tempo: Tempo) -> Iterator[tuple[str, ...]]:
 
 
 def _waits() -> Iterator[tuple[str, ...]]:
-    for phase, wait in WAITS.items():
+    for phase, wait in PHASE_TIMEOUTS.items():
         if wait.role is Role.REPAIR:
             limit = "at once" if wait.transition == "release" else duration(wait.limit_ms)
             yield code(phase), limit, code(wait.transition)
@@ -379,7 +379,7 @@ LABELS: Final = {
 def metrics() -> str:
     parts: list[str] = []
     for part, title in TITLES.items():
-        rows = [(code(one.name), one.type, codes(one.labels) or "-", one.help) for one in METERS.values() if one.part == part]
+        rows = [(code(one.name), one.type, codes(one.labels) or "-", one.help) for one in METRICS.values() if one.component == part]
         parts += [title, table(("metric", "type", "labels", "what it says"), rows)]
     return page(
         "Metrics",

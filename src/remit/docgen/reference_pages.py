@@ -26,16 +26,16 @@ from remit.docgen.component_pages import (
     table,
 )
 from remit.law.invariants import INVARIANTS
-from remit.law.lifecycle import GUARDS, HOLDS, NODE_EDGES, ON_NODE, TABLE, WAITS, Row, Wait
+from remit.law.lifecycle import GUARDS, HOLDING_PHASES, NODE_HEALTH_TRANSITIONS, ON_NODE_PHASES, TRANSITIONS, PHASE_TIMEOUTS, Transition, PhaseTimeout
 from remit.law.refusals import REFUSALS
 from remit.model.claims import CLAIMS, Abandon, Claim, Role
 from remit.model.kinds import NodeHealth
 from remit.model.objects import DECLARED, KINDS
 from remit.model.records import Phase
-from remit.proposal.placement.builtin_plugins import RANKS, Steering
-from remit.proposal.placement.plugins import LAW
+from remit.proposal.placement.builtin_plugins import STATELESS_SCORES, OverrideFilter
+from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from remit.simulate import scenarios as scenario
-from remit.simulate.actors.users import WORK
+from remit.simulate.actors.users import WORKLOAD_KINDS
 from remit.simulate.faults.kinds import KINDS as FAULTS
 
 P = Phase
@@ -76,7 +76,7 @@ def lifecycle() -> str:
 
 def _diagram() -> str:
     names: dict[tuple[Phase, Phase], list[str]] = {}
-    for row in TABLE:
+    for row in TRANSITIONS:
         if row.source is not None and row.target is not None:
             names.setdefault((row.source, row.target), []).append(row.name)
     edges = [f"    {source} --> {target}: {', '.join(names[source, target])}" for source, target in LINE]
@@ -87,7 +87,7 @@ def _diagram() -> str:
 def _phases() -> str:
     return table(
         ("phase", "holds room", "may run on a node", "may last", "then"),
-        ((code(phase), _yes(phase in HOLDS), _yes(phase in ON_NODE), *_overdue(WAITS.get(phase))) for phase in Phase),
+        ((code(phase), _yes(phase in HOLDING_PHASES), _yes(phase in ON_NODE_PHASES), *_overdue(PHASE_TIMEOUTS.get(phase))) for phase in Phase),
     )
 
 
@@ -95,7 +95,7 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def _overdue(wait: Wait | None) -> tuple[str, str]:
+def _overdue(wait: PhaseTimeout | None) -> tuple[str, str]:
     if wait is None:
         return "as long as it takes", "-"
     return duration(
@@ -104,24 +104,24 @@ def _overdue(wait: Wait | None) -> tuple[str, str]:
 
 
 def _transitions() -> str:
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in TABLE:
-        same = (row.name, row.target if row.name != "resume" else "", row.role, row.guards, row.fresh_ms)
+    groups: dict[tuple[object, ...], list[Transition]] = {}
+    for row in TRANSITIONS:
+        same = (row.name, row.target if row.name != "resume" else "", row.role, row.guards, row.evidence_age_ms_max)
         groups.setdefault(same, []).append(row)
     return table(
         ("transition", "from", "to", "owner", "guards", "fresh", "if it stays there"), map(_transition, groups.values())
     )
 
 
-def _transition(rows: Sequence[Row]) -> tuple[str, ...]:
+def _transition(rows: Sequence[Transition]) -> tuple[str, ...]:
     first = rows[0]
     sources = dict.fromkeys(_place(row.source) for row in rows)
     targets = dict.fromkeys(_place(row.target) for row in rows)
-    waits = [first.wait] if len(targets) == 1 else []
+    waits = [first.timeout] if len(targets) == 1 else []
     after = "; ".join(f"after {_overdue(wait)[0]} {_overdue(wait)[1]}" for wait in waits if wait is not None)
     return (
         code(first.name), ", ".join(sources), ", ".join(targets), code(first.role), codes(first.guards),
-        duration(first.fresh_ms), after or ("as that phase says" if len(targets) > 1 else "-"),
+        duration(first.evidence_age_ms_max), after or ("as that phase says" if len(targets) > 1 else "-"),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _place(phase: Phase | None) -> str:
 
 def _health() -> str:
     order = list(NodeHealth)
-    edges = sorted(NODE_EDGES, key=lambda edge: (order.index(edge[0]), order.index(edge[1])))
+    edges = sorted(NODE_HEALTH_TRANSITIONS, key=lambda edge: (order.index(edge[0]), order.index(edge[1])))
     drawn = "\n".join(
         ["```mermaid", "stateDiagram-v2", "    direction LR", *(f"    {old} --> {new}" for old, new in edges), "```"]
     )
@@ -157,10 +157,10 @@ def refusals() -> str:
 
 
 def filters() -> str:
-    steering = Steering().filter
-    refusing = [*LAW, steering]
+    steering = OverrideFilter().filter
+    refusing = [*BUILTIN_FILTERS, steering]
     rows = ((code(one.name), code(one.code), codes(one.cures), REFUSALS[one.code].meaning) for one in refusing)
-    ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in RANKS)
+    ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in STATELESS_SCORES)
     return page(
         "Filters and scores",
         "src/remit/proposal/placement/plugins.py",
@@ -183,7 +183,7 @@ def _question(function: Callable[..., object]) -> str:
 
 
 def invariants() -> str:
-    rows = ((str(one.number), code(one.name), one.statement, one.kept_by, _check(one.name)) for one in INVARIANTS)
+    rows = ((str(one.number), code(one.name), one.statement, one.enforced_by, _check(one.name)) for one in INVARIANTS)
     return page(
         "Invariants",
         "src/remit/law/invariants.py",
@@ -329,7 +329,7 @@ def scenarios() -> str:
             ),
         ),
         "## Kinds of work",
-        table(("kind", "what it is"), ((code(name), what) for name, what in WORK.items())),
+        table(("kind", "what it is"), ((code(name), what) for name, what in WORKLOAD_KINDS.items())),
     )
 
 

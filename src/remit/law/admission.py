@@ -28,9 +28,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.law.fetch_policy import why_no_host
-from remit.law.requirements import WORKLOAD_LABEL, speaks_of
-from remit.model.artifacts import Unreadable, read_source
+from remit.law.fetch_policy import host_denial_reason
+from remit.law.requirements import WORKLOAD_LABEL, rule_matches
+from remit.model.artifacts import InvalidSource, parse_source
 from remit.model.kinds import PolicySpec, Template, WorkloadSpec
 from remit.model.policies import PRIORITY_LIMIT, PolicyRule
 from remit.model.problems import one_of
@@ -39,18 +39,18 @@ from remit.model.resources import Amount
 TERMS_MAX: Final = 4_096
 """How many answers are kept; when there are more, all go and are found again as they are asked for."""
 
-SORTS: Final = ("regions", "zones", "pools")
-BY_POLICY: Final = "ByPolicy"
+PLACE_KINDS: Final = ("regions", "zones", "pools")
+BY_POLICY_CONDITION: Final = "ByPolicy"
 """The condition of a workload that says what it was given."""
 
-ORDINARY: Final = 0
+DEFAULT_PRIORITY: Final = 0
 """The priority of work that names no class."""
 
-_GRACE: Final = Template(command=("true",)).stop_grace
+_DEFAULT_STOP_GRACE: Final = Template(command=("true",)).stop_grace
 """Who writes what is meant anyway has left it out: a stored object cannot tell the two apart."""
 
 
-class Source(NamedTuple):
+class RuleSource(NamedTuple):
     """Which rule says so: for people, who ask whose word it is."""
 
     policy: str
@@ -61,41 +61,41 @@ class Source(NamedTuple):
         return f"policy {self.policy}" + (f" ({self.reason})" if self.reason else "")
 
 
-class Said(NamedTuple):
+class AppliedDefault(NamedTuple):
     """One value that a rule gives."""
 
     value: str
-    by: Source
+    source: RuleSource
 
 
-class Places(NamedTuple):
+class AllowedPlaces(NamedTuple):
     """Of one sort, those that every rule allows."""
 
     names: frozenset[str]
-    by: tuple[Source, ...]
+    sources: tuple[RuleSource, ...]
 
 
-class Terms(NamedTuple):
+class PolicyTerms(NamedTuple):
     """What the rules that speak of one workload come to."""
 
-    rank: Said | None = None
-    default_rank: Said | None = None
+    priority_class: AppliedDefault | None = None
+    default_priority_class: AppliedDefault | None = None
     priority_max: int = PRIORITY_LIMIT
-    capped_by: Source | None = None
-    places: tuple[Places | None, ...] = (None, None, None)
-    """By `SORTS`; None: any."""
-    resources: tuple[tuple[str, int, Source], ...] = ()
-    stop_grace: tuple[int, Source] | None = None
+    capped_by: RuleSource | None = None
+    places: tuple[AllowedPlaces | None, ...] = (None, None, None)
+    """By `PLACE_KINDS`; None: any."""
+    resources: tuple[tuple[str, int, RuleSource], ...] = ()
+    stop_grace: tuple[int, RuleSource] | None = None
 
 
-FREE: Final = Terms()
+UNRESTRICTED: Final = PolicyTerms()
 
 
-class Forbidden(NamedTuple):
+class ForbiddenField(NamedTuple):
     """What may not be said, by the field that says it."""
 
     field: str
-    words: str
+    message: str
 
 
 class Admission:
@@ -104,36 +104,40 @@ class Admission:
     def __init__(self, policies: Mapping[str, PolicySpec] | None = None, number: int = 0) -> None:
         self.number = number
         named = sorted((policies or {}).items())
-        self._rules = [(Source(name, at, rule.reason), rule) for name, policy in named for at, rule in enumerate(policy.rules)]
-        self._known: dict[object, Terms] = {}
+        self._rules = [
+            (RuleSource(name, at, rule.reason), rule) for name, policy in named for at, rule in enumerate(policy.rules)
+        ]
+        self._known: dict[object, PolicyTerms] = {}
         keys = {key for _, rule in self._rules for key in rule.match.labels}
         self._keys = tuple(sorted(keys))
         """Labels that some rule looks at; others make no difference."""
 
-    def terms(self, tenant: str, workload: str, labels: Mapping[str, str]) -> Terms:
+    def terms(self, tenant: str, workload: str, labels: Mapping[str, str]) -> PolicyTerms:
         if not self._rules:
-            return FREE
+            return UNRESTRICTED
         looked = tuple([workload if key == WORKLOAD_LABEL else labels.get(key) for key in self._keys])
         found = self._known.get((tenant, looked))
         if found is None:
             if len(self._known) >= TERMS_MAX:
                 self._known.clear()
             marked = {**labels, WORKLOAD_LABEL: workload}
-            mine = [(by, rule) for by, rule in self._rules if speaks_of(rule.match, tenant, marked)]
+            mine = [(by, rule) for by, rule in self._rules if rule_matches(rule.match, tenant, marked)]
             found = self._known[tenant, looked] = _terms(mine)
         return found
 
 
-UNRULED: Final = Admission()
+NO_POLICIES: Final = Admission()
 """Where there is no policy."""
 
 
-def _terms(rules: list[tuple[Source, PolicyRule]]) -> Terms:
-    rank = next((Said(rule.priority_class, by) for by, rule in rules if rule.priority_class), None)
-    default = next((Said(rule.defaults.priority_class, by) for by, rule in rules if rule.defaults.priority_class), None)
+def _terms(rules: list[tuple[RuleSource, PolicyRule]]) -> PolicyTerms:
+    rank = next((AppliedDefault(rule.priority_class, by) for by, rule in rules if rule.priority_class), None)
+    default = next(
+        (AppliedDefault(rule.defaults.priority_class, by) for by, rule in rules if rule.defaults.priority_class), None
+    )
     most, capped_by = PRIORITY_LIMIT, None
-    resources: dict[str, tuple[str, int, Source]] = {}
-    grace: tuple[int, Source] | None = None
+    resources: dict[str, tuple[str, int, RuleSource]] = {}
+    grace: tuple[int, RuleSource] | None = None
     for by, rule in rules:
         if rule.priority_max < most:
             most, capped_by = rule.priority_max, by
@@ -141,42 +145,42 @@ def _terms(rules: list[tuple[Source, PolicyRule]]) -> Terms:
             resources.setdefault(name, (name, count, by))
         if rule.defaults.stop_grace and grace is None:
             grace = int(rule.defaults.stop_grace), by
-    places = tuple(_places(sort, rules) for sort in SORTS)
-    return Terms(rank, default, most, capped_by, places, tuple(resources.values()), grace)
+    places = tuple(_allowed_places(sort, rules) for sort in PLACE_KINDS)
+    return PolicyTerms(rank, default, most, capped_by, places, tuple(resources.values()), grace)
 
 
-def _places(sort: str, rules: list[tuple[Source, PolicyRule]]) -> Places | None:
+def _allowed_places(sort: str, rules: list[tuple[RuleSource, PolicyRule]]) -> AllowedPlaces | None:
     lists = [(by, frozenset(named)) for by, rule in rules if (named := getattr(rule.allow, sort))]
     if not lists:
         return None
     allowed = lists[0][1]
     for _, names in lists[1:]:
         allowed &= names
-    return Places(allowed, tuple(by for by, _ in lists))
+    return AllowedPlaces(allowed, tuple(by for by, _ in lists))
 
 
-def ranks_in(policy: PolicySpec) -> frozenset[str]:
+def priority_classes_in(policy: PolicySpec) -> frozenset[str]:
     """The priority classes that its rules name."""
     return frozenset(rank for rule in policy.rules for rank in (rule.priority_class, rule.defaults.priority_class) if rank)
 
 
-def settled(spec: WorkloadSpec, terms: Terms) -> tuple[WorkloadSpec, tuple[str, ...]]:
+def apply_policy_defaults(spec: WorkloadSpec, terms: PolicyTerms) -> tuple[WorkloadSpec, tuple[str, ...]]:
     """The spec as it runs, and what of it was given by whom."""
-    if terms is FREE:
+    if terms is UNRESTRICTED:
         return spec, ()
     given: list[str] = []
-    rank = terms.rank or (terms.default_rank if not spec.priority_class else None)
+    rank = terms.priority_class or (terms.default_priority_class if not spec.priority_class else None)
     if rank is not None and rank.value != spec.priority_class:
         spec = replace(spec, priority_class=rank.value)
-        given.append(f"priorityClass {rank.value} by {rank.by}")
+        given.append(f"priorityClass {rank.value} by {rank.source}")
     template = spec.template
     has = dict(template.resources.pairs)
     more = {name: count for name, count, _ in terms.resources if name not in has}
     if more:
         template = replace(template, resources=Amount({**has, **more}))
-        whole = Amount(more).written()
+        whole = Amount(more).to_manifest()
         given += [f"template.resources.{name} {whole[name]} by {by}" for name, _, by in terms.resources if name in more]
-    if terms.stop_grace is not None and template.stop_grace == _GRACE:
+    if terms.stop_grace is not None and template.stop_grace == _DEFAULT_STOP_GRACE:
         length = type(template.stop_grace)(terms.stop_grace[0])
         if length != template.stop_grace:
             template = replace(template, stop_grace=length)
@@ -184,85 +188,91 @@ def settled(spec: WorkloadSpec, terms: Terms) -> tuple[WorkloadSpec, tuple[str, 
     return (spec if template is spec.template else replace(spec, template=template)), tuple(given)
 
 
-def forbidden(
-    spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None], *, granted: bool = True
-) -> Forbidden | None:
+def forbidden_field(
+    spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None], *, may_raise_priority: bool = True
+) -> ForbiddenField | None:
     """What its author may not say. `value_of` is the priority of a class; None if there is no such class. Not `granted`: a rule
     has to say so if it is to be more than ordinary.
     """
-    if not granted and (found := _unpermitted_rank(spec, terms, value_of)) is not None:
+    if not may_raise_priority and (found := _unpermitted_priority(spec, terms, value_of)) is not None:
         return found
-    if terms is FREE:
+    if terms is UNRESTRICTED:
         return None
-    return _forbidden_rank(spec, terms, value_of) or _forbidden_places(spec, terms)
+    return _forbidden_priority(spec, terms, value_of) or _forbidden_places(spec, terms)
 
 
-def _unpermitted_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:
+def _unpermitted_priority(
+    spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None]
+) -> ForbiddenField | None:
     """Rules that give a class, or say how high one may be, permit it; which of them is then asked."""
     asked = spec.priority_class
-    given = {said.value for said in (terms.rank, terms.default_rank) if said is not None}
-    value = value_of(asked) if asked and asked not in given and terms.capped_by is None and terms.rank is None else None
-    if value is None or value <= ORDINARY:
-        return None
-    words = (
-        f"{asked} has priority {value}, and no policy in force lets this tenant have more than {ORDINARY}; leave it out, or "
+    given = {said.value for said in (terms.priority_class, terms.default_priority_class) if said is not None}
+    value = (
+        value_of(asked) if asked and asked not in given and terms.capped_by is None and terms.priority_class is None else None
     )
-    return Forbidden("spec.priorityClass", words + "ask an operator for a policy rule with priorityClass or priorityMax")
+    if value is None or value <= DEFAULT_PRIORITY:
+        return None
+    words = f"{asked} has priority {value}, and no policy in force lets this tenant have more than {DEFAULT_PRIORITY}; leave it out, or "
+    return ForbiddenField("spec.priorityClass", words + "ask an operator for a policy rule with priorityClass or priorityMax")
 
 
-def _forbidden_rank(spec: WorkloadSpec, terms: Terms, value_of: Callable[[str], int | None]) -> Forbidden | None:
+def _forbidden_priority(spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None]) -> ForbiddenField | None:
     asked, field = spec.priority_class, "spec.priorityClass"
     if not asked:
         return None
-    if terms.rank is not None:
-        if asked == terms.rank.value:
+    if terms.priority_class is not None:
+        if asked == terms.priority_class.value:
             return None
-        words = f"{asked} is not for its author to choose: {terms.rank.by} gives it {terms.rank.value}; leave priorityClass out"
-        return Forbidden(field, words)
+        words = f"{asked} is not for its author to choose: {terms.priority_class.source} gives it {terms.priority_class.value}; leave priorityClass out"
+        return ForbiddenField(field, words)
     value = value_of(asked)
     if value is None or value <= terms.priority_max:
         return None
     words = f"{asked} has priority {value}, and {terms.capped_by} allows at most {terms.priority_max}; "
-    return Forbidden(field, words + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax")
+    return ForbiddenField(field, words + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax")
 
 
-def _forbidden_places(spec: WorkloadSpec, terms: Terms) -> Forbidden | None:
+def _forbidden_places(spec: WorkloadSpec, terms: PolicyTerms) -> ForbiddenField | None:
     where = spec.placement
-    for sort, places in zip(SORTS, terms.places, strict=True):
+    for sort, places in zip(PLACE_KINDS, terms.places, strict=True):
         if places is None:
             continue
-        field, whose = f"spec.placement.{sort}", " and ".join(str(by) for by in places.by)
+        field, whose = f"spec.placement.{sort}", " and ".join(str(by) for by in places.sources)
         if not places.names:
-            return Forbidden(field, f"{whose} together allow no {sort} at all; ask an operator which of them is meant")
+            return ForbiddenField(field, f"{whose} together allow no {sort} at all; ask an operator which of them is meant")
         allowed = one_of(sorted(places.names))
         asked: tuple[str, ...] = getattr(where, sort)
         if asked and places.names.isdisjoint(asked):
-            return Forbidden(field, f"{', '.join(asked)} can never be used: {whose} allows {allowed}; ask for one of these")
+            return ForbiddenField(
+                field, f"{', '.join(asked)} can never be used: {whose} allows {allowed}; ask for one of these"
+            )
         for at, standby in enumerate(where.standby) if sort == "regions" else ():
             if standby.region not in places.names:
                 field = f"spec.placement.standby[{at}].region"
-                return Forbidden(field, f"{standby.region} can never be used: {whose} allows {allowed}; choose one of these")
+                return ForbiddenField(
+                    field, f"{standby.region} can never be used: {whose} allows {allowed}; choose one of these"
+                )
     return None
 
 
-class Unpermitted(NamedTuple):
+class PermissionViolation(NamedTuple):
     """Which field of a template asks for it, why it may not, and what to do."""
 
     field: str
-    why: str
+    reason: str
     cure: str
 
 
-class Permitted(NamedTuple):
+class Permissions(NamedTuple):
     hosts: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     unsandboxed: bool = False
 
 
-def permitted(policies: Iterable[PolicySpec], tenant: str, labels: Mapping[str, str]) -> Permitted:
-    rules = [rule.permit for policy in policies for rule in policy.rules if speaks_of(rule.match, tenant, labels)]
-    return Permitted(
+def permissions_of(policies: Iterable[PolicySpec], tenant: str, labels: Mapping[str, str]) -> Permissions:
+    rules = [rule.permit for policy in policies for rule in policy.rules if rule_matches(rule.match, tenant, labels)]
+    return Permissions(
         tuple(dict.fromkeys(host for one in rules for host in one.artifact_hosts)),
         tuple(dict.fromkeys(path for one in rules for path in one.host_paths)),
         tuple(dict.fromkeys(user for one in rules for user in one.users)),
@@ -270,35 +280,35 @@ def permitted(policies: Iterable[PolicySpec], tenant: str, labels: Mapping[str, 
     )
 
 
-def unpermitted(template: Template, permit: Permitted) -> Unpermitted | None:
+def permission_violation(template: Template, permit: Permissions) -> PermissionViolation | None:
     """The first thing that a template asks for and may not have."""
     for field, source in _sources(template):
-        why = _why_no_source(source, permit.hosts)
+        why = _source_denial_reason(source, permit.hosts)
         if why:
             cure = "use a public host, or let a policy permit it in permit.artifactHosts"
-            return Unpermitted(field, f"nothing is fetched from there: {why}", cure)
+            return PermissionViolation(field, f"nothing is fetched from there: {why}", cure)
     for field, path in _host_paths(template):
         if not _is_below(path, permit.paths):
             cure = "use scratch, or let a policy permit it in permit.hostPaths"
-            return Unpermitted(field, f"no policy in force permits {path} of the nodes", cure)
+            return PermissionViolation(field, f"no policy in force permits {path} of the nodes", cure)
     return None
 
 
-def loosens(template: Template) -> bool:
+def overrides_isolation(template: Template) -> bool:
     """Does it say for itself as whom it runs, or that nothing holds it?"""
     return bool(template.user) or template.sandbox == "none"
 
 
-def unheld(template: Template, permit: Permitted) -> Unpermitted | None:
+def isolation_violation(template: Template, permit: Permissions) -> PermissionViolation | None:
     """What somebody of a tenant may not say of how its work is held: an agent that is root would make it root, or anybody
     else whose files are on the node.
     """
     if template.sandbox == "none" and not permit.unsandboxed:
         cure = "leave it out, or let a policy permit it in permit.unsandboxed"
-        return Unpermitted("sandbox", "no policy in force permits work of this tenant without a sandbox", cure)
+        return PermissionViolation("sandbox", "no policy in force permits work of this tenant without a sandbox", cure)
     if template.user and template.user not in permit.users:
         cure = "leave it out, or let a policy permit it in permit.users"
-        return Unpermitted("user", f"no policy in force permits work of this tenant to run as {template.user}", cure)
+        return PermissionViolation("user", f"no policy in force permits work of this tenant to run as {template.user}", cure)
     return None
 
 
@@ -317,12 +327,12 @@ def _host_paths(template: Template) -> Iterator[tuple[str, str]]:
         yield "rootfs.directory", template.rootfs.directory
 
 
-def _why_no_source(source: str, hosts: Sequence[str]) -> str:
+def _source_denial_reason(source: str, hosts: Sequence[str]) -> str:
     try:
-        address = read_source(source)
-    except Unreadable as error:
+        address = parse_source(source)
+    except InvalidSource as error:
         return error.cause
-    return "" if address.scheme == "file" else why_no_host(address.host, hosts)
+    return "" if address.scheme == "file" else host_denial_reason(address.host, hosts)
 
 
 def _is_below(path: str, permitted: Sequence[str]) -> bool:

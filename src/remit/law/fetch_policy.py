@@ -13,33 +13,33 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-_NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
-_OWN_NAMES: Final = ("localhost", "local", "internal", "home.arpa", "localdomain")
+_NUMERIC_LABEL: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
+_LOCAL_DOMAINS: Final = ("localhost", "local", "internal", "home.arpa", "localdomain")
 """Names that end so are of the machine or of its network, whatever they come to."""
 _NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 
 AnyAddress = IPv4Address | IPv6Address
 
 
-def why_no_host(host: str, allow: Sequence[str]) -> str:
+def host_denial_reason(host: str, allow: Sequence[str]) -> str:
     """Why nothing is fetched from there, by its name alone; empty: nothing is known against it."""
     try:
-        return why_no_address(ip_address(host), host, allow)
+        return address_denial_reason(ip_address(host), host, allow)
     except ValueError:
         pass
     name = host.rstrip(".").lower()
     if name in allow:
         return ""
-    if _NUMBER.fullmatch(name.rpartition(".")[2]):
+    if _NUMERIC_LABEL.fullmatch(name.rpartition(".")[2]):
         return f"{host} is an address that is not written in full"
-    if any(name == own or name.endswith(f".{own}") for own in _OWN_NAMES) or "." not in name:
+    if any(name == own or name.endswith(f".{own}") for own in _LOCAL_DOMAINS) or "." not in name:
         return f"{host} is a name of the node's own network"
     return ""
 
 
-def why_no_address(address: AnyAddress, host: str, allow: Iterable[str]) -> str:
+def address_denial_reason(address: AnyAddress, host: str, allow: Iterable[str]) -> str:
     """Why nobody connects there on behalf of `host`; empty if one may."""
-    address, allow = _meant(address), tuple(allow)
+    address, allow = _embedded_ipv4(address), tuple(allow)
     networks = [ip_network(one) for one in allow if _is_network(one)]
     if any(address in network for network in networks if network.version == address.version):
         return ""
@@ -53,7 +53,7 @@ def why_no_address(address: AnyAddress, host: str, allow: Iterable[str]) -> str:
     return "" if address.is_global else f"{address} is no public address"
 
 
-def _meant(address: AnyAddress) -> AnyAddress:
+def _embedded_ipv4(address: AnyAddress) -> AnyAddress:
     """An IPv4 address may be written inside one of IPv6, and is reached all the same."""
     if isinstance(address, IPv4Address):
         return address

@@ -12,7 +12,7 @@ class Invariant(NamedTuple):
     number: int
     name: str
     statement: str
-    kept_by: str
+    enforced_by: str
 
 
 INVARIANTS: Final[tuple[Invariant, ...]] = (

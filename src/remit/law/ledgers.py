@@ -8,25 +8,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from remit.law.fit import ANY, Model
+from remit.law.fit import ANY_MODEL, DeviceModel
 from remit.law.selectors import domain_of, match_labels
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase
-from remit.model.resources import WHOLE, Amount
+from remit.model.resources import WHOLE_DEVICE, Amount
 
 Pairs = Iterable[tuple[str, int]]
 
-DEVICE = "@"
+DEVICE_PREFIX = "@"
 """A device stands in its node's ledger as one more resource, `@gpu-0`, of which there are 1000 thousandths. So a whole device
 has one owner for the same reason that memory is not sold twice."""
 
 
-class Facts:
+class NodeFacts:
     """What a node is, apart from what is left of it; shared by every copy of its ledger."""
 
     __slots__ = (
-        "capacity", "devices", "models", "node", "open", "pool", "ready", "region", "standing", "taints", "zone",
+        "capacity",
+        "devices",
+        "models",
+        "node",
+        "node_attributes",
+        "open",
+        "pool",
+        "ready",
+        "region",
+        "taints",
+        "zone",
     )  # fmt: skip
 
     def __init__(self, node: Node) -> None:
@@ -37,16 +47,16 @@ class Facts:
         self.ready = node.status.health is NodeHealth.READY
         self.open = not (spec.unschedulable or spec.draining or node.metadata.deleting)
         # Bytes, since they keep their hash: nodes of one make share one answer to every static rule.
-        self.standing = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
-        self.capacity = {**dict(spec.capacity.pairs), **{DEVICE + d.name: WHOLE for d in spec.devices}}
+        self.node_attributes = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
+        self.capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}
         self.devices = {device.name: device for device in spec.devices}
-        self.models: dict[Model, tuple[str, ...]] = {}
+        self.models: dict[DeviceModel, tuple[str, ...]] = {}
         for device in spec.devices:
-            for model in dict.fromkeys(((device.kind, device.model), (device.kind, ANY))):
-                self.models[model] = (*self.models.get(model, ()), DEVICE + device.name)
+            for model in dict.fromkeys(((device.kind, device.model), (device.kind, ANY_MODEL))):
+                self.models[model] = (*self.models.get(model, ()), DEVICE_PREFIX + device.name)
 
 
-class Whole:
+class FreeWholeDevices:
     """How many devices of a model nobody uses."""
 
     __slots__ = ("ledger",)
@@ -54,17 +64,17 @@ class Whole:
     def __init__(self, ledger: NodeLedger) -> None:
         self.ledger = ledger
 
-    def get(self, model: Model, default: int) -> int:
+    def get(self, model: DeviceModel, default: int) -> int:
         free = self.ledger.free
-        return sum(free[device] == WHOLE for device in self.ledger.facts.models.get(model, ()))
+        return sum(free[device] == WHOLE_DEVICE for device in self.ledger.facts.models.get(model, ()))
 
 
-class Room(Whole):
+class LargestFreeShare(FreeWholeDevices):
     """The largest unused share on one device of a model."""
 
     __slots__ = ()
 
-    def get(self, model: Model, default: int) -> int:
+    def get(self, model: DeviceModel, default: int) -> int:
         free = self.ledger.free
         return max((free[device] for device in self.ledger.facts.models.get(model, ())), default=default)
 
@@ -72,11 +82,11 @@ class Room(Whole):
 class NodeLedger:
     """One node: what it is, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
 
-    __slots__ = ("facts", "free", "held")
+    __slots__ = ("facts", "free", "holders")
 
     def __init__(self, node: Node) -> None:
-        self.facts = Facts(node)
-        self.held = 0
+        self.facts = NodeFacts(node)
+        self.holders = 0
         self.free: dict[str, int] = self.facts.capacity.copy()
 
     @property
@@ -92,8 +102,8 @@ class NodeLedger:
         return self.facts.open
 
     @property
-    def standing(self) -> bytes:
-        return self.facts.standing
+    def node_attributes(self) -> bytes:
+        return self.facts.node_attributes
 
     @property
     def region(self) -> str:
@@ -112,34 +122,34 @@ class NodeLedger:
         return self.facts.taints
 
     @property
-    def whole(self) -> Whole:
-        return Whole(self)
+    def whole_devices(self) -> FreeWholeDevices:
+        return FreeWholeDevices(self)
 
     @property
-    def room(self) -> Room:
-        return Room(self)
+    def largest_shares(self) -> LargestFreeShare:
+        return LargestFreeShare(self)
 
-    def replaced(self, node: Node) -> NodeLedger:
+    def with_node(self, node: Node) -> NodeLedger:
         """The same postings on a changed node; a resource that shrank may be left below zero until its excess is drained."""
         ledger = NodeLedger(node)
         before, after = self.facts.capacity, ledger.facts.capacity
         used = {name: before.get(name, 0) - self.free.get(name, 0) for name in (*before, *self.free)}
         names = dict.fromkeys((*after, *(name for name in used if used[name])))
         ledger.free = {name: after.get(name, 0) - used.get(name, 0) for name in names}
-        ledger.held = self.held
+        ledger.holders = self.holders
         return ledger
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.facts, ledger.free, ledger.held = self.facts, self.free.copy(), self.held
+        ledger.facts, ledger.free, ledger.holders = self.facts, self.free.copy(), self.holders
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:
         """Take what one holder needs (`sign` 1), or give it back (-1)."""
-        self.held += sign
-        self.take(pairs, sign)
+        self.holders += sign
+        self.adjust(pairs, sign)
 
-    def take(self, pairs: Pairs, sign: int = 1) -> None:
+    def adjust(self, pairs: Pairs, sign: int = 1) -> None:
         """The same, for one who holds something already."""
         free = self.free
         for name, count in pairs:
@@ -157,12 +167,12 @@ class NodeLedger:
         return name != "", name
 
 
-class Short(NamedTuple):
+class Shortage(NamedTuple):
     """What a ledger lacks to cover a charge."""
 
     resource: str
     need: int
-    left: int
+    available: int
 
 
 class GrantLedger:
@@ -172,7 +182,7 @@ class GrantLedger:
     drawn until enough is released.
     """
 
-    __slots__ = ("amount", "deadline_ms", "grant", "left", "lent", "name", "tenant")
+    __slots__ = ("amount", "deadline_ms", "free", "grant", "granted_on", "name", "tenant")
 
     def __init__(self, name: str, amount: Mapping[str, int], grant: Grant | None, tenant: str, deadline_ms: int | None) -> None:
         self.name = name
@@ -180,57 +190,57 @@ class GrantLedger:
         self.grant = grant
         self.tenant = tenant
         self.deadline_ms = deadline_ms
-        self.lent: dict[str, int] = {}
-        self.left: dict[str, int] = dict(amount)
+        self.granted_on: dict[str, int] = {}
+        self.free: dict[str, int] = dict(amount)
 
     def copy(self) -> GrantLedger:
         ledger = GrantLedger(self.name, self.amount, self.grant, self.tenant, self.deadline_ms)
-        ledger.lent, ledger.left = self.lent.copy(), self.left.copy()
+        ledger.granted_on, ledger.free = self.granted_on.copy(), self.free.copy()
         return ledger
 
     def resize(self, amount: Mapping[str, int]) -> None:
         for name in dict.fromkeys((*self.amount, *amount)):
-            self.left[name] = self.left.get(name, 0) + amount.get(name, 0) - self.amount.get(name, 0)
+            self.free[name] = self.free.get(name, 0) + amount.get(name, 0) - self.amount.get(name, 0)
         self.amount = amount
 
-    def short_of(self, pairs: Pairs) -> Short | None:
+    def shortage_for(self, pairs: Pairs) -> Shortage | None:
         """The first resource that `pairs` would take too much of."""
-        left = self.left
+        left = self.free
         for name, count in pairs:
             if count > left.get(name, 0):
-                return Short(name, count, left.get(name, 0))
+                return Shortage(name, count, left.get(name, 0))
         return None
 
     def draw(self, pairs: Pairs, sign: int) -> None:
-        left = self.left
+        left = self.free
         for name, count in pairs:
             left[name] = left.get(name, 0) - sign * count
 
-    def lend(self, pairs: Pairs, sign: int) -> None:
+    def grant_on(self, pairs: Pairs, sign: int) -> None:
         for name, count in pairs:
-            total = self.lent[name] = self.lent.get(name, 0) + sign * count
+            total = self.granted_on[name] = self.granted_on.get(name, 0) + sign * count
             if not total:
-                del self.lent[name]
-            self.left[name] = self.left.get(name, 0) - sign * count
+                del self.granted_on[name]
+            self.free[name] = self.free.get(name, 0) - sign * count
 
     @property
     def used(self) -> dict[str, int]:
         """What is drawn, by resource."""
-        drawn = {name: self.amount.get(name, 0) - left - self.lent.get(name, 0) for name, left in self.left.items()}
+        drawn = {name: self.amount.get(name, 0) - left - self.granted_on.get(name, 0) for name, left in self.free.items()}
         return {name: count for name, count in drawn.items() if count}
 
-    def taken(self) -> Amount:
+    def committed(self) -> Amount:
         """Drawn and granted on, together."""
-        return Amount({name: self.amount.get(name, 0) - left for name, left in self.left.items()})
+        return Amount({name: self.amount.get(name, 0) - left for name, left in self.free.items()})
 
     def over(self) -> Amount:
-        return Amount({name: -left for name, left in self.left.items() if left < 0})
+        return Amount({name: -left for name, left in self.free.items() if left < 0})
 
-    def alive(self, now_ms: int) -> bool:
+    def is_unexpired(self, now_ms: int) -> bool:
         return self.deadline_ms is None or now_ms < self.deadline_ms
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return self.grant is None or self.grant.status.phase is GrantPhase.LIVE
 
     @property
@@ -238,12 +248,12 @@ class GrantLedger:
         return "" if self.grant is None or self.grant.spec.issuer else self.grant.spec.parent
 
     @property
-    def lent_away(self) -> bool:
+    def granted_to_other_scope(self) -> bool:
         """Is it another scope that draws on this?"""
-        return self.grant is not None and not self.grant.spec.issuer and self.grant.spec.holder.startswith(SCOPE)
+        return self.grant is not None and not self.grant.spec.issuer and self.grant.spec.holder.startswith(SCOPE_PREFIX)
 
 
-SCOPE = "scope/"
+SCOPE_PREFIX = "scope/"
 
 
 def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
@@ -261,7 +271,7 @@ def ledgers_of(thing: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
     return (name, amount, thing.spec.tenant), *shares
 
 
-def burdens(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+def parent_charges(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     """What an issued grant takes of other ledgers: of what it was carved out of, and for a budget's shares of the tenants'
     emergency quota. A copy that is held from elsewhere takes nothing here.
     """
@@ -274,7 +284,7 @@ def burdens(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
     return *parent, *((f"tenant/{tenant}/emergency", share.pairs) for tenant, share in grant.spec.shares.items())
 
 
-def deadline_ms(grant: Grant, boot: str, now_ms: int, *, anew: bool) -> int | None:
+def deadline_ms(grant: Grant, boot: str, now_ms: int, *, new_term: bool) -> int | None:
     """When a grant ends on this authority's clock. If it takes over `anew`, what was issued here gets a full new term, as every
     lease does: nobody could renew it while nobody led. What is held from elsewhere keeps its instant if this is the same boot,
     and has otherwise lapsed until it is renewed.
@@ -282,6 +292,6 @@ def deadline_ms(grant: Grant, boot: str, now_ms: int, *, anew: bool) -> int | No
     deadline = grant.status.deadline
     if deadline is None:
         return None
-    if not grant.spec.issuer and anew:
+    if not grant.spec.issuer and new_term:
         return now_ms + grant.spec.ttl
     return deadline.at_ms if deadline.boot == boot else 0

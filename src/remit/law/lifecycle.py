@@ -38,7 +38,7 @@ from remit.model.records import Phase
 P = Phase
 
 
-class Wait(NamedTuple):
+class PhaseTimeout(NamedTuple):
     """How long a phase may last before `role` moves it on by `transition`; 0 ms: as long as the workload says."""
 
     limit_ms: int
@@ -46,7 +46,7 @@ class Wait(NamedTuple):
     transition: str
 
 
-class Row(NamedTuple):
+class Transition(NamedTuple):
     """One edge. `guards` are checked by the authority in the same transaction; `fresh_ms` bounds the evidence's age."""
 
     name: str
@@ -54,11 +54,11 @@ class Row(NamedTuple):
     target: Phase | None
     role: Role
     guards: tuple[str, ...]
-    fresh_ms: int
+    evidence_age_ms_max: int
 
     @property
-    def wait(self) -> Wait | None:
-        return WAITS.get(self.target) if self.target else None
+    def timeout(self) -> PhaseTimeout | None:
+        return PHASE_TIMEOUTS.get(self.target) if self.target else None
 
 
 GUARDS: Final[dict[str, str]] = {
@@ -81,97 +81,97 @@ GUARDS: Final[dict[str, str]] = {
     "restored": "the scope was restored from a backup, so nothing is known of what ran since",
 }
 
-_RUNS = (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
-_ON_NODE = (*_RUNS, P.DRAINING, P.STOPPING)
-_PLACE = ("claimant", "as_seen", "fits", "devices", "grant", "quota", "policy")
-_AGENT = ("claimant", "as_seen", "attempt", "own_node")
-_LOOP = ("claimant", "as_seen")
+_RUNNING_PHASES = (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
+_NODE_PHASES = (*_RUNNING_PHASES, P.DRAINING, P.STOPPING)
+_PLACEMENT_GUARDS = ("claimant", "as_seen", "fits", "devices", "grant", "quota", "policy")
+_AGENT_GUARDS = ("claimant", "as_seen", "attempt", "own_node")
+_CONTROLLER_GUARDS = ("claimant", "as_seen")
 
-SNAPSHOT_FRESH_MS: Final = 60_000
-REPORT_FRESH_MS: Final = 15_000
+SNAPSHOT_AGE_MS_MAX: Final = 60_000
+REPORT_AGE_MS_MAX: Final = 15_000
 
 
-def _rows() -> Iterable[Row]:
+def _transitions() -> Iterable[Transition]:
     def edge(
         name: str, sources: Iterable[Phase | None], target: Phase | None, role: Role, guards: tuple[str, ...]
-    ) -> Iterable[Row]:
-        fresh = REPORT_FRESH_MS if role is Role.AGENT else SNAPSHOT_FRESH_MS
-        return [Row(name, source, target, role, guards, fresh) for source in sources]
+    ) -> Iterable[Transition]:
+        fresh = REPORT_AGE_MS_MAX if role is Role.AGENT else SNAPSHOT_AGE_MS_MAX
+        return [Transition(name, source, target, role, guards, fresh) for source in sources]
 
     yield from edge("create", [None], P.PENDING, Role.WORKLOADS, ("claimant",))
-    yield from edge("reserve", [P.PENDING], P.RESERVED, Role.SCHEDULER, (*_PLACE, "victims_leave"))
-    yield from edge("bind", [P.PENDING], P.BOUND, Role.SCHEDULER, _PLACE)
-    yield from edge("confirm", [P.RESERVED], P.BOUND, Role.SCHEDULER, (*_PLACE, "victims_gone"))
-    yield from edge("unreserve", [P.RESERVED], P.PENDING, Role.SCHEDULER, _LOOP)
-    yield from edge("reclaim", [P.RESERVED], P.PENDING, Role.REPAIR, (*_LOOP, "wait_over"))
-    yield from edge("cancel", [P.PENDING, P.RESERVED], P.RELEASED, Role.WORKLOADS, _LOOP)
-    yield from edge("start", [P.BOUND], P.STARTING, Role.AGENT, _AGENT)
-    yield from edge("run", [P.STARTING], P.RUNNING, Role.AGENT, _AGENT)
-    yield from edge("ready", [P.RUNNING], P.READY, Role.AGENT, _AGENT)
-    yield from edge("unready", [P.READY, P.SERVING], P.RUNNING, Role.AGENT, _AGENT)
-    yield from edge("serve", [P.READY], P.SERVING, Role.ENDPOINTS, _LOOP)
-    yield from edge("unserve", [P.SERVING], P.READY, Role.ENDPOINTS, _LOOP)
-    yield from edge("finish", [P.STARTING, P.RUNNING, P.READY], P.FINISHED, Role.AGENT, (*_AGENT, "result"))
-    yield from edge("crash", [P.STARTING, P.RUNNING, P.READY, P.SERVING], P.FAILED, Role.AGENT, (*_AGENT, "result"))
-    yield from edge("preempt", _RUNS, P.DRAINING, Role.SCHEDULER, _LOOP)
-    yield from edge("evict", _RUNS, P.DRAINING, Role.NODES, _LOOP)
-    yield from edge("retire", _RUNS, P.DRAINING, Role.ROLLOUT, _LOOP)
-    yield from edge("remove", _RUNS, P.DRAINING, Role.WORKLOADS, _LOOP)
-    yield from edge("abort", [P.BOUND, P.STARTING], P.DRAINING, Role.REPAIR, (*_LOOP, "wait_over"))
-    yield from edge("stop", [P.DRAINING], P.STOPPING, Role.AGENT, _AGENT)
-    yield from edge("stopped", [P.STOPPING], P.RELEASED, Role.AGENT, (*_AGENT, "result"))
-    yield from edge("doubt", _ON_NODE, P.UNKNOWN, Role.NODES, _LOOP)
-    yield from edge("distrust", _ON_NODE, P.UNKNOWN, Role.AUTHORITY, ("restored",))
-    for phase in _ON_NODE:
-        yield from edge("resume", [P.UNKNOWN], phase, Role.AGENT, (*_AGENT, "was_there"))
-    yield from edge("lose", [P.UNKNOWN], P.FAILED, Role.NODES, (*_LOOP, "fence_passed", "result"))
-    yield from edge("release", [P.FAILED], P.RELEASED, Role.REPAIR, _LOOP)
-    yield from edge("settle", [P.FINISHED], P.RELEASED, Role.WORKLOADS, _LOOP)
-    yield from edge("requeue", [P.RELEASED], P.PENDING, Role.REPAIR, (*_LOOP, "attempts_left"))
-    yield from edge("forget", [P.RELEASED], None, Role.WORKLOADS, _LOOP)
+    yield from edge("reserve", [P.PENDING], P.RESERVED, Role.SCHEDULER, (*_PLACEMENT_GUARDS, "victims_leave"))
+    yield from edge("bind", [P.PENDING], P.BOUND, Role.SCHEDULER, _PLACEMENT_GUARDS)
+    yield from edge("confirm", [P.RESERVED], P.BOUND, Role.SCHEDULER, (*_PLACEMENT_GUARDS, "victims_gone"))
+    yield from edge("unreserve", [P.RESERVED], P.PENDING, Role.SCHEDULER, _CONTROLLER_GUARDS)
+    yield from edge("reclaim", [P.RESERVED], P.PENDING, Role.REPAIR, (*_CONTROLLER_GUARDS, "wait_over"))
+    yield from edge("cancel", [P.PENDING, P.RESERVED], P.RELEASED, Role.WORKLOADS, _CONTROLLER_GUARDS)
+    yield from edge("start", [P.BOUND], P.STARTING, Role.AGENT, _AGENT_GUARDS)
+    yield from edge("run", [P.STARTING], P.RUNNING, Role.AGENT, _AGENT_GUARDS)
+    yield from edge("ready", [P.RUNNING], P.READY, Role.AGENT, _AGENT_GUARDS)
+    yield from edge("unready", [P.READY, P.SERVING], P.RUNNING, Role.AGENT, _AGENT_GUARDS)
+    yield from edge("serve", [P.READY], P.SERVING, Role.ENDPOINTS, _CONTROLLER_GUARDS)
+    yield from edge("unserve", [P.SERVING], P.READY, Role.ENDPOINTS, _CONTROLLER_GUARDS)
+    yield from edge("finish", [P.STARTING, P.RUNNING, P.READY], P.FINISHED, Role.AGENT, (*_AGENT_GUARDS, "result"))
+    yield from edge("crash", [P.STARTING, P.RUNNING, P.READY, P.SERVING], P.FAILED, Role.AGENT, (*_AGENT_GUARDS, "result"))
+    yield from edge("preempt", _RUNNING_PHASES, P.DRAINING, Role.SCHEDULER, _CONTROLLER_GUARDS)
+    yield from edge("evict", _RUNNING_PHASES, P.DRAINING, Role.NODES, _CONTROLLER_GUARDS)
+    yield from edge("retire", _RUNNING_PHASES, P.DRAINING, Role.ROLLOUT, _CONTROLLER_GUARDS)
+    yield from edge("remove", _RUNNING_PHASES, P.DRAINING, Role.WORKLOADS, _CONTROLLER_GUARDS)
+    yield from edge("abort", [P.BOUND, P.STARTING], P.DRAINING, Role.REPAIR, (*_CONTROLLER_GUARDS, "wait_over"))
+    yield from edge("stop", [P.DRAINING], P.STOPPING, Role.AGENT, _AGENT_GUARDS)
+    yield from edge("stopped", [P.STOPPING], P.RELEASED, Role.AGENT, (*_AGENT_GUARDS, "result"))
+    yield from edge("doubt", _NODE_PHASES, P.UNKNOWN, Role.NODES, _CONTROLLER_GUARDS)
+    yield from edge("distrust", _NODE_PHASES, P.UNKNOWN, Role.AUTHORITY, ("restored",))
+    for phase in _NODE_PHASES:
+        yield from edge("resume", [P.UNKNOWN], phase, Role.AGENT, (*_AGENT_GUARDS, "was_there"))
+    yield from edge("lose", [P.UNKNOWN], P.FAILED, Role.NODES, (*_CONTROLLER_GUARDS, "fence_passed", "result"))
+    yield from edge("release", [P.FAILED], P.RELEASED, Role.REPAIR, _CONTROLLER_GUARDS)
+    yield from edge("settle", [P.FINISHED], P.RELEASED, Role.WORKLOADS, _CONTROLLER_GUARDS)
+    yield from edge("requeue", [P.RELEASED], P.PENDING, Role.REPAIR, (*_CONTROLLER_GUARDS, "attempts_left"))
+    yield from edge("forget", [P.RELEASED], None, Role.WORKLOADS, _CONTROLLER_GUARDS)
 
 
-TABLE: Final[tuple[Row, ...]] = tuple(_rows())
+TRANSITIONS: Final[tuple[Transition, ...]] = tuple(_transitions())
 
-WAITS: Final[dict[Phase, Wait]] = {
-    P.RESERVED: Wait(60_000, Role.REPAIR, "reclaim"),
-    P.BOUND: Wait(60_000, Role.REPAIR, "abort"),
-    P.STARTING: Wait(600_000, Role.REPAIR, "abort"),
-    P.DRAINING: Wait(60_000, Role.NODES, "doubt"),
-    P.STOPPING: Wait(60_000, Role.NODES, "doubt"),
-    P.UNKNOWN: Wait(0, Role.NODES, "lose"),
-    P.FAILED: Wait(30_000, Role.REPAIR, "release"),
-    P.FINISHED: Wait(30_000, Role.WORKLOADS, "settle"),
+PHASE_TIMEOUTS: Final[dict[Phase, PhaseTimeout]] = {
+    P.RESERVED: PhaseTimeout(60_000, Role.REPAIR, "reclaim"),
+    P.BOUND: PhaseTimeout(60_000, Role.REPAIR, "abort"),
+    P.STARTING: PhaseTimeout(600_000, Role.REPAIR, "abort"),
+    P.DRAINING: PhaseTimeout(60_000, Role.NODES, "doubt"),
+    P.STOPPING: PhaseTimeout(60_000, Role.NODES, "doubt"),
+    P.UNKNOWN: PhaseTimeout(0, Role.NODES, "lose"),
+    P.FAILED: PhaseTimeout(30_000, Role.REPAIR, "release"),
+    P.FINISHED: PhaseTimeout(30_000, Role.WORKLOADS, "settle"),
 }
 """Phases that something else must end. The rest last as long as the work does; `pending` waits with a reason and a cure."""
 
-OWNER: Final[dict[str, Role]] = {row.name: row.role for row in TABLE}
+OWNERS: Final[dict[str, Role]] = {row.name: row.role for row in TRANSITIONS}
 """The one role of each transition."""
 
-_EDGES: Final[dict[tuple[str, Phase | None], tuple[Row, ...]]] = {
-    (name, source): tuple(row for row in TABLE if (row.name, row.source) == (name, source))
-    for name, source in dict.fromkeys((row.name, row.source) for row in TABLE)
+_TRANSITIONS_BY_SOURCE: Final[dict[tuple[str, Phase | None], tuple[Transition, ...]]] = {
+    (name, source): tuple(row for row in TRANSITIONS if (row.name, row.source) == (name, source))
+    for name, source in dict.fromkeys((row.name, row.source) for row in TRANSITIONS)
 }
 
-HOLDS: Final[frozenset[Phase]] = frozenset(Phase) - {P.PENDING, P.RELEASED}
+HOLDING_PHASES: Final[frozenset[Phase]] = frozenset(Phase) - {P.PENDING, P.RELEASED}
 """Phases that hold capacity, devices and quota."""
 
-ON_NODE: Final[frozenset[Phase]] = frozenset((*_ON_NODE, P.UNKNOWN))
+ON_NODE_PHASES: Final[frozenset[Phase]] = frozenset((*_NODE_PHASES, P.UNKNOWN))
 """Phases in which a node may be running the replica."""
 
-PLACED_BY: Final[dict[Phase, str]] = {P.PENDING: "bind", P.RESERVED: "confirm"}
+BINDING_TRANSITIONS: Final[dict[Phase, str]] = {P.PENDING: "bind", P.RESERVED: "confirm"}
 """The transition that binds, by where it starts."""
 
 
-def edge(name: str, source: Phase | None, before: str = "") -> Row | None:
+def find_transition(name: str, source: Phase | None, before: str = "") -> Transition | None:
     """The row that `name` takes from `source`, or None. `resume` goes back to `before`, the phase that was interrupted."""
-    rows = _EDGES.get((name, source), ())
+    rows = _TRANSITIONS_BY_SOURCE.get((name, source), ())
     if len(rows) <= 1:
         return rows[0] if rows else None
     return next((row for row in rows if row.target == before), None)
 
 
-NODE_EDGES: Final[frozenset[tuple[NodeHealth, NodeHealth]]] = frozenset(
+NODE_HEALTH_TRANSITIONS: Final[frozenset[tuple[NodeHealth, NodeHealth]]] = frozenset(
     {
         (NodeHealth.JOINING, NodeHealth.READY),
         (NodeHealth.JOINING, NodeHealth.LOST),

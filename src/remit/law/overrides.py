@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from remit.model.kinds import PRIORITY_MAX, Effect, Override, OverrideScope
+from remit.model.kinds import USER_PRIORITY_MAX, Override, OverrideEffect, OverrideScope
 
 Instant = tuple[str, int]
 """A boot, and milliseconds on its clock."""
@@ -35,9 +35,9 @@ def is_live(override: Override, now: Instant | None) -> bool:
     return deadline is not None and now is not None and deadline.boot == now[0] and now[1] < deadline.at_ms
 
 
-def in_force(overrides: Iterable[Override], now: Instant | None) -> Effects:
+def active_overrides(overrides: Iterable[Override], now: Instant | None) -> ActiveOverrides:
     """The effects at this instant, the same in whatever order the rows come; a name stands for one row."""
-    return Effects(tuple(sorted((one for one in overrides if is_live(one, now)), key=_name)))
+    return ActiveOverrides(tuple(sorted((one for one in overrides if is_live(one, now)), key=_name_of)))
 
 
 class PlaceSet(NamedTuple):
@@ -54,8 +54,8 @@ class PlaceSet(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effects:
-    """What is in force, for a scheduler and the controllers. Made by `in_force`.
+class ActiveOverrides:
+    """What is in force, for a scheduler and the controllers. Made by `active_overrides`.
 
     Where an answer is a text, it is the name of the override that says so: of several the first by name; empty if none does.
     """
@@ -68,65 +68,65 @@ class Effects:
         return min((one.status.deadline.at_ms for one in self.overrides if one.status.deadline is not None), default=None)
 
     @cached_property
-    def avoids(self) -> tuple[PlaceSet, ...]:
+    def excluded_places(self) -> tuple[PlaceSet, ...]:
         """For whoever judges many nodes at once; `avoided` says the same of one."""
-        return tuple(_places(one) for one in self.overrides if one.spec.effect == "avoid")
+        return tuple(_place_set(one) for one in self.overrides if one.spec.effect == "avoid")
 
-    def paused(self, tenant: str, workload: str) -> str:
+    def paused_by(self, tenant: str, workload: str) -> str:
         """Is nothing new to be placed for this work?"""
-        return _first(self._named("pause-expansion").by_work(tenant, workload))
+        return _first_name(self._index_of("pause-expansion").by_work(tenant, workload))
 
-    def avoided(self, region: str, zone: str, pool: str, node: str) -> str:
+    def avoided_by(self, region: str, zone: str, pool: str, node: str) -> str:
         """Is nothing new to be placed there, whoever's it is?"""
-        return _first(self._named("avoid").by_place(region, zone, pool, node))
+        return _first_name(self._index_of("avoid").by_place(region, zone, pool, node))
 
-    def pinned(self, tenant: str, workload: str) -> tuple[PlaceSet, ...] | None:
+    def pinned_places(self, tenant: str, workload: str) -> tuple[PlaceSet, ...] | None:
         """Where this work may be placed: on what each of these covers. None: wherever else it is allowed."""
-        pins = self._named("pin").by_work(tenant, workload)
+        pins = self._index_of("pin").by_work(tenant, workload)
         return tuple(self._pins[name] for name in sorted(pins)) or None
 
-    def kept_off(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
+    def excluded_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
         """Is this work pinned, and not to there?"""
-        pins = self.pinned(tenant, workload) or ()
+        pins = self.pinned_places(tenant, workload) or ()
         return next((pin.override for pin in pins if not pin.covers(region, zone, pool, node)), "")
 
     def boost(self, tenant: str, workload: str, priority: int = 0) -> int:
         """How much is added to this `priority`: never so much that the sum is above what people may have."""
-        boosts = self._named("boost").by_work(tenant, workload)
-        return max(0, min(sum(one.spec.by for one in boosts.values()), PRIORITY_MAX - priority))
+        boosts = self._index_of("boost").by_work(tenant, workload)
+        return max(0, min(sum(one.spec.by for one in boosts.values()), USER_PRIORITY_MAX - priority))
 
-    def repair_held(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
+    def repair_held_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
         """Is this work, where it is, to be left as it is? If an override names work and places, it holds that work there."""
-        held = self._named("hold-repair")
+        held = self._index_of("hold-repair")
         by_work = {**held.by_work(tenant, workload), **held.no_work}
         by_place = {**held.by_place(region, zone, pool, node), **held.no_place}
-        return _first({name: one for name, one in by_work.items() if name in by_place})
+        return _first_name({name: one for name, one in by_work.items() if name in by_place})
 
-    def autoscaler_frozen(self, region: str, zone: str, pool: str) -> str:
+    def autoscaler_frozen_by(self, region: str, zone: str, pool: str) -> str:
         """Are nodes neither to be brought nor taken away there?"""
-        return _first(self._named("freeze-autoscaler").by_place(region, zone, pool, ""))
+        return _first_name(self._index_of("freeze-autoscaler").by_place(region, zone, pool, ""))
 
-    def lent(self, tenant: str, workload: str) -> tuple[str, ...]:
+    def lent_budgets(self, tenant: str, workload: str) -> tuple[str, ...]:
         """The budgets that this work may draw on beside its own."""
-        lent = self._named("lend-budget").by_work(tenant, workload)
+        lent = self._index_of("lend-budget").by_work(tenant, workload)
         return tuple(sorted({one.spec.budget for one in lent.values()}))
 
-    def _named(self, effect: Effect) -> _Named:
-        return self._by_effect.get(effect, _NOTHING)
+    def _index_of(self, effect: OverrideEffect) -> _OverrideIndex:
+        return self._by_effect.get(effect, _NO_OVERRIDES)
 
     @cached_property
-    def _by_effect(self) -> dict[Effect, _Named]:
-        named: dict[Effect, _Named] = {}
+    def _by_effect(self) -> dict[OverrideEffect, _OverrideIndex]:
+        named: dict[OverrideEffect, _OverrideIndex] = {}
         for one in self.overrides:
-            named.setdefault(one.spec.effect, _Named()).add(one)
+            named.setdefault(one.spec.effect, _OverrideIndex()).add(one)
         return named
 
     @cached_property
     def _pins(self) -> dict[str, PlaceSet]:
-        return {_name(one): _places(one) for one in self.overrides if one.spec.effect == "pin"}
+        return {_name_of(one): _place_set(one) for one in self.overrides if one.spec.effect == "pin"}
 
 
-class _Named:
+class _OverrideIndex:
     """The overrides of one effect, found by what they name: a cluster has many more nodes and workloads than overrides."""
 
     __slots__ = ("_places", "_work", "no_place", "no_work")
@@ -140,9 +140,9 @@ class _Named:
         self.no_place: dict[str, Override] = {}
 
     def add(self, one: Override) -> None:
-        name, scope = _name(one), one.spec.scope
+        name, scope = _name_of(one), one.spec.scope
         work = (*scope.tenants, *scope.workloads)
-        places = [(sort, place) for sort, listed in _listed(scope) for place in listed]
+        places = [(sort, place) for sort, listed in _place_lists(scope) for place in listed]
         for key in work:
             self._work.setdefault(key, {})[name] = one
         for at in places:
@@ -162,20 +162,20 @@ class _Named:
         return found
 
 
-_NOTHING: Final = _Named()
+_NO_OVERRIDES: Final = _OverrideIndex()
 
 
-def _first(found: dict[str, Override]) -> str:
+def _first_name(found: dict[str, Override]) -> str:
     return min(found, default="")
 
 
-def _name(override: Override) -> str:
+def _name_of(override: Override) -> str:
     return override.metadata.name
 
 
-def _listed(scope: OverrideScope) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _place_lists(scope: OverrideScope) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return ("region", scope.regions), ("zone", scope.zones), ("pool", scope.pools), ("node", scope.nodes)
 
 
-def _places(override: Override) -> PlaceSet:
-    return PlaceSet(_name(override), *(frozenset(listed) for _, listed in _listed(override.spec.scope)))
+def _place_set(override: Override) -> PlaceSet:
+    return PlaceSet(_name_of(override), *(frozenset(listed) for _, listed in _place_lists(override.spec.scope)))

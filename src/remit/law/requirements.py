@@ -1,6 +1,6 @@
 """Compiles a workload generation and the policies in force into its node requirements.
 
-Turns a generation of a workload into an `Ask`, once; the rules are in fit.py.
+Turns a generation of a workload into an `Requirements`, once; the rules are in fit.py.
 """
 
 from __future__ import annotations
@@ -9,42 +9,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from remit.law.fit import (
-    ANY,
+    ANY_MODEL,
     RULES,
-    Ask,
-    Devices,
-    Index,
-    Lookup,
-    Peers,
-    Site,
-    Term,
-    Truth,
+    BoolOrMask,
+    DeviceRequirement,
+    MemoizedPredicate,
+    NodeView,
+    PeerCounts,
+    PeerIndex,
+    PeerTerm,
+    Requirements,
     accepting,
     affinity,
     anti_affinity,
     devices,
     ready,
     shares,
-    shunned,
     spread,
+    symmetric_anti_affinity,
 )
 from remit.law.selectors import expressions, selects
 from remit.model.claims import Code
-from remit.model.kinds import DeviceAsk, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import DeviceRequest, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
 from remit.model.metadata import Deadline
 from remit.model.policies import PolicyMatch
-from remit.model.resources import DEVICES, WHOLE, Amount, parse_quantity
+from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount, parse_quantity
 
 WORKLOAD_LABEL: Final = "remit/workload"
 """Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
 
-PREFER: Final = "PreferNoSchedule"
+PREFER_NO_SCHEDULE: Final = "PreferNoSchedule"
 
 DEVICE_SETS_MAX: Final = 64
 """How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
 
 
-def make_ask(
+def compile_requirements(
     tenant: str,
     workload: str,
     labels: Mapping[str, str],
@@ -53,21 +53,21 @@ def make_ask(
     generation: int = 0,
     in_force: tuple[int, Deadline | None] = (0, None),
     open: bool = True,
-) -> Ask:
+) -> Requirements:
     """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
     marked = {**labels, WORKLOAD_LABEL: workload}
     where, template = spec.placement, spec.template
-    wholes, parts = _devices(template.devices)
-    charge = template.resources + Amount(_sums((DEVICES + one.kind, one.amount * WHOLE) for one in wholes))
-    charge += Amount(_sums((DEVICES + one.kind, one.amount) for one in parts))
+    wholes, parts = _device_requirements(template.devices)
+    charge = template.resources + Amount(_sum_by_name((DEVICES_PREFIX + one.kind, one.amount * WHOLE_DEVICE) for one in wholes))
+    charge += Amount(_sum_by_name((DEVICES_PREFIX + one.kind, one.amount) for one in parts))
     rules = [rule for policy in policies for rule in policy.rules]
-    allowed = [rule.allow for rule in rules if speaks_of(rule.match, tenant, marked)]
+    allowed = [rule.allow for rule in rules if rule_matches(rule.match, tenant, marked)]
 
-    def term(selector: Mapping[str, str], key: str, skew: int = 0) -> Term:
+    def term(selector: Mapping[str, str], key: str, skew: int = 0) -> PeerTerm:
         pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
-        return Term(Index(tenant, pairs, key), int(selects(pairs, marked)), skew)
+        return PeerTerm(PeerIndex(tenant, pairs, key), int(selects(pairs, marked)), skew)
 
-    def spreads(unsatisfiable: str) -> tuple[Term, ...]:
+    def spreads(unsatisfiable: str) -> tuple[PeerTerm, ...]:
         found = [one for one in where.topology_spread if one.when_unsatisfiable == unsatisfiable]
         return tuple(term(one.label_selector, one.topology_key, one.max_skew) for one in found)
 
@@ -75,8 +75,8 @@ def make_ask(
     if spec.type == "daemon":
         # One replica per node is what a daemon is: it stays away from its own kind.
         anti = (*anti, term({}, "node"))
-    checks = _checks(bool(wholes), bool(parts), where, bool(anti))
-    return Ask(
+    checks = _dynamic_checks(bool(wholes), bool(parts), where, bool(anti))
+    return Requirements(
         tenant=tenant,
         generation=(tenant, workload, generation),
         labels=marked,
@@ -84,38 +84,42 @@ def make_ask(
         charge=charge,
         resources=template.resources.pairs,
         devices=template.devices,
-        whole=wholes,
-        shares=parts,
-        wanted=expressions(where),
-        regions=_one_of([where.regions]),
-        zones=_one_of([where.zones]),
-        pools=_one_of([where.pools]),
-        allowed_regions=_one_of([allow.regions for allow in allowed]),
-        allowed_zones=_one_of([allow.zones for allow in allowed]),
-        allowed_pools=_one_of([allow.pools for allow in allowed]),
-        tolerates=Lookup(lambda tainted: all(tolerated(taint, where.tolerations) for taint in tainted)),
+        whole_devices=wholes,
+        device_shares=parts,
+        node_expressions=expressions(where),
+        regions=_in_every_list([where.regions]),
+        zones=_in_every_list([where.zones]),
+        pools=_in_every_list([where.pools]),
+        allowed_regions=_in_every_list([allow.regions for allow in allowed]),
+        allowed_zones=_in_every_list([allow.zones for allow in allowed]),
+        allowed_pools=_in_every_list([allow.pools for allow in allowed]),
+        tolerates=MemoizedPredicate(lambda tainted: all(is_tolerated(taint, where.tolerations) for taint in tainted)),
         spread=spreads("DoNotSchedule"),
         affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
-        anti=anti,
-        prefer=spreads("ScheduleAnyway"),
-        dislikes=Lookup(lambda tainted: not all(_covered(t, where.tolerations) for t in tainted if t.effect == PREFER)),
-        fenced=spec.never_twice,
+        anti_affinity=anti,
+        preferred_spread=spreads("ScheduleAnyway"),
+        untolerated_soft=MemoizedPredicate(
+            lambda tainted: not all(_is_covered(t, where.tolerations) for t in tainted if t.effect == PREFER_NO_SCHEDULE)
+        ),
+        fenced=spec.is_fenced,
         gang=spec.gang.min if spec.gang else 0,
         policy=in_force[0],
-        policy_until=in_force[1],
+        policy_deadline=in_force[1],
         quota=(f"tenant/{tenant}",),
-        known={},
-        checks=checks,
-        plain=not spec.gang and in_force[1] is None and checks == _checks(False, False, _NOWHERE, False),
+        static_results={},
+        dynamic_checks=checks,
+        resources_only=not spec.gang and in_force[1] is None and checks == _dynamic_checks(False, False, _NO_PLACEMENT, False),
     )
 
 
-_NOWHERE = Placement()
+_NO_PLACEMENT = Placement()
 
 
-def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tuple[Callable[..., Truth], Code], ...]:
+def _dynamic_checks(
+    wholes: bool, parts: bool, where: Placement, anti: bool
+) -> tuple[tuple[Callable[..., BoolOrMask], Code], ...]:
     """Resources always; the rest only where the ask has such a part. Whether others shun it is asked last, of all."""
-    idle: dict[Callable[[Ask, Site, Peers], Truth], bool] = {
+    idle: dict[Callable[[Requirements, NodeView, PeerCounts], BoolOrMask], bool] = {
         devices: not wholes,
         shares: not parts,
         spread: not where.topology_spread,
@@ -123,17 +127,17 @@ def _checks(wholes: bool, parts: bool, where: Placement, anti: bool) -> tuple[tu
         anti_affinity: not anti,
         ready: True,
         accepting: True,
-        shunned: True,
+        symmetric_anti_affinity: True,
     }
     return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not idle.get(rule.check, False))
 
 
-def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+def is_tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
-    return taint.effect == PREFER or _covered(taint, tolerations)
+    return taint.effect == PREFER_NO_SCHEDULE or _is_covered(taint, tolerations)
 
 
-def _covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
+def _is_covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     return any(
         (not t.key or t.key == taint.key)
         and (t.operator == "Exists" or t.value == taint.value)
@@ -142,35 +146,35 @@ def _covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     )
 
 
-def share_of(ask: DeviceAsk) -> int:
+def share_of(ask: DeviceRequest) -> int:
     """A share in thousandths of one device."""
     return parse_quantity("share", ask.share)
 
 
-def _devices(asks: Sequence[DeviceAsk]) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
+def _device_requirements(asks: Sequence[DeviceRequest]) -> tuple[tuple[DeviceRequirement, ...], tuple[DeviceRequirement, ...]]:
     wholes: dict[tuple[str, tuple[str, ...]], int] = {}
-    parts: dict[str, Devices] = {}
+    parts: dict[str, DeviceRequirement] = {}
     for ask in asks:
         models = tuple(sorted(set(ask.models)))
-        if ANY in models:
+        if ANY_MODEL in models:
             raise ValueError(f"a model of {ask.kind} without a name: name no models to mean any")
         if ask.share == "":
             wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
         elif ask.kind in parts:
             raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
         else:
-            parts[ask.kind] = Devices(ask.kind, models, share_of(ask))
-            if not 0 < parts[ask.kind].amount < WHOLE:
+            parts[ask.kind] = DeviceRequirement(ask.kind, models, share_of(ask))
+            if not 0 < parts[ask.kind].amount < WHOLE_DEVICE:
                 raise ValueError(f"a share of {ask.kind} is more than nothing and less than one device; ask for count: 1")
     mixed = sorted(set(parts) & {kind for kind, _ in wholes})
     if mixed:
         raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")
-    for kind, models in _unions(list(wholes)):
+    for kind, models in _with_unions(list(wholes)):
         wholes.setdefault((kind, models), 0)
-    return tuple(Devices(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
+    return tuple(DeviceRequirement(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
 
 
-def _unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
+def _with_unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
     """What was asked, and every union of model sets that overlap; sets that are nested or disjoint add none."""
     found = list(asked)
     for kind, models in found:  # grows as it goes
@@ -183,27 +187,27 @@ def _unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str,
     return found
 
 
-def _one_of(lists: Sequence[Sequence[str]]) -> Lookup:
+def _in_every_list(lists: Sequence[Sequence[str]]) -> MemoizedPredicate:
     """A place passes if every list that names any names it."""
     sets = [frozenset(names) for names in lists if names]
-    return Lookup(lambda value: all(value in names for names in sets))
+    return MemoizedPredicate(lambda value: all(value in names for names in sets))
 
 
-def speaks_of(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
+def rule_matches(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
     """Does a policy's rule speak of this tenant's work with these labels?"""
     return (not match.tenants or tenant in match.tenants) and selects(match.labels, labels)
 
 
-def closed_by(policies: Mapping[str, PolicySpec], tenant: str, labels: Mapping[str, str]) -> str:
+def exec_denied_by(policies: Mapping[str, PolicySpec], tenant: str, labels: Mapping[str, str]) -> str:
     """Which policy lets no command run beside this work, with its reason; empty if none does."""
     for name, policy in sorted(policies.items()):
         for rule in policy.rules:
-            if not rule.exec and speaks_of(rule.match, tenant, labels):
+            if not rule.exec and rule_matches(rule.match, tenant, labels):
                 return f"{name}: {rule.reason}" if rule.reason else name
     return ""
 
 
-def _sums(pairs: Any) -> dict[str, int]:
+def _sum_by_name(pairs: Any) -> dict[str, int]:
     total: dict[str, int] = {}
     for name, count in pairs:
         total[name] = total.get(name, 0) + count

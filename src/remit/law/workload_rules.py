@@ -40,7 +40,7 @@ _STAGE: Final[dict[Phase, str]] = {
     P.RELEASED: "released",
 }
 
-LIMITS: Final[dict[str, str]] = {
+STAGE_REASONS: Final[dict[str, str]] = {
     "admitted": "Creating",
     "queued": "Queued",
     "scheduled": "WaitsForRoom",
@@ -54,11 +54,11 @@ LIMITS: Final[dict[str, str]] = {
 }
 """The word for each stage at which work may be held up, the first to be named first."""
 
-_ENOUGH: Final = {"job": ("running", "ready"), "service": (), "daemon": ()}
+_FINAL_STAGES: Final = {"job": ("running", "ready"), "service": (), "daemon": ()}
 """Stages that are as far as work of this sort has to come."""
 
 
-class Progress(NamedTuple):
+class WorkloadProgress(NamedTuple):
     """`admitted` are wanted and not made yet; the rest are replicas, each where it stands."""
 
     admitted: int = 0
@@ -77,7 +77,7 @@ class Progress(NamedTuple):
     limit: str = ""
 
 
-def progress(type_: Literal["job", "service", "daemon"], wanted: int, phases: Iterable[Phase]) -> Progress:
+def progress(type_: Literal["job", "service", "daemon"], wanted: int, phases: Iterable[Phase]) -> WorkloadProgress:
     """Of a workload that wants so many in all."""
     counts = dict.fromkeys(_STAGE.values(), 0)
     made = 0
@@ -85,19 +85,19 @@ def progress(type_: Literal["job", "service", "daemon"], wanted: int, phases: It
         counts[_STAGE[phase]] += 1
         made += type_ == "job" or phase is not P.RELEASED  # a job's that is over has been made; a service's makes room
     counts["admitted"] = max(0, wanted - made)
-    limit = next((word for stage, word in LIMITS.items() if counts[stage] and stage not in _ENOUGH[type_]), "")
-    return Progress(**counts, limit=limit)
+    limit = next((word for stage, word in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
+    return WorkloadProgress(**counts, limit=limit)
 
 
-_NOTHING: Final = Duration(0)
+_ZERO: Final = Duration(0)
 
 
-def as_good(old: GenerationSpec, new: GenerationSpec) -> bool:
+def is_equivalent(old: GenerationSpec, new: GenerationSpec) -> bool:
     """Would a replica of the new generation be any different?"""
-    return old.generation == new.generation or (old.labels == new.labels and _bare(old.spec) == _bare(new.spec))
+    return old.generation == new.generation or (old.labels == new.labels and _replica_spec(old.spec) == _replica_spec(new.spec))
 
 
-def begins_with(spec: WorkloadSpec) -> int:
+def initial_replicas(spec: WorkloadSpec) -> int:
     """How many replicas a workload has at once when it is new. A daemon has none, whose nodes must be looked at first, nor has
     what waits for its time.
     """
@@ -106,15 +106,15 @@ def begins_with(spec: WorkloadSpec) -> int:
     return min(spec.replicas, spec.completions) if spec.completions else spec.replicas
 
 
-def _bare(spec: WorkloadSpec) -> WorkloadSpec:
+def _replica_spec(spec: WorkloadSpec) -> WorkloadSpec:
     """All but what the replicas themselves never see."""
     return replace(
         spec,
         replicas=0,
         completions=0,
         retries=0,
-        deadline=_NOTHING,
-        keep=_NOTHING,
+        deadline=_ZERO,
+        keep=_ZERO,
         schedule="",
         disruption=Disruption(),
         rollout=Rollout(),

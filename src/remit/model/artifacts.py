@@ -1,8 +1,6 @@
 """Artifacts, root file systems, volumes and artifact source URLs.
 
-The form of addresses only; who may reach what is law/fetch_policy.py's.
-
-Files from elsewhere, a root, and places to write; how they come is agent/'s.
+Types and URL syntax only. law/fetch_policy.py decides which hosts may be fetched from; agent/ fetches and mounts.
 """
 
 from __future__ import annotations
@@ -15,19 +13,19 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Meta
 
-from remit.model.constraints import Breach, Distinct, Inside, Limit, limited, text_of
-from remit.model.manifests.documents import Node
+from remit.model.constraints import ConstraintViolation, ContainedPath, DistinctItems, FieldConstraint, constrained, text_of
+from remit.model.manifests.documents import DocumentNode
 from remit.model.metadata import END, LINE, Name, Record
-from remit.model.problems import Path, shown
+from remit.model.problems import Path, quoted
 from remit.model.resources import parse_quantity
 
-PORTS: Final = {"http": 80, "https": 443}
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
-_HOW: Final = "write https://, http:// or file: and a path of the node, such as file:/srv/artifacts/app.tar.gz"
+_SOURCE_FIX: Final = "write https://, http:// or file: and a path on the node, such as file:/srv/artifacts/app.tar.gz"
 
 
-class Address(NamedTuple):
-    """A source, read: an `http` or `https` one has a host and a port, a `file` one a path alone."""
+class SourceAddress(NamedTuple):
+    """A parsed artifact source. An `http` or `https` source has a host and a port; a `file` source has only a path."""
 
     scheme: str
     host: str
@@ -35,70 +33,76 @@ class Address(NamedTuple):
     path: str
 
 
-class Unreadable(ValueError):
-    """It is no source. `cure` says what to write."""
+class InvalidSource(ValueError):
+    """The text is not a valid artifact source. `cause` describes the error, `cure` the fix."""
 
-    def __init__(self, cause: str, cure: str = _HOW) -> None:
+    def __init__(self, cause: str, cure: str = _SOURCE_FIX) -> None:
         super().__init__(cause)
         self.cause, self.cure = cause, cure
 
 
-def read_source(text: str) -> Address:
-    """Raises `Unreadable`. One reader for all: what one reads as another host than the next is how checks are passed by."""
+def parse_source(text: str) -> SourceAddress:
+    """Parses an artifact source; raises `InvalidSource`.
+
+    Admission and fetching must both use this function: two parsers that disagree about the host of a URL would let a source
+    pass the check for one host and be fetched from another.
+    """
     if any(letter.isspace() or letter == "\\" or not letter.isprintable() for letter in text):
-        raise Unreadable("has a blank, a backslash or an unprintable letter in it", "write it percent-encoded")
+        raise InvalidSource("contains whitespace, a backslash or a control character", "write it percent-encoded")
     try:
         parts = urlsplit(text)
         port = parts.port
         host = parts.hostname or ""
     except ValueError:
-        raise Unreadable("is no address that can be read") from None
+        raise InvalidSource("is not a valid URL") from None
     if parts.scheme == "file":
-        return _of_the_node(host, unquote(parts.path), bare=not (parts.query or parts.fragment))
-    if parts.scheme not in PORTS:
-        raise Unreadable(f"{parts.scheme}: is not a way to fetch a file" if parts.scheme else "does not say how to fetch it")
+        return _file_source(host, unquote(parts.path), bare=not (parts.query or parts.fragment))
+    if parts.scheme not in DEFAULT_PORTS:
+        raise InvalidSource(f"the scheme {parts.scheme}: is not supported" if parts.scheme else "has no scheme")
     if not host:
-        raise Unreadable("names no host")
+        raise InvalidSource("has no host")
     if "@" in parts.netloc:
-        raise Unreadable("has a user or a password in it, which everybody may read", "fetch it from where none is needed")
+        raise InvalidSource("contains a user name or password, which everyone with read access to the workload would see", "use a source that needs no credentials")
     if not host.isascii() or "%" in host:
-        raise Unreadable(f"{shown(host)} is no host name", "write an international name in its xn-- form")
+        raise InvalidSource(f"{quoted(host)} is not a host name", "write an international name in its xn-- form")
     if port == 0:
-        raise Unreadable("nobody listens on port 0", "write the port, or leave it out")
+        raise InvalidSource("port 0 cannot be connected to", "write the port, or leave it out")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Address(parts.scheme, host.lower(), port or PORTS[parts.scheme], target)
+    return SourceAddress(parts.scheme, host.lower(), port or DEFAULT_PORTS[parts.scheme], target)
 
 
-def _of_the_node(host: str, path: str, *, bare: bool) -> Address:
+def _file_source(host: str, path: str, *, bare: bool) -> SourceAddress:
     if host not in ("", "localhost") or not bare:
-        raise Unreadable("file: names a path of the node and nothing else")
+        raise InvalidSource("a file: source is a path on the node, without host, query or fragment")
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise Unreadable("file: needs a whole path, without ..")
-    return Address("file", "", 0, path)
+        raise InvalidSource("a file: source needs an absolute path without ..")
+    return SourceAddress("file", "", 0, path)
 
 
-class SourceLimit(Limit):
-    """A source that can be read. Empty: none."""
+class SourceUrl(FieldConstraint):
+    """A valid artifact source. An empty text means that there is none."""
 
-    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
+    def violations(self, node: DocumentNode, path: Path) -> Iterator[ConstraintViolation]:
         text = text_of(node)
         if text:
             try:
-                read_source(text)
-            except Unreadable as error:
-                yield Breach(node.place, path, error.cause, error.cure)
+                parse_source(text)
+            except InvalidSource as error:
+                yield ConstraintViolation(node.position, path, error.cause, error.cure)
 
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [{"pattern": "^([hH][tT][tT][pP][sS]?://|[fF][iI][lL][eE]:)"}, {"maxLength": 0}]}
 
 
-class WholePath(Limit):
-    """A path of the node, from its root. Empty: none."""
+class AbsolutePath(FieldConstraint):
+    """An absolute path on the node. An empty text means that there is none."""
 
-    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
+    def violations(self, node: DocumentNode, path: Path) -> Iterator[ConstraintViolation]:
         text = text_of(node)
         if text and (not text.startswith("/") or ".." in text.split("/")):
-            yield Breach(node.place, path, f"{shown(text)} is no whole path", "begin it with /, and leave .. out")
+            yield ConstraintViolation(
+                node.position, path, f"{quoted(text)} is not an absolute path", "start it with /, and leave .. out"
+            )
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": "^(/|$)", "not": {"pattern": r"(^|/)\.\.(/|$)"}}
@@ -108,103 +112,112 @@ def is_host_or_network(text: str) -> bool:
     try:
         ip_network(text)
     except ValueError:
-        # What looks like a number is read as an address by some: it is one, in full, or nothing.
+        # Some resolvers read abbreviated numbers such as 127.1 as addresses. A numeric last label is accepted only as part of a
+        # complete address, which ip_network() has parsed above.
         return bool(_HOST.fullmatch(text)) and not text.rpartition(".")[2].isdigit()
     return True
 
 
-class HostOrNetwork(Limit):
-    """A name that is looked up, or a network whose addresses are compared with what it comes to."""
+class HostOrNetwork(FieldConstraint):
+    """A host name, compared with the name in a source, or an address or network, compared with the addresses that the name
+    resolves to.
+    """
 
-    def breaches(self, node: Node, path: Path) -> Iterator[Breach]:
+    def violations(self, node: DocumentNode, path: Path) -> Iterator[ConstraintViolation]:
         text = text_of(node)
         if text and not is_host_or_network(text):
-            message = f"{shown(text)} is neither a host nor a network"
-            yield Breach(node.place, path, message, "write a name in lower case, an address, or a network such as 10.0.0.0/8")
+            message = f"{quoted(text)} is neither a host nor a network"
+            yield ConstraintViolation(
+                node.position, path, message, "write a name in lower case, an address, or a network such as 10.0.0.0/8"
+            )
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": "^[0-9a-z.:/-]+$"}
 
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END, description="SHA-256 in lower case, as sha256sum prints it")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END, description="SHA-256 in lower case, as sha256sum prints it")]
 Source = Annotated[
     str,
-    limited(
-        SourceLimit(),
+    constrained(
+        SourceUrl(),
         pattern=LINE,
         min_length=1,
         max_length=4096,
-        description="https://, http:// or file: and a path of the node",
+        description="https://, http:// or file: and a path on the node",
     ),
 ]
-Below = Annotated[str, limited(Inside(absolute=False), pattern=LINE, min_length=1, max_length=1024)]
+RelativePath = Annotated[str, constrained(ContainedPath(absolute=False), pattern=LINE, min_length=1, max_length=1024)]
 HostDirectory = Annotated[
-    str, limited(WholePath(), pattern=LINE, max_length=1024, description="a directory of the node, from its root")
+    str, constrained(AbsolutePath(), pattern=LINE, max_length=1024, description="an absolute path of a directory on the node")
 ]
-UserName = Annotated[str, Meta(pattern=LINE, min_length=1, max_length=63, description="a user of the nodes")]
-Reachable = Annotated[
+UserName = Annotated[str, Meta(pattern=LINE, min_length=1, max_length=63, description="a user name on the nodes")]
+HostPattern = Annotated[
     str,
-    limited(
+    constrained(
         HostOrNetwork(), min_length=1, max_length=253, description="a host name, an address, or a network such as 10.0.0.0/8"
     ),
 ]
 
 
 class Artifact(Record, frozen=True):
-    """A file from elsewhere, at `path` below the replica's directory; an archive with `unpack` is unpacked there."""
+    """A file that the agent fetches to `path` below the replica's directory. With `unpack` it is an archive that is unpacked
+    there.
+    """
 
     source: Source
-    sha256: Digest
-    path: Below = "."
+    sha256: Sha256
+    path: RelativePath = "."
     unpack: bool = False
 
 
 class Rootfs(Record, frozen=True):
-    """What the work sees as /, to read: a `directory` of the node, or an archive from a `source`. It needs bubblewrap."""
+    """Read-only root file system of a replica: a `directory` on the node, or an archive that is fetched from `source`. It needs
+    bubblewrap.
+    """
 
     directory: Annotated[
-        str, limited(WholePath(), pattern=LINE, max_length=1024, description="a directory of the node, from its root")
+        str, constrained(AbsolutePath(), pattern=LINE, max_length=1024, description="an absolute path of a directory on the node")
     ] = ""
-    source: Annotated[str, limited(SourceLimit(), pattern=LINE, max_length=4096)] = ""
+    source: Annotated[str, constrained(SourceUrl(), pattern=LINE, max_length=4096)] = ""
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END)] = ""
 
 
 class Scratch(Record, frozen=True):
-    """A directory of the replica's own, which goes with it. One that grows past its `size` ends the work."""
+    """A temporary directory of one replica, deleted with it. A replica whose directory grows past `size` is stopped."""
 
-    size: Annotated[str | int | float, Meta(extra={"quantity": "memory"}, description="how much it may hold")] = ""
+    size: Annotated[str | int | float, Meta(extra={"quantity": "memory"}, description="maximum size")] = ""
 
     @property
     def bytes_max(self) -> int:
-        """0: as much as there is room."""
+        """The size limit in bytes; 0 means no limit."""
         return parse_quantity("memory", self.size) if self.size != "" else 0
 
 
 class HostPath(Record, frozen=True):
-    """A directory of the node, where a policy permits it and the node lends it."""
+    """A directory on the node. It must be permitted by a policy and by the node's agent (`--host-path`)."""
 
     path: HostDirectory
     read_only: bool = True
 
 
 class Volume(Record, frozen=True):
-    """A place to keep files at `path`: below the replica's directory, or anywhere below a root of its own. One of `scratch` and
-    `host`.
+    """A writable directory at `path`: below the replica's directory or, with a rootfs, at any absolute path. Exactly one of
+    `scratch` and `host` is set.
     """
 
     name: Name
-    path: Annotated[str, limited(Inside(absolute=True), pattern=LINE, min_length=1, max_length=1024)]
+    path: Annotated[str, constrained(ContainedPath(absolute=True), pattern=LINE, min_length=1, max_length=1024)]
     scratch: Scratch | None = None
     host: HostPath | None = None
 
 
 class PolicyPermit(Record, frozen=True):
-    """What they may have that nobody has otherwise: files from `artifactHosts` (names and networks) that are not public, and
-    `hostPaths` of nodes with all that is below them. What any rule permits is permitted. People of a tenant may say as whom of
-    the nodes' `users` their work runs, or `sandbox: none`, only where that is permitted.
+    """Permissions beyond the default for the matching workloads: artifacts from non-public `artifactHosts` (names and
+    networks), and `hostPaths` of nodes, including everything below them. Permissions of several rules add up. Members of a
+    tenant may set `user` to one of `users`, or `sandbox: none`, only where a rule permits it.
     """
 
-    artifact_hosts: Annotated[tuple[Reachable, ...], limited(Distinct(), max_length=256)] = ()
-    host_paths: Annotated[tuple[HostDirectory, ...], limited(Distinct(), max_length=256)] = ()
-    users: Annotated[tuple[UserName, ...], limited(Distinct(), max_length=256)] = ()
-    unsandboxed: Annotated[bool, Meta(description="true: their work may do without a sandbox")] = False
+    artifact_hosts: Annotated[tuple[HostPattern, ...], constrained(DistinctItems(), max_length=256)] = ()
+    host_paths: Annotated[tuple[HostDirectory, ...], constrained(DistinctItems(), max_length=256)] = ()
+    users: Annotated[tuple[UserName, ...], constrained(DistinctItems(), max_length=256)] = ()
+    unsandboxed: Annotated[bool, Meta(description="true: the workloads may run without a sandbox")] = False

@@ -1,10 +1,11 @@
 """Claims, operations, actors, evidence, verdicts and refusal codes.
 
-The words of the one door; who may say them is in law/.
+Message types of the authority's write path. The rules that decide a claim are in law/ and commitment/.
 
-An **operation** is one intent: an id that stays the same over every retry, the actor, the evidence it acted on, and a claim.
-Its **verdict** is stored with it, so asking again gets the same answer. Ids carry the incarnation and the window that they were
-issued in; past its retention an id is refused, never executed, so forgetting an outcome can never repeat a deed.
+An **operation** is one intent of a client: an id that stays the same over every retry, the actor, the evidence it acted on,
+and a claim. Its **verdict** is stored with it, so a retry returns the same answer. An operation id carries the incarnation
+and the time window in which it was issued. The authority refuses an id whose window is past the retention of outcomes and
+never executes it; so a forgotten outcome cannot lead to a second execution.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from remit.model.resources import Amount, Duration
 
 OperationID = NewType("OperationID", str)
 
-Short = Annotated[str, Meta(max_length=512)]
+ShortText = Annotated[str, Meta(max_length=512)]
 
 
 def operation_id(incarnation: str, window: int, nonce: str) -> OperationID:
     return OperationID(f"{incarnation}.{window}.{nonce}")
 
 
-def window_of(operation: str) -> tuple[str, int] | None:
-    """The incarnation and window that an id was issued in; None if it is no operation id."""
+def parse_operation_id(operation: str) -> tuple[str, int] | None:
+    """Returns the incarnation and the window that an operation id was issued in; None if the text is not an operation id."""
     parts = operation.split(".")
     if len(parts) != 3 or not parts[0] or not parts[2] or len(operation) > 128:
         return None
@@ -39,9 +40,9 @@ def window_of(operation: str) -> tuple[str, int] | None:
 
 
 class Role(StrEnum):
-    """In what capacity somebody acts. Each transition has exactly one of these as its owner."""
+    """The capacity in which an actor makes a claim. Each lifecycle transition is owned by exactly one role."""
 
-    __hash__ = str.__hash__  # Enum's own is written in Python, and roles are looked up at every claim.
+    __hash__ = str.__hash__  # Enum's own hash is written in Python, and every claim looks roles up.
 
     USER = "user"
     OPERATOR = "operator"
@@ -59,33 +60,36 @@ class Role(StrEnum):
 
 
 class Actor(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Who asks, and the lease and epoch that let it act; people act without a lease. Who has a `tenant` acts in it alone."""
+    """The author of a claim, with the lease and epoch that authorise it. People and their tokens act without a lease. An actor
+    with a `tenant` may act in that tenant only.
+    """
 
-    name: Short
+    name: ShortText
     role: Role
-    lease: Short = ""
+    lease: ShortText = ""
     epoch: Natural = 0
-    tenant: Short = ""
+    tenant: ShortText = ""
 
 
 class Evidence(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the asker had seen: the store revision, and how old that view was."""
+    """What the claim was decided on: the store revision that the actor had observed, and the age of that view."""
 
     revision: Natural = 0
     age_ms: Natural = 0
 
 
 class Claim(Struct, frozen=True, tag_field="do", tag=str.lower, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """Anything that may be asked."""
+    """Base of everything that the authority can be asked to do. The tag `do` is the claim's name on the wire."""
 
 
-# ------------------------------------------------------------------------------------------------------- what is declared
+# ----------------------------------------------------------------------------------------------------- declared objects
 
 
 class Apply(Claim, frozen=True):
-    """Create or replace a declared object. `expect` is the revision that it must stand at; 0: it must not exist.
+    """Create or replace a declared object.
 
-    `fill`: a workload that is new is made together with its first replicas, if these are not too many.
+    `expect` is the revision at which the object must be; 0 means that it must not exist. With `fill`, a new workload is
+    created together with its first replicas, unless there are too many of them for one transaction.
     """
 
     thing: AnyObject
@@ -94,23 +98,26 @@ class Apply(Claim, frozen=True):
 
 
 class Delete(Claim, frozen=True):
-    kind: Short
-    name: Short
-    tenant: Short = ""
+    """Delete a declared object. With finalizers or dependants left it is marked as deleting instead."""
+    kind: ShortText
+    name: ShortText
+    tenant: ShortText = ""
     expect: Natural | None = None
 
 
 class Rollback(Claim, frozen=True):
-    """Publish the policies of an earlier revision again, as a new one."""
+    """Publish the policies of an earlier policy revision again, as a new revision."""
 
     to: Natural
 
 
 class Adopt(Claim, frozen=True):
-    """Take a policy revision from the scope above, on lease: `ttl` counts from `asked_ms`, when this scope asked for it."""
+    """Adopt a policy revision from the parent scope, on lease: `ttl` counts from `asked_ms`, the time at which this scope
+    requested it.
+    """
 
     number: Natural
-    policies: dict[Short, PolicySpec]
+    policies: dict[ShortText, PolicySpec]
     ttl: Duration
     asked_ms: Natural
 
@@ -119,226 +126,237 @@ class Adopt(Claim, frozen=True):
 
 
 class Spawn(Claim, frozen=True):
-    """Make pending replicas `first` to `first + count - 1` of a workload's generation."""
+    """Create the pending replicas `first` to `first + count - 1` of a workload's generation."""
 
-    tenant: Short
-    workload: Short
+    tenant: ShortText
+    workload: ShortText
     generation: Natural
     first: Natural
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
 
 
 class Bind(Claim, frozen=True):
-    """Bind a replica, as seen at revision `at`, to a node and devices of it, drawing on a grant."""
+    """Bind a replica, as observed at revision `at`, to a node and to devices of that node, charged to a grant."""
 
-    replica: Short
+    replica: ShortText
     at: Natural
-    node: Short
-    grant: Short
-    devices: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
+    node: ShortText
+    grant: ShortText
+    devices: Annotated[dict[ShortText, Natural], Meta(max_length=1024)] = field(default_factory=dict)
     policy: Natural = 0
 
 
 class Reserve(Claim, frozen=True):
-    """Hold room for a replica until it is bound; `victims`, each as seen at a revision, drain in the same transaction."""
+    """Reserve capacity for a replica until it is bound. The `victims`, each with the revision at which it was observed, start
+    to drain in the same transaction.
+    """
 
-    replica: Short
+    replica: ShortText
     at: Natural
-    node: Short
-    grant: Short
-    devices: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
+    node: ShortText
+    grant: ShortText
+    devices: Annotated[dict[ShortText, Natural], Meta(max_length=1024)] = field(default_factory=dict)
     policy: Natural = 0
-    victims: Annotated[dict[Short, Natural], Meta(max_length=1024)] = field(default_factory=dict)
+    victims: Annotated[dict[ShortText, Natural], Meta(max_length=1024)] = field(default_factory=dict)
 
 
-class Ganged(Claim, frozen=True, tag="gang"):
-    """Bind at least the gang's `min` members together, or none."""
+class BindGang(Claim, frozen=True, tag="gang"):
+    """Bind at least the gang's `min` members in one transaction, or none of them."""
 
     members: Annotated[tuple[Bind, ...], Meta(min_length=1, max_length=10_000)]
 
 
 class Move(Claim, frozen=True):
-    """Take one named transition of the lifecycle table with a replica, as seen at revision `at`, in one attempt."""
+    """Take one named transition of the lifecycle table for one attempt of a replica, as observed at revision `at`."""
 
-    replica: Short
+    replica: ShortText
     at: Natural
-    transition: Short
+    transition: ShortText
     attempt: Natural = 0
-    result: Short = ""
-    reason: Short = ""
-    ports: Annotated[dict[Short, Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=64)] = field(default_factory=dict)
-    """What `run` announces: on which of the node's ports each that was asked for is reached."""
+    result: ShortText = ""
+    reason: ShortText = ""
+    ports: Annotated[dict[ShortText, Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=64)] = field(default_factory=dict)
+    """Sent with `run`: for each requested port, by name, the port of the node on which it is reachable."""
 
 
 class Forget(Claim, frozen=True):
-    """Drop the record of a released replica."""
+    """Delete the record of a released replica."""
 
-    replica: Short
+    replica: ShortText
     at: Natural
 
 
 class Mark(Claim, frozen=True):
-    """Say how a node is."""
+    """Set the health of a node."""
 
-    node: Short
+    node: ShortText
     at: Natural
     health: NodeHealth
-    reason: Short = ""
+    reason: ShortText = ""
 
 
 # ----------------------------------------------------------------------------------------------------------------- grants
 
 
 class Issue(Claim, frozen=True):
-    """Hand authority on: debit the parent, and record what the holder may take."""
+    """Issue a grant: debit its parent, and record what the holder may draw."""
 
-    name: Short
+    name: ShortText
     spec: GrantSpec
 
 
 class Accept(Claim, frozen=True):
-    """Take up a grant that another scope has issued (and debited) to this one, or its renewal at a higher serial.
+    """Accept a grant that another scope has issued to this one and debited, or its renewal under a higher serial.
 
-    A letter: `sender` is the issuer's incarnation, `to` the one of this scope that the issuer recognises, both as they stood
-    when the amount was read. So a restored scope takes up nothing that was offered to the one before, or by the one before.
+    This is a peer message: `sender` is the issuer's incarnation and `to` the incarnation of this scope that the issuer
+    recognises, both as they were when the amount was read. So a restored scope accepts nothing that was offered to, or by,
+    an earlier incarnation.
     """
 
-    name: Short
+    name: ShortText
     spec: GrantSpec
     serial: Natural
     asked_ms: Natural
-    sender: Short
-    to: Short
+    sender: ShortText
+    to: ShortText
 
 
 class Renew(Claim, frozen=True):
-    """Extend a grant that was issued here, by its own term, but never past its parent."""
+    """Extend a grant that was issued in this scope by its own term, but never past the deadline of its parent."""
 
-    name: Short
+    name: ShortText
 
 
-class Yield(Claim, frozen=True):
-    """The holder gives part of a grant back: debited here first; the report that follows credits the issuer."""
+class ReturnCapacity(Claim, frozen=True, tag="yield"):
+    """Return part of a grant to its issuer. The amount is debited here first; the report that follows credits the issuer."""
 
-    name: Short
+    name: ShortText
     amount: Amount
 
 
 class Close(Claim, frozen=True):
-    """End a grant: no more draws. What is drawn stays charged; for a holder in this scope the rest returns at once."""
+    """Close a grant: nothing more can be drawn. Drawn capacity stays charged; if the holder is in this scope, the rest returns
+    to the parent at once.
+    """
 
-    name: Short
+    name: ShortText
 
 
 class Credit(Claim, frozen=True):
-    """The holder's report reached its issuer: `remaining` is what it still has. Reports count by (epoch, report).
+    """Record a holder's report at its issuer: `remaining` is what the holder still has. The report with the highest (epoch,
+    report) counts.
 
-    A letter: `sender` is the holder's incarnation, `to` the one of this scope that the holder recognises, both as they stood
-    when `remaining` was read. A grant that is void since a restore is not reported on: what is left of it is not known.
+    This is a peer message: `sender` is the holder's incarnation and `to` the incarnation of this scope that the holder
+    recognises, both as they were when `remaining` was read. A grant that is void since a restore is not reported, because
+    its remaining amount is unknown.
     """
 
-    name: Short
+    name: ShortText
     epoch: Natural
     report: Natural
     remaining: Amount
-    sender: Short
-    to: Short
+    sender: ShortText
+    to: ShortText
     final: bool = False
 
 
-class Vouch(Claim, frozen=True):
-    """After a restore: everything that a holder says it has from us, so that nothing is granted twice.
+class ConfirmHoldings(Claim, frozen=True, tag="vouch"):
+    """Record, after a restore of this scope, all grants that a holder has from it, so that no capacity is granted twice.
 
-    A letter: `sender` is the holder's incarnation, `to` the one of this scope that the holder recognises, both as they stood
-    when its grants were read. Once it recognises the new one, it takes up nothing more from the one before.
+    This is a peer message: `sender` is the holder's incarnation and `to` the incarnation of this scope that the holder
+    recognises, both as they were when its grants were read. Once the holder recognises the new incarnation, it accepts
+    nothing more from the previous one.
     """
 
-    holder: Short
+    holder: ShortText
     epoch: Natural
-    grants: dict[Short, GrantSpec]
-    sender: Short
-    to: Short
+    grants: dict[ShortText, GrantSpec]
+    sender: ShortText
+    to: ShortText
 
 
-class Recognise(Claim, frozen=True):
-    """Deal with this incarnation of another scope from now on, and never again with the one that it replaces.
+class AcceptIncarnation(Claim, frozen=True, tag="recognise"):
+    """Recognise this incarnation of another scope from now on, and reject the incarnation that it replaces for good.
 
-    `replaces` is what is on record here (empty at first contact). Read it *before* asking the peer which incarnation it is:
-    then the answer is newer than the record, and of two that are asked for at once only one is accepted.
+    `replaces` is the incarnation on record here (empty at first contact). A client must read it *before* it asks the peer
+    for its incarnation: then the peer's answer is newer than the record, and of two concurrent claims only one is accepted.
     """
 
-    peer: Short
-    incarnation: Short
-    replaces: Short = ""
+    peer: ShortText
+    incarnation: ShortText
+    replaces: ShortText = ""
 
 
 class DeclareLost(Claim, frozen=True, tag="declare-lost"):
-    """An operator's word that a holder is gone and fenced: what it held returns."""
+    """An operator's statement that a holder is gone and fenced: everything it held returns to the issuer."""
 
-    holder: Short
+    holder: ShortText
 
 
 # ----------------------------------------------------------------------------------------------------------------- leases
 
 
 class Acquire(Claim, frozen=True):
-    """Become the holder of a free or lapsed lease, at a new epoch."""
+    """Become the holder of a free or expired lease, at a new epoch."""
 
-    lease: Short
+    lease: ShortText
     ttl: Duration
 
 
 class Vacate(Claim, frozen=True):
-    lease: Short
+    """Give up a lease before it expires."""
+    lease: ShortText
 
 
-# -------------------------------------------------------------------------------------------------- what merges in any order
+# ------------------------------------------------------------------------------------------- records that merge in any order
 
 
-class Note(Claim, frozen=True):
-    """Record an event; the same name is the same event."""
+class RecordEvent(Claim, frozen=True, tag="note"):
+    """Record an event. Two claims with the same name record the same event once."""
 
-    name: Short
+    name: ShortText
     event: EventSpec
 
 
-class Explain(Claim, frozen=True):
+class RecordDecision(Claim, frozen=True, tag="explain"):
     """Record the evidence of one scheduling decision."""
 
-    name: Short
-    tenant: Short
+    name: ShortText
+    tenant: ShortText
     decision: DecisionSpec
 
 
 class Report(Claim, frozen=True):
-    """A holder's summary of its use; the highest (epoch, sequence) stands."""
+    """Record a holder's usage summary; the summary with the highest (epoch, sequence) is kept."""
 
-    name: Short
+    name: ShortText
     summary: SummarySpec
 
 
-class Observe(Claim, frozen=True):
-    """Set a condition of an object; the one of the higher observed generation stands, then the later transition."""
+class SetCondition(Claim, frozen=True, tag="observe"):
+    """Set a condition of an object. The condition with the higher observed generation is kept, then the one with the later
+    transition time.
+    """
 
-    kind: Short
-    name: Short
+    kind: ShortText
+    name: ShortText
     condition: Condition
-    tenant: Short = ""
+    tenant: ShortText = ""
 
 
 # ------------------------------------------------------------------------------------------------------------- operations
 
 
 class Abandon(Claim, frozen=True):
-    """Make sure that an operation never happens; if it already has, answer its outcome."""
+    """Ensure that an operation is never executed; if it already was, return its outcome."""
 
-    operation: Short
+    operation: ShortText
 
 
 AnyClaim = (
-    Apply | Delete | Rollback | Adopt | Spawn | Bind | Reserve | Ganged | Move | Forget | Mark
-    | Issue | Accept | Renew | Yield | Close | Credit | Vouch | Recognise | DeclareLost | Acquire | Vacate
-    | Note | Explain | Report | Observe | Abandon
+    Apply | Delete | Rollback | Adopt | Spawn | Bind | Reserve | BindGang | Move | Forget | Mark
+    | Issue | Accept | Renew | ReturnCapacity | Close | Credit | ConfirmHoldings | AcceptIncarnation | DeclareLost | Acquire | Vacate
+    | RecordEvent | RecordDecision | Report | SetCondition | Abandon
 )  # fmt: skip
 
 CLAIMS: tuple[type[Claim], ...] = get_args(AnyClaim)
@@ -349,11 +367,11 @@ class Operation(Struct, frozen=True, omit_defaults=True, gc=False):
     actor: Actor
     claim: AnyClaim
     evidence: Evidence = Evidence()
-    trace: Short = ""
+    trace: ShortText = ""
 
 
 class Code(StrEnum):
-    """Why a claim was refused. What each means, and what cures it, is in law/refusals.py."""
+    """Reason of a refusal, for programs. The meaning and the remedy of each code are in law/refusals.py."""
 
     __hash__ = str.__hash__
 
@@ -404,14 +422,16 @@ class Code(StrEnum):
 
 
 class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="accepted", gc=False):
-    """It is true as of `revision`. `number` is what the claim asked for, where that is a number (an epoch, say)."""
+    """The claim holds as of `revision`. `number` is the number that the claim requested, if it requested one (such as an
+    epoch).
+    """
 
     revision: int
     number: Natural = 0
 
 
 class Refused(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="refused", gc=False):
-    """Nothing changed. `detail` is prose for people; programs read `code`."""
+    """The claim was refused and nothing changed. `detail` is text for people; programs read `code`."""
 
     code: Code
     detail: str = ""
@@ -434,7 +454,9 @@ def decode_operation(data: bytes) -> Operation:
 
 
 def payload(operation: Operation) -> bytes:
-    """What an operation's digest is taken over: who asks what. Evidence and trace may differ between retries."""
+    """The bytes over which an operation's digest is computed: the actor and the claim. Evidence and trace are left out because
+    they may differ between retries.
+    """
     actor = operation.actor
     who = (actor.name, actor.role, actor.tenant) if actor.tenant else (actor.name, actor.role)
     return _encoder.encode((*who, operation.claim))

@@ -1,9 +1,8 @@
 """Bounded counters and histograms.
 
-Plain counts, kept where the deed is done, and read by whoever reports. Nothing is reported here.
-
-Whoever does the deed pays for an addition and no more. What counts are kept by comes from a closed set; where that cannot be
-promised there is a bound, past which everything counts as `other`: no asker can make the memory, or the report, grow.
+Components count in place, at the cost of one addition; metrics and reports read the counts later. Counters are keyed by a
+closed set of names where possible. Otherwise their number is bounded, and further keys count as `other`, so that no caller
+can make the memory or the report grow.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 OTHER: Final = "other"
-KINDS_MAX: Final = 64
+COUNTER_KEYS_MAX: Final = 64
 
-SECONDS: Final = (0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Of what should be quick."""
-LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Of what may have to wait for others."""
-SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-FEW: Final = (1, 2, 3, 5, 10, 20, 50)
+SECONDS_BUCKETS: Final = (0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Bucket bounds for operations that should be fast."""
+LONG_SECONDS_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Bucket bounds for operations that may wait for other components."""
+SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+SMALL_COUNT_BUCKETS: Final = (1, 2, 3, 5, 10, 20, 50)
 
 
-class Buckets:
-    """How values are spread over buckets, each up to and including its bound; the last has no bound."""
+class Histogram:
+    """Counts of values by bucket. Each bucket includes its upper bound; the last bucket has no bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -36,7 +35,7 @@ class Buckets:
         self.sum += value * times
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """How many are not above each bound; the last of them is infinity."""
+        """Returns, for each bound, the number of values at or below it; the last bound is infinity."""
         found, count = [], 0
         for bound, some in zip((*self.bounds, float("inf")), self.counts, strict=True):
             count += some
@@ -44,26 +43,26 @@ class Buckets:
         return found
 
 
-class Counts(dict[str, int]):
-    """How often each of a few kinds happened. With `known`, any other kind counts as `other`; without, any beyond `most`."""
+class BoundedCounter(dict[str, int]):
+    """Counts by key. With `known`, any other key counts as `other`; without, any key beyond the first `keys_max`."""
 
-    def __init__(self, known: Iterable[str] = (), *, most: int = KINDS_MAX) -> None:
+    def __init__(self, known: Iterable[str] = (), *, keys_max: int = COUNTER_KEYS_MAX) -> None:
         super().__init__()
-        self._known, self._most = frozenset(known), most
+        self._known, self._most = frozenset(known), keys_max
 
-    def add(self, kind: str, by: int = 1) -> None:
-        if kind not in self:
-            kind = self.kind(kind)
-        self[kind] = self.get(kind, 0) + by
+    def add(self, key: str, by: int = 1) -> None:
+        if key not in self:
+            key = self.key_for(key)
+        self[key] = self.get(key, 0) + by
 
-    def kind(self, kind: str) -> str:
-        """As what it counts."""
+    def key_for(self, kind: str) -> str:
+        """Returns the key under which this one is counted: itself, or `other`."""
         taken = kind in self._known if self._known else kind in self or len(self) < self._most
         return kind if taken else OTHER
 
 
-def largest(amounts: Mapping[str, float], most: int) -> dict[str, float]:
-    """The `most` largest by their names; the rest in sum, as `other`."""
+def largest_with_other(amounts: Mapping[str, float], most: int) -> dict[str, float]:
+    """Returns the `most` largest amounts by name, and the sum of the rest as `other`."""
     order = sorted(amounts.items(), key=lambda one: (-one[1], one[0]))
     found = dict(order[:most])
     if len(order) > most:

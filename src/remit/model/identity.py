@@ -1,13 +1,10 @@
 """API tokens, principals and the join messages.
 
-Tokens as they are kept: by their digest, never themselves. What they allow is law's.
+A token is an opaque line of text with more than 200 random bits. Only its SHA-256 is stored, so that reading the store, a
+backup or an API response reveals who has access and gives no access. When an agent joins, it generates its own token and key
+and sends only the digest and the public part, so that neither is ever transmitted.
 
-A token is an opaque line of text. What is stored of it is its SHA-256, which nobody can turn back, since a token has more than
-two hundred bits of chance in it. So whoever reads the store, a backup or an answer learns who may ask, and cannot ask.
-
-Words only; who may join is serve/auth/enrollment.py's.
-
-The agent makes its token and its key itself and sends what is public of them, so neither is ever on the way.
+Types only: law/authorization.py decides what a token allows, serve/auth/enrollment.py decides who may join.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from remit.model.constraints import Distinct, limited
+from remit.model.constraints import DistinctItems, constrained
 from remit.model.metadata import END, LINE, OPTIONAL_LABEL, Metadata, Name, Object, Record
 
 Audience = Literal["user", "agent", "component", "join"]
@@ -34,18 +31,19 @@ AUDIENCES: Final[dict[str, Audience]] = {
     "controllers": "component",
     "join": "join",
 }
-"""At which door each role is heard: a token for one is nothing at another."""
+"""The API that accepts each role; a token for one API is rejected by the others."""
 
-TOKEN_PREFIX: Final = "remit_"  # noqa: S105 - by which a token is known when it turns up where it should not
+TOKEN_PREFIX: Final = "remit_"  # noqa: S105 - makes a leaked token recognisable, for example to secret scanners
 TOKEN_NODES_MAX: Final = 10_000
 INSTANT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})?Z" + END
 
 
 class TokenSpec(Record, frozen=True):
-    """`subject` is whom it was made for. A `member`, or a `viewer`, of a `tenant` sees that one alone; an agent, and whoever
-    joins as one, has its `nodes`. It ends at `expires` by the server's wall clock, or when it is `revoked`, for good. `spent`
-    is of a join token that was used: by which agent, which may ask again and nobody else. One that `joined` has its nodes for
-    itself: there is no other agent of them when it is made.
+    """`subject` is the person or program that the token was issued to. A `member` or `viewer` with a `tenant` has access to
+    that tenant only; an agent or join token lists its `nodes`. The token is valid until `expires` on the server's wall
+    clock, or until it is `revoked`, which is permanent. `spent` identifies the agent that has used a join token; only that
+    agent may use it again. A token that was issued by joining (`joined`) has its nodes exclusively: no other agent token
+    covers them when it is issued.
     """
 
     role: TokenRole
@@ -53,10 +51,10 @@ class TokenSpec(Record, frozen=True):
     expires: Annotated[str, Meta(pattern=INSTANT, description="an instant in UTC, such as 2027-01-31T12:00:00Z")]
     subject: Annotated[str, Meta(pattern=LINE, max_length=253)] = ""
     tenant: Annotated[str, Meta(pattern=OPTIONAL_LABEL, max_length=63)] = ""
-    nodes: Annotated[tuple[Name, ...], limited(Distinct(), max_length=TOKEN_NODES_MAX)] = ()
+    nodes: Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=TOKEN_NODES_MAX)] = ()
     revoked: bool = False
-    spent: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END, description="SHA-256 of who has joined with it")] = ""
-    joined: Annotated[bool, Meta(description="true: an agent's, who got it by joining")] = False
+    spent: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END, description="SHA-256 that identifies the agent which has joined with this token")] = ""
+    joined: Annotated[bool, Meta(description="true: an agent's token, issued when it joined")] = False
 
 
 class Token(Object, tag="Token", frozen=True, kw_only=True):
@@ -65,7 +63,8 @@ class Token(Object, tag="Token", frozen=True, kw_only=True):
 
 
 class Principal(Struct, frozen=True, gc=False):
-    """Whoever asks, as far as their token says. `token` is its name; a `tenant` of nothing is no bound."""
+    """The authenticated caller, as described by its token. `token` is the token's name; an empty `tenant` means no restriction.
+    """
 
     token: str
     subject: str
@@ -83,38 +82,44 @@ def principal_of(token: Token) -> Principal:
     return Principal(name, spec.subject or name, spec.role, spec.tenant, frozenset(spec.nodes))
 
 
-def digest_of(token: str) -> str:
+def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def expiry(wall: str, term_ms: int) -> str:
-    """So long after an instant, as a token spells it."""
+def expiry_after(wall: str, term_ms: int) -> str:
+    """Returns the instant `term_ms` after `wall`, in the format of `TokenSpec.expires`."""
     until = datetime.fromisoformat(wall) + timedelta(milliseconds=term_ms)
     return until.astimezone(UTC).isoformat(timespec="seconds").removesuffix("+00:00") + "Z"
 
 
 PEM_MAX = 16 << 10
-NODES_MAX = 10_000
+JOIN_NODES_MAX = 10_000
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}" + END, description="SHA-256 of the agent's own token, in hexadecimal")]
+TokenDigest = Annotated[
+    str, Meta(pattern="^[0-9a-f]{64}" + END, description="SHA-256 of the agent's own token, in hexadecimal")
+]
 
 
-class Joining(Struct, frozen=True, forbid_unknown_fields=True):
-    """`nodes` are all that the join token is for. `request`: for certificates, in PEM; empty where there is no TLS."""
+class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of an agent to join. `nodes` must be exactly the nodes of the join token. `request` is a certificate signing
+    request in PEM; it is empty without TLS.
+    """
 
-    digest: Digest
-    nodes: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=NODES_MAX)]
+    digest: TokenDigest
+    nodes: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=JOIN_NODES_MAX)]
     request: Annotated[str, Meta(max_length=PEM_MAX)] = ""
 
 
-class Renewing(Struct, frozen=True, forbid_unknown_fields=True):
-    """More time for whoever has joined, and new certificates for the key of `request`."""
+class RenewRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of an agent that has joined for a later expiry, and for new certificates for the key of `request`."""
 
     request: Annotated[str, Meta(max_length=PEM_MAX)] = ""
 
 
-class Joined(Struct, frozen=True):
-    """`token` is its name. Certificates in PEM: one to call with, one to answer with, and the authority of both."""
+class JoinResponse(Struct, frozen=True):
+    """`token` is the name of the new token. The certificates are in PEM: `calling` for the agent as a client, `answering` for
+    the agent as a server, and `authority` is the CA certificate of both.
+    """
 
     token: str
     expires: str
@@ -123,6 +128,8 @@ class Joined(Struct, frozen=True):
     authority: str = ""
 
 
-def joiner(digest: str, key: str, nodes: Iterable[str]) -> str:
-    """Who joins: the same for the same token, key and nodes, however often it asks. `key`: its digest; none without TLS."""
+def join_fingerprint(digest: str, key: str, nodes: Iterable[str]) -> str:
+    """Returns a digest that identifies a joining agent: the same token, key and nodes give the same result on every retry.
+    `key` is the digest of the agent's public key; it is empty without TLS.
+    """
     return hashlib.sha256("\n".join((digest, key, *sorted(set(nodes)))).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Declared kinds: Region, Node, Tenant, PriorityClass, Policy, Workload, Allotment, Override.
 
-Places, tenants, rules and work; frozen structs, the same in manifests, API and store.
+Frozen structs with the same shape in manifests, in the API and in the store. Rules between fields are in
+manifests/field_rules.py; Secret and Config are in secrets.py, Token is in identity.py.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from msgspec import Meta, field
 
 from remit.model.artifacts import Artifact, Rootfs, Volume
 from remit.model.constraints import (
-    AtMost,
-    Distinct,
-    Inside,
-    Lasts,
-    Matching,
+    ContainedPath,
+    CronSchedule,
+    DeviceShare,
+    DistinctItems,
+    MatchesPattern,
+    MaxDuration,
     MountPoint,
-    Part,
-    Program,
-    Schedule,
-    TakesTime,
-    limited,
+    NamesProgram,
+    NonZeroDuration,
+    UserMaximum,
+    constrained,
 )
 from remit.model.metadata import (
     LINE,
@@ -43,28 +44,28 @@ from remit.model.metadata import (
     Name,
     Natural,
     Object,
-    OwnedName,
-    OwnKey,
-    OwnLabels,
     Port,
     Priority,
+    QualifiedName,
     Quota,
     Record,
     Resources,
     Text,
+    UserKey,
+    UserLabels,
 )
 from remit.model.policies import PolicyRule, TenantLimits
 from remit.model.resources import Amount, Duration
 
-PRIORITY_MAX = 1_000_000_000
-"""Above it is the system's own work, which no tenant's may push aside."""
+USER_PRIORITY_MAX = 1_000_000_000
+"""Priorities above this are reserved for Remit's own work, which no tenant's workload can preempt."""
 
-Places = Annotated[tuple[Name, ...], limited(Distinct(), max_length=64)]
-Command = Annotated[tuple[Text, ...], limited(Program(), min_length=1, max_length=1024)]
+PlaceNames = Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=64)]
+Command = Annotated[tuple[Text, ...], constrained(NamesProgram(), min_length=1, max_length=1024)]
 
 
 class RegionSpec(Record, frozen=True):
-    zones: Places = ()
+    zones: PlaceNames = ()
     description: Text = ""
 
 
@@ -77,13 +78,13 @@ TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
 class Taint(Record, frozen=True):
-    key: OwnKey
+    key: UserKey
     effect: TaintEffect
     value: LabelValue = ""
 
 
 class Device(Record, frozen=True):
-    """One device of a node: owned whole by one replica, or shared in thousandths by several."""
+    """One device of a node: allocated as a whole to one replica, or shared by several in thousandths."""
 
     name: Name
     kind: Name
@@ -95,20 +96,20 @@ class NodeSpec(Record, frozen=True):
     zone: Name
     capacity: Resources
     pool: Name = "default"
-    devices: Annotated[tuple[Device, ...], limited(Distinct("name"), max_length=1024)] = ()
+    devices: Annotated[tuple[Device, ...], constrained(DistinctItems("name"), max_length=1024)] = ()
     taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
     unschedulable: bool = False
     draining: bool = False
-    drain_deadline: Annotated[Duration, Meta(description="how long a drain may take before it is said to be overdue")] = (
+    drain_deadline: Annotated[Duration, Meta(description="time limit of a drain; past it the drain is reported as overdue")] = (
         Duration(600_000)
     )
-    drain_force: Annotated[bool, Meta(description="past the deadline, go on in spite of disruption limits")] = False
-    address: Annotated[str, Meta(pattern=LINE, max_length=253, description="the host on which replicas are reached")] = ""
-    port: Annotated[int, Meta(ge=0, le=65535, description="where the agent itself answers there; 0: nowhere")] = 0
+    drain_force: Annotated[bool, Meta(description="past drainDeadline, evict even if that violates disruption limits")] = False
+    address: Annotated[str, Meta(pattern=LINE, max_length=253, description="host on which replicas of this node are reached")] = ""
+    port: Annotated[int, Meta(ge=0, le=65535, description="port of the agent's own API on that host; 0: none")] = 0
 
 
 class NodeHealth(StrEnum):
-    """How sure is the authority that this node is there? Only `ready` ones take new work."""
+    """The authority's assessment of a node's liveness. Only `ready` nodes take new work."""
 
     __hash__ = str.__hash__
 
@@ -132,13 +133,13 @@ class Node(Object, tag="Node", frozen=True, kw_only=True):
 
 
 class NodePoolSpec(Record, frozen=True):
-    """Nodes of one shape, and how many of them an autoscaler may bring."""
+    """A group of identical nodes, and the minimum and maximum number that an autoscaler may run."""
 
     region: Name
-    zones: Annotated[tuple[Name, ...], limited(Distinct(), min_length=1, max_length=64)]
+    zones: Annotated[tuple[Name, ...], constrained(DistinctItems(), min_length=1, max_length=64)]
     capacity: Resources
-    devices: Annotated[tuple[Device, ...], limited(Distinct("name"), max_length=1024)] = ()
-    labels: OwnLabels = field(default_factory=dict)
+    devices: Annotated[tuple[Device, ...], constrained(DistinctItems("name"), max_length=1024)] = ()
+    labels: UserLabels = field(default_factory=dict)
     taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
     min: Count = 0
     max: Count = 0
@@ -149,7 +150,7 @@ class NodePool(Object, tag="NodePool", frozen=True, kw_only=True):
     spec: NodePoolSpec
 
 
-# ------------------------------------------------------------------------------------------------------ tenants and rules
+# -------------------------------------------------------------------------------------------------------- tenants and policies
 
 
 class TenantSpec(Record, frozen=True):
@@ -165,7 +166,7 @@ class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
 
 
 class PriorityClassSpec(Record, frozen=True):
-    value: Annotated[Priority, limited(AtMost(PRIORITY_MAX, "priorities"))]
+    value: Annotated[Priority, constrained(UserMaximum(USER_PRIORITY_MAX, "priorities"))]
     preempts: bool = True
     description: Text = ""
 
@@ -176,7 +177,7 @@ class PriorityClass(Object, tag="PriorityClass", frozen=True, kw_only=True):
 
 
 class PolicySpec(Record, frozen=True):
-    """Every rule that matches a workload binds it: the places allowed are those that each of them allows."""
+    """All rules that match a workload apply to it: a place is allowed only if every matching rule allows it."""
 
     rules: Annotated[tuple[PolicyRule, ...], Meta(min_length=1, max_length=1024)]
     description: Text = ""
@@ -187,21 +188,21 @@ class Policy(Object, tag="Policy", frozen=True, kw_only=True):
     spec: PolicySpec
 
 
-# --------------------------------------------------------------------------------------------------------------- work
+# --------------------------------------------------------------------------------------------------------------- workloads
 
 
-class DeviceAsk(Record, frozen=True):
-    """`count` whole devices of a kind, or a `share` of one; of any model, or one of `models`."""
+class DeviceRequest(Record, frozen=True):
+    """A request for `count` whole devices of a kind or for a `share` of one device, of any model or of one of `models`."""
 
     kind: Name
     count: Annotated[int, Meta(ge=0, le=1024)] = 0
-    share: Annotated[str | int | float, Meta(extra={"quantity": "share", "limits": (Part(),)})] = ""
+    share: Annotated[str | int | float, Meta(extra={"quantity": "share", "limits": (DeviceShare(),)})] = ""
     models: Annotated[tuple[LabelValue, ...], Meta(max_length=64)] = ()
 
 
-class PortAsk(Record, frozen=True):
+class PortRequest(Record, frozen=True):
     name: Name
-    port: Annotated[int, Meta(ge=0, le=65535, description="0: chosen on the node and announced")] = 0
+    port: Annotated[int, Meta(ge=0, le=65535, description="0: chosen by the agent and reported in the replica's status")] = 0
 
 
 class HttpProbe(Record, frozen=True):
@@ -218,17 +219,17 @@ class ExecProbe(Record, frozen=True):
 
 
 class Probe(Record, frozen=True):
-    """One of `http`, `tcp` or `exec`."""
+    """A health check by exactly one of `http`, `tcp` or `exec`."""
 
     http: HttpProbe | None = None
     tcp: TcpProbe | None = None
     exec: ExecProbe | None = None
-    period: Annotated[Duration, limited(TakesTime("it would be asked without a pause", "write a longer one, such as 10s"))] = (
-        Duration(10_000)
-    )
-    timeout: Annotated[Duration, limited(TakesTime("no answer comes in no time", "write a longer one, such as 1s"))] = Duration(
-        1_000
-    )
+    period: Annotated[
+        Duration, constrained(NonZeroDuration("a period of 0 would probe without a pause", "write a longer one, such as 10s"))
+    ] = Duration(10_000)
+    timeout: Annotated[
+        Duration, constrained(NonZeroDuration("a timeout of 0 leaves no time to answer", "write a longer one, such as 1s"))
+    ] = Duration(1_000)
     failures: Annotated[int, Meta(ge=1, le=1000)] = 3
 
 
@@ -239,49 +240,51 @@ class Probes(Record, frozen=True):
 
 
 class Mount(Record, frozen=True):
-    """A Secret or Config as files under `path`, or as environment if `path` is empty: all of its keys, or only `keys`."""
+    """A Secret or Config mounted as files under `path`, or set as environment variables if `path` is empty: all of its keys, or
+    only `keys`.
+    """
 
     name: Name
-    path: Annotated[str, limited(Inside(absolute=True), MountPoint(), pattern=LINE, max_length=1024)] = ""
-    keys: Annotated[tuple[FileName, ...], limited(Distinct(), max_length=256)] = ()
+    path: Annotated[str, constrained(ContainedPath(absolute=True), MountPoint(), pattern=LINE, max_length=1024)] = ""
+    keys: Annotated[tuple[FileName, ...], constrained(DistinctItems(), max_length=256)] = ()
 
 
 class Restart(Record, frozen=True):
-    """When a process that ends is started again within its attempt. By default a service's always is, and a job's never: a
-    job that fails begins a new attempt, as often as `retries` says. `limit` 0: as often as it takes.
+    """When a process that exits is restarted within its attempt. The default is `always` for services and `never` for jobs: a
+    failed job starts a new attempt instead, up to `retries` times. A `limit` of 0 allows any number of restarts.
     """
 
     when: Literal["always", "failure", "never", ""] = ""
     backoff: Annotated[
-        Duration, limited(TakesTime("it would be started again without a pause", "write a longer one, such as 1s"))
+        Duration, constrained(NonZeroDuration("a backoff of 0 would restart without a pause", "write a longer one, such as 1s"))
     ] = Duration(1_000)
     backoff_max: Duration = Duration(60_000)
     limit: Count = 0
 
 
 class Template(Record, frozen=True):
-    """What one replica runs and needs."""
+    """What one replica runs, and the resources it needs."""
 
     command: Command
     env: Annotated[dict[EnvName, Text], Meta(max_length=1024)] = field(default_factory=dict)
-    ports: Annotated[tuple[PortAsk, ...], limited(Distinct("name"), max_length=64)] = ()
+    ports: Annotated[tuple[PortRequest, ...], constrained(DistinctItems("name"), max_length=64)] = ()
     resources: Resources = Amount()
-    devices: Annotated[tuple[DeviceAsk, ...], Meta(max_length=64)] = ()
+    devices: Annotated[tuple[DeviceRequest, ...], Meta(max_length=64)] = ()
     probes: Probes = Probes()
     stop_grace: Duration = Duration(30_000)
     restart: Restart = Restart()
-    working_directory: Annotated[Line, limited(Inside(absolute=True))] = ""
+    working_directory: Annotated[Line, constrained(ContainedPath(absolute=True))] = ""
     user: Annotated[str, Meta(pattern=LINE, max_length=63)] = ""
     sandbox: Literal["none", "bwrap", "default"] = "default"
     artifacts: Annotated[tuple[Artifact, ...], Meta(max_length=64)] = ()
     rootfs: Rootfs | None = None
-    volumes: Annotated[tuple[Volume, ...], limited(Distinct("name"), max_length=64)] = ()
-    secrets: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
-    configs: Annotated[tuple[Mount, ...], limited(Distinct("name"), max_length=64)] = ()
+    volumes: Annotated[tuple[Volume, ...], constrained(DistinctItems("name"), max_length=64)] = ()
+    secrets: Annotated[tuple[Mount, ...], constrained(DistinctItems("name"), max_length=64)] = ()
+    configs: Annotated[tuple[Mount, ...], constrained(DistinctItems("name"), max_length=64)] = ()
 
 
 class Standby(Record, frozen=True):
-    """Replicas that another region starts when the condition holds, out of a budget published ahead."""
+    """Replicas that another region starts when the condition `when` holds, charged to a budget that was issued in advance."""
 
     region: Name
     replicas: Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -290,7 +293,9 @@ class Standby(Record, frozen=True):
 
 
 class Toleration(Record, frozen=True):
-    key: Annotated[str, limited(Matching(OPTIONAL_KEY, 317, "a label key", "write the key of the taint"), max_length=317)] = ""
+    key: Annotated[
+        str, constrained(MatchesPattern(OPTIONAL_KEY, 317, "a label key", "write the key of the taint"), max_length=317)
+    ] = ""
     operator: Literal["Equal", "Exists"] = "Equal"
     value: LabelValue = ""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = ""
@@ -310,16 +315,18 @@ class Spread(Record, frozen=True):
 
 
 class Affinity(Record, frozen=True):
-    """Near to (or, as anti-affinity, away from) replicas of this tenant whose labels match, by topology domain."""
+    """Places a replica in the same topology domain as matching replicas of its tenant or, as anti-affinity, in a domain without
+    any.
+    """
 
     label_selector: Annotated[dict[LabelKey, LabelValue], Meta(min_length=1, max_length=64)]
     topology_key: LabelKey
 
 
 class Placement(Record, frozen=True):
-    regions: Places = ()
-    zones: Places = ()
-    pools: Places = ()
+    regions: PlaceNames = ()
+    zones: PlaceNames = ()
+    pools: PlaceNames = ()
     standby: Annotated[tuple[Standby, ...], Meta(max_length=16)] = ()
     node_selector: Labels = field(default_factory=dict)
     expressions: Annotated[tuple[NodeExpression, ...], Meta(max_length=64)] = ()
@@ -330,7 +337,7 @@ class Placement(Record, frozen=True):
 
 
 class Gang(Record, frozen=True):
-    """At least `min` replicas are bound in one transaction, or none."""
+    """Gang scheduling: at least `min` replicas are bound in one transaction, or none."""
 
     min: Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -344,7 +351,9 @@ class Rollout(Record, frozen=True):
     max_unavailable: Count = 0
     progress_deadline: Annotated[
         Duration,
-        limited(TakesTime("a rollout would have failed before it began", "write a longer one, or leave it out for 10m")),
+        constrained(
+            NonZeroDuration("a rollout with a deadline of 0 would fail at once", "write a longer one, or leave it out for 10m")
+        ),
     ] = Duration(600_000)
     auto_rollback: bool = False
 
@@ -365,12 +374,14 @@ class WorkloadSpec(Record, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=10_000)] = 3
     timeout: Duration = Duration(0)
     deadline: Duration = Duration(0)
-    schedule: Annotated[str, limited(Schedule(), max_length=256)] = ""
+    schedule: Annotated[str, constrained(CronSchedule(), max_length=256)] = ""
     keep: Annotated[Duration, Meta(description="how long a finished job is kept before it is deleted")] = Duration(3_600_000)
 
     @property
-    def never_twice(self) -> bool:
-        """Must a replacement wait until the old copy is surely gone? Jobs unless told otherwise; services if told."""
+    def is_fenced(self) -> bool:
+        """Whether a replacement must wait until the old attempt has certainly ended. The default is true for jobs and false for
+        services and daemons; `replace` overrides it.
+        """
         return self.replace == "fenced" or (not self.replace and self.type == "job")
 
 
@@ -385,7 +396,7 @@ class Workload(Object, tag="Workload", frozen=True, kw_only=True):
 
 
 class AllotmentSpec(Record, frozen=True):
-    """How many replicas of which generation a region is to run, on which grant."""
+    """The number of replicas, of which generation and charged to which grant, that a region is to run of a workload."""
 
     workload: Name
     region: Name
@@ -401,53 +412,62 @@ class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
     spec: AllotmentSpec
 
 
-# --------------------------------------------------------------------------------------------------------- for a while only
+# --------------------------------------------------------------------------------------------------------------- overrides
 
 
-Effect = Literal["pause-expansion", "avoid", "pin", "boost", "hold-repair", "freeze-autoscaler", "lend-budget"]
-"""Nothing new is placed for the work named; nothing new on the places named; the work only on the places; its priority is
-raised; it is not repaired; nodes neither come nor go there; the work may draw on a budget that is not its own."""
+OverrideEffect = Literal["pause-expansion", "avoid", "pin", "boost", "hold-repair", "freeze-autoscaler", "lend-budget"]
+"""In order: place nothing new of the workloads; place nothing new on the places; place the workloads only on the places; raise
+the workloads' priority; do not repair; neither add nor remove nodes; let the workloads draw on an additional budget.
+"""
 
-Listed = Annotated[tuple[Name, ...], limited(Distinct(), max_length=1024)]
+NameList = Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=1024)]
 
 OVERRIDE_TTL_MS_MAX = 7 * 86_400_000
 
 
 class OverrideScope(Record, frozen=True):
-    """What an override speaks of: work, by tenant or as `tenant/name`, and places; all that any of the lists names."""
+    """The workloads (by tenant, or as `tenant/name`) and places that an override applies to. The lists add up."""
 
-    tenants: Listed = ()
-    workloads: Annotated[tuple[OwnedName, ...], limited(Distinct(), max_length=1024)] = ()
-    regions: Listed = ()
-    zones: Listed = ()
-    pools: Listed = ()
-    nodes: Listed = ()
+    tenants: NameList = ()
+    workloads: Annotated[tuple[QualifiedName, ...], constrained(DistinctItems(), max_length=1024)] = ()
+    regions: NameList = ()
+    zones: NameList = ()
+    pools: NameList = ()
+    nodes: NameList = ()
 
 
 class OverrideSpec(Record, frozen=True):
-    """A person's word against the rules, for a while. `postcondition` says what must be true when it ends."""
+    """An operator's temporary exception from the rules. `postcondition` describes what must be true when it ends."""
 
-    effect: Effect
+    effect: OverrideEffect
     scope: OverrideScope
     ttl: Annotated[
         Duration,
-        limited(
-            TakesTime("it would be over before it began", "write how long it holds, such as 30m"),
-            Lasts(OVERRIDE_TTL_MS_MAX, "use at most 7d; what holds for longer belongs into a Policy or the object itself"),
+        constrained(
+            NonZeroDuration("an override with a ttl of 0 would have no effect", "write how long it is in force, such as 30m"),
+            MaxDuration(
+                OVERRIDE_TTL_MS_MAX, "use at most 7d; for longer, change the Policy or the object itself"
+            ),
         ),
     ]
-    reason: Annotated[str, limited(Matching(r"\S", 4096, "a reason", "say why, for whoever meets it later"), max_length=4096)]
-    author: Annotated[str, limited(Matching(r"\S", 253, "an author", "say who answers for it"), pattern=LINE, max_length=253)]
-    by: Annotated[int, Meta(ge=0, le=PRIORITY_MAX, description="how much a boost adds to the priority")] = 0
+    reason: Annotated[
+        str, constrained(MatchesPattern(r"\S", 4096, "a reason", "write why it is needed, for operators who see it later"), max_length=4096)
+    ]
+    author: Annotated[
+        str, constrained(MatchesPattern(r"\S", 253, "an author", "write the name of the responsible person"), pattern=LINE, max_length=253)
+    ]
+    by: Annotated[int, Meta(ge=0, le=USER_PRIORITY_MAX, description="how much a boost adds to the priority")] = 0
     budget: Annotated[
         str,
-        limited(Matching(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the budget's name"), max_length=63),
+        constrained(
+            MatchesPattern(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the budget's name"), max_length=63
+        ),
     ] = ""
     postcondition: Text = ""
 
 
 class OverrideStatus(Record, frozen=True):
-    """`deadline` is the authority's: when the term that it gave ends, on its own clock."""
+    """`deadline` is set by the authority: the end of the term, on the authority's clock."""
 
     deadline: Deadline | None = None
 

@@ -1,8 +1,6 @@
 """Kind registry, store keys, API paths, JSON encoding and decoding of objects.
 
-Every kind in one list, its key in the store, and its bytes.
-
-One spelling for the server, its description and the client. No I/O.
+The server, its OpenAPI description and the client all take kinds, keys and paths from here. No I/O.
 """
 
 from __future__ import annotations
@@ -28,36 +26,36 @@ AnyObject = (
 )  # fmt: skip
 
 KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}
-"""Every kind by its name."""
+"""All kinds by name."""
 
 TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Generation", "Decision"})
-"""Kinds whose name is unique only within a tenant."""
+"""Kinds whose names are unique only within a tenant."""
 
 DECLARED = (
     "Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment", "Override",
     "Token",
 )  # fmt: skip
-"""Kinds that people write; the rest are the authority's own records."""
+"""Kinds that users declare. The other kinds are records of the authority."""
 
 
-ALIKE_MAX = 4_096
-"""Of amounts: work comes in few sizes, and each is written and read again and again."""
+CACHE_ENTRIES_MAX = 4_096
+"""Bound of each cache of amounts and specs. Workloads use few distinct values, and each of them is read and written often."""
 
 
-@lru_cache(ALIKE_MAX)
-def _parsed(written: tuple[tuple[str, str], ...]) -> Amount:
+@lru_cache(CACHE_ENTRIES_MAX)
+def _parse_amount(written: tuple[tuple[str, str], ...]) -> Amount:
     return Amount.parse(dict(written))
 
 
-@lru_cache(ALIKE_MAX)
-def _written(amount: Amount) -> dict[str, object]:
-    return amount.written()
+@lru_cache(CACHE_ENTRIES_MAX)
+def _write_amount(amount: Amount) -> dict[str, object]:
+    return amount.to_manifest()
 
 
 def dec_hook(type_: type, value: object) -> object:
     if type_ is Amount and isinstance(value, dict):
         if all(type(part) is str for part in value.values()):
-            return _parsed(tuple(value.items()))
+            return _parse_amount(tuple(value.items()))
         return Amount.parse(value)
     if type_ is Duration:
         return Duration.parse(value)
@@ -66,10 +64,10 @@ def dec_hook(type_: type, value: object) -> object:
 
 def enc_hook(value: object) -> object:
     if isinstance(value, Amount):
-        return _written(value)  # which nobody changes: it is on its way to an encoder
+        return _write_amount(value)  # the cached dict is shared: the encoder only reads it
     if isinstance(value, Duration):
         return format_duration(int(value))
-    raise TypeError(f"{type(value).__name__} is not stored")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
@@ -85,85 +83,89 @@ def decode(value: bytes) -> AnyObject:
     return _any_decoder.decode(value)
 
 
-_lately: dict[int, tuple[object, bytes]] = {}
+_encoded_specs: dict[int, tuple[object, bytes]] = {}
 
 
-def encoded_spec(spec: object) -> bytes:
-    """As `encode`, and without doing it again for the same object: of a flood of one shape all have the same spec, and it is
-    weighed, compared and written out for each. It is held on to here, so no other object can come to have its place in memory.
+def encode_spec(spec: object) -> bytes:
+    """Encodes a spec, with a cache by object identity.
+
+    Many workloads share one spec object, and each of them is measured, compared and stored. The cache keeps a reference to
+    the spec, so that its id cannot be reused by another object.
     """
-    found = _lately.get(id(spec))
+    found = _encoded_specs.get(id(spec))
     if found is not None and found[0] is spec:
         return found[1]
-    if len(_lately) >= ALIKE_MAX:
-        _lately.clear()
+    if len(_encoded_specs) >= CACHE_ENTRIES_MAX:
+        _encoded_specs.clear()
     value = _encoder.encode(spec)
-    _lately[id(spec)] = spec, value
+    _encoded_specs[id(spec)] = spec, value
     return value
 
 
 DECODED_MAX = 20_000
 DECODED_BYTES_MAX = 4 << 10
-"""Of a row that is remembered. Rows may have a megabyte: who wrote one anew again and again would fill the memory with them."""
+"""Rows above this size are not cached. A row may have 1 MiB, and a client that rewrites such rows would fill the memory."""
 
 
-_read: dict[bytes, AnyObject] = {}
+_decoded: dict[bytes, AnyObject] = {}
 
 
-def decoded(value: bytes) -> AnyObject:
-    """As `decode`, and the same object for the same bytes: for those who look at a row again and again, or after another."""
-    found = _read.get(value)
+def decode_cached(value: bytes) -> AnyObject:
+    """Decodes a row, with a cache: equal bytes return the same object, for callers that read the same row many times."""
+    found = _decoded.get(value)
     if found is None:
         found = _any_decoder.decode(value)
-        remember(value, found)
+        cache_decoded(value, found)
     return found
 
 
-def remember(value: bytes, thing: AnyObject) -> None:
-    """This is what is read from these bytes: they were written from it. Of too many the oldest go."""
+def cache_decoded(value: bytes, thing: AnyObject) -> None:
+    """Stores the object that these bytes were encoded from, so that the next `decode_cached` returns it. When the cache is
+    full, the oldest eighth is dropped.
+    """
     if len(value) <= DECODED_BYTES_MAX:
-        if len(_read) >= DECODED_MAX:
-            for old in list(islice(_read, DECODED_MAX // 8)):
-                _read.pop(old, None)  # another thread may have been here too
-        _read[value] = thing
+        if len(_decoded) >= DECODED_MAX:
+            for old in list(islice(_decoded, DECODED_MAX // 8)):
+                _decoded.pop(old, None)  # another thread may have removed it already
+        _decoded[value] = thing
 
 
-_WORDS = {kind: (kind.lower(), kind in TENANTED) for kind in KINDS}
-_WORDS_OF = {cls: _WORDS[kind] for kind, cls in KINDS.items()}
+_KEY_PREFIXES = {kind: (kind.lower(), kind in TENANTED) for kind in KINDS}
+_KEY_PREFIXES_BY_TYPE = {cls: _KEY_PREFIXES[kind] for kind, cls in KINDS.items()}
 
 
 def key_of(kind: str, name: str, tenant: str = "") -> str:
-    """Where an object stands in its scope's store."""
-    word, tenanted = _WORDS.get(kind) or (kind.lower(), False)
+    """Returns the store key of an object."""
+    word, tenanted = _KEY_PREFIXES.get(kind) or (kind.lower(), False)
     return f"{word}/{tenant}/{name}" if tenanted else f"{word}/{name}"
 
 
 def key(thing: AnyObject) -> str:
-    word, tenanted = _WORDS_OF[type(thing)]
+    word, tenanted = _KEY_PREFIXES_BY_TYPE[type(thing)]
     return f"{word}/{thing.metadata.tenant}/{thing.metadata.name}" if tenanted else f"{word}/{thing.metadata.name}"
 
 
-_UNUSUAL: Final = {"Policy": "policies", "PriorityClass": "priorityclasses", "Summary": "summaries"}
+_IRREGULAR_PLURALS: Final = {"Policy": "policies", "PriorityClass": "priorityclasses", "Summary": "summaries"}
 
-PLURALS: Final = {kind: _UNUSUAL.get(kind, f"{kind.lower()}s") for kind in KINDS}
-"""How each kind is spelt in a path."""
+PLURALS: Final = {kind: _IRREGULAR_PLURALS.get(kind, f"{kind.lower()}s") for kind in KINDS}
+"""The plural of each kind, as used in API paths."""
 
 BY_PLURAL: Final = {plural: kind for kind, plural in PLURALS.items()}
 
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
+_is_plain: Final = re.compile(r"[A-Za-z0-9_.~-]+").fullmatch
 
 
-def _escaped(name: str) -> str:
-    return name if _PLAIN(name) else quote(name, safe="")
+def _escape(name: str) -> str:
+    return name if _is_plain(name) else quote(name, safe="")
 
 
 def collection_path(kind: str, tenant: str = "") -> str:
-    """Where a kind is listed and created; without a tenant, all tenants' of a kind that is tenanted."""
+    """Returns the path at which a kind is listed and created. Without a tenant it lists a tenanted kind across all tenants."""
     plural = PLURALS[kind]
-    return f"/v1/tenants/{_escaped(tenant)}/{plural}" if tenant and kind in TENANTED else f"/v1/{plural}"
+    return f"/v1/tenants/{_escape(tenant)}/{plural}" if tenant and kind in TENANTED else f"/v1/{plural}"
 
 
 def object_path(kind: str, name: str, tenant: str = "") -> str:
-    """Where one object is. What people name needs no escaping; the authority's own records may be called anything."""
-    return f"{collection_path(kind, tenant)}/{_escaped(name)}"
+    """Returns the path of one object. Names of declared objects need no escaping; names of the authority's records may."""
+    return f"{collection_path(kind, tenant)}/{_escape(name)}"

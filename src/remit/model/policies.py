@@ -1,6 +1,6 @@
 """Policy rule and tenant limit types.
 
-The parts of policies and tenants; what follows from them is in law/.
+Types only: law/admission.py and law/requirements.py apply the rules, law/charges.py counts usage against the limits.
 """
 
 from __future__ import annotations
@@ -10,48 +10,50 @@ from typing import Annotated, Final
 from msgspec import Meta, field
 
 from remit.model.artifacts import PolicyPermit
-from remit.model.constraints import Distinct, NamesSome, limited
+from remit.model.constraints import DistinctItems, NonEmptyList, constrained
 from remit.model.metadata import ClassName, Labels, Name, Natural, Priority, Record, Resources, Text
 from remit.model.resources import Amount, Duration
 
 PRIORITY_LIMIT: Final = 2_000_000_000
-"""No priority is higher."""
+"""The highest priority there is."""
 
 
 class TenantLimits(Record, frozen=True):
-    """How much a tenant may declare, and how fast it may ask: so that no one fills what all share. Lowered below what there is,
-    a limit takes nothing away; it only lets nothing more in.
+    """Limits on what a tenant may declare, and on its request rate, so that no tenant exhausts shared capacity. A limit that is
+    lowered below the present usage removes nothing; it only rejects further growth.
     """
 
-    workloads: Annotated[Natural, Meta(description="workloads at once")] = 100_000
-    replicas: Annotated[Natural, Meta(description="replicas that all workloads together ask for; daemons aside")] = 1_000_000
-    secrets: Annotated[Natural, Meta(description="secrets at once")] = 10_000
-    configs: Annotated[Natural, Meta(description="configs at once")] = 10_000
-    bytes: Annotated[Natural, Meta(description="of all that it declares, as it is stored")] = 1 << 30
-    requests_per_second: Annotated[int, Meta(ge=1, le=1_000_000, description="writes, and expensive reads by their cost")] = 200
-    requests_burst: Annotated[int, Meta(ge=1, le=10_000_000, description="so many at once after a rest")] = 1_000
+    workloads: Annotated[Natural, Meta(description="maximum number of workloads")] = 100_000
+    replicas: Annotated[Natural, Meta(description="maximum sum of replicas over all workloads, without daemons")] = 1_000_000
+    secrets: Annotated[Natural, Meta(description="maximum number of secrets")] = 10_000
+    configs: Annotated[Natural, Meta(description="maximum number of configs")] = 10_000
+    bytes: Annotated[Natural, Meta(description="maximum stored size of all declared objects")] = 1 << 30
+    requests_per_second: Annotated[int, Meta(ge=1, le=1_000_000, description="sustained rate of writes and of expensive reads, which count by their cost")] = 200
+    requests_burst: Annotated[int, Meta(ge=1, le=10_000_000, description="requests that may exceed the rate in one burst")] = 1_000
 
 
 class PolicyMatch(Record, frozen=True):
-    """Which workloads a rule speaks of: all of what is named must match; nothing named matches everything."""
+    """Selects the workloads of a rule: every given condition must match; without conditions all workloads match."""
 
-    tenants: Annotated[tuple[Name, ...], limited(Distinct(), max_length=1024)] = ()
+    tenants: Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=1024)] = ()
     labels: Labels = field(default_factory=dict)
 
 
-Allowed = Annotated[tuple[Name, ...], limited(Distinct(), NamesSome(), min_length=1, max_length=1024)]
+AllowedNames = Annotated[tuple[Name, ...], constrained(DistinctItems(), NonEmptyList(), min_length=1, max_length=1024)]
 
 
 class PolicyAllow(Record, frozen=True):
-    """Where they may be bound; a list that is left out allows every place of that sort."""
+    """Places where the workloads may be bound. An absent list allows every place of its kind."""
 
-    regions: Allowed = ()
-    zones: Allowed = ()
-    pools: Allowed = ()
+    regions: AllowedNames = ()
+    zones: AllowedNames = ()
+    pools: AllowedNames = ()
 
 
 class PolicyDefaults(Record, frozen=True):
-    """What a workload has that does not say otherwise. Of resources each by itself: who writes only cpu is given memory."""
+    """Values for fields that a workload leaves out. Resources are filled in one by one: a workload that sets only cpu gets the
+    default memory.
+    """
 
     priority_class: ClassName = ""
     resources: Resources = Amount()
@@ -59,9 +61,9 @@ class PolicyDefaults(Record, frozen=True):
 
 
 class PolicyRule(Record, frozen=True):
-    """`priority_class` is what these workloads have, whatever their authors would like; where there is a default, authors may
-    write another. `priority_max` is the most that anybody may write. `exec` false: nobody runs a command beside their
-    replicas. `reason` is told to those who are refused by it.
+    """`priorityClass` is forced on the matching workloads; `defaults.priorityClass` applies only where the author sets none.
+    `priorityMax` is the highest priority that an author may choose. `exec: false` forbids commands in running replicas.
+    `reason` is shown to users whose request this rule rejects.
     """
 
     match: PolicyMatch = PolicyMatch()
@@ -70,5 +72,5 @@ class PolicyRule(Record, frozen=True):
     priority_class: ClassName = ""
     priority_max: Priority = PRIORITY_LIMIT
     defaults: PolicyDefaults = PolicyDefaults()
-    exec: Annotated[bool, Meta(description="false: no command runs beside their replicas (remit exec)")] = True
+    exec: Annotated[bool, Meta(description="false: remit exec is forbidden in replicas of these workloads")] = True
     reason: Text = ""

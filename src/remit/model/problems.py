@@ -1,6 +1,6 @@
 """Validation problems: location, message, suggested fix; text quoting.
 
-Words only: what is a mistake is decided elsewhere.
+Formatting only: the checks are in manifests/ and constraints.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import msgspec
 from msgspec import Struct
 
 Path = tuple[str | int, ...]
-"""Where in a document: `("spec", "ports", 0, "name")`."""
+"""Path of a field in a document, such as `("spec", "ports", 0, "name")`."""
 
 PROBLEMS_MAX = 1000
 SUGGESTIONS_MAX = 100
 CANDIDATES_MAX = 64
 COMPARISONS_MAX = 3200
 NAMES_MAX = 10_000
-_SHOWN_MAX = 60
+_QUOTED_MAX = 60
 _PATH_MAX = 120
 _LISTED_MAX = 24
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_PLAIN_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 class Problem(Struct, frozen=True, order=True):
-    """One mistake: where it stands (line and column count from 1), what is wrong, and what would mend it."""
+    """One problem: its position (line and column count from 1), what is wrong (`message`), and how to fix it (`cure`)."""
 
     file: str
     line: int
@@ -36,65 +36,65 @@ class Problem(Struct, frozen=True, order=True):
     message: str
     cure: str = ""
     reserved: bool = False
-    """Does it say what only Remit itself may?"""
+    """Whether the problem is the use of a name or number that is reserved for Remit itself."""
 
     def __str__(self) -> str:
-        return f"{escaped(self.file)}:{self.line}:{self.column}: {self.words}"
+        return f"{escaped(self.file)}:{self.line}:{self.column}: {self.description}"
 
     @property
-    def words(self) -> str:
-        """For whoever has an object and no file: without the place."""
+    def description(self) -> str:
+        """The problem without its position, for callers that have an object and no file."""
         return (f"{self.path}: " if self.path else "") + self.message + (f"; {self.cure}" if self.cure else "")
 
 
 class Problems:
-    """The problems of one file. Bounded: a file that is all mistakes costs no more than one with a thousand."""
+    """The problems of one file. At most PROBLEMS_MAX are kept, which bounds the cost of a file full of errors."""
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._told: dict[Problem, None] = {}
-        self._suggestions_left = SUGGESTIONS_MAX
-        self._comparisons_left = COMPARISONS_MAX
-        self.left_off = 0
+        self._problems: dict[Problem, None] = {}
+        self._suggestions_remaining = SUGGESTIONS_MAX
+        self._comparisons_remaining = COMPARISONS_MAX
+        self.omitted = 0
         self.as_json = False
-        """Is the file JSON? A cure is written in the language of its file."""
+        """Whether the file is JSON. Fixes are written in the syntax of the file."""
 
-    def add(self, place: tuple[int, int], path: Path, message: str, cure: str = "", *, reserved: bool = False) -> None:
-        if len(self._told) < PROBLEMS_MAX:
-            # Escaped here once more, for every author: a message that quotes a file must not steer the terminal.
-            self._told[Problem(self._file, *place, path_text(path), escaped(message), escaped(cure), reserved)] = None
+    def add(self, position: tuple[int, int], path: Path, message: str, cure: str = "", *, reserved: bool = False) -> None:
+        if len(self._problems) < PROBLEMS_MAX:
+            # Escaped here for all callers: a message that quotes the file must not send control sequences to the terminal.
+            self._problems[Problem(self._file, *position, format_path(path), escaped(message), escaped(cure), reserved)] = None
         else:
-            self.left_off += 1
+            self.omitted += 1
 
-    def take(self, other: Problems) -> None:
-        """Those of another reading of the same file."""
-        for problem in other._told:
-            self._told[msgspec.structs.replace(problem, file=self._file)] = None
-        self.left_off += other.left_off
+    def merge(self, other: Problems) -> None:
+        """Adds the problems of another pass over the same file."""
+        for problem in other._problems:
+            self._problems[msgspec.structs.replace(problem, file=self._file)] = None
+        self.omitted += other.omitted
 
-    def meant(self, word: str, known: Iterable[str]) -> str:
-        """The known word that was probably meant, or nothing. A comparison is slow, so one file gets only so many."""
+    def suggest(self, word: str, known: Iterable[str]) -> str:
+        """Returns the known word that was probably meant, or "". Comparisons are slow, so their number is limited per file."""
         candidates = list(itertools.islice(known, CANDIDATES_MAX))
-        if self._suggestions_left <= 0 or self._comparisons_left < len(candidates):
+        if self._suggestions_remaining <= 0 or self._comparisons_remaining < len(candidates):
             return ""
-        self._suggestions_left -= 1
-        self._comparisons_left -= len(candidates)
-        return meant(word, candidates)
+        self._suggestions_remaining -= 1
+        self._comparisons_remaining -= len(candidates)
+        return closest_name(word, candidates)
 
     def __bool__(self) -> bool:
-        return bool(self._told)
+        return bool(self._problems)
 
-    def told(self) -> tuple[Problem, ...]:
-        """In the order of the file."""
-        ordered = sorted(self._told)
-        if self.left_off:
+    def sorted_problems(self) -> tuple[Problem, ...]:
+        """Returns the problems in the order of the file."""
+        ordered = sorted(self._problems)
+        if self.omitted:
             last = ordered[-1]
-            message = f"{self.left_off} more problems are not shown"
-            ordered.append(Problem(self._file, last.line, last.column, "", message, "mend these first"))
+            message = f"{self.omitted} more problems are not shown"
+            ordered.append(Problem(self._file, last.line, last.column, "", message, "fix these first"))
         return tuple(ordered)
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def closest_name(word: str, known: Iterable[str]) -> str:
     if not word or len(word) > 64:
         return ""
     by_lower = {name.lower(): name for name in itertools.islice(known, CANDIDATES_MAX) if len(name) <= 64}
@@ -115,38 +115,38 @@ def did_you_mean(word: str) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """For a cure: `a, b or c`; of very many, the first few."""
+    """Formats a list of alternatives: `a, b or c`. Long lists are cut."""
     listed = [word or '""' for word in itertools.islice(words, _LISTED_MAX + 1)]
     if len(listed) > _LISTED_MAX:
         return f"{', '.join(listed[:_LISTED_MAX])}, …"
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
 
 
-def there_are(name: str, names: Sequence[str], what: str) -> str:
-    """For a cure: names that are like the one that is not there, or the first few of all."""
-    close = difflib.get_close_matches(name, names[:NAMES_MAX], n=3, cutoff=0.6) if len(name) <= 2 * _SHOWN_MAX else []
+def suggest_names(name: str, names: Sequence[str], what: str) -> str:
+    """Formats a fix for an unknown name: the most similar names or, without any, the first few of all names."""
+    close = difflib.get_close_matches(name, names[:NAMES_MAX], n=3, cutoff=0.6) if len(name) <= 2 * _QUOTED_MAX else []
     if close:
         return f"did you mean {one_of(close)}?"
     return f"there are {one_of(names)}" if names else f"there are no {what}"
 
 
-def path_text(path: Path) -> str:
+def format_path(path: Path) -> str:
     text = ""
     for step in path:
         if len(text) > _PATH_MAX:
             return text + "…"
         if isinstance(step, int):
             text += f"[{step}]"
-        elif step and len(step) <= 2 * _SHOWN_MAX and _PLAIN.issuperset(step):
+        elif step and len(step) <= 2 * _QUOTED_MAX and _PLAIN_CHARS.issuperset(step):
             text += f".{step}" if text else step
         else:
-            text += f"[{shown(step)}]"
+            text += f"[{quoted(step)}]"
     return text
 
 
-def shown(text: str) -> str:
-    """A piece of somebody's file inside quotes: short, on one line, and without a letter that a terminal would obey."""
-    return f'"{escaped(text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…")}"'
+def quoted(text: str) -> str:
+    """Quotes user input for a message: short, on one line, and with control characters escaped."""
+    return f'"{escaped(text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 1] + "…")}"'
 
 
 def escaped(text: str) -> str:

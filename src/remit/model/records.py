@@ -1,6 +1,6 @@
 """Kinds written by the authority: Replica, Generation, Grant, Lease, Decision, Event, Summary.
 
-Replicas, grants, leases and evidence; nobody declares these.
+Also PolicyRevision and Peer. Users never declare these kinds; the authority writes them when it accepts claims.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from remit.model.kinds import PolicySpec, WorkloadSpec
-from remit.model.metadata import Deadline, Natural, Object, Quota, Record, Stamp
+from remit.model.metadata import Deadline, Natural, Object, Quota, Record, RecordMetadata
 from remit.model.resources import Amount, Duration
 
 
 class Phase(StrEnum):
-    """Where a replica stands; who may move it is in law/lifecycle.py."""
+    """Position of a replica in its lifecycle. The transitions and their owners are in law/lifecycle.py."""
 
-    __hash__ = str.__hash__  # Enum's own is written in Python, and phases are looked up at every claim.
+    __hash__ = str.__hash__  # Enum's own hash is written in Python, and every claim looks phases up.
 
     PENDING = "pending"
     RESERVED = "reserved"
@@ -43,9 +43,10 @@ class ReplicaSpec(Record, frozen=True):
 
 
 class ReplicaStatus(Record, frozen=True):
-    """`devices` are thousandths by device name; `grants` are all the ledgers that carry its charge, the one that the claim
-    drew on first; `failures` counts the attempts that crashed, `ports` are those that its agent has announced; `victims`, each
-    with its uid and attempt, must be gone before a reservation is bound; `before` is the phase that `unknown` interrupted.
+    """`devices` are thousandths by device name. `grants` are all ledgers that are charged for the replica, first the one that
+    the claim drew on. `failures` counts the attempts that crashed. `ports` are reported by the agent. `victims`, each with
+    its uid and attempt, must be released before a reservation can be bound. `before` is the phase that `unknown`
+    interrupted.
     """
 
     phase: Phase = Phase.PENDING
@@ -63,13 +64,13 @@ class ReplicaStatus(Record, frozen=True):
 
 
 class Replica(Object, tag="Replica", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: ReplicaSpec
     status: ReplicaStatus = ReplicaStatus()
 
 
 class GenerationSpec(Record, frozen=True):
-    """One generation of a workload, kept while replicas of it exist, and for rollback."""
+    """One generation of a workload. It is kept while replicas of it exist, and for rollback."""
 
     workload: str
     generation: int
@@ -78,12 +79,12 @@ class GenerationSpec(Record, frozen=True):
 
 
 class Generation(Object, tag="Generation", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: GenerationSpec
 
 
 class PolicyRevisionSpec(Record, frozen=True):
-    """All policies as of one numbered publication. `deadline` is set where it came from another scope, on lease."""
+    """All policies of one numbered publication. `deadline` is set if it was adopted from another scope, on lease."""
 
     number: int
     policies: dict[str, PolicySpec]
@@ -91,16 +92,16 @@ class PolicyRevisionSpec(Record, frozen=True):
 
 
 class PolicyRevision(Object, tag="PolicyRevision", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: PolicyRevisionSpec
 
 
 class GrantSpec(Record, frozen=True):
-    """Authority over `amount`, for `ttl`, carved out of `parent` (another grant here, or a tenant's quota).
+    """Authority over `amount` for the time `ttl`, taken from `parent` (another grant in this scope, or a tenant's quota).
 
-    `holder` draws on it: a role of this scope (an offer to a framework, a shard, a node's slots), or another scope
-    (`scope/eu-west`), whose own authority keeps the books of it. `issuer` is set on the copy that such a holder keeps.
-    `shares` caps each tenant inside a budget; they are charged to those tenants' emergency quota.
+    `holder` draws on the grant: a role of this scope (an offer to a framework, a shard, a node's slots), or another scope
+    (`scope/eu-west`), whose own authority keeps the ledger. `issuer` is set on the copy in the holder's scope. `shares`
+    limits each tenant inside a budget and is charged to the tenants' emergency quota.
     """
 
     holder: Annotated[str, Meta(min_length=1, max_length=253)]
@@ -120,7 +121,9 @@ class GrantPhase(StrEnum):
 
 
 class GrantStatus(Record, frozen=True):
-    """`returned` came back by the holder's reports; `report` numbers the last one, `epoch` is the reporter's."""
+    """`returned` is what the holder has returned by its reports; `report` is the number of the last report and `epoch` the
+    reporter's epoch.
+    """
 
     phase: GrantPhase = GrantPhase.LIVE
     deadline: Deadline | None = None
@@ -131,14 +134,14 @@ class GrantStatus(Record, frozen=True):
 
 
 class Grant(Object, tag="Grant", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: GrantSpec
     status: GrantStatus = GrantStatus()
 
 
-class Standing(StrEnum):
-    """Has a peer said what it holds from us? `met`: not yet, and nothing waits for it. `awaited`: not since a restore, and
-    nothing is granted to other scopes until it does. `vouched`: yes.
+class PeerConfirmation(StrEnum):
+    """Whether a peer has confirmed what it holds from this scope. `met`: not yet, and nothing depends on it. `awaited`: not
+    since a restore of this scope, which issues no grants to other scopes until the peer confirms. `vouched`: confirmed.
     """
 
     MET = "met"
@@ -147,20 +150,24 @@ class Standing(StrEnum):
 
 
 class PeerSpec(Record, frozen=True):
-    """Which incarnation of another scope this one deals with; `former` are those before it, which it never deals with again."""
+    """The incarnation of another scope that this scope recognises. `former` are its earlier incarnations, which are rejected
+    for good.
+    """
 
     incarnation: str = ""
     former: tuple[str, ...] = ()
-    standing: Standing = Standing.MET
+    standing: PeerConfirmation = PeerConfirmation.MET
 
 
 class Peer(Object, tag="Peer", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: PeerSpec
 
 
 class LeaseSpec(Record, frozen=True):
-    """Who may act in a role, until it stops renewing. Renewals live in the authority's memory; the epoch is what fences."""
+    """The right to act in a role, valid while the holder renews it. Renewals are kept in the authority's memory only; the epoch
+    is the fencing token.
+    """
 
     holder: Annotated[str, Meta(max_length=253)] = ""
     epoch: Natural = 0
@@ -168,20 +175,22 @@ class LeaseSpec(Record, frozen=True):
 
 
 class Lease(Object, tag="Lease", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: LeaseSpec
 
 
-class Candidate(Record, frozen=True):
-    """A node that was considered, its score in thousandths, and what each plug-in gave it."""
+class DecisionCandidate(Record, frozen=True):
+    """A candidate node: its score in thousandths, and the part of each plug-in (`parts`)."""
 
     node: str
     score: int = 0
     parts: dict[str, int] = field(default_factory=dict)
 
 
-class Nearest(Record, frozen=True):
-    """The node that came closest to taking a replica that fits nowhere, what it refused, and what it is short of."""
+class NearestNode(Record, frozen=True):
+    """The node that came closest to fitting a replica that fits nowhere: the rules that rejected it, and the resources it
+    lacks.
+    """
 
     node: str
     refused: tuple[str, ...] = ()
@@ -189,11 +198,13 @@ class Nearest(Record, frozen=True):
 
 
 class DecisionSpec(Record, frozen=True):
-    """The evidence of one scheduling decision about equal replicas: what was seen and how old it was, what each filter left
-    out (with `fits`, that adds up to `nodes`), who came first, what was left of the grant, and what came of it.
+    """The evidence of one scheduling decision for replicas with equal requirements: the observed revision and its age, the
+    nodes that each filter rejected (with `fits` they add up to `nodes`), the best candidates, what was left of the grant,
+    and the result.
 
-    `replicas` says for each where it was put, or nothing. `verdict` is `bound`, `reserved`, `refused` or `waiting`; `reason` is
-    a refusal's code; `cures` are the events that end a wait, and `never` says that none can as things are declared now.
+    `replicas` maps each replica to its node, or to an empty text. `verdict` is `bound`, `reserved`, `refused` or `waiting`.
+    `reason` is a refusal code. `cures` are the events that can end a wait; `never` means that none can until a declared
+    object changes.
     """
 
     replicas: dict[str, str] = field(default_factory=dict)
@@ -203,8 +214,8 @@ class DecisionSpec(Record, frozen=True):
     nodes: Natural = 0
     funnel: tuple[tuple[str, int], ...] = ()
     fits: Natural = 0
-    candidates: tuple[Candidate, ...] = ()
-    nearest: Nearest | None = None
+    candidates: tuple[DecisionCandidate, ...] = ()
+    nearest: NearestNode | None = None
     grant: str = ""
     left: dict[str, int] = field(default_factory=dict)
     policy: Natural = 0
@@ -215,11 +226,11 @@ class DecisionSpec(Record, frozen=True):
     cures: tuple[str, ...] = ()
     never: bool = False
     victims: dict[str, str] = field(default_factory=dict)
-    """Whom a reservation pushes aside, and for whom."""
+    """Preemption victims of a reservation, each with the replica it makes room for."""
 
 
 class Decision(Object, tag="Decision", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: DecisionSpec
 
 
@@ -233,12 +244,12 @@ class EventSpec(Record, frozen=True):
 
 
 class Event(Object, tag="Event", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: EventSpec
 
 
 class SummarySpec(Record, frozen=True):
-    """What a holder says it uses; of two, the one with the higher (epoch, sequence) is the later."""
+    """A holder's report of its usage. The report with the higher (epoch, sequence) is the newer one."""
 
     holder: str
     epoch: Natural
@@ -248,5 +259,5 @@ class SummarySpec(Record, frozen=True):
 
 
 class Summary(Object, tag="Summary", frozen=True, kw_only=True):
-    metadata: Stamp
+    metadata: RecordMetadata
     spec: SummarySpec

@@ -1,11 +1,10 @@
 """Resource amounts, durations and quantity syntax; hard, reclaimable and soft capacity.
 
-Text to integers and back; floats never take part.
+Quantities are exact integers; floats are never used. Bytes are counted in bytes, everything else in thousandths of its unit:
+`cpu: 500m` is 500 and `gpu: 1` is 1000. A quantity that is finer, negative or above 2^63 - 1 is rejected.
 
-Bytes are counted in bytes, everything else in thousandths of its unit, so `cpu: 500m` is 500 and `gpu: 1` is 1000. What is
-finer than that, negative, or past 2^63 - 1 is refused, with the reason.
-
-Amounts of capacity: vectors that add, and three kinds of capacity that do not add to each other. Arithmetic only.
+Amounts are vectors that can be added. Hard, reclaimable and soft capacity are different types that cannot be added to each
+other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final, Self, TypeVar
 QUANTITY_MAX = (1 << 63) - 1
 DURATION_MS_MAX = 10 * 365 * 24 * 3_600_000
 
-_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
+_BYTE_RESOURCES = frozenset({"memory", "storage", "ephemeral-storage"})
 QUANTITY = r"(\+?)([0-9]{1,40}(?:\.[0-9]{1,40})?|\.[0-9]{1,40})(?:([eE][+-]?[0-9]{1,3})|(m|k|[KMGTPE]i|[MGTPE])?)"
 _SUFFIX = {
     "m": Fraction(1, 1000),
@@ -28,25 +27,25 @@ _SUFFIX = {
     **{letter + "i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
 }
 DURATION = r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s)?(?:([0-9]{1,12})ms)?"
-"""Both as the JSON Schema has them too. Empty, a duration matches, and is refused all the same."""
+"""Both patterns are also used in the JSON Schema. DURATION matches an empty text, which the parser rejects."""
 
 _QUANTITY = re.compile(QUANTITY)
 _DURATION = re.compile(DURATION)
 
 
 def scale(resource: str) -> int:
-    """How many counted units make one unit of `resource`."""
-    return 1 if resource in _BYTES else 1000
+    """Returns how many counted units make one unit of `resource`."""
+    return 1 if resource in _BYTE_RESOURCES else 1000
 
 
 def parse_quantity(resource: str, text: str | int | float) -> int:
-    """`text` in counted units of `resource`. Raises ValueError, worded for the person who wrote it."""
-    return _counted(resource, "" if isinstance(text, bool) else str(text))
+    """Returns `text` in counted units of `resource`. Raises ValueError with a message for the author of the text."""
+    return _parse_quantity(resource, "" if isinstance(text, bool) else str(text))
 
 
 @lru_cache(maxsize=4_096)
-def _counted(resource: str, text: str) -> int:
-    """Few amounts are ever written, and each of them a thousand times."""
+def _parse_quantity(resource: str, text: str) -> int:
+    """Cached: few distinct quantities are used, and each of them many times."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         if text.startswith("-"):
@@ -56,15 +55,15 @@ def _counted(resource: str, text: str) -> int:
     value = Fraction(digits) * (Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""])
     counted = value * scale(resource)
     if counted > QUANTITY_MAX:
-        raise ValueError(f"too large: at most {format_quantity(resource, QUANTITY_MAX)}")
+        raise ValueError(f"too large: use at most {format_quantity(resource, QUANTITY_MAX)}")
     if counted.denominator != 1:
         finest = "1 byte" if scale(resource) == 1 else "1m (a thousandth)"
-        raise ValueError(f"finer than {finest}, the smallest amount of {resource} that is counted")
+        raise ValueError(f"finer than {finest}, the smallest unit of {resource}")
     return int(counted)
 
 
 def format_quantity(resource: str, counted: int) -> str:
-    """The shortest exact text; `parse_quantity` reads it back to the same integer."""
+    """Returns the shortest exact text; `parse_quantity` parses it to the same integer."""
     if scale(resource) == 1:
         for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
             if counted and counted % int(_SUFFIX[suffix]) == 0:
@@ -74,19 +73,19 @@ def format_quantity(resource: str, counted: int) -> str:
 
 
 def parse_duration(text: str | int | float) -> int:
-    """`90s`, `5m`, `1h30m`, `250ms` in milliseconds. Raises ValueError, worded for the person who wrote it."""
-    return _milliseconds(text if isinstance(text, str) else "")
+    """Returns `90s`, `5m`, `1h30m` or `250ms` in milliseconds. Raises ValueError with a message for the author of the text."""
+    return _parse_duration(text if isinstance(text, str) else "")
 
 
 @lru_cache(maxsize=4_096)
-def _milliseconds(text: str) -> int:
+def _parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text) if text else None
     if match is None:
         raise ValueError("not a duration: write a number and its unit, such as 250ms, 30s, 5m or 1h30m")
     days, hours, minutes, seconds, milliseconds = (Fraction(part or 0) for part in match.groups())
     total = int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + milliseconds)
     if total > DURATION_MS_MAX:
-        raise ValueError("too long: at most ten years")
+        raise ValueError("too long: use at most ten years")
     return total
 
 
@@ -103,19 +102,19 @@ def format_duration(ms: int) -> str:
 
 C = TypeVar("C", bound="_Capacity")
 
-DEVICES = "devices/"
-"""Devices stand in an amount as `devices/<kind>`, in thousandths: one whole GPU is 1000, a share of 250m is 250."""
+DEVICES_PREFIX = "devices/"
+"""Devices are part of an amount as `devices/<kind>`, in thousandths: one whole GPU is 1000, a share of 250m is 250."""
 
-INTERNAL = (DEVICES, "@")
-"""No written resource begins like this: these names are Remit's own, inside an amount and inside a ledger."""
+INTERNAL_PREFIXES = (DEVICES_PREFIX, "@")
+"""Prefixes of names that Remit uses inside amounts and ledgers. No resource in a manifest may start with one of them."""
 
-WHOLE: Final = 1000
+WHOLE_DEVICE: Final = 1000
 
 
 class Amount:
-    """How much of each resource, as exact integers (see quantity.py). Resources that are zero are not in it.
+    """An amount of each resource, as exact integers. Resources of which there are zero are left out.
 
-    Amounts are values: equal amounts are equal, and every operation answers a new one.
+    Amounts are immutable values: they compare by content, and every operation returns a new one.
     """
 
     __slots__ = ("pairs",)
@@ -126,21 +125,27 @@ class Amount:
 
     @classmethod
     def parse(cls, written: Mapping[str, object]) -> Amount:
-        """From a manifest: `{cpu: 500m, memory: 1Gi, devices: {gpu: 1}}`. Raises ValueError."""
+        """Parses the form of a manifest: `{cpu: 500m, memory: 1Gi, devices: {gpu: 1}}`. Raises ValueError."""
         counted: dict[str, int] = {}
         for name, value in written.items():
             if name == "devices" and isinstance(value, Mapping):
-                counted.update({DEVICES + kind: _parse(DEVICES + kind, count) for kind, count in value.items()})
+                counted.update(
+                    {DEVICES_PREFIX + kind: _parse_amount_value(DEVICES_PREFIX + kind, count) for kind, count in value.items()}
+                )
             else:
-                if name.startswith(INTERNAL):
-                    raise ValueError(f"{name}: no name of a resource: write devices by kind, as devices: {{gpu: 1}}")
-                counted[name] = _parse(name, value)
+                if name.startswith(INTERNAL_PREFIXES):
+                    raise ValueError(f"{name}: not a resource name: write devices by kind, such as devices: {{gpu: 1}}")
+                counted[name] = _parse_amount_value(name, value)
         return cls(counted)
 
-    def written(self) -> dict[str, object]:
-        """As a manifest has it; `parse` reads it back to an equal amount."""
-        devices = {name[len(DEVICES) :]: format_quantity(name, n) for name, n in self.pairs if name.startswith(DEVICES)}
-        plain: dict[str, object] = {name: format_quantity(name, n) for name, n in self.pairs if not name.startswith(DEVICES)}
+    def to_manifest(self) -> dict[str, object]:
+        """Returns the form of a manifest; `parse` parses it to an equal amount."""
+        devices = {
+            name[len(DEVICES_PREFIX) :]: format_quantity(name, n) for name, n in self.pairs if name.startswith(DEVICES_PREFIX)
+        }
+        plain: dict[str, object] = {
+            name: format_quantity(name, n) for name, n in self.pairs if not name.startswith(DEVICES_PREFIX)
+        }
         return {**plain, "devices": devices} if devices else plain
 
     def get(self, name: str) -> int:
@@ -161,14 +166,14 @@ class Amount:
         return Amount({name: count * times for name, count in self.pairs})
 
     def __le__(self, other: Amount) -> bool:
-        """Does this fit into `other`, resource by resource? Two amounts may each fail to fit into the other."""
-        room = dict(other.pairs)
-        return all(count <= room.get(name, 0) for name, count in self.pairs)
+        """Whether this fits into `other`, resource by resource. This is a partial order: it may be false in both directions."""
+        limit = dict(other.pairs)
+        return all(count <= limit.get(name, 0) for name, count in self.pairs)
 
-    def over(self, limit: Amount) -> Amount:
-        """What of this exceeds `limit`; empty if nothing does."""
-        room = dict(limit.pairs)
-        return Amount({name: count - room.get(name, 0) for name, count in self.pairs if count > room.get(name, 0)})
+    def excess_over(self, limit: Amount) -> Amount:
+        """Returns the part of this that exceeds `limit`; empty if nothing does."""
+        available = dict(limit.pairs)
+        return Amount({name: count - available.get(name, 0) for name, count in self.pairs if count > available.get(name, 0)})
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.pairs)
@@ -183,7 +188,7 @@ class Amount:
         return hash(self.pairs)
 
     def __str__(self) -> str:
-        parts = [f"{name.removeprefix(DEVICES)} {format_quantity(name, count)}" for name, count in self.pairs]
+        parts = [f"{name.removeprefix(DEVICES_PREFIX)} {format_quantity(name, count)}" for name, count in self.pairs]
         return ", ".join(parts) or "nothing"
 
     def __repr__(self) -> str:
@@ -206,7 +211,9 @@ class Duration(int):
 
 
 class _Capacity:
-    """Capacity of one kind. Only equals add: what may be reclaimed, or may come, never backs what is promised."""
+    """Capacity of one type. Only capacities of the same type can be added: reclaimable or expected capacity must never back a
+    hard commitment.
+    """
 
     __slots__ = ("amount",)
     amount: Amount
@@ -215,13 +222,13 @@ class _Capacity:
         self.amount = amount
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(self.amount + _same(self, other).amount)
+        return type(self)(self.amount + _require_same_type(self, other).amount)
 
     def __sub__(self, other: Self) -> Self:
-        return type(self)(self.amount - _same(self, other).amount)
+        return type(self)(self.amount - _require_same_type(self, other).amount)
 
-    def covers(self, ask: Amount) -> bool:
-        return ask <= self.amount
+    def covers(self, amount: Amount) -> bool:
+        return amount <= self.amount
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Capacity) and type(self) is type(other) and self.amount == other.amount
@@ -233,25 +240,25 @@ class _Capacity:
         return f"{type(self).__name__}({self.amount})"
 
 
-class Hard(_Capacity):
-    """Committed: quota, a reserved recovery pool, an exclusive binding."""
+class HardCapacity(_Capacity):
+    """Committed capacity: quota, a reserved recovery pool, an exclusive binding."""
 
 
-class Reclaimable(_Capacity):
-    """Held by lower work that may be preempted or drained."""
+class ReclaimableCapacity(_Capacity):
+    """Capacity held by lower-priority work, which can be preempted or drained."""
 
 
-class Soft(_Capacity):
-    """Hints, forecasts, nodes that an autoscaler may bring."""
+class SoftCapacity(_Capacity):
+    """Expected capacity: hints, forecasts, nodes that an autoscaler may add."""
 
 
-def _same(one: C, other: C) -> C:
-    if type(one) is not type(other):
-        raise TypeError(f"{type(other).__name__} capacity does not add to {type(one).__name__}")
+def _require_same_type(this: C, other: C) -> C:
+    if type(this) is not type(other):
+        raise TypeError(f"{type(other).__name__} cannot be added to {type(this).__name__}")
     return other
 
 
-def _parse(name: str, value: object) -> int:
+def _parse_amount_value(name: str, value: object) -> int:
     if not isinstance(value, (str, int, float)) or isinstance(value, bool):
         raise ValueError(f"{name}: not a quantity")
     return parse_quantity(name, value)

@@ -17,12 +17,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from remit.law.charges import needs
-from remit.law.fit import Ask, Index, devices_left
-from remit.law.ledgers import DEVICE, burdens, ledgers_of
+from remit.law.charges import replica_postings
+from remit.law.fit import Requirements, PeerIndex, free_devices
+from remit.law.ledgers import DEVICE_PREFIX, parent_charges, ledgers_of
 from remit.law.selectors import domain_of
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Policy, Tenant
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Grant, PolicyRevision, PolicyRevisionSpec
 from remit.observation.column_table import NONE
@@ -42,7 +42,7 @@ def recount(view: View) -> Iterator[str]:
     grants: Sums = defaultdict(lambda: defaultdict(int))
     for row, held, ask in _holders(view):
         there = (_copy(view, victim, copy) for victim, copy in held.victims.items())
-        pairs, charges = needs(held, ask, [found for found in there if found is not None])
+        pairs, charges = replica_postings(held, ask, [found for found in there if found is not None])
         for name, count in pairs:
             nodes[_node(view, row).metadata.name][name] += count
         for grant, charge in zip(held.grants, charges, strict=True):
@@ -53,7 +53,7 @@ def recount(view: View) -> Iterator[str]:
     yield from _counts(view)
 
 
-def _holders(view: View) -> Iterator[tuple[int, Held, Ask]]:
+def _holders(view: View) -> Iterator[tuple[int, Held, Requirements]]:
     kept = view.replicas
     for slot in kept.slots.values():
         if kept.at.node[slot] != NONE:
@@ -62,7 +62,7 @@ def _holders(view: View) -> Iterator[tuple[int, Held, Ask]]:
         yield one.row, Held(PHASES[kept.at.phase[slot]], one.devices, one.grants, {}), view.ask(slot)
 
 
-def _copy(view: View, victim: str, copy: str) -> tuple[Held, Ask] | None:
+def _copy(view: View, victim: str, copy: str) -> tuple[Held, Requirements] | None:
     slot = view.replicas.slots.get(victim)
     if slot is None or view.replicas.at.node[slot] == NONE or not view.replicas.is_copy(slot, copy):
         return None
@@ -83,15 +83,15 @@ def _nodes(view: View, taken: Sums) -> Iterator[str]:
         free = {resource: int(column[row]) for resource, column in columns.free.items()}
         left = dict(spec.capacity.pairs)
         for resource, count in due.items():
-            if not resource.startswith(DEVICE):
+            if not resource.startswith(DEVICE_PREFIX):
                 left[resource] = left.get(resource, 0) - count
         if not same(free, left):
             yield f"node {name}: {free} left, by its holders {left}"
-        used = {resource.removeprefix(DEVICE): n for resource, n in due.items() if resource.startswith(DEVICE) and n}
+        used = {resource.removeprefix(DEVICE_PREFIX): n for resource, n in due.items() if resource.startswith(DEVICE_PREFIX) and n}
         if columns.used[row] != used:
             yield f"node {name}: {columns.used[row]} used of devices, by their holders {used}"
-        whole, room = devices_left(spec.devices, used)
-        shown = {model: (int(column[row]), int(columns.room[model][row])) for model, column in columns.whole.items()}
+        whole, room = free_devices(spec.devices, used)
+        shown = {model: (int(column[row]), int(columns.largest_shares[model][row])) for model, column in columns.whole_devices.items()}
         if any(shown[model] != (whole.get(model, 0), room.get(model, 0)) for model in shown):
             yield f"node {name}: devices show as {shown}, and are {whole}, {room}"
 
@@ -100,7 +100,7 @@ def _ledgers(view: View, drawn: Sums) -> Iterator[str]:
     accounts = view.accounts
     lent: Sums = defaultdict(lambda: defaultdict(int))
     for grant in accounts.grants.values():
-        for name, pairs in burdens(grant):
+        for name, pairs in parent_charges(grant):
             for resource, count in pairs:
                 lent[name][resource] += count
     things: list[Tenant | Grant] = [*accounts.tenants.values(), *accounts.grants.values()]
@@ -109,8 +109,8 @@ def _ledgers(view: View, drawn: Sums) -> Iterator[str]:
         yield f"ledgers {sorted(opened.keys() ^ accounts.ledgers.keys())} are kept without a row, or not kept"
     for name, ledger in accounts.ledgers.items():
         amount = dict(opened[name].pairs) if name in opened else {}
-        if not (same(ledger.amount, amount) and same(ledger.lent, lent[name]) and same(ledger.used, drawn[name])):
-            kept = f"{ledger.amount}, lent {ledger.lent}, used {ledger.used}"
+        if not (same(ledger.amount, amount) and same(ledger.granted_on, lent[name]) and same(ledger.used, drawn[name])):
+            kept = f"{ledger.amount}, lent {ledger.granted_on}, used {ledger.used}"
             yield f"{name}: {kept}; by the rows {amount}, {dict(lent[name])}, {dict(drawn[name])}"
 
 
@@ -122,12 +122,12 @@ def _counts(view: View) -> Iterator[str]:
         due: dict[str, int] = defaultdict(int)
         for generation, row in spots:
             if shapes.counts_in(generation, index):
-                due[domain_of(_node(view, row), index.key)] += 1
+                due[domain_of(_node(view, row), index.topology_key)] += 1
         yield from _count(view, index, due)
 
 
-def _count(view: View, index: Index, due: dict[str, int]) -> Iterator[str]:
-    counts, slots = view.peers.counts(index), view.columns.slots(index.key)
+def _count(view: View, index: PeerIndex, due: dict[str, int]) -> Iterator[str]:
+    counts, slots = view.peers.counts(index), view.columns.slots(index.topology_key)
     total = sum(due.values())
     due.pop("", None)
     found = {domain: int(counts[slot]) for domain, slot in slots.items() if counts[slot]}
@@ -169,8 +169,8 @@ def _rows(view: View) -> dict[str, object]:
 def _shown(view: View, seen: Seen) -> tuple[object, ...]:
     """A generation without ids, which differ from view to view; its ask by what can be compared of it."""
     ask = view.shapes.ask(seen.shape)
-    plain = ask.charge, ask.resources, ask.whole, ask.shares, ask.wanted, ask.spread, ask.affinity, ask.anti, ask.gang
-    return seen._replace(shape=0), plain, ask.fenced, ask.policy, ask.policy_until, ask.plain
+    plain = ask.charge, ask.resources, ask.whole_devices, ask.device_shares, ask.node_expressions, ask.spread, ask.affinity, ask.anti_affinity, ask.gang
+    return seen._replace(shape=0), plain, ask.fenced, ask.policy, ask.policy_deadline, ask.resources_only
 
 
 Pages = Callable[[str, str], Iterable[Page]]
@@ -194,7 +194,7 @@ def declared(clock: Clock, things: Sequence[AnyObject]) -> View:
     """Of what manifests declare, as if it were all there is: its nodes are ready, its policies in force."""
     policies = {thing.metadata.name: thing.spec for thing in things if isinstance(thing, Policy)}
     spec = PolicyRevisionSpec(number=1, policies=policies)
-    published = (PolicyRevision(metadata=Stamp(name="1"), spec=spec),) if policies else ()
+    published = (PolicyRevision(metadata=RecordMetadata(name="1"), spec=spec),) if policies else ()
     rows = {key(thing): Row(key(thing), encode(_there(thing)), 1) for thing in (*things, *published)}
 
     def pages(prefix: str, after: str) -> Iterable[Page]:

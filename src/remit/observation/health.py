@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from remit.model.kinds import Node
-from remit.model.wire.agent_messages import Heard
+from remit.model.wire.agent_messages import HeartbeatReport
 
 MASS_PERCENT: Final = 55
 MASS_MORE_THAN: Final = 2
@@ -25,7 +25,7 @@ MASS_MORE_THAN: Final = 2
 class Hearing(NamedTuple):
     """What the authority has heard, asked for at `sent_ms` of the asker's clock."""
 
-    heard: Heard
+    heard: HeartbeatReport
     sent_ms: int
 
     def silent_ms(self, node: str) -> int:

@@ -4,7 +4,7 @@ No rules here: those are in fit.py.
 
 A column has one entry a node. What is a number or a bool stands in it as such. What is a name (a region, a label's value, a
 whole set of taints) stands there as an id, an index into its distinct values, so that a rule judges each distinct value once
-and spreads the answers: `over` does that for the look-up tables of an `Ask`. The id of what is absent is -1, and tables by
+and spreads the answers: `over` does that for the look-up tables of an `Requirements`. The id of what is absent is -1, and tables by
 domain have one slot more than there are values, so that -1 finds "no domain" in the last.
 
 A change touches its row, never the table: `put` says what a node is, `post` takes or gives back what a holder needs. A node
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import Ask, Model, devices_left
+from remit.law.fit import Requirements, DeviceModel, free_devices
 from remit.law.selectors import LabelColumn, domain_of, match_columns
 from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
 from remit.observation.column_table import Changes, Names
@@ -59,8 +59,8 @@ class Columns:
     capacity: Ints
     free: dict[str, Ints]
     share: dict[str, Floats]
-    whole: dict[Model, Ints]
-    room: dict[Model, Ints]
+    whole_devices: dict[DeviceModel, Ints]
+    largest_shares: dict[DeviceModel, Ints]
     region: Ints
     zone: Ints
     pool: Ints
@@ -78,8 +78,8 @@ class Columns:
         self._places = {name: Names() for name in ("region", "zone", "pool", "taints")}
         self._labels: dict[str, tuple[Ints, Names]] = {}
         self._domains: dict[str, tuple[Ints, Names]] = {}
-        self._whole: dict[Model, Ints] = {}
-        self._room: dict[Model, Ints] = {}
+        self._whole: dict[DeviceModel, Ints] = {}
+        self._room: dict[DeviceModel, Ints] = {}
         self._facts: dict[str, npt.NDArray[Any]] = {}
         self._amounts: Ints = np.zeros((0, 0), dtype=np.int64)
         self._capacity: Ints = self._amounts
@@ -105,7 +105,7 @@ class Columns:
     # -- what a rule asks --------------------------------------------------------------------------------------------------
 
     @property
-    def standing(self) -> int:
+    def node_attributes(self) -> int:
         """Answers about whole columns are never remembered by what one node is; the object itself will do."""
         return id(self)
 
@@ -284,8 +284,8 @@ class Columns:
         self.amounts, self.capacity = self._amounts[:, :rows], self._capacity[:, :rows]
         self.free = {name: self.amounts[at] for name, at in self.resources.items()}
         self.share = {name: self._share[at, :rows] for name, at in self.resources.items()}
-        self.whole = {model: column[:rows] for model, column in self._whole.items()}
-        self.room = {model: column[:rows] for model, column in self._room.items()}
+        self.whole_devices = {model: column[:rows] for model, column in self._whole.items()}
+        self.largest_shares = {model: column[:rows] for model, column in self._room.items()}
         for name, column in self._facts.items():
             setattr(self, name, column[:rows])
 
@@ -325,7 +325,7 @@ class Columns:
         node = self.nodes[row]
         if not self._whole and (node is None or not node.spec.devices):
             return
-        whole, room = devices_left(node.spec.devices, self.used[row]) if node is not None else ({}, {})
+        whole, room = free_devices(node.spec.devices, self.used[row]) if node is not None else ({}, {})
         new = [model for model in whole if model not in self._whole]
         for model in new:
             for columns in (self._whole, self._room):
@@ -367,8 +367,8 @@ class Rows:
         self.columns, self.rows, self.spent = columns, rows, spent
         self.free = _Taken(columns.free, rows, spent)
         self.share: dict[str, Floats] = _Taken(columns.share, rows, _UNUSED)
-        self.whole = _Taken(columns.whole, rows, spent)
-        self.room = _Taken(columns.room, rows, _UNUSED)
+        self.whole_devices = _Taken(columns.whole_devices, rows, spent)
+        self.largest_shares = _Taken(columns.largest_shares, rows, _UNUSED)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -382,7 +382,7 @@ class Rows:
         return found
 
     @property
-    def standing(self) -> int:
+    def node_attributes(self) -> int:
         return id(self)
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> Bools:
@@ -415,7 +415,7 @@ class _Taken(dict[Any, Any]):
         return iter(self._columns)
 
 
-def over(ask: Ask, columns: Columns) -> Ask:
+def over(ask: Requirements, columns: Columns) -> Requirements:
     """The same ask with its look-up tables keyed by the ids of these columns."""
     return ask._replace(
         # An array of no dimension is what NumPy would make of an int at each use.
@@ -427,7 +427,7 @@ def over(ask: Ask, columns: Columns) -> Ask:
         allowed_zones=_table(ask.allowed_zones, columns.zones),
         allowed_pools=_table(ask.allowed_pools, columns.pools),
         tolerates=_table(ask.tolerates, columns.taint_sets),
-        dislikes=_table(ask.dislikes, columns.taint_sets),
+        untolerated_soft=_table(ask.untolerated_soft, columns.taint_sets),
     )
 
 

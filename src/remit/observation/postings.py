@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from remit.law.ledgers import GrantLedger, burdens, ledgers_of
+from remit.law.ledgers import GrantLedger, parent_charges, ledgers_of
 from remit.model.kinds import Tenant
 from remit.model.records import Grant
 from remit.observation.column_table import NONE
@@ -49,7 +49,7 @@ class Accounts:
             self.grants[name] for thing in changed if isinstance(thing, Grant) and (name := thing.metadata.name) in self.grants
         ]
         names = dict.fromkeys(name for thing in (*changed, *old) for name in self._touched(thing))
-        left = {name: dict(self.ledgers[name].left) for name in names if name in self.ledgers}
+        left = {name: dict(self.ledgers[name].free) for name in names if name in self.ledgers}
         for grant in old:
             self._burden(grant, -1)
         for thing in gone:
@@ -61,7 +61,7 @@ class Accounts:
                 self._burden(thing, 1)
         for name, before in left.items():
             ledger = self.ledgers.get(name)
-            if ledger is not None and any(count > before.get(resource, 0) for resource, count in ledger.left.items()):
+            if ledger is not None and any(count > before.get(resource, 0) for resource, count in ledger.free.items()):
                 self.freed[name] = None
 
     def draw(self, names: Iterable[str], pairs: Pairs, times: int) -> None:
@@ -88,7 +88,7 @@ class Accounts:
     def _touched(self, thing: Tenant | Grant) -> Iterable[str]:
         yield from (name for name, _, _ in ledgers_of(thing))
         if isinstance(thing, Grant):
-            yield from (name for name, _ in burdens(thing))
+            yield from (name for name, _ in parent_charges(thing))
 
     def _put(self, thing: Tenant | Grant) -> None:
         grant = thing if isinstance(thing, Grant) else None
@@ -124,10 +124,10 @@ class Accounts:
             theirs[grant.metadata.name] = None
 
     def _burden(self, grant: Grant, sign: int) -> None:
-        for name, pairs in burdens(grant):
+        for name, pairs in parent_charges(grant):
             ledger = self.ledgers.get(name)
             if ledger is not None:
-                ledger.lend(pairs, sign)
+                ledger.grant_on(pairs, sign)
 
     def _deadline(self, grant: Grant | None) -> int | None:
         """On this machine's clock. An instant of another boot says nothing here; then the authority alone knows."""

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.charges import UNSETTLED
-from remit.law.lifecycle import HOLDS
+from remit.law.charges import NOT_WORKING_PHASES
+from remit.law.lifecycle import HOLDING_PHASES
 from remit.model.records import Phase
 from remit.observation.column_table import NONE, Pool, Table
 
@@ -21,10 +21,10 @@ PHASES: Final = tuple(Phase)
 NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
 PENDING: Final = NUMBER[Phase.PENDING]
 RESERVED: Final = NUMBER[Phase.RESERVED]
-HOLDING: Final = tuple(phase in HOLDS for phase in PHASES)
+HOLDING: Final = tuple(phase in HOLDING_PHASES for phase in PHASES)
 """By the number of a phase: does it hold room?"""
 
-BOUND: Final = tuple(NUMBER[phase] for phase in PHASES if phase in HOLDS - UNSETTLED)
+BOUND: Final = tuple(NUMBER[phase] for phase in PHASES if phase in HOLDING_PHASES - NOT_WORKING_PHASES)
 """Those in which a replica is one that works."""
 
 _NO_DEVICES: Final[Mapping[str, int]] = {}

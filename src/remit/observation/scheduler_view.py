@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.charges import needs, on_node
-from remit.law.fit import Ask
-from remit.law.ledgers import DEVICE, GrantLedger
+from remit.law.charges import replica_postings, node_charge
+from remit.law.fit import Requirements
+from remit.law.ledgers import DEVICE_PREFIX, GrantLedger
 from remit.model.records import Phase, PolicyRevision
 from remit.observation.cluster_objects import KINDS, News, Things
 from remit.observation.column_table import NONE
@@ -106,7 +106,7 @@ class View(Sight):
         """The one in force."""
         return self.shapes.policy
 
-    def ask(self, slot: int) -> Ask:
+    def ask(self, slot: int) -> Requirements:
         """What the replica in this slot needs."""
         return self.shapes.ask(self.shapes.at.shape[self.replicas.at.generation[slot]])
 
@@ -168,8 +168,8 @@ class View(Sight):
     def owed(self) -> Iterator[tuple[int, dict[str, int]]]:
         """Of each reservation whose victims still hold: its row, and how much less than it needs is posted for it there."""
         for slot, one in self._lessened.items():
-            due = dict(on_node(self.ask(slot), self.replicas.held(slot).devices))
-            for name, count in (*one.resources, *((DEVICE + device, share) for device, share in one.devices.items())):
+            due = dict(node_charge(self.ask(slot), self.replicas.held(slot).devices))
+            for name, count in (*one.resources, *((DEVICE_PREFIX + device, share) for device, share in one.devices.items())):
                 due[name] -= count
             yield one.row, due
 
@@ -459,17 +459,17 @@ class View(Sight):
         self._lessen(slot)
         held = self.replicas.held(slot)
         there = [found for victim, copy in held.victims.items() if (found := self._copy(victim, copy)) is not None]
-        pairs, charges = needs(held, self.ask(slot), there)
+        pairs, charges = replica_postings(held, self.ask(slot), there)
         row = self.replicas.at.node[slot]
-        devices = {name.removeprefix(DEVICE): share for name, share in pairs if name.startswith(DEVICE)} if held.devices else {}
-        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE)) if devices else pairs
+        devices = {name.removeprefix(DEVICE_PREFIX): share for name, share in pairs if name.startswith(DEVICE_PREFIX)} if held.devices else {}
+        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE_PREFIX)) if devices else pairs
         self.columns.post(row, resources, devices)
         self.accounts.draw_each(held.grants, charges, 1)
         self._lessened[slot] = Lessened(row, resources, devices, held.grants, charges)
         if not there:
             self._news.ready[slot] = None
 
-    def _copy(self, victim: str, copy: str) -> tuple[Held, Ask] | None:
+    def _copy(self, victim: str, copy: str) -> tuple[Held, Requirements] | None:
         """A replica, by its key, and what it asks for; None unless this very copy of it still holds its room."""
         slot = self.replicas.slots.get(victim)
         if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_copy(slot, copy):

@@ -1,6 +1,6 @@
 """Groups generations with equal requirements into shapes (equivalence classes).
 
-Generations by id in a table, and one `Ask` for all that are alike. No replicas here.
+Generations by id in a table, and one `Requirements` for all that are alike. No replicas here.
 
 Ten thousand jobs of one spec are ten thousand generations, and one shape: a proposer filters and scores them once. What makes
 two generations differ is what their replicas need of a node (a *cut* of the spec), and whom they meet there:
@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import Ask, Index, carried
-from remit.law.requirements import WORKLOAD_LABEL, make_ask, speaks_of
+from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity
+from remit.law.requirements import WORKLOAD_LABEL, compile_requirements, rule_matches
 from remit.law.selectors import selects
-from remit.law.shared_requirements import company
+from remit.law.shared_requirements import peer_identity
 from remit.model.kinds import WorkloadSpec
 from remit.model.objects import dec_hook
 from remit.model.policies import PolicyRule
@@ -95,13 +95,13 @@ class Cut:
     __slots__ = ("charge", "count", "key", "resources", "social", "spec")
 
     def __init__(self, key: CutKey, spec: WorkloadSpec) -> None:
-        ask = make_ask(key[0], "", {}, spec, ())
+        ask = compile_requirements(key[0], "", {}, spec, ())
         where = spec.placement
         self.key = key
         self.spec = spec
         self.resources: Pairs = ask.resources
         self.charge: Pairs = ask.charge.pairs
-        self.social = bool(ask.anti or where.topology_spread or where.affinity)
+        self.social = bool(ask.anti_affinity or where.topology_spread or where.affinity)
         self.count = 0
 
 
@@ -114,9 +114,9 @@ class Shape:
         self.id, self.key, self.cut = id_, key, cut
         self.workload, self.labels, self.number = workload, labels, number
         self.count = 0
-        self.ask: Ask | None = None
-        made = make_ask(cut.key[0], workload, dict(labels), cut.spec, ()) if cut.social else None
-        self.carries: tuple[Index, ...] = carried(made) if made is not None else ()
+        self.ask: Requirements | None = None
+        made = compile_requirements(cut.key[0], workload, dict(labels), cut.spec, ()) if cut.social else None
+        self.carries: tuple[PeerIndex, ...] = owned_anti_affinity(made) if made is not None else ()
 
 
 class Seen(NamedTuple):
@@ -191,7 +191,7 @@ class Shapes(Table):
         """Those of the policy in force that look at labels."""
         self.carried_epoch = 0
         """Another number whenever other anti-affinity is carried: then who shuns whom may be another."""
-        self._carried: dict[str, dict[Index, int]] = {}
+        self._carried: dict[str, dict[PeerIndex, int]] = {}
         """By tenant, the anti-affinity of its generations, and how many shapes carry each."""
         self._shuns: dict[tuple[str, tuple[str, str]], dict[Selector, None]] = {}
         """By tenant and the first pair of a selector of those."""
@@ -242,7 +242,7 @@ class Shapes(Table):
         """Is anything of this shape any more?"""
         return shape in self.shapes
 
-    def ask(self, shape: int) -> Ask:
+    def ask(self, shape: int) -> Requirements:
         """What each replica of this shape needs, under the policy in force. It is open: whether its workload is, is asked of
         the generation.
         """
@@ -252,27 +252,27 @@ class Shapes(Table):
             policies = () if policy is None else tuple(policy.spec.policies.values())
             in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
             labels = dict(found.labels)
-            found.ask = make_ask(tenant, found.workload, labels, found.cut.spec, policies, found.number, in_force)
+            found.ask = compile_requirements(tenant, found.workload, labels, found.cut.spec, policies, found.number, in_force)
         return found.ask
 
-    def carriers(self, tenant: str) -> Sequence[Index]:
+    def carriers(self, tenant: str) -> Sequence[PeerIndex]:
         """Anti-affinity of this tenant's generations. Those that nobody carries just now are among them, and count nobody."""
         return tuple(self._carried.get(tenant, ()))
 
-    def picked(self, index: Index) -> npt.NDArray[np.intp]:
+    def picked(self, index: PeerIndex) -> npt.NDArray[np.intp]:
         """Generations whose replicas count in an index."""
         tenant = self._tenants.get(index.tenant)
         if tenant is None:
             return np.zeros(0, dtype=np.intp)
-        if index.carriers:
+        if index.owners:
             carrying = [shape.id for shape in self.shapes.values() if index in shape.carries]
             return np.flatnonzero((self.column("tenant") == tenant) & np.isin(self.column("shape"), carrying))
         return self._matching(tenant, index.tenant, index.selector)
 
-    def counts_in(self, generation: int, index: Index) -> bool:
+    def counts_in(self, generation: int, index: PeerIndex) -> bool:
         if self.tenant_of(generation) != index.tenant:
             return False
-        if index.carriers:
+        if index.owners:
             return index in self.shapes[self.at.shape[generation]].carries
         return selects(index.selector, self._marked(generation))
 
@@ -437,7 +437,7 @@ class Shapes(Table):
     def _shape(self, generation: int) -> None:
         """The shape that it comes to, which may be a new one; that one may shun others, who then differ from their like."""
         at, cut, tenant = self.at, self.cut_of(generation), self.tenant_of(generation)
-        own = company(cut.spec, self.name(generation), self._marked(generation)) if cut.social else None
+        own = peer_identity(cut.spec, self.name(generation), self._marked(generation)) if cut.social else None
         key = (at.cut[generation], own, *self._told_apart(generation, tenant))
         shape = self._keys.get(key)
         if shape is None:
@@ -472,11 +472,11 @@ class Shapes(Table):
         if not self._rules and not shunned:
             return (), ()
         marked = self._marked(generation)
-        rules = tuple(number for number, rule in self._rules if speaks_of(rule.match, tenant, marked))
+        rules = tuple(number for number, rule in self._rules if rule_matches(rule.match, tenant, marked))
         shuns = [one for pair in sorted(marked.items()) for one in self._shuns.get((tenant, pair), ())] if shunned else []
         return rules, tuple(sorted(one for one in shuns if selects(one, marked)))
 
-    def _carry(self, tenant: str, indexes: Iterable[Index]) -> None:
+    def _carry(self, tenant: str, indexes: Iterable[PeerIndex]) -> None:
         known = self._carried.setdefault(tenant, {})
         for index in indexes:
             new = index not in known

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from remit.model.objects import decoded
+from remit.model.objects import decode_cached
 from remit.model.records import Phase, Replica
 from remit.observation.reflector import MARKER, Sight
 from remit.store.protocol import HEAD, Event, Head, Row
@@ -41,7 +41,7 @@ class Kept(Struct, gc=False):
 
     @property
     def thing(self) -> Any:
-        return decoded(self.value)
+        return decode_cached(self.value)
 
 
 class Listener(Protocol):
@@ -98,7 +98,7 @@ class Board(Sight):
 
     def get(self, key: str) -> Any:
         kept = self.rows.get(key)
-        return None if kept is None else decoded(kept.value)
+        return None if kept is None else decode_cached(kept.value)
 
     def kind(self, prefix: str) -> Iterator[tuple[str, Kept]]:
         """What there is of one kind: `kind/`, or `kind/tenant/`."""

@@ -1,1 +1,1 @@
-"""Scheduler: turns a view into claims. No I/O and no clock outside scheduler.py."""
+"""Scheduler: turns a view of the cluster into claims. No I/O and no clock outside scheduler.py."""

@@ -1,10 +1,7 @@
 """Scheduler counters, and named rare code paths that simulation must reach.
 
-Attempts, their results, victims and time, counted as it goes. Nothing is decided by it.
-
-Each has a name, told to whoever counts them; nothing is done here.
-
-A path that no test takes says nothing, and does so in green: so simulated runs count these, and must reach them all.
+Counting only; no decision depends on it. A test suite that never takes a rare path passes without testing it, so simulated
+runs count these paths and fail if one is never reached.
 """
 
 from __future__ import annotations
@@ -12,32 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-from remit.model.claims import Accepted, Bind, Explain, Ganged, Reserve, Verdict
-from remit.model.counters import FEW, SECONDS, Buckets, Counts
+from remit.model.claims import Accepted, Bind, RecordDecision, BindGang, Reserve, Verdict
+from remit.model.counters import SMALL_COUNT_BUCKETS, SECONDS_BUCKETS, Histogram, BoundedCounter
 from remit.proposal.proposals import Proposal
 
 RESULTS = ("bound", "reserved", "waiting", "refused", "unanswered")
 
 
 class SchedulerCounts:
-    """Of one copy, over all its terms. `attempts` counts replicas: one that is tried again counts again."""
+    """Counters of one scheduler replica over all its terms. `attempts` counts replicas; a retried replica counts again."""
 
     def __init__(self) -> None:
-        self.attempts = Counts(RESULTS)
-        self.rounds = Buckets(SECONDS)
-        """How long it took to propose; most of them for many replicas at once."""
-        self.victims = Buckets(FEW)
+        self.attempts = BoundedCounter(RESULTS)
+        self.rounds = Histogram(SECONDS_BUCKETS)
+        """Duration of `propose`, usually for many replicas at once."""
+        self.victims = Histogram(SMALL_COUNT_BUCKETS)
 
     def proposed(self, proposal: Proposal, took_s: float) -> None:
         self.rounds.add(took_s)
         for claim in proposal.claims:
-            if isinstance(claim, Explain) and claim.decision.verdict == "waiting":
+            if isinstance(claim, RecordDecision) and claim.decision.verdict == "waiting":
                 self.attempts.add("waiting", len(claim.decision.replicas))
 
     def answered(self, proposal: Proposal, verdicts: Sequence[Verdict] | None) -> None:
-        """None: there was no answer."""
+        """Counts the verdicts of a proposal; None if there was no answer."""
         for index, (claim, slots) in enumerate(zip(proposal.claims, proposal.slots, strict=True)):
-            if not isinstance(claim, Bind | Ganged | Reserve):
+            if not isinstance(claim, Bind | BindGang | Reserve):
                 continue
             if verdicts is None:
                 self.attempts.add("unanswered", len(slots))
@@ -50,27 +47,27 @@ class SchedulerCounts:
                 self.attempts.add("bound", len(slots))
 
 
-class Path(StrEnum):
+class CoverageMark(StrEnum):
     REFUSED = "refused"
-    """A refusal is learned from."""
+    """A claim was refused and its replicas were held."""
     EXPIRED = "expired"
-    """What was assumed was not seen in time, and is dropped."""
+    """An assumed placement did not become visible in time and was dropped."""
     REDONE = "redone"
-    """There is too little for all: one turn after another, in their order."""
+    """Capacity or quota was short, so turns were attempted one by one."""
     WHOLE = "whole"
-    """A gang is tried whole, beyond what a batch takes."""
+    """A gang was attempted complete, beyond the batch limit."""
     PACED = "paced"
-    """Nobody more may be pushed aside for now."""
+    """The rate limit for victims was reached."""
     RESUMED = "resumed"
-    """A proposal that was met with silence is asked for again."""
+    """A proposal with an unknown outcome was retried."""
     OVER = "over"
-    """The term ends while proposals are under way."""
+    """The term ended with proposals in flight."""
     PLUGIN = "plugin"
     """A plug-in failed."""
 
 
-Tell = Callable[[Path], None]
+OnMark = Callable[[CoverageMark], None]
 
 
-def untold(path: Path) -> None:
-    """For whoever does not count."""
+def ignore_mark(path: CoverageMark) -> None:
+    """Default sink: ignores the path."""

@@ -1,11 +1,10 @@
 """Proposals in flight and the decision records written with them.
 
-Its evidence, as a record that the authority keeps. Nothing is decided here.
+Shared types between cycle.py, which makes proposals, and scheduler.py, which submits them. Nothing is decided here.
 
-One record speaks of equal replicas that were tried together. What costs most, the funnel over all nodes and who came first, is
-found once for a class in a while, not for every one placed: so it says at which revision it was true.
-
-The words between cycle.py, which proposes, and scheduler.py, which asks.
+A decision record is the evidence of one result, stored by the authority. One record covers equal replicas that were tried
+together. The expensive part, the funnel over all nodes and the best candidates, is computed once per class and reused for a
+short time, so each record names the revision it was computed at.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from remit.model.claims import AnyClaim, Evidence, Explain
-from remit.model.records import Candidate, DecisionSpec, Nearest
+from remit.model.claims import AnyClaim, Evidence, RecordDecision
+from remit.model.records import DecisionCandidate, DecisionSpec, NearestNode
 from remit.observation.scheduler_view import View
-from remit.proposal.placement.class_scores import Class
-from remit.proposal.placement.funnel import Funnel, funnel, nearest
+from remit.proposal.placement.class_scores import WorkClass
+from remit.proposal.placement.funnel import Funnel, funnel, nearest_fit
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.quota import Purse
+from remit.proposal.quota import QuotaSource
 
 MEMBERS_MAX: Final = 256
-"""How many replicas one record speaks of at most; more of them make more records."""
+"""Replicas in one record; more replicas make several records."""
 
-FRESH_MS: Final = 2_000
+SURVEY_AGE_MS_MAX: Final = 2_000
 CANDIDATES: Final = 3
 _PREFIX: Final = "replica/"
 NO_VICTIMS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Seen(NamedTuple):
-    """What was found out about a class, and when."""
+class ClassSurvey(NamedTuple):
+    """Funnel and best candidates of a class at one time and revision."""
 
     at_ms: int
     revision: int
     funnel: Funnel
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[DecisionCandidate, ...]
 
 
-class Verdict(NamedTuple):
-    """What came of it. `cures` are the events that end a wait; `never`, that none of them can."""
+class DecisionOutcome(NamedTuple):
+    """Outcome of an attempt. `cures` are the kinds of events that end a wait; `never` is set if none of them can."""
 
     word: str
     reason: str = ""
@@ -50,47 +49,48 @@ class Verdict(NamedTuple):
     never: bool = False
 
 
-class Decisions:
-    """Writes records for one term of a scheduler; `term` makes their names its own."""
+class DecisionRecorder:
+    """Creates decision records for one term of a scheduler; `term` makes their names unique."""
 
     def __init__(self, view: View, term: str) -> None:
         self._view, self._term = view, term
         self._count = 0
 
-    def look(self, kernel: Kernel, one: Class, now_ms: int, *, anew: bool = False) -> Seen:
-        """Which nodes the filters leave, and who is ahead; before anything of the class is placed."""
-        seen: Seen | None = one.looked
-        if seen is None or anew or now_ms - seen.at_ms > FRESH_MS:
+    def look(self, kernel: Kernel, one: WorkClass, now_ms: int, *, anew: bool = False) -> ClassSurvey:
+        """Returns funnel and best candidates of a class, computed before anything of the class is placed; cached for FRESH_MS.
+        """
+        seen: ClassSurvey | None = one.looked
+        if seen is None or anew or now_ms - seen.at_ms > SURVEY_AGE_MS_MAX:
             rows = kernel.best(one, CANDIDATES)
-            candidates = tuple(Candidate(node=kernel.name(row), score=total, parts=parts) for row, total, parts in rows)
-            seen = one.looked = Seen(now_ms, self._view.revision, funnel(kernel, one), candidates)
+            candidates = tuple(DecisionCandidate(node=kernel.name(row), score=total, parts=parts) for row, total, parts in rows)
+            seen = one.looked = ClassSurvey(now_ms, self._view.revision, funnel(kernel, one), candidates)
         return seen
 
     def records(
         self,
         tenant: str,
         placed: Mapping[int, str] | Iterable[int],
-        verdict: Verdict,
+        verdict: DecisionOutcome,
         *,
         attempt: int,
-        purse: Purse | None = None,
-        seen: Seen | None = None,
-        near: Nearest | None = None,
+        purse: QuotaSource | None = None,
+        seen: ClassSurvey | None = None,
+        near: NearestNode | None = None,
         overrides: Sequence[str] = (),
         victims: Mapping[str, str] = NO_VICTIMS,
-    ) -> list[Explain]:
-        """One or more records of replicas by slot, each with its node if it found one."""
+    ) -> list[RecordDecision]:
+        """Records for these replicas (by slot), with the node of each if it was placed."""
         view = self._view
         keys = view.replicas.keys
         where = placed if isinstance(placed, Mapping) else dict.fromkeys(placed, "")
         named = [(keys[slot].removeprefix(_PREFIX), node) for slot, node in where.items()]
         policy = view.policy
-        left = dict(purse.ledger.left) if purse is not None and purse.ledger is not None else {}
+        left = dict(purse.ledger.free) if purse is not None and purse.ledger is not None else {}
         made = []
         for start in range(0, len(named), MEMBERS_MAX):
             self._count += 1
             made.append(
-                Explain(
+                RecordDecision(
                     f"{self._term}-{self._count:x}",
                     tenant,
                     DecisionSpec(
@@ -119,15 +119,15 @@ class Decisions:
         return made
 
 
-def near(kernel: Kernel, one: Class) -> Nearest | None:
-    found = nearest(kernel, one)
+def nearest_node(kernel: Kernel, one: WorkClass) -> NearestNode | None:
+    found = nearest_fit(kernel, one)
     if found is None:
         return None
-    return Nearest(node=kernel.name(found.row), refused=tuple(f.name for f in found.refused), lacks=found.lacks)
+    return NearestNode(node=kernel.name(found.row), refused=tuple(f.name for f in found.refused), lacks=found.lacks)
 
 
 class Proposal(NamedTuple):
-    """Claims that travel together, the slots behind each, and what they were made from. No two have one number."""
+    """Claims that are submitted together, the slots behind each, and their evidence. `number` is unique within a term."""
 
     number: int
     claims: list[AnyClaim]
@@ -142,20 +142,20 @@ class Proposal(NamedTuple):
         self.slots.append(slots)
 
 
-class Asked(NamedTuple):
-    """In which proposal a replica is claimed, and at which revision of its row."""
+class InFlightClaim(NamedTuple):
+    """The proposal in which a replica is claimed, and the revision of its row in that claim."""
 
     number: int
     at: int
 
 
-class Held(NamedTuple):
+class HeldReplica(NamedTuple):
     """A replica that waits for the view to reach a revision."""
 
     number: int
     revision: int
     until_ms: int
     refused: str
-    """Why it was refused; empty if its gang was accepted, and it is to be seen whether it was with them."""
+    """Refusal code; empty if its gang was accepted and the view must show whether this replica was part of it."""
     again: bool = False
-    """Is a reservation to be bound all the same? Else it is given up."""
+    """Whether a reservation is to be bound again; otherwise it is released."""

@@ -1,12 +1,13 @@
-"""Scheduler process: lease, view, batches in flight.
+"""Scheduler process: leader lease, view, and proposal batches in flight.
 
-One of several copies holds the lease and acts; the mind is in cycle.py.
+The scheduling decisions are in cycle.py. Of several scheduler replicas one holds the lease and proposes.
 
-All of them follow the store, so that whoever comes to hold the lease has seen everything. The holder proposes in batches,
-and while one is being committed it prepares the next on what it assumes: the authority is never left without work, and a
-refusal costs one replica its turn, not the batch.
+All of them follow the store, so a new leader starts with a complete view. The leader proposes in batches. While one batch is
+being committed, it prepares the next one on the assumption that the first succeeds; this keeps the authority busy, and a
+refusal delays one replica, not the batch.
 
-A copy that pauses, restarts or is deposed does no harm: its claims carry its epoch, and after a break it begins from its view.
+A scheduler that pauses, restarts or loses the lease is harmless: its claims carry its epoch and are refused, and after the
+gap it starts again from its view.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.lease_holder import Candidate, Tenure
-from remit.law.lifecycle import SNAPSHOT_FRESH_MS
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.lease_holder import LeaseCandidate, LeaseHold
+from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
 from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
 from remit.observation.reflector import Follower
 from remit.observation.scheduler_view import PARTS, View
 from remit.proposal.cycle import Cycle
-from remit.proposal.metrics import Path, SchedulerCounts, Tell, untold
-from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.metrics import CoverageMark, SchedulerCounts, OnMark, ignore_mark
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, Score
-from remit.proposal.placement.preemption_candidates import Pace
+from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from remit.proposal.proposals import Proposal
 from remit.store.protocol import Store
 from remit.world.interfaces import World
@@ -34,11 +35,13 @@ from remit.world.interfaces import World
 LEASE: Final = "scheduler"
 
 
-class Rhythm(NamedTuple):
-    """How long the lease lasts, after how much silence the watch is dead, how many replicas travel together, and how many
-    batches may be under way: another beside one, if so many wait for it. After a batch the next is begun a millisecond later
-    for each in it, up to `gather_ms`: those who come in a flood travel together, at a fraction of the cost, and who comes alone
-    waits for nobody.
+class SchedulerTiming(NamedTuple):
+    """Timing and batch sizes of a scheduler.
+
+    `lease_ms` is the lease's duration. A watch without messages for `idle_ms` is restarted. A batch has up to `batch`
+    replicas. Up to `ahead` batches are in flight, but another one is started only if at least `worth` replicas are pending.
+    After a batch of n claims the next one starts n milliseconds later, at most `gather_ms`: replicas that arrive in a burst
+    share a batch, which costs far less per replica, while a single arrival is not delayed.
     """
 
     lease_ms: int = 15_000
@@ -50,34 +53,34 @@ class Rhythm(NamedTuple):
 
 
 class Scheduler:
-    """One copy. `store` is followed; `sure` answers the first list, linearizably. `run` goes on for ever."""
+    """One scheduler replica. `store` is watched; `sure` serves the initial list with linearizable reads."""
 
     def __init__(
         self,
         store: Store,
         sure: Store,
-        client: Client,
+        client: AuthorityClient,
         world: World,
         *,
         name: str,
         lease: str = LEASE,
-        rhythm: Rhythm = Rhythm(),
+        rhythm: SchedulerTiming = SchedulerTiming(),
         filters: Sequence[Filter] = (),
-        scores: Sequence[Score] = DEFAULT,
-        pace: Pace = Pace(),
-        failed: Callable[[NoAnswer], None] | None = None,
+        scores: Sequence[Score] = DEFAULT_SCORES,
+        pace: VictimRateLimit = VictimRateLimit(),
+        failed: Callable[[RetriesExhausted], None] | None = None,
         view: View | None = None,
-        tell: Tell = untold,
+        tell: OnMark = ignore_mark,
         stopwatch_ns: Callable[[], int] | None = None,
     ) -> None:
         self.tally = SchedulerCounts()
         self._stopwatch_ns = stopwatch_ns or (lambda: world.clock.now_ms() * 1_000_000)
         self.view = View(world.clock) if view is None else view
         self.cycle: Cycle | None = None
-        """While it leads."""
+        """The current cycle while this replica is the leader."""
         self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
         self._client, self._world, self._name, self._rhythm = client, world, name, rhythm
-        self._candidate = Candidate(client, world.clock, lease, Duration(rhythm.lease_ms))
+        self._candidate = LeaseCandidate(client, world.clock, lease, Duration(rhythm.lease_ms))
         self._filters, self._scores, self._pace = tuple(filters), tuple(scores), pace
         self._failed, self._tell = failed, tell
         self._wake = self.view.subscribe()
@@ -89,11 +92,11 @@ class Scheduler:
             group.create_task(self.lead(), name="lead")
 
     async def follow(self) -> None:
-        """See everything, for ever; whoever does only this proposes nothing."""
+        """Keeps the view up to date, without proposing anything."""
         await self._follower.follow()
 
     async def lead(self) -> None:
-        """For ever: become the holder of the lease, act while that lasts, and begin anew."""
+        """Acquires the lease, schedules while holding it, and starts over when it is lost. Never returns."""
         async with asyncio.TaskGroup() as group:
             await self._lead(group)
 
@@ -109,16 +112,20 @@ class Scheduler:
                 continue
             await self._serve(tenure, group)
 
-    async def _acquire(self) -> Tenure | None:
+    async def _acquire(self) -> LeaseHold | None:
         self._client.actor = Actor(self._name, Role.SCHEDULER)
         try:
             return await self._candidate.acquire()
-        except NoAnswer as error:
+        except RetriesExhausted as error:
             self._give_up(error)
             return None
 
-    async def _serve(self, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
-        """One term. What it asks may be answered after its end: that teaches nobody, and holds up nobody."""
+    async def _serve(self, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
+        """Schedules for one term of the lease.
+
+        Requests in flight at its end run in the outer group `whole`, so that they do not delay the next term; their results
+        are ignored.
+        """
         self._client.actor = tenure.actor
         cycle = self.cycle = Cycle(
             self.view,
@@ -129,38 +136,38 @@ class Scheduler:
             pace=self._pace,
             tell=self._tell,
         )
-        asking = Asking(self, cycle, tenure, whole)
+        asking = InFlightProposals(self, cycle, tenure, whole)
         try:
             async with asyncio.TaskGroup() as group:
                 renewing = group.create_task(self._renew(tenure), name="renew")
                 await self._act(cycle, tenure, asking)
                 renewing.cancel()
             if asking.count:
-                self._tell(Path.OVER)
+                self._tell(CoverageMark.OVER)
         finally:
             self.cycle = None
             cycle.resign()
 
-    async def _renew(self, tenure: Tenure) -> None:
+    async def _renew(self, tenure: LeaseHold) -> None:
         pause_ms = self._rhythm.lease_ms // 3
-        while not tenure.lost:
+        while not tenure.is_lost:
             await self._world.clock.sleep_ms(pause_ms - self._chance.uniform_ms(pause_ms // 8))
             try:
                 await tenure.renew(self._client, deadline_ms=pause_ms)
-            except NoAnswer:
+            except RetriesExhausted:
                 continue
         self._wake.set()
 
-    async def _act(self, cycle: Cycle, tenure: Tenure, asking: Asking) -> None:
+    async def _act(self, cycle: Cycle, tenure: LeaseHold, asking: InFlightProposals) -> None:
         clock, rhythm, not_before_ms = self._world.clock, self._rhythm, 0
-        while tenure.may_act(now_ms := clock.now_ms()) and not cycle.over:
+        while tenure.is_valid(now_ms := clock.now_ms()) and not cycle.over:
             if now_ms < not_before_ms and len(cycle.backlog) < rhythm.batch:
                 await clock.sleep_ms(not_before_ms - now_ms)
                 not_before_ms = 0
                 continue
             self._wake.clear()
-            cycle.hear(now_ms, self._client.authority_ms())
-            may = self._has_room(cycle, asking) and self.view.sober and self.view.age_ms() < SNAPSHOT_FRESH_MS
+            cycle.hear(now_ms, self._client.authority_clock())
+            may = self._has_room(cycle, asking) and self.view.sober and self.view.age_ms() < SNAPSHOT_AGE_MS_MAX
             if may:
                 began_ns = self._stopwatch_ns()
                 proposal = cycle.propose(now_ms, self._rhythm.batch)
@@ -169,7 +176,7 @@ class Scheduler:
                     asking.begin(proposal)
                     not_before_ms = now_ms + min(rhythm.gather_ms, len(proposal.claims))
                     continue
-            until_ms = tenure.held_until_ms
+            until_ms = tenure.valid_until_ms
             if may and (next_ms := cycle.next_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
@@ -178,21 +185,23 @@ class Scheduler:
             except TimeoutError:
                 continue
 
-    def _has_room(self, cycle: Cycle, asking: Asking) -> bool:
-        """One batch may always be under way. Another only if it is worth it: few who come meanwhile are placed together, when
-        the answer is there, at hardly more than the cost of one.
+    def _has_room(self, cycle: Cycle, asking: InFlightProposals) -> bool:
+        """Whether another batch may start. The first one always may.
+
+        Another one must be worth its fixed cost: a few arrivals are placed together when the verdicts of the current batch
+        are in.
         """
         return not asking.count or (asking.count < self._rhythm.ahead and len(cycle.backlog) >= self._rhythm.worth)
 
-    def _give_up(self, error: NoAnswer) -> None:
+    def _give_up(self, error: RetriesExhausted) -> None:
         if self._failed is not None:
             self._failed(error)
 
 
-class Asking:
-    """The proposals under way in one term."""
+class InFlightProposals:
+    """The proposals in flight during one term."""
 
-    def __init__(self, scheduler: Scheduler, cycle: Cycle, tenure: Tenure, group: asyncio.TaskGroup) -> None:
+    def __init__(self, scheduler: Scheduler, cycle: Cycle, tenure: LeaseHold, group: asyncio.TaskGroup) -> None:
         self._scheduler, self._cycle, self._tenure, self._group = scheduler, cycle, tenure, group
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._born = 0
@@ -221,20 +230,22 @@ class Asking:
             self._cycle.learn(proposal, verdicts, clock.now_ms())
 
     async def _answered(self, proposal: Proposal) -> list[Verdict] | None:
-        """The verdicts, however often it takes to ask for them under the same ids; None if nothing of it has happened."""
+        """Returns the verdicts, retrying with the same operation ids as long as the outcome is unknown; None if nothing was
+        applied.
+        """
         client = self._scheduler._client
         try:
-            return await client.ask_many(proposal.claims, evidence=proposal.evidence)
-        except NoAnswer as error:
-            lost, silent = error, error.silent
+            return await client.submit_many(proposal.claims, evidence=proposal.evidence)
+        except RetriesExhausted as error:
+            lost, silent = error, error.outcome_unknown
         while True:
             self._scheduler._give_up(lost)
             if not silent:
                 return None
-            if not self._tenure.may_act(self._scheduler._world.clock.now_ms()):
-                return None  # the term ends, and what was assumed with it
-            self._scheduler._tell(Path.RESUMED)
+            if not self._tenure.is_valid(self._scheduler._world.clock.now_ms()):
+                return None  # the lease has ended, and with it all assumptions of this term
+            self._scheduler._tell(CoverageMark.RESUMED)
             try:
-                return await client.resume(lost.operations, asked_ms=lost.asked_ms)
-            except NoAnswer as error:
+                return await client.resume(lost.operations, submitted_ms=lost.submitted_ms)
+            except RetriesExhausted as error:
                 lost = error

@@ -1,6 +1,7 @@
 """Pending replicas whose reason has not been recorded yet.
 
-Whoever stands in a line that waits has its reason; nothing is recorded here.
+Replicas in a waiting queue share the queue's reason; this module tracks which of them still need a record of it. It writes
+no records itself.
 """
 
 from __future__ import annotations
@@ -9,59 +10,61 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final, cast
 
-from remit.proposal.attempts import SAID_MS
-from remit.proposal.queue.class_queues import Line
+from remit.proposal.attempts import REPORT_INTERVAL_MS
+from remit.proposal.queue.class_queues import ClassQueue
 
-TOLD_MAX: Final = 4_096
-"""How many are told at once of a wait that they were not tried for themselves."""
+REPORTS_MAX: Final = 4_096
+"""Replicas reported in one cycle that were not part of an attempt themselves."""
 
-RETELL_MS: Final = 45_000
-"""How often everybody in a line that is longer than a batch is told again that it waits."""
+REPORT_AGAIN_MS: Final = 45_000
+"""How often all members of a queue longer than a batch are reported again."""
 
 
-class Untold:
+class UnreportedReplicas:
     def __init__(self) -> None:
         self._slots: dict[int, None] = {}
-        """Of their lines some wait, and some are to be tried before long."""
-        self._again: dict[Line, int] = {}
-        """Of lines of which not everybody was told, or not this time: when all in them are to be."""
+        """Replicas to report. Some of their queues wait; others are about to be tried."""
+        self._again: dict[ClassQueue, int] = {}
+        """Queues of which not all members were reported, and when all of them are due."""
         self._look = False
-        """May a line have begun to wait since it was last looked?"""
+        """Whether a queue may have started to wait since the last check."""
 
-    def joins(self, slot: int, line: Line) -> None:
+    def joins(self, slot: int, line: ClassQueue) -> None:
         self._slots[slot] = None
         self._look = self._look or line.wait is not None
 
     def goes(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def tried(self, line: Line, slots: Collection[int], told: bool, now_ms: int) -> None:
-        """These were tried in vain with their line, and told so; or not, because they were a moment ago."""
+    def tried(self, line: ClassQueue, slots: Collection[int], told: bool, now_ms: int) -> None:
+        """These members were tried without success. `told`: a record was written; it is omitted if the same was recorded a
+        moment ago.
+        """
         self._look = True
         for slot in slots if line.wait is not None else ():
             self._slots.pop(slot, None)
         if line.queued > len(slots):
             self._again.setdefault(line, now_ms)
         elif not told:
-            self._again.setdefault(line, now_ms + RETELL_MS - SAID_MS)
+            self._again.setdefault(line, now_ms + REPORT_AGAIN_MS - REPORT_INTERVAL_MS)
 
-    def refused(self, line: Line, now_ms: int) -> None:
-        """Some of it were claimed a place for, refused, and told so. Those behind them stand as long, and were never tried."""
+    def refused(self, line: ClassQueue, now_ms: int) -> None:
+        """Some members were claimed, refused and reported. The members behind them wait as long and were never tried."""
         self._look = True
-        self._again.setdefault(line, now_ms + RETELL_MS)
+        self._again.setdefault(line, now_ms + REPORT_AGAIN_MS)
 
     def times_ms(self) -> Iterable[int]:
         return self._again.values()
 
-    def take(self, now_ms: int, line_of: Callable[[int], Line | None]) -> dict[Line, list[int]]:
-        """Who is to be told now, by line."""
+    def take(self, now_ms: int, line_of: Callable[[int], ClassQueue | None]) -> dict[ClassQueue, list[int]]:
+        """Replicas to report now, by queue."""
         for line in [line for line, at_ms in self._again.items() if at_ms <= now_ms]:
             del self._again[line]
-            if len(line):  # one that is to be tried just now may go on waiting after that: then they are told
+            if len(line):  # a queue that is about to be tried may keep waiting after that; its members are reported then
                 self._slots.update(dict.fromkeys(cast(Iterable[int], line.members())))
-                self._again[line], self._look = now_ms + RETELL_MS, True
-        lines: dict[Line, list[int]] = {}
-        some = list(islice(self._slots, TOLD_MAX)) if self._look else []
+                self._again[line], self._look = now_ms + REPORT_AGAIN_MS, True
+        lines: dict[ClassQueue, list[int]] = {}
+        some = list(islice(self._slots, REPORTS_MAX)) if self._look else []
         self._look = self._look and len(self._slots) > len(some)
         for slot in some:
             del self._slots[slot]

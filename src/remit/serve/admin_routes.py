@@ -1,14 +1,12 @@
 """Admin endpoints: backup stream, rotation of secret keys.
 
-A new key, then row by row as claims; ended anywhere, it goes on there. No rules here.
+Rotation adds a key and reseals every secret with it, row by row, as claims. One request does a bounded part and returns
+where the next one continues, so a rotation can stop anywhere and be resumed. A new key is added only when no secret needs
+resealing: a client that starts over after an interruption finishes the earlier rotation first, and two concurrent rotations
+add one key.
 
-A request does a part of it and says where the rest begins. A new key is made only when nothing is behind: so whoever begins
-again after an interruption ends that rotation first, and two who rotate at once make one key.
-
-A copy made beside the work, sent as one tar, and gone again. Keys never go.
-
-The copy shows the moment at which it was complete; commits go on meanwhile. It holds all that is stored: sealed secrets without
-the keys to them, and digests of tokens without the tokens.
+A backup is a copy of the database made while commits continue, sent as one tar archive and then deleted. It shows the state
+at the moment the copy was complete. It contains sealed secrets but not their keys, and token digests but not tokens.
 """
 
 from __future__ import annotations
@@ -27,96 +25,102 @@ from remit.model.objects import decode
 from remit.model.secrets import Secret
 from remit.model.wire.api_types import OPERATION_HEADER, RotateAnswer
 from remit.serve.auth.access_control import forbidden
-from remit.serve.http.replies import Failure, unavailable
-from remit.serve.http.request_context import Asked
-from remit.serve.http.routes import Answer, Parameter, Route
-from remit.serve.http.streams import Streamed
-from remit.serve.objects.reads import encoded
-from remit.serve.server_context import Desk
+from remit.serve.http.replies import ApiProblem, unavailable
+from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import ResponseSpec, Parameter, Route
+from remit.serve.http.streams import StreamResponse
+from remit.serve.objects.reads import json_response
+from remit.serve.server_context import ServerContext
 from remit.store.protocol import Row
 from remit.store.sqlite.backup import PIECE_BYTES, Label, closing, digest_of, opening
 from remit.store.sqlite.store import SqliteStore
 
-PREFIX: Final = "secret/"
-ROWS_MAX: Final = 200
-"""So many are sealed anew by one request."""
-SETTLE_MS: Final = 10_000
-_LOOK_MS: Final = 20
+SECRET_PREFIX: Final = "secret/"
+RESEAL_MAX: Final = 200
+"""Secrets resealed by one request."""
+OLD_KEY_WRITES_MS_MAX: Final = 10_000
+_POLL_MS: Final = 20
 _TRIES_MAX: Final = 8
 _SCAN_ROWS: Final = 500
 
 
-async def rotate(asked: Asked, desk: Desk) -> Response:
-    async with desk.turning:
-        made = asked.query["newKey"] and await _new_key(desk, asked.headers.get(OPERATION_HEADER.lower(), ""))
-        answer = await _reseal(asked, desk, asked.query["after"])
-        if asked.query["forget"] and not answer.after and await _nothing_needs_others(desk):
-            await desk.world.offload(desk.keyring.forget)
-    keys = tuple(one.id for one in desk.keyring.seals.keys)
-    return encoded(replace(answer, key=desk.keyring.seals.first, made=bool(made), keys=keys))
+async def rotate(request: RequestContext, server: ServerContext) -> Response:
+    async with server.rotation_lock:
+        added = request.query["newKey"] and await _add_key(server, request.headers.get(OPERATION_HEADER.lower(), ""))
+        answer = await _reseal(request, server, request.query["after"])
+        if request.query["forget"] and not answer.after and await _only_primary_key_in_use(server):
+            await server.world.offload(server.keyring.forget_old_keys)
+    keys = tuple(key.id for key in server.keyring.sealing_keys.keys)
+    return json_response(replace(answer, key=server.keyring.sealing_keys.primary_id, made=bool(added), keys=keys))
 
 
-async def _nothing_needs_others(desk: Desk) -> bool:
-    """Does the first key open all that is stored, and all that is about to be? One who sealed before may not be stored yet."""
-    until_ms = desk.clock.now_ms() + SETTLE_MS
-    while not desk.keyring.is_settled:
-        if desk.clock.now_ms() >= until_ms:
+async def _only_primary_key_in_use(server: ServerContext) -> bool:
+    """Return whether the primary key opens every stored secret and every secret being written. Writes sealed with an older key
+    may still be on their way to the store, so wait for them, up to `OLD_KEY_WRITES_MS_MAX`.
+    """
+    until_ms = server.clock.now_ms() + OLD_KEY_WRITES_MS_MAX
+    while not server.keyring.old_keys_unused:
+        if server.clock.now_ms() >= until_ms:
             return False
-        await desk.clock.sleep_ms(_LOOK_MS)
-    return await _first_behind(desk, "") is None
+        await server.clock.sleep_ms(_POLL_MS)
+    return await _next_to_reseal(server, "") is None
 
 
-async def _new_key(desk: Desk, operation: str) -> bool:
-    """`operation` names the request: sent again because its answer was lost, it makes no second one."""
-    if (operation and operation == desk.keyring.made_by) or await _first_behind(desk, "") is not None:
+async def _add_key(server: ServerContext, operation: str) -> bool:
+    """Add a key, unless a rotation is still under way. `operation` identifies the request: a retry after a lost answer adds no
+    second key.
+    """
+    if (operation and operation == server.keyring.newest_key_operation) or await _next_to_reseal(server, "") is not None:
         return False
     try:
-        await desk.world.offload(desk.keyring.add)
-        desk.keyring.made_by = operation
+        await server.world.offload(server.keyring.add_key)
+        server.keyring.newest_key_operation = operation
     except ValueError as error:
-        cure = "let go of those that no secret and no backup needs any more: remit secrets rotate --forget"
-        raise Failure(409, "limit", str(error), cure=cure) from None
+        cure = "forget keys that no secret and no backup needs any more: remit secrets rotate --forget"
+        raise ApiProblem(409, "limit", str(error), cure=cure) from None
     return True
 
 
-async def _reseal(asked: Asked, desk: Desk, after: str) -> RotateAnswer:
-    done = 0
-    left: list[str] = []
-    while done < ROWS_MAX:
-        row = await _first_behind(desk, after)
+async def _reseal(request: RequestContext, server: ServerContext, after: str) -> RotateAnswer:
+    resealed = 0
+    skipped: list[str] = []
+    while resealed < RESEAL_MAX:
+        row = await _next_to_reseal(server, after)
         if row is None:
-            return RotateAnswer(resealed=done, left=tuple(left))
+            return RotateAnswer(resealed=resealed, left=tuple(skipped))
         after = row.key
-        if await _reseal_one(asked, desk, row.key):
-            done += 1
+        if await _reseal_one(request, server, row.key):
+            resealed += 1
         else:
-            left.append(row.key)
-    return RotateAnswer(resealed=done, left=tuple(left), after=after)
+            skipped.append(row.key)
+    return RotateAnswer(resealed=resealed, left=tuple(skipped), after=after)
 
 
-async def _first_behind(desk: Desk, after: str) -> Row | None:
+async def _next_to_reseal(server: ServerContext, after: str) -> Row | None:
     while True:
-        page = await desk.store.range(PREFIX, after=after, limit=_SCAN_ROWS)
+        page = await server.store.range(SECRET_PREFIX, after=after, limit=_SCAN_ROWS)
         for row in page.rows:
-            if desk.keyring.seals.is_behind(_secret(row)):
+            if server.keyring.sealing_keys.needs_resealing(_decode_secret(row)):
                 return row
         if not page.more:
             return None
         after = page.rows[-1].key
 
 
-async def _reseal_one(asked: Asked, desk: Desk, name: str) -> bool:
-    """False: it cannot be, as it is being deleted or does not open. Whoever is quicker seals by the first key as well."""
-    client, seals = desk.client(asked.actor), desk.keyring.seals
+async def _reseal_one(request: RequestContext, server: ServerContext, name: str) -> bool:
+    """Reseal one secret with the primary key. A concurrent writer seals with the primary key as well, which also counts. False:
+    not possible, because the secret is being deleted or a value cannot be unsealed.
+    """
+    client, seals = server.client(request.actor), server.keyring.sealing_keys
     for _ in range(_TRIES_MAX):
-        row = await desk.store.get(name)
-        if row is None or not seals.is_behind(_secret(row)):
+        row = await server.store.get(name)
+        if row is None or not seals.needs_resealing(_decode_secret(row)):
             return True
-        thing = _secret(row)
-        anew = seals.sealing(seals.opening(thing), kept=thing.spec.data)
-        if seals.is_behind(anew):
+        secret = _decode_secret(row)
+        resealed = seals.seal_object(seals.unseal_object(secret), already_sealed=secret.spec.data)
+        if seals.needs_resealing(resealed):
             return False
-        verdict = await client.ask(Apply(anew, row.revision), trace=asked.trace)
+        verdict = await client.submit(Apply(resealed, row.revision), trace=request.trace)
         if isinstance(verdict, Accepted):
             return True
         if verdict.code is not Code.REVISION:
@@ -124,11 +128,11 @@ async def _reseal_one(asked: Asked, desk: Desk, name: str) -> bool:
     return False
 
 
-def _secret(row: Row) -> Secret:
-    thing = decode(row.value)
-    if not isinstance(thing, Secret):
-        raise TypeError(f"{row.key} is no secret")
-    return thing
+def _decode_secret(row: Row) -> Secret:
+    obj = decode(row.value)
+    if not isinstance(obj, Secret):
+        raise TypeError(f"{row.key} is not a secret")
+    return obj
 
 
 ROTATION_ROUTES: Final = (
@@ -136,70 +140,71 @@ ROTATION_ROUTES: Final = (
         "POST",
         "/v1/secrets/rotate",
         "rotateSecrets",
-        "Seal secrets anew by the first key, some at a time: until `after` is empty.",
+        "Reseal secrets with the primary key, a bounded number per request. Repeat with `after` until it is empty.",
         rotate,
         "Secret",
         (
             Parameter(
-                "newKey", bool, "true: make a new key first, unless an earlier rotation is not at its end", default=False
+                "newKey", bool, "true: add a new key first, unless an earlier rotation is unfinished", default=False
             ),
-            Parameter("after", str, "`after` of the answer before", default=""),
-            Parameter(OPERATION_HEADER, str, "names this intent, the same over retries", place="header"),
-            Parameter("forget", bool, "true: at the end, let go of all other keys", default=False),
+            Parameter("after", str, "`after` of the previous response", default=""),
+            Parameter(OPERATION_HEADER, str, "idempotency key of this request; reuse it when retrying", location="header"),
+            Parameter("forget", bool, "true: when all secrets are resealed, delete all keys but the primary one", default=False),
         ),
-        answers=(Answer(200, "how far it is", RotateAnswer),),
-        tenants=False,
+        responses=(ResponseSpec(200, "progress of the rotation", RotateAnswer),),
+        tenant_access=False,
     ),
 )
 
 
-MEDIA: Final = "application/x-tar"
-DRAFT: Final = "backup-under-way.sqlite"
-SLACK_BYTES: Final = 64 << 20
+BACKUP_MEDIA: Final = "application/x-tar"
+BACKUP_FILE: Final = "backup-under-way.sqlite"
+BACKUP_SLACK_BYTES: Final = 64 << 20
 
 
-async def backup(asked: Asked, desk: Desk) -> Response:
-    if asked.principal.role != "admin":
-        raise forbidden("a copy of everything is given to an admin alone", "ask with an admin's token")
-    store = desk.store
+async def backup(request: RequestContext, server: ServerContext) -> Response:
+    if request.principal.role != "admin":
+        raise forbidden("a backup needs the admin role", "use an admin token")
+    store = server.store
     if not isinstance(store, SqliteStore):
-        raise Failure(501, "unsupported", "the store of this server makes no copies of itself", cure="back up the store itself")
+        raise ApiProblem(501, "unsupported", "the store of this server does not support backups through the API", cure="use the backup tool of that store")
     if store.is_backing_up:
-        raise Failure(429, "overloaded", "a backup is being made already", cure="wait until it is done", retry_after_ms=5_000)
-    free = await desk.judging(lambda: desk.world.disk.free_bytes(store.directory))
-    need = store.size_bytes() + SLACK_BYTES
+        raise ApiProblem(429, "overloaded", "another backup is in progress", cure="retry when it is done", retry_after_ms=5_000)
+    free = await server.cpu_offload(lambda: server.world.disk.free_bytes(store.directory))
+    need = store.size_bytes() + BACKUP_SLACK_BYTES
     if free < need:
-        raise unavailable(f"a copy needs {need} bytes beside the store, and {free} are free", cure="make room there")
-    return Streamed(_copied(desk, store), desk, media=MEDIA)
+        raise unavailable(f"a backup needs {need} bytes next to the store, but only {free} are free", cure="free disk space in the data directory")
+    return StreamResponse(_backup_stream(server, store), server, media=BACKUP_MEDIA)
 
 
-async def _copied(desk: Desk, store: SqliteStore) -> AsyncGenerator[bytes, None]:
-    """What cannot go on breaks off: a tar without its end is refused by whoever restores it."""
-    draft = store.directory / DRAFT
+async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGenerator[bytes, None]:
+    """Stream the backup. An error breaks the stream off: a tar archive without its end marker is rejected by `remit restore`.
+    """
+    draft = store.directory / BACKUP_FILE
     try:
-        made = await store.backup(draft)
-        size, sha256 = await desk.judging(lambda: digest_of(draft))
-        head = made.head
+        copy = await store.backup(draft)
+        size, sha256 = await server.cpu_offload(lambda: digest_of(draft))
+        head = copy.head
         label = Label(
             version=__version__,
-            scope=desk.scope,
+            scope=server.scope,
             incarnation="" if head is None else head.incarnation,
             epoch=0 if head is None else head.epoch,
             sequence=0 if head is None else head.sequence,
-            revision=made.revision,
-            taken=desk.clock.wall(),
+            revision=copy.revision,
+            taken=server.clock.wall(),
             bytes=size,
             sha256=sha256,
         )
         yield opening(label)
         for start in range(0, size, PIECE_BYTES):
-            yield await desk.judging(partial(_piece, draft, start))
+            yield await server.cpu_offload(partial(_read_chunk, draft, start))
         yield closing(label)
     finally:
-        await desk.judging(partial(draft.unlink, missing_ok=True))
+        await server.cpu_offload(partial(draft.unlink, missing_ok=True))
 
 
-def _piece(path: Path, start: int) -> bytes:
+def _read_chunk(path: Path, start: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         return file.read(PIECE_BYTES)
@@ -210,12 +215,12 @@ BACKUP_ROUTES: Final = (
         "GET",
         "/v1/backup",
         "backup",
-        "A copy of the whole store as it stands, made while the server runs; the keys of secrets are not in it.",
+        "A backup of the whole store, taken while the server runs. The keys of secrets are not included.",
         backup,
         tag="server",
-        answers=(Answer(200, "a tar: label.json, then store.sqlite", bytes, MEDIA),),
+        responses=(ResponseSpec(200, "tar archive: label.json, then store.sqlite", bytes, BACKUP_MEDIA),),
         streams=True,
-        tenants=False,
+        tenant_access=False,
         audited=True,
     ),
 )

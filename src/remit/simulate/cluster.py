@@ -1,12 +1,11 @@
 """Machines and processes of a simulated cluster, from a scenario.
 
-Built from a scenario; what goes wrong is in faults.py.
+All product components are the real ones, wired by assembly.py. Faults are injected by simulation.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,85 +15,86 @@ from remit.assembly import controllers, scheduler, server
 from remit.commitment.operation_queue import BATCH_MAX, BatchMax
 from remit.correction.controller_set import Crew
 from remit.correction.framework.loop import Cadence
-from remit.law.fit import Ask, Peers, Site, Truth
-from remit.law.timing import Tempo
+from remit.law.fit import BoolOrMask, NodeView, PeerCounts, Requirements
+from remit.law.timing import Timing
 from remit.model.claims import Actor, Code, Role
-from remit.proposal.metrics import Path
+from remit.proposal.metrics import CoverageMark
 from remit.proposal.placement.plugins import Filter
-from remit.proposal.placement.preemption_candidates import Pace as VictimsPace
-from remit.proposal.scheduler import Rhythm
-from remit.simulate.actors.adversary import Meddler
-from remit.simulate.actors.agents import JOURNAL, Farm, Gossip, node_named, tell_warmth
-from remit.simulate.actors.budget_controllers import Budgets
-from remit.simulate.actors.naive_scheduler import Guesser
-from remit.simulate.actors.policy_publishers import Policies
-from remit.simulate.actors.role import Ear, Pace, Seat, Watched
-from remit.simulate.actors.users import CPU_EACH, People
+from remit.proposal.placement.preemption_candidates import VictimRateLimit as VictimsPace
+from remit.proposal.scheduler import SchedulerTiming
+from remit.simulate.actors.adversary import Adversary
+from remit.simulate.actors.agents import JOURNAL, HintReporter, SimulatedAgent, make_node, report_hints
+from remit.simulate.actors.budget_controllers import BudgetHolder
+from remit.simulate.actors.naive_scheduler import NaiveScheduler
+from remit.simulate.actors.policy_publishers import PolicyAdopter
+from remit.simulate.actors.role import ClientObserver, RecordedSchedulerView, RoleContext, RunTiming
+from remit.simulate.actors.users import NODE_CPUS, Users
 from remit.simulate.scenarios import Scenario
-from remit.simulate.world.event_loop import SimLoop, stream
+from remit.simulate.world import random_streams
+from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.power_loss import DurableService
-from remit.simulate.world.processes import Machine, Main, Process
-from remit.simulate.world.runner import Recorder
-from remit.simulate.world.store import StoreService, Witness
+from remit.simulate.world.power_loss import SqliteStoreService
+from remit.simulate.world.processes import ProcessMain, SimMachine, SimProcess
+from remit.simulate.world.runner import RunRecorder
+from remit.simulate.world.store import CommitObserver, StoreService
 
 _DRIFT_MAX = 0.004
-"""Between any two machines that is less than the one percent which the fence allows for."""
+"""The rates of any two machines differ by less than the one percent of drift that fencing allows for."""
 
 
-_RIVALLED: Final = (Role.WORKLOADS, Role.REPAIR)
-"""Controllers of which all copies act at once, where there are rivals."""
+_RIVAL_ROLES: Final = (Role.WORKLOADS, Role.REPAIR)
+"""Controllers of which all instances act at the same time if the scenario sets `rivals`."""
 
-PACE: Final = VictimsPace(per_s=1, burst=4)
-"""A simulated cluster is small: what pushes others aside is held up here as a large one's would be."""
+VICTIM_RATE_LIMIT: Final = VictimsPace(per_s=1, burst=4)
+"""Preemption rate limit. A simulated cluster is small, so the limit is low enough to be reached."""
 
 
-class Plugin:
-    """A filter as others write them. It refuses nothing, and fails when told."""
+class SimFilterPlugin:
+    """A third-party filter plug-in. It accepts every node, and raises errors while `broken` is set."""
 
     def __init__(self) -> None:
         self.broken = False
         self.filter = Filter("outsider", Code.POLICY, self._check, foreign=True)
 
-    def _check(self, ask: Ask, site: Site, peers: Peers) -> Truth:
+    def _check(self, ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
         if self.broken:
-            raise RuntimeError("as it was told to")
+            raise RuntimeError("injected fault: plugin-fails")
         return np.bool_(True)
 
 
-class Cluster:
-    """Every machine and process of one run, by name."""
+class SimCluster:
+    """All machines and processes of one run, by name."""
 
-    def __init__(self, scenario: Scenario, seed: str, loop: SimLoop, network: Network, record: Record) -> None:
+    def __init__(self, scenario: Scenario, seed: str, loop: SimLoop, network: Network, record: RunObserver) -> None:
         self.scenario = scenario
         self.loop = loop
         self.network = network
-        self.pace = Pace(scenario.cluster.beat_ms)
-        self.machines: dict[str, Machine] = {}
-        self.processes: dict[str, Process] = {}
-        self.people: list[People] = []
-        self.seats: dict[tuple[str, str], Seat] = {}
-        """By process and scope: that of its last start."""
-        self.plugin = Plugin()
+        self.pace = RunTiming(scenario.cluster.beat_ms)
+        self.machines: dict[str, SimMachine] = {}
+        self.processes: dict[str, SimProcess] = {}
+        self.people: list[Users] = []
+        self.seats: dict[tuple[str, str], RoleContext] = {}
+        """By process and scope; the context of the latest start."""
+        self.plugin = SimFilterPlugin()
         self.paths: dict[str, int] = {}
-        """How often schedulers took each of their rare paths."""
+        """How often schedulers took each of their rare code paths."""
         self._record = record
         self._seed = seed
-        self._lots = stream(f"{seed}/cluster")
-        kept = DurableService if scenario.cluster.store == "sqlite" else StoreService
+        self._lots = random_streams.stream(random_streams.machine_clocks(seed))
+        kept = SqliteStoreService if scenario.cluster.store == "sqlite" else StoreService
         self.stores: dict[str, StoreService] = {
             scope: kept(loop, network, scope, seed, record) for scope in scenario.cluster.scopes
         }
         for scope in scenario.cluster.scopes:
             self._build(scope)
 
-    # -- who there is ----------------------------------------------------------------------------------------------------
+    # -- inventory -------------------------------------------------------------------------------------------------------
 
     def servers(self, scope: str) -> tuple[str, ...]:
         return tuple(f"server-{scope}-{n}" for n in range(1, self.scenario.cluster.servers + 1))
 
-    def named(self, sort: str, scope: str = "") -> list[Process]:
-        """Processes of one sort: server, scheduler, controllers, agent, keeper, people."""
+    def named(self, sort: str, scope: str = "") -> list[SimProcess]:
+        """Processes of one kind: server, scheduler, guesser, controllers, agent, keeper, people."""
         begins = f"{sort}-{scope}-" if scope else f"{sort}-"
         return [process for name, process in self.processes.items() if name.startswith(begins)]
 
@@ -130,37 +130,41 @@ class Cluster:
             self._add(keeper, self._keeper_main, machine)
             self._add(agent, self._agent_main(scope, keeper), machine)
 
-    def _machine(self, name: str) -> Machine:
+    def _machine(self, name: str) -> SimMachine:
         rate = 1.0 + _DRIFT_MAX * (2 * self._lots.random() - 1)
         start_ms = self._lots.randrange(10_000_000)
-        found = self.machines[name] = Machine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
+        found = self.machines[name] = SimMachine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
         return found
 
-    def _add(self, name: str, main: Main, machine: Machine | None = None) -> None:
+    def _add(self, name: str, main: ProcessMain, machine: SimMachine | None = None) -> None:
         machine = machine or self._machine(f"host-{name}")
-        process = Process(self.loop, self.network, name, machine, self._seed, main)
+        process = SimProcess(self.loop, self.network, name, machine, self._seed, main)
         process.on_end = self._record.process_ended
         process.on_silence = self._record.process_silenced
         self.processes[name] = process
 
-    # -- what each does --------------------------------------------------------------------------------------------------
+    # -- main functions --------------------------------------------------------------------------------------------------
 
-    def _seat(self, process: Process, scope: str) -> Seat:
-        seat = Seat(process, self.stores[scope], self.servers(scope), self._record, self.pace)
+    def _seat(self, process: SimProcess, scope: str) -> RoleContext:
+        seat = RoleContext(process, self.stores[scope], self.servers(scope), self._record, self.pace)
         self.seats[process.name, scope] = seat
         return seat
 
     def _lease(self, role: Role, number: int) -> str:
-        """One for all of a role, of whom one acts; or one for each, so that all act at once."""
+        """A lease per instance if the scenario sets `rivals`, so that all act at once; else empty for the shared lease of the
+        role.
+        """
         return f"{role}/{number}" if self.scenario.cluster.rivals else ""
 
     def _batch_max(self) -> BatchMax:
-        """If fewer operations than usual, then also few replicas: else no batch would ever end for having changed many."""
+        """Limits of a batch. With fewer operations than the default, the replica limit is lowered too, so that it is reached at
+        all.
+        """
         most = self.scenario.cluster.batch
         return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, max(1, most // 2))
 
-    def _server_main(self, scope: str, name: str) -> Main:
-        async def main(process: Process) -> None:
+    def _server_main(self, scope: str, name: str) -> ProcessMain:
+        async def main(process: SimProcess) -> None:
             port = process.port(self.stores[scope])
             pace = self.pace
             await server(
@@ -172,16 +176,16 @@ class Cluster:
                 beat_ms=pace.server_beat_ms,
                 term_ms=pace.server_term_ms,
                 batch_max=self._batch_max(),
-                tempo=Tempo(pace.beat_ms),
+                tempo=Timing(pace.beat_ms),
             )
 
         return main
 
-    def _controllers_main(self, scope: str, number: int) -> Main:
+    def _controllers_main(self, scope: str, number: int) -> ProcessMain:
         above = self.scenario.cluster.scopes[0]
         alone = above == scope
 
-        async def main(process: Process) -> None:
+        async def main(process: SimProcess) -> None:
             seat = self._seat(process, scope)
             upper = None if alone else self._seat(process, above)
             async with asyncio.TaskGroup() as group:
@@ -191,12 +195,12 @@ class Cluster:
                     group.create_task(seat.view.follow(), name="view")
                     return
                 group.create_task(self._crew(process, seat, number).run(), name="controllers")
-                group.create_task(Budgets(seat, upper).play(), name="budgets")
-                group.create_task(Policies(seat, upper).play(), name="policies")
+                group.create_task(BudgetHolder(seat, upper).play(), name="budgets")
+                group.create_task(PolicyAdopter(seat, upper).play(), name="policies")
 
         return main
 
-    def _crew(self, process: Process, seat: Seat, number: int) -> Crew:
+    def _crew(self, process: SimProcess, seat: RoleContext, number: int) -> Crew:
         return controllers(
             process.port(self.stores[seat.scope], observer=True),
             process.port(self.stores[seat.scope]),
@@ -205,16 +209,16 @@ class Cluster:
             name=process.name,
             cadence=Cadence(self.pace.beat_ms),
             board=seat.view,
-            lease_for=lambda lease: self._lease(Role(lease), number) or lease if lease in _RIVALLED else lease,
+            lease_for=lambda lease: self._lease(Role(lease), number) or lease if lease in _RIVAL_ROLES else lease,
             failed=seat.give_up,
         )
 
-    def _scheduler_main(self, scope: str, number: int) -> Main:
+    def _scheduler_main(self, scope: str, number: int) -> ProcessMain:
         pace = self.pace
 
-        async def main(process: Process) -> None:
+        async def main(process: SimProcess) -> None:
             seat = self._seat(process, scope)
-            seat.watched = Watched(process.world.clock, seat.observed)
+            seat.watched = RecordedSchedulerView(process.world.clock, seat.observed)
             placing = scheduler(
                 process.port(self.stores[scope], observer=True),
                 process.port(self.stores[scope]),
@@ -222,55 +226,55 @@ class Cluster:
                 process.world,
                 name=process.name,
                 lease=self._lease(Role.SCHEDULER, number) or Role.SCHEDULER.value,
-                rhythm=Rhythm(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=min(64, self.scenario.cluster.batch)),
+                rhythm=SchedulerTiming(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=min(64, self.scenario.cluster.batch)),
                 failed=seat.give_up,
                 view=seat.watched,
                 filters=(self.plugin.filter,) if self.scenario.cluster.plugin else (),
-                pace=PACE,
+                pace=VICTIM_RATE_LIMIT,
                 tell=self._tell,
             )
             await placing.run()
 
         return main
 
-    def _tell(self, path: Path) -> None:
+    def _tell(self, path: CoverageMark) -> None:
         self.paths[path.value] = self.paths.get(path.value, 0) + 1
 
-    def _guesser_main(self, scope: str, number: int) -> Main:
-        async def main(process: Process) -> None:
+    def _guesser_main(self, scope: str, number: int) -> ProcessMain:
+        async def main(process: SimProcess) -> None:
             seat = self._seat(process, scope)
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
-                group.create_task(Guesser(seat, lease=f"{Role.SCHEDULER}/guess-{number}").play(), name="guesser")
+                group.create_task(NaiveScheduler(seat, lease=f"{Role.SCHEDULER}/guess-{number}").play(), name="guesser")
 
         return main
 
-    async def _keeper_main(self, process: Process) -> None:
+    async def _keeper_main(self, process: SimProcess) -> None:
         keeper = Keeper(process.world, JOURNAL)
         async with process.world.link.serve(process.name, keeper):
             await keeper.run()
 
-    def _agent_main(self, scope: str, keeper: str) -> Main:
-        async def main(process: Process) -> None:
-            nodes = [node_named(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.hosted(process.name)]
-            farm = Farm(self._seat(process, scope), keeper, nodes)
+    def _agent_main(self, scope: str, keeper: str) -> ProcessMain:
+        async def main(process: SimProcess) -> None:
+            nodes = [make_node(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.hosted(process.name)]
+            farm = SimulatedAgent(self._seat(process, scope), keeper, nodes)
             async with asyncio.TaskGroup() as group:
                 group.create_task(farm.agent.run(), name="agent")
                 if self.scenario.cluster.gossips:
-                    group.create_task(tell_warmth(farm), name="warmth")
+                    group.create_task(report_hints(farm), name="warmth")
 
         return main
 
-    def _people_main(self, scope: str) -> Main:
+    def _people_main(self, scope: str) -> ProcessMain:
         cluster, load = self.scenario.cluster, self.scenario.load
         below = scope not in cluster.placing
         above = not below and len(cluster.scopes) > 1
-        cpu = CPU_EACH * cluster.nodes * (len(cluster.placing) if below else 1)
+        cpu = NODE_CPUS * cluster.nodes * (len(cluster.placing) if below else 1)
 
-        async def main(process: Process) -> None:
+        async def main(process: SimProcess) -> None:
             seat = self._seat(process, scope)
             upper = self._seat(process, cluster.scopes[0]) if above and cluster.meddlers else None
-            people = People(seat, load, cpu=cpu, above=above, below=below)
+            people = Users(seat, load, cpu=cpu, above=above, below=below)
             self.people.append(people)
             async with asyncio.TaskGroup() as group:
                 group.create_task(seat.view.follow(), name="view")
@@ -278,31 +282,31 @@ class Cluster:
                 if upper is not None:
                     group.create_task(upper.view.follow(), name="view above")
                 for _ in range(0 if below else cluster.meddlers):
-                    meddler = Meddler(seat, upper)
+                    meddler = Adversary(seat, upper)
                     group.create_task(meddler.play(), name="meddler")
                     group.create_task(meddler.beat(), name="meddler's nodes")
                 for _ in range(0 if below else cluster.gossips):
-                    group.create_task(Gossip(people).play(), name="gossip")
+                    group.create_task(HintReporter(people).play(), name="gossip")
 
         return main
 
-    # -- the phases of a run ---------------------------------------------------------------------------------------------
+    # -- phases of a run ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         for store in self.stores.values():
-            if isinstance(store, DurableService):
+            if isinstance(store, SqliteStoreService):
                 store.begin()
         for process in self.processes.values():
             process.start()
 
     def end(self) -> None:
-        """Nothing of the run is left on the real disk."""
+        """Remove the files of the stores from the real disk."""
         for store in self.stores.values():
-            if isinstance(store, DurableService):
+            if isinstance(store, SqliteStoreService):
                 store.end()
 
     def declare_lost(self, scope: str) -> None:
-        """Somebody who lives in the scope above does so."""
+        """Let an operator of the parent scope declare `scope` lost."""
         for people in self.people:
             process = people.seat.process
             if people.seat.scope == self.scenario.cluster.scopes[0] and process.alive and people.seat.world is process.world:
@@ -310,7 +314,7 @@ class Cluster:
                 return
 
     def hush(self) -> None:
-        """People ask for nothing new, and open again what they had closed."""
+        """Start the quiet phase: users submit nothing new, and nodes that were drained are opened again."""
         self.pace.quiet = True
         for people in self.people:
             process = people.seat.process
@@ -318,15 +322,11 @@ class Cluster:
                 self.loop.spawn(people.open_all(), name="open all", unit=process.unit)
 
 
-class Record(Ear, Witness, Recorder):
-    """Everybody who writes down what happened: see simulation.py."""
+class RunObserver(ClientObserver, CommitObserver, RunRecorder):
+    """Receives all events of a run; implemented by simulation.py."""
 
-    def process_silenced(self, process: Process) -> None:
+    def process_silenced(self, process: SimProcess) -> None:
         raise NotImplementedError
 
-    def process_ended(self, process: Process, failure: BaseException | None) -> None:
+    def process_ended(self, process: SimProcess, failure: BaseException | None) -> None:
         raise NotImplementedError
-
-
-def of_sort(processes: Sequence[Process], *, alive: bool) -> list[Process]:
-    return [process for process in processes if process.alive is alive]

@@ -1,9 +1,8 @@
 """Which refusals, faults, transitions and rare paths the runs have reached.
 
-Refusals, faults, transitions and rare paths that nobody has reached.
-
-A simulation that never takes a path says nothing about it, and does so in green. So the runs of the suite are added up here and
-compared with the code's own tables. What is left over is named by the test of this page.
+A simulation that never takes a path gives no evidence about it, although it passes. So the results of the test suite are
+added up here and compared with the tables of the product: everything in a table must be reached. The test of this module
+reports what is missing.
 """
 
 from __future__ import annotations
@@ -11,36 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from remit.law.lifecycle import TABLE, Row
+from remit.law.lifecycle import TRANSITIONS, Transition
 from remit.model.claims import Code, Role
-from remit.proposal.metrics import Path
+from remit.proposal.metrics import CoverageMark
 from remit.simulate.checkers.rare_events import Sight
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import names
-from remit.simulate.simulation import Run
+from remit.simulate.simulation import RunResult
 
 UNREACHABLE: Final[Mapping[str, str]] = {
-    "code fault": "it answers a bug of ours",
-    "transition abort from starting": "starting may last for ten minutes, which is longer than a scenario of the suite",
+    "code fault": "only a bug in Remit returns it",
+    "transition abort from starting": "starting may take ten minutes, longer than any scenario of the suite",
 }
-"""What no run can reach, with the reason. This list only shrinks."""
+"""Marks that no run can reach, with the reason. This list may only become shorter."""
 
-SAID_ONLY: Final = (Code.OVERRIDE,)
-"""Codes that no authority answers with: they are reasons of schedulers."""
+REASON_ONLY_CODES: Final = (Code.OVERRIDE,)
+"""Codes that are never returned by an authority, only recorded by schedulers as reasons."""
 
-STANDING: Final[Mapping[str, int]] = {"agents-killed": 4, "damaged": 2, "preemption-churn": 2, "slow-starts": 2}
-"""Seeds that reach what is rare, where the first does not: it saves the search."""
+SUITE_SEEDS: Final[Mapping[str, int]] = {"agents-killed": 4, "damaged": 2, "preemption-churn": 2, "slow-starts": 2}
+"""Seeds that reach rare paths, for scenarios whose seed 1 does not. They shorten the search."""
 
-RARE: Final = (
+RARE_RUNS: Final = (
     ("deposed-scheduler", 2),
     ("mayhem", 3),
     ("preemption-churn", 6),
     ("restored-draining", 8),
     ("slow-starts", 1),
 )
-"""Runs that reach what no standing one does. They are tried first: a whole round of further seeds is dear."""
+"""Runs that reach paths which no suite run reaches. They are tried first, because a round of further seeds is expensive."""
 
-SEEKERS: Final = (
+SEARCH_SCENARIOS: Final = (
     "restored",
     "repair-in-incident",
     "reservations",
@@ -57,75 +56,77 @@ SEEKERS: Final = (
     "slow-starts",
     "agents-killed",
 )
-"""Scenarios whose further seeds are tried for what the first seeds of all have missed."""
-SEEK_MAX: Final = 10
-"""Up to which seed. What is not reached by then is as good as never tried."""
+"""Scenarios whose further seeds are tried for marks that the suite has missed."""
+SEARCH_SEED_MAX: Final = 10
+"""The last seed that is tried. A path that is not reached by then counts as untested."""
 
 
-class Edge(NamedTuple):
-    """A move as a run has seen it. Equal for two transitions only if they have one owner: `twins` names those."""
+class TransitionEdge(NamedTuple):
+    """A transition as a run records it. Transitions with the same owner may share an edge: `indistinguishable_transitions`
+    lists them.
+    """
 
     source: str | None
     target: str | None
     role: str
 
 
-def suite() -> tuple[tuple[str, int], ...]:
-    """Every scenario that comes with Remit, with its standing seed."""
-    return tuple((name, STANDING.get(name, 1)) for name in names())
+def suite_runs() -> tuple[tuple[str, int], ...]:
+    """Every scenario shipped with Remit, with its seed."""
+    return tuple((name, SUITE_SEEDS.get(name, 1)) for name in names())
 
 
-def further() -> Iterator[tuple[tuple[str, int], ...]]:
-    """What to try next, round by round, as long as something is missed."""
-    yield RARE
-    for seed in range(2, SEEK_MAX + 1):
-        yield tuple((name, seed) for name in SEEKERS)
+def further_runs() -> Iterator[tuple[tuple[str, int], ...]]:
+    """Runs to try next, round by round, while something is missing."""
+    yield RARE_RUNS
+    for seed in range(2, SEARCH_SEED_MAX + 1):
+        yield tuple((name, seed) for name in SEARCH_SCENARIOS)
 
 
-def edge_of(row: Row) -> Edge:
+def edge_of(row: Transition) -> TransitionEdge:
     source = None if row.source is None else row.source.value
     target = None if row.target is None else row.target.value
-    return Edge(source, target, row.role.value)
+    return TransitionEdge(source, target, row.role.value)
 
 
-def twins() -> list[list[str]]:
-    """Names of transitions that a run cannot tell apart."""
-    found: dict[Edge, list[str]] = {}
-    for row in TABLE:
+def indistinguishable_transitions() -> list[list[str]]:
+    """Groups of transitions that share an edge, so that a run cannot distinguish them."""
+    found: dict[TransitionEdge, list[str]] = {}
+    for row in TRANSITIONS:
         found.setdefault(edge_of(row), []).append(row.name)
     return [rows for rows in found.values() if len(set(rows)) > 1]
 
 
-def wanted() -> Iterator[str]:
-    """Every mark by its name."""
+def all_marks() -> Iterator[str]:
+    """The names of all marks."""
     yield from (f"code {code.value}" for code in Code)
     yield from (f"fault {kind}" for kind in KINDS)
-    yield from (f"path {path.value}" for path in Path)
+    yield from (f"path {path.value}" for path in CoverageMark)
     yield from (f"sight {sight.value}" for sight in Sight)
-    yield from map(_named, TABLE)
+    yield from map(_transition_mark, TRANSITIONS)
 
 
-def reached(runs: Iterable[Run]) -> set[str]:
-    """The marks of these runs."""
-    edges: set[Edge] = set()
+def reached_marks(runs: Iterable[RunResult]) -> set[str]:
+    """The marks that these runs have reached."""
+    edges: set[TransitionEdge] = set()
     found: set[str] = set()
     for run in runs:
         found.update(f"code {code}" for code in run.codes)
         found.update(f"fault {kind}" for kind in run.faults)
         found.update(f"path {path}" for path in run.paths)
         found.update(f"sight {sight}" for sight in run.sights)
-        found.update(f"code {code.value}" for code in SAID_ONLY if code.value in run.reasons)
-        edges.update(Edge(*edge) for edge in run.edges)
-    return found | {_named(row) for row in TABLE if edge_of(row) in edges}
+        found.update(f"code {code.value}" for code in REASON_ONLY_CODES if code.value in run.reasons)
+        edges.update(TransitionEdge(*edge) for edge in run.edges)
+    return found | {_transition_mark(row) for row in TRANSITIONS if edge_of(row) in edges}
 
 
-def unreached(runs: Iterable[Run]) -> list[str]:
-    """Marks that these runs have missed, but for those that none can reach."""
-    seen = reached(runs)
-    return [mark for mark in wanted() if mark not in seen and mark not in UNREACHABLE]
+def missing_marks(runs: Iterable[RunResult]) -> list[str]:
+    """The marks that these runs have missed, except for unreachable ones."""
+    seen = reached_marks(runs)
+    return [mark for mark in all_marks() if mark not in seen and mark not in UNREACHABLE]
 
 
-def _named(row: Row) -> str:
+def _transition_mark(row: Transition) -> str:
     source = "nothing" if row.source is None else row.source.value
     if row.role is Role.AGENT and row.name == "resume":
         return f"transition resume from {source} to {row.target}"

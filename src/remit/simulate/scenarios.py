@@ -1,9 +1,7 @@
 """Scenario files (TOML): cluster, load, faults, expectations; replays.
 
-A scenario: a cluster, a load, faults, how long, and what must hold. Read from small TOML files.
-
-A file may `include` others: tables are merged, the includer's word standing over the included one's, and lists of faults are
-joined. So a scenario is a few lines on top of a cluster that many share.
+A file may `include` others. Tables are merged, values of the including file override those of included files, and lists of
+faults are concatenated. So a scenario is a few lines on top of a shared cluster.
 """
 
 from __future__ import annotations
@@ -21,16 +19,16 @@ from msgspec import Struct, field
 from remit.commitment.operation_queue import BATCH_MAX
 from remit.model.resources import parse_duration
 
-HERE: Final = "remit.simulate"
+PACKAGE: Final = "remit.simulate"
 FOLDER: Final = "files"
 
 BEAT_MS_MIN: Final = 100
 EVERY_MS_MIN: Final = 100
-COVERS_MAX: Final = 45
-"""The last row of the table of faults."""
+FAULT_ROW_MAX: Final = 45
+"""Number of the last row in the table of docs/faults.md."""
 SIZE_MAX: Final = 1_000_000
 SCOPE_MAX: Final = 32
-"""Nodes, policies and leases have the scope in their names."""
+"""Names of nodes, policies and leases contain the scope name, so its length is limited."""
 
 STORES: Final = ("memory", "sqlite")
 
@@ -44,7 +42,7 @@ MATRIX: Final = (
     "Two schedulers act concurrently",
     "Repair loop runs during incident",
 )
-"""What a design review asks a control plane about."""
+"""Rows of the failure matrix that a design review goes through."""
 
 BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
@@ -69,11 +67,13 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
 
 
 class BadScenario(Exception):
-    """The file is not a scenario. The text names the field and the cure."""
+    """The file is not a valid scenario. The message names the field and the fix."""
 
 
-class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
-    """`scopes`: the first is the one above if there are several. Nodes are counted a scope that has any."""
+class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster of a scenario. With several `scopes`, the first is the parent of the others. `nodes` is per scope that has
+    nodes.
+    """
 
     scopes: tuple[str, ...] = ("local",)
     servers: int = 2
@@ -81,23 +81,26 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     agents: int = 3
     schedulers: int = 1
     guessers: int = 0
-    """Further schedulers that guess, each under a lease of its own: what they overlook, the authority refuses."""
+    """Additional naive schedulers, each with its own lease. They check little, so the authority must refuse their invalid
+    claims.
+    """
     controllers: int = 1
     people: int = 1
-    """Processes that users and an operator ask from."""
+    """Client processes of users and operators, per scope."""
     rivals: bool = False
-    """Does each scheduler, and each of those who spawn and repair, hold a lease of its own, so that all act at once?"""
+    """Each scheduler, and each workload and repair controller, has its own lease, so that all of them act at the same time."""
     beat: str = "2s"
     store: str = STORES[0]
-    """Where truth is kept: in memory, or in real files on a disk that tears when the power goes."""
+    """Where the state is stored: in memory, or in SQLite files that are torn by power cuts."""
     meddlers: int = 0
     gossips: int = 0
-    """Those who say of nodes that they are warm for work, most of it wrong. If there are any, agents say so too, truly."""
+    """Clients that report warm-start hints about nodes, most of them wrong. If there are any, agents report true hints too."""
     plugin: bool = False
-    """Have schedulers a filter that others wrote? It refuses nothing, and may fail."""
+    """Schedulers have a third-party filter plug-in. It rejects no node, and the fault plugin-fails makes it raise errors."""
     batch: int = BATCH_MAX.operations
-    """How many operations an authority decides at once; if fewer than it could, it also ends a batch that changed half as many
-    replicas. A scheduler tries no more at once."""
+    """Operations per batch of the authority. A smaller value than the default also ends a batch after half as many changed
+    replicas. A scheduler tries at most this many replicas at once.
+    """
 
     @property
     def beat_ms(self) -> int:
@@ -109,30 +112,32 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
         return self.scopes if len(self.scopes) == 1 else self.scopes[1:]
 
 
-class Load(Struct, frozen=True, forbid_unknown_fields=True):
-    """What people ask for: so many workloads a minute, of these kinds, up to so many at once."""
+class LoadSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Load of the users: workloads per minute, their kinds, and how many may exist at once."""
 
     per_minute: float = 4.0
     kinds: tuple[str, ...] = ("job", "service", "gang", "urgent", "device", "spread")
     standing_max: int = 20
     operations: int = 7
-    """How much of what people do is an operator's: to drain nodes and to change quota, in percent."""
+    """Share of user actions that are operator actions (drain nodes, change quotas), in percent."""
     overrides: int = 0
-    """How much of what people do is to override the rules for a while, or to end that, in percent."""
+    """Share of user actions that create or delete an override, in percent."""
     fence: str = "20s"
-    """How long what must never run twice runs on without a renewal; for a beat of 2 s, and in proportion for others."""
+    """Fence time of workloads at a heartbeat interval of 2 s; it scales with the interval."""
     size: int = 2
-    """About how many replicas a workload has."""
+    """Average number of replicas of a workload, roughly."""
     quota: int = 80
-    """How much of all processors a tenant may use, in percent. There are two tenants."""
+    """Quota of each of the two tenants, in percent of all CPUs."""
     deletes: int = 25
-    """How much of what users do is to delete something, in percent."""
+    """Share of user actions that delete a workload, in percent."""
     reads: bool = False
-    """Do services read a config?"""
+    """Services mount a config."""
 
 
-class FaultLine(Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault, `at` one moment or about `every` so often; it `lasts` about so long. `size` and `where` are the kind's own."""
+class FaultSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of faults: once `at` a time, or `every` so often on average, each lasting about `lasts`. `size` and `where` depend
+    on the kind.
+    """
 
     kind: str
     at: str = ""
@@ -142,12 +147,12 @@ class FaultLine(Struct, frozen=True, forbid_unknown_fields=True):
     where: str = ""
 
 
-class Holds(Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold. Safety always must. `liveness` is judged after the faults have ended, in what `core` leaves."""
+class Expectations(Struct, frozen=True, forbid_unknown_fields=True):
+    """Expected properties. Safety is always checked; `liveness` is checked after the faults have ended."""
 
     liveness: bool = True
     core: bool = False
-    """Does something outside a healthy core stay broken for good?"""
+    """One server and one agent per scope stay down for good; liveness must hold without them."""
 
 
 class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,15 +160,17 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     summary: str
     covers: tuple[int, ...] = ()
     matrix: str = ""
-    """The row of the failure matrix that it answers."""
+    """The row of the failure matrix that this scenario answers."""
     duration: str = "5m"
     heal: str = "3m"
-    cluster: Cluster = Cluster()
-    load: Load = Load()
-    faults: tuple[FaultLine, ...] = ()
-    holds: Holds = Holds()
+    cluster: ClusterSpec = ClusterSpec()
+    load: LoadSpec = LoadSpec()
+    faults: tuple[FaultSpec, ...] = ()
+    holds: Expectations = Expectations()
     swarm: int = 0
-    """Draw up to so many kinds of fault for each seed, beside those that are named, and its cluster and load around these."""
+    """Up to this many kinds of faults are drawn for each seed, in addition to the listed ones; cluster and load sizes are drawn
+    too.
+    """
 
     @property
     def duration_s(self) -> float:
@@ -175,19 +182,19 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def names() -> tuple[str, ...]:
-    """Every scenario that comes with Remit; files that begin with `_` are only included."""
-    found = (entry.name for entry in (files(HERE) / FOLDER).iterdir())
+    """All scenarios shipped with Remit. Files that begin with `_` can only be included."""
+    found = (entry.name for entry in (files(PACKAGE) / FOLDER).iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml") and not name.startswith("_")))
 
 
 def load(name: str) -> Scenario:
-    """A scenario by the name of one that comes with Remit, or by the path of a file."""
+    """Load a scenario by its name, or from the path of a .toml file."""
     if name in names():
         return _scenario(name, _text(name))
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return _scenario(path.stem, _read(path))
-    raise BadScenario(f"there is no scenario {name!r}; `remit simulate --list` shows those there are, or name a .toml file")
+    raise BadScenario(f"there is no scenario {name!r}; `remit simulate --list` lists all, or give the path of a .toml file")
 
 
 def parse(name: str, text: str) -> Scenario:
@@ -198,59 +205,61 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise BadScenario(f"{path.stem}: not TOML: it is no text in UTF-8") from None
+        raise BadScenario(f"{path.stem}: not TOML: the file is not UTF-8 text") from None
     except OSError as error:
         raise BadScenario(f"{path.stem}: cannot be read: {error.strerror}") from None
 
 
 def _text(name: str) -> str:
-    return (files(HERE) / FOLDER / f"{name}.toml").read_text()
+    return (files(PACKAGE) / FOLDER / f"{name}.toml").read_text()
 
 
 def _scenario(name: str, text: str) -> Scenario:
-    merged = {"name": name, **_merged(name, text, ())}
+    merged = {"name": name, **_parse_with_includes(name, text, ())}
     try:
         scenario = msgspec.convert(merged, Scenario)
     except msgspec.ValidationError as error:
         raise BadScenario(f"{name}: {error}; docs/simulation.md lists the fields") from None
-    for problem in chain(problems(scenario), _late_faults(scenario)):
+    for problem in chain(problems(scenario), _late_fault_problems(scenario)):
         raise BadScenario(f"{name}: {problem}")
     return scenario
 
 
-def _merged(name: str, text: str, within: tuple[str, ...]) -> dict[str, Any]:
+def _parse_with_includes(name: str, text: str, within: tuple[str, ...]) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadScenario(f"{name}: not TOML ({error})") from None
     if not isinstance(found.get("faults", []), list):
-        raise BadScenario(f"{name}: faults: a list of tables, each under a line [[faults]]")
+        raise BadScenario(f"{name}: faults: must be a list of tables, each under a line [[faults]]")
     parts = found.pop("include", [])
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise BadScenario(f'{name}: include: a list of names, such as ["_busy"]')
+        raise BadScenario(f'{name}: include: must be a list of names, such as ["_busy"]')
     whole: dict[str, Any] = {}
     for part in parts:
         if part in within:
             raise BadScenario(f"{name}: include: {part} includes itself")
-        whole = _over(whole, _merged(part, _included(name, part), (*within, part)))
-    return _over(whole, found)
+        whole = _merge(whole, _parse_with_includes(part, _included_text(name, part), (*within, part)))
+    return _merge(whole, found)
 
 
-def _included(name: str, part: str) -> str:
+def _included_text(name: str, part: str) -> str:
     try:
         if Path(part).name == part:
             return _text(part)
     except (FileNotFoundError, ValueError):
         pass
-    able = sorted(entry.name.removesuffix(".toml") for entry in (files(HERE) / FOLDER).iterdir() if entry.name.startswith("_"))
-    raise BadScenario(f"{name}: include: there is no {part}; there are {', '.join(able)}")
+    able = sorted(
+        entry.name.removesuffix(".toml") for entry in (files(PACKAGE) / FOLDER).iterdir() if entry.name.startswith("_")
+    )
+    raise BadScenario(f"{name}: include: there is no {part}; available are {', '.join(able)}")
 
 
-def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     whole = dict(under)
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(whole.get(key), dict):
-            whole[key] = _over(whole[key], value)
+            whole[key] = _merge(whole[key], value)
         elif key == "faults":
             whole[key] = [*whole.get(key, ()), *value]
         else:
@@ -259,15 +268,15 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problems(scenario: Scenario) -> Iterator[str]:
-    """What is wrong with it, each with its field and a cure."""
-    yield from _bad_times(scenario)
-    yield from _bad_numbers(scenario)
-    yield from _bad_names(scenario)
+    """Problems of a scenario, each as `field: problem; fix`."""
+    yield from _time_problems(scenario)
+    yield from _number_problems(scenario)
+    yield from _name_problems(scenario)
     for index, line in enumerate(scenario.faults):
-        yield from _bad_fault(scenario, f"faults[{index}]", line)
+        yield from _fault_line_problems(scenario, f"faults[{index}]", line)
 
 
-def _bad_times(scenario: Scenario) -> Iterator[str]:
+def _time_problems(scenario: Scenario) -> Iterator[str]:
     times = {
         "duration": scenario.duration,
         "heal": scenario.heal,
@@ -284,85 +293,89 @@ def _bad_times(scenario: Scenario) -> Iterator[str]:
             yield f"{name}: {error}"
             continue
         if name == "cluster.beat" and parse_duration(text) < BEAT_MS_MIN:
-            yield f"{name}: at least {BEAT_MS_MIN}ms"
+            yield f"{name}: must be at least {BEAT_MS_MIN}ms"
         if name == "duration" and not parse_duration(text):
-            yield f"{name}: nothing happens in no time; write a duration such as 5m"
+            yield f"{name}: must be more than 0; write a duration such as 5m"
         if name.endswith(".every") and parse_duration(text) < EVERY_MS_MIN:
-            yield f"{name}: at least {EVERY_MS_MIN}ms"
+            yield f"{name}: must be at least {EVERY_MS_MIN}ms"
 
 
-def _bad_numbers(scenario: Scenario) -> Iterator[str]:
+def _number_problems(scenario: Scenario) -> Iterator[str]:
     for name, (low, high) in BOUNDS.items():
         value: Any = scenario
         for part in name.split("."):
             value = getattr(value, part)
         if not low <= value <= high:
-            yield f"{name}: at least {low}, at most {high}"
+            yield f"{name}: must be from {low} to {high}"
     if not scenario.cluster.schedulers and (not scenario.cluster.guessers or scenario.holds.liveness):
-        yield "cluster.schedulers: at least 1; without one there must be guessers, and holds.liveness = false"
+        yield "cluster.schedulers: must be at least 1; or set cluster.guessers, with holds.liveness = false"
     for index, row in enumerate(scenario.covers):
-        if not 1 <= row <= COVERS_MAX:
-            yield f"covers[{index}]: there is no fault {row}; write numbers from 1 to {COVERS_MAX}"
+        if not 1 <= row <= FAULT_ROW_MAX:
+            yield f"covers[{index}]: there is no fault {row}; use numbers from 1 to {FAULT_ROW_MAX}"
 
 
-def _bad_names(scenario: Scenario) -> Iterator[str]:
-    from remit.simulate.actors.users import WORK  # the actors know the cluster, which knows scenarios
+def _name_problems(scenario: Scenario) -> Iterator[str]:
+    from remit.simulate.actors.users import (
+        WORKLOAD_KINDS,  # imported here: the actors import the cluster, which imports this module
+    )
 
     if scenario.matrix not in ("", *MATRIX):
-        yield f"matrix: there is no such row; there are: {'; '.join(MATRIX)}"
+        yield f"matrix: there is no such row; available are: {'; '.join(MATRIX)}"
     if scenario.cluster.store not in STORES:
-        yield f"cluster.store: there is no store {scenario.cluster.store!r}; there are {', '.join(STORES)}"
+        yield f"cluster.store: there is no store {scenario.cluster.store!r}; use {' or '.join(STORES)}"
     scopes, kinds = scenario.cluster.scopes, scenario.load.kinds
     if not scopes or len(set(scopes)) != len(scopes):
-        yield "cluster.scopes: at least one, each once"
+        yield "cluster.scopes: must have at least one name, and each only once"
     if not all(scope.isascii() and scope.isalnum() and len(scope) <= SCOPE_MAX for scope in scopes):
-        yield f"cluster.scopes: names of letters and digits only, at most {SCOPE_MAX} of them"
+        yield f"cluster.scopes: names may have letters and digits only, at most {SCOPE_MAX}"
     if not kinds:
-        yield f"load.kinds: at least one of {', '.join(WORK)}"
+        yield f"load.kinds: must have at least one of {', '.join(WORKLOAD_KINDS)}"
     for kind in kinds:
-        if kind not in WORK:
-            yield f"load.kinds: there is no work {kind!r}; there is {', '.join(WORK)}"
+        if kind not in WORKLOAD_KINDS:
+            yield f"load.kinds: there is no kind {kind!r}; available are {', '.join(WORKLOAD_KINDS)}"
 
 
-def _bad_fault(scenario: Scenario, name: str, line: FaultLine) -> Iterator[str]:
+def _fault_line_problems(scenario: Scenario, name: str, line: FaultSpec) -> Iterator[str]:
     if bool(line.at) == bool(line.every):
-        yield f"{name}: say either at or every"
-    yield from (f"{name}.{problem}" for problem in bad_sort(scenario, line))
+        yield f"{name}: must have either at or every"
+    yield from (f"{name}.{problem}" for problem in fault_problems(scenario, line))
 
 
-def bad_sort(scenario: Scenario, one: FaultLine | Injection) -> Iterator[str]:
-    """Kind, size and place, asked alike of a line and of what was drawn from it."""
-    from remit.simulate.faults.kinds import KINDS, SHARE, Where  # the kinds know the simulation, which knows scenarios
+def fault_problems(scenario: Scenario, one: FaultSpec | Injection) -> Iterator[str]:
+    """Problems with kind, size and scope of a line of faults or of a drawn fault."""
+    from remit.simulate.faults.kinds import KINDS, SHARE, FaultScope  # imported here: the kinds import this module
 
     if not 0 <= one.size <= SIZE_MAX:
-        yield f"size: a number, 0 or more (0: drawn), at most {SIZE_MAX}"
+        yield f"size: must be from 0 (drawn at random) to {SIZE_MAX}"
     if one.where not in ("", *scenario.cluster.scopes):
-        yield f"where: there is no scope {one.where!r}; there are {', '.join(scenario.cluster.scopes)}"
+        yield f"where: there is no scope {one.where!r}; available are {', '.join(scenario.cluster.scopes)}"
     kind = KINDS.get(one.kind)
     if kind is None:
-        yield f"kind: there is no fault {one.kind!r}; there are {', '.join(sorted(KINDS))}"
+        yield f"kind: there is no fault {one.kind!r}; available are {', '.join(sorted(KINDS))}"
         return
     if lacks := kind.lacks(scenario):
         yield f"kind: {one.kind} needs {lacks}"
     if one.size and not kind.size:
-        yield f"size: {one.kind} has none; leave it out"
+        yield f"size: {one.kind} has no size; remove it"
     if one.size > 1 and kind.size == SHARE:
-        yield f"size: {SHARE}, and not {one.size:g}"
-    if one.where and kind.where is Where.NETWORK:
-        yield f"where: {one.kind} is in {kind.where}; leave it out"
-    if one.where and kind.where is Where.NODES and one.where not in scenario.cluster.placing:
-        yield f"where: {one.kind} is in {kind.where}; there are {', '.join(scenario.cluster.placing)}"
+        yield f"size: must be {SHARE}, not {one.size:g}"
+    if one.where and kind.where is FaultScope.NETWORK:
+        yield f"where: {one.kind} affects {kind.where}; remove it"
+    if one.where and kind.where is FaultScope.NODES and one.where not in scenario.cluster.placing:
+        yield f"where: {one.kind} needs {kind.where}; available are {', '.join(scenario.cluster.placing)}"
 
 
-def _late_faults(scenario: Scenario) -> Iterator[str]:
-    """Asked of files only: a run that was made shorter keeps the lines of faults that it has no more. Times are sound here."""
+def _late_fault_problems(scenario: Scenario) -> Iterator[str]:
+    """Faults after the end of the run. Checked for files only: a shrunk run keeps lines of faults that it no longer reaches.
+    The times were validated before.
+    """
     for index, line in enumerate(scenario.faults):
         if line.at and parse_duration(line.at) >= parse_duration(scenario.duration):
-            yield f"faults[{index}].at: {line.at} is after the end; write less than the duration, {scenario.duration}"
+            yield f"faults[{index}].at: {line.at} is after the end; use less than the duration, {scenario.duration}"
 
 
 class Injection(Struct, frozen=True):
-    """One fault of a run: drawn before the run begins, so that a run without it is the same run otherwise."""
+    """One scheduled fault. All faults are drawn before the run starts, so that removing one changes nothing else in the run."""
 
     number: int
     at_s: float
@@ -373,7 +386,7 @@ class Injection(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """A run that was saved: all that it takes to have it again."""
+    """A saved run: everything that is needed to run it again."""
 
     scenario: Scenario
     seed: int

@@ -1,17 +1,15 @@
 """Runs many seeds over worker processes and adds up the results.
 
-Seeds over several processes, and their sum. What one run does is in simulation.py.
-
-A worker is a process of its own that performs one run after another, and is asked over a pipe. One that dies or hangs costs its
-own run, which is then told as a broken promise, and never the others. SIGINT is blocked in workers from birth: the one who
-started them ends them.
+Each worker is a separate process that performs one run after another and receives its tasks over a pipe. A worker that dies
+or hangs affects only its own run, which is reported as a violation. SIGINT is blocked in workers, so that an interrupt
+reaches only the parent, which ends them.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import signal  # noqa: TID251 - workers are real processes, beside the simulated world and not in it
+import signal  # noqa: TID251 - workers are real processes, outside of the simulation
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -23,23 +21,23 @@ from msgspec import Struct, field
 
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import Injection, Scenario
-from remit.simulate.simulation import Run, simulate
+from remit.simulate.simulation import RunResult, simulate
 from remit.world.clock import BootClock
 
-FAULTS_AN_HOUR: Final = 70
-DECIDED_AN_HOUR: Final = 1_000
-"""An hour counts only with this much in it: hours of calm prove nothing, and cost nothing either."""
+FAULTS_PER_HOUR_MIN: Final = 70
+DECISIONS_PER_HOUR_MIN: Final = 1_000
+"""A simulated hour counts only with this many faults and decisions: hours without faults prove little and cost little."""
 
 RUN_S_MAX: Final = 900.0
-"""Real seconds. No run takes this long; one that stands still at one virtual moment would take for ever."""
+"""In real seconds. No run takes this long; a hanging run would take forever."""
 
-LOST: Final = "runs_come_to_an_end"
-"""The name under which a dead or hanging worker is told: such a run cannot be looked into from here."""
+RUN_LOST_CHECK: Final = "runs_come_to_an_end"
+"""Name of the violation that is reported for a dead or hanging worker. The parent cannot see more of such a run."""
 
 _END_S: Final = 5.0
 
 
-class Task(NamedTuple):
+class SeedTask(NamedTuple):
     """One run to perform."""
 
     scenario: Scenario
@@ -48,28 +46,30 @@ class Task(NamedTuple):
     plan: tuple[Injection, ...] | None = None
 
 
-class Done(NamedTuple):
-    """A run that is over, and the CPU time that it took."""
+class SeedResult(NamedTuple):
+    """A finished run and the CPU time it took."""
 
-    task: Task
-    run: Run
+    task: SeedTask
+    run: RunResult
     cpu_s: float
 
 
-Perform = Callable[[Task], Run]
+Perform = Callable[[SeedTask], RunResult]
 
 
-def perform(task: Task) -> Run:
+def perform(task: SeedTask) -> RunResult:
     return simulate(task.scenario, task.seed, plan=task.plan, until_s=task.until_s)
 
 
-def swarm(tasks: Iterable[Task], jobs: int, *, perform: Perform = perform, run_s_max: float = RUN_S_MAX) -> Iterator[Done]:
-    """Runs as they end, in the order in which they do. `tasks` may be endless: the next is asked for when a worker is free."""
+def run_seeds(
+    tasks: Iterable[SeedTask], jobs: int, *, perform: Perform = perform, run_s_max: float = RUN_S_MAX
+) -> Iterator[SeedResult]:
+    """Yields runs as they finish. `tasks` may be endless: the next task is taken when a worker is free."""
     todo = iter(tasks)
-    workers: list[Worker] = []
-    place = TemporaryDirectory(prefix="remit-swarm-")  # what a worker that is killed leaves behind goes with it
+    workers: list[SeedWorker] = []
+    place = TemporaryDirectory(prefix="remit-swarm-")  # removed at the end, with the files that killed workers leave behind
     try:
-        workers.extend(Worker(perform, task, run_s_max, place.name) for task in islice(todo, jobs))
+        workers.extend(SeedWorker(perform, task, run_s_max, place.name) for task in islice(todo, jobs))
         while workers:
             connection.wait([worker.pipe for worker in workers], max(0.0, min(worker.left_s() for worker in workers)))
             for index, worker in reversed(list(enumerate(workers))):
@@ -82,7 +82,7 @@ def swarm(tasks: Iterable[Task], jobs: int, *, perform: Perform = perform, run_s
                 elif worker.able:
                     worker.ask(task)
                 else:
-                    workers[index] = Worker(perform, task, run_s_max, place.name)
+                    workers[index] = SeedWorker(perform, task, run_s_max, place.name)
                 yield done
     finally:
         for worker in workers:
@@ -90,18 +90,18 @@ def swarm(tasks: Iterable[Task], jobs: int, *, perform: Perform = perform, run_s
         place.cleanup()
 
 
-class Worker:
-    """The near end of one worker: it always has a run under way."""
+class SeedWorker:
+    """The parent's side of one worker, which always has a run in progress."""
 
-    def __init__(self, perform: Perform, task: Task, run_s_max: float, place: str) -> None:
+    def __init__(self, perform: Perform, task: SeedTask, run_s_max: float, place: str) -> None:
         self.able = True
         self._clock = BootClock()
         self._run_s_max = run_s_max
         context = get_context("spawn")
         self.pipe, far = context.Pipe()
-        self._process = context.Process(target=_work, args=(far, perform, place), daemon=True)
-        resource_tracker.ensure_running()  # it would be begun by the start below, and unblock what is blocked here
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits what is blocked
+        self._process = context.Process(target=_worker_main, args=(far, perform, place), daemon=True)
+        resource_tracker.ensure_running()  # otherwise started by the next line, where it would unblock SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the signal mask
         try:
             self._process.start()
         finally:
@@ -109,41 +109,41 @@ class Worker:
         far.close()  # so that the pipe ends when the worker does
         self.ask(task)
 
-    def ask(self, task: Task) -> None:
+    def ask(self, task: SeedTask) -> None:
         self._task = task
         self._deadline_s = self._now_s() + self._run_s_max
         try:
             self.pipe.send(task)
         except OSError:
-            self.able = False  # it is dead already, which the next look finds
+            self.able = False  # the worker is dead already; the next poll reports it
 
     def left_s(self) -> float:
         return self._deadline_s - self._now_s()
 
-    def look(self) -> Done | None:
-        """The run that it has ended, or that has ended with it."""
+    def look(self) -> SeedResult | None:
+        """The finished run, or the lost run of a dead or hanging worker; None while the run is in progress."""
         try:
             if self.pipe.poll():
                 run, cpu_s = self.pipe.recv()
-                return Done(self._task, run, cpu_s)
+                return SeedResult(self._task, run, cpu_s)
         except (EOFError, OSError):
             self._process.join(_END_S)
-            return self._lost(f"its process ended with {self._process.exitcode}")
+            return self._lost(f"the worker process ended with exit code {self._process.exitcode}")
         if self.left_s() <= 0:
-            return self._lost(f"it had not ended after {self._run_s_max:g} s")
+            return self._lost(f"the run did not end within {self._run_s_max:g} s")
         return None
 
-    def _lost(self, why: str) -> Done:
+    def _lost(self, why: str) -> SeedResult:
         self.able = False
         self.end()
         scenario, seed, *_ = self._task
-        violation = Violation(LOST, "crash", "", "", why, 0)
+        violation = Violation(RUN_LOST_CHECK, "crash", "", "", why, 0)
         none: dict[str, int] = {}
         plan = self._task.plan or ()
-        run = Run(
+        run = RunResult(
             scenario.name, seed, "", 0.0, 0, 0, 0, none, none, (violation,), (), plan, scenario, none, none, (), none, none
         )
-        return Done(self._task, run, 0.0)
+        return SeedResult(self._task, run, 0.0)
 
     def end(self) -> None:
         self.pipe.close()
@@ -154,10 +154,10 @@ class Worker:
         return self._clock.now_ms() / 1000
 
 
-def _work(pipe: Any, perform: Perform, place: str) -> None:
-    """The far end. Whoever started it may be gone: then the pipe has ended, and so does this."""
+def _worker_main(pipe: Any, perform: Perform, place: str) -> None:
+    """Main loop of a worker. It ends when the pipe is closed, also if the parent is gone."""
     tempfile.tempdir = place
-    gc.freeze()  # what is loaded now stays: nothing of it needs to be looked through again
+    gc.freeze()  # loaded modules are never garbage, so the collector need not scan them
     while True:
         try:
             task = pipe.recv()
@@ -165,7 +165,7 @@ def _work(pipe: Any, perform: Perform, place: str) -> None:
             return
         before = cpu_s()
         run = perform(task)
-        gc.collect()  # a run keeps its dead until its end: they are many, and point at each other
+        gc.collect()  # a run keeps its dead tasks until its end, in many reference cycles
         try:
             pipe.send((run, cpu_s() - before))
         except OSError:
@@ -177,11 +177,11 @@ def cpu_s() -> float:
     return spent.user + spent.system
 
 
-# ----------------------------------------------------------------------------------------------------------------- the sum
+# ------------------------------------------------------------------------------------------------------------------ totals
 
 
-class Totals(Struct):
-    """What was run so far. `counted_s` are the simulated seconds that had enough in them to count."""
+class RunTotals(Struct):
+    """Sums over all runs so far. `counted_s` are the simulated seconds with enough faults and decisions to count."""
 
     seeds: int = 0
     simulated_s: float = 0.0
@@ -193,10 +193,10 @@ class Totals(Struct):
     cpu_s: float = 0.0
     violations: int = 0
     failing: int = 0
-    """Seeds with a violation; one seed may have several."""
+    """Seeds with at least one violation."""
     unknown: int = 0
 
-    def add(self, run: Run, cpu_s: float = 0.0) -> None:
+    def add(self, run: RunResult, cpu_s: float = 0.0) -> None:
         self.seeds += 1
         self.simulated_s += run.simulated_s
         self.counted_s += counted_s(run)
@@ -227,7 +227,7 @@ class Totals(Struct):
         return self.violations * 1e6 / self.commits if self.commits else 0.0
 
 
-def counted_s(run: Run) -> float:
-    """As much of the run as it had faults and decisions for. Each run by itself: a busy one lends nothing to a calm one."""
+def counted_s(run: RunResult) -> float:
+    """How much of a run counts, by its faults and decisions. Computed per run: a busy run does not make up for a calm one."""
     faults = sum(run.faults.values())
-    return min(run.simulated_s, faults * 3600 / FAULTS_AN_HOUR, run.decided * 3600 / DECIDED_AN_HOUR)
+    return min(run.simulated_s, faults * 3600 / FAULTS_PER_HOUR_MIN, run.decided * 3600 / DECISIONS_PER_HOUR_MIN)

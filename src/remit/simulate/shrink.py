@@ -1,10 +1,8 @@
 """Shrinks a failing run to a minimal replay.
 
-A failing run, made shorter and poorer while the same check fails. Judges nothing.
-
-Every candidate is run: nothing is assumed about which faults matter. What a fault does follows from the seed and its own number
-(see faults.py), so a fault that is left out changes no other. The search is bounded by runs and by CPU time, and what it has
-when a bound is met is a failing run all the same.
+Every candidate is run, and it is kept if the same check fails; no assumption is made about which faults matter. The effect
+of a fault depends only on the seed and its own number (see faults/kinds.py), so removing one fault changes no other. The
+search is bounded by runs and CPU time; at a bound the best failing run so far is the result.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from msgspec.structs import replace
 from remit.model.resources import format_duration
 from remit.simulate.checkers.judge import judged
 from remit.simulate.checkers.registry import Violation
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, bad_sort, problems
+from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, fault_problems, problems
 from remit.simulate.seed_runner import cpu_s
-from remit.simulate.simulation import CRASHED, Run, simulate
+from remit.simulate.simulation import PROCESS_ENDED_CHECK, RunResult, simulate
 
 RUNS_MAX: Final = 300
 CPU_S_MAX: Final = 60.0
@@ -35,66 +33,68 @@ SEED_MAX: Final = 2**63 - 1
 NUMBER_MAX: Final = 1_000_000
 
 _AFTER_S: Final = 0.002
-"""A run that ends this much after the violation has it still: its moment is known to the millisecond."""
+"""A shrunk run ends this long after its violation, whose time is known to the millisecond."""
 
 _SHARES: Final = (0.0, 0.25, 0.5)
-"""How much of a fault's time, or of the time of faults, is tried: the least first."""
+"""Shares of a duration that are tried, smallest first."""
 
 
-class Simulate(Protocol):
-    def __call__(self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None, until_s: float | None) -> Run: ...
+class SimulateFunction(Protocol):
+    def __call__(
+        self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None, until_s: float | None
+    ) -> RunResult: ...
 
 
-class Shrunk(NamedTuple):
-    """`whole`: was the search over before its bounds were met, or someone interrupted it?"""
+class ShrinkResult(NamedTuple):
+    """`whole`: the search ended before its bounds were reached and was not interrupted."""
 
     replay: Replay
-    run: Run
+    run: RunResult
     runs: int
     whole: bool
     interrupted: bool = False
 
 
-class NotRepeated(Exception):
-    """The run did not fail again: something in it does not follow from its seed."""
+class NotReproduced(Exception):
+    """The run did not fail again: some of its behaviour does not depend on the seed alone."""
 
 
-class _Spent(Exception):
-    """A bound of the search is met."""
+class _BudgetExhausted(Exception):
+    """A bound of the search is reached."""
 
 
 def shrink(
-    first: Run,
+    first: RunResult,
     until_s: float | None = None,
     *,
-    simulate: Simulate = simulate,
+    simulate: SimulateFunction = simulate,
     runs_max: int = RUNS_MAX,
     cpu_s_max: float = CPU_S_MAX,
     revision: str = "",
     tell: Callable[[str], None] = lambda _: None,
     keep: Callable[[Replay], None] = lambda _: None,
-) -> Shrunk:
-    """`first` is the failing run. `keep` gets it before the search begins, and then whatever is better."""
+) -> ShrinkResult:
+    """Shrink the failing run `first`. `keep` receives it before the search starts, and then every smaller one."""
     search = _Search(first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
     whole, interrupted = True, False
     try:
         search.better()
         search.go()
-    except _Spent:
+    except _BudgetExhausted:
         whole = False
     except KeyboardInterrupt:
         whole, interrupted = False, True
-    return Shrunk(search.replay(revision), search.run, search.runs, whole, interrupted)
+    return ShrinkResult(search.replay(revision), search.run, search.runs, whole, interrupted)
 
 
 class _Search:
-    """The best failing run so far, and what is tried to better it."""
+    """The smallest failing run so far, and the steps that make it smaller."""
 
     def __init__(
         self,
-        first: Run,
+        first: RunResult,
         until_s: float | None,
-        simulate: Simulate,
+        simulate: SimulateFunction,
         runs_max: int,
         cpu_s_max: float,
         tell: Callable[[str], None],
@@ -115,7 +115,7 @@ class _Search:
 
     def go(self) -> None:
         if not self._fails(self.scenario, self.plan, self.until_s):
-            raise NotRepeated(f"seed {self.run.seed} of {self.run.scenario} did not fail again by {self.check}")
+            raise NotReproduced(f"seed {self.run.seed} of {self.run.scenario} did not violate {self.check} again")
         self._fails(self.scenario, (), self.until_s)
         if self.plan:
             self._fails(self.scenario, tuple(one for one in self.plan if one.at_s < self.until_s), self.until_s)
@@ -124,7 +124,7 @@ class _Search:
             self._shorter_faults()
 
     def _fewer(self) -> None:
-        """Delta debugging: leave out halves, quarters, ... and at last single ones, until none can be."""
+        """Delta debugging: remove halves, quarters, and at last single faults, until every remaining one is needed."""
         size = max(1, len(self.plan) // 2)
         while self.plan:
             before = len(self.plan)
@@ -137,7 +137,7 @@ class _Search:
             size = max(1, min(size // 2, len(self.plan)))
 
     def _shorter_run(self) -> None:
-        """What waits for the end of the faults is there sooner if they end sooner."""
+        """Shorten the fault phase: a violation in the liveness phase then comes earlier."""
         whole_s = self.scenario.duration_s
         if self.until_s <= whole_s:
             return
@@ -159,11 +159,11 @@ class _Search:
                     break
 
     def _fails(self, scenario: Scenario, plan: tuple[Injection, ...], until_s: float) -> bool:
-        """Does the same check fail? Then this is the best run from here on."""
+        """Run a candidate. If the same check fails, it becomes the smallest failing run."""
         if self.runs >= self._runs_max or cpu_s() >= self._cpu_s_end:
-            raise _Spent
+            raise _BudgetExhausted
         self.runs += 1
-        self._tell(f"run {self.runs}, {len(self.plan)} faults are left, it ends after {self.until_s:.1f} s")
+        self._tell(f"run {self.runs}: {len(self.plan)} faults left, ends after {self.until_s:.1f} s")
         run = self._simulate(scenario, self.run.seed, plan=plan, until_s=until_s)
         if not any(violation.check == self.check for violation in run.violations):
             return False
@@ -171,7 +171,7 @@ class _Search:
         self.better()
         return True
 
-    def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: Run) -> None:
+    def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: RunResult) -> None:
         self.scenario, self.plan, self.run = scenario, tuple(plan), run
         self.violation: Violation = next(one for one in run.violations if one.check == self.check)
         self.until_s = min(until_s, self.violation.at_ms / 1000 + _AFTER_S)
@@ -181,7 +181,7 @@ class _Search:
 
 
 def save(replay: Replay, directory: Path) -> Path:
-    """Written beside and moved: an interrupt leaves what was saved before."""
+    """Write to a temporary file and rename it: an interrupt leaves the previously saved file intact."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", replay.scenario.name)
     path = directory / f"remit-replay-{name}-{replay.seed}.json"
     beside = path.with_suffix(".part")
@@ -196,48 +196,49 @@ def save(replay: Replay, directory: Path) -> Path:
 
 
 def read_replay(path: Path) -> Replay:
-    """Raises BadScenario, with the field and the cure, if the file is no replay."""
+    """Raises BadScenario, with field and fix, if the file is not a replay."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise BadScenario(f"{path}: larger than any replay; name a file that `remit simulate` has saved")
+        raise BadScenario(f"{path}: larger than any replay; use a file saved by `remit simulate`")
     try:
         replay = msgspec.json.decode(data, type=Replay)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadScenario(f"{path}: no replay ({error}); name a file that `remit simulate` has saved") from None
-    for problem in _problems(replay):
+        raise BadScenario(f"{path}: not a replay ({error}); use a file saved by `remit simulate`") from None
+    for problem in _replay_problems(replay):
         raise BadScenario(f"{path}: {problem}")
     return replay
 
 
-def _problems(replay: Replay) -> Iterator[str]:
-    """Whoever has written the file may have written anything. Later ones count on the earlier ones being none."""
+def _replay_problems(replay: Replay) -> Iterator[str]:
+    """Problems of a replay. The file may have been edited, so nothing in it is trusted. Later checks rely on the earlier ones.
+    """
     yield from (f"scenario: {problem}" for problem in problems(replay.scenario))
     if not 0 <= replay.seed <= SEED_MAX:
-        yield f"seed: at least 0, at most {SEED_MAX}"
+        yield f"seed: must be from 0 to {SEED_MAX}"
     end_s = replay.scenario.duration_s + replay.scenario.heal_s
     if not 0 < replay.until_s <= end_s + _AFTER_S:
-        yield f"until_s: more than 0, at most {end_s:g}, where the scenario ends"
+        yield f"until_s: must be more than 0 and at most {end_s:g}, the end of the scenario"
     seen: set[int] = set()
     for index, one in enumerate(replay.plan):
-        yield from (f"plan[{index}].{problem}" for problem in _bad_injection(replay.scenario, one))
+        yield from (f"plan[{index}].{problem}" for problem in _injection_problems(replay.scenario, one))
         if one.number in seen:
-            yield f"plan[{index}].number: {one.number} is there already; each fault has its own, by which its lots are drawn"
+            yield f"plan[{index}].number: {one.number} is used twice; each fault needs its own, which seeds its draws"
         seen.add(one.number)
-    yield from _bad_violation(replay.violation)
+    yield from _violation_problems(replay.violation)
 
 
-def _bad_injection(scenario: Scenario, one: Injection) -> Iterator[str]:
-    yield from bad_sort(scenario, one)
+def _injection_problems(scenario: Scenario, one: Injection) -> Iterator[str]:
+    yield from fault_problems(scenario, one)
     for name, value in {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s}.items():
         high = scenario.duration_s if name.endswith("_s") else NUMBER_MAX
         if not 0 <= value <= high:
-            yield f"{name}: at least 0, at most {high:.15g}"
+            yield f"{name}: must be from 0 to {high:.15g}"
 
 
-def _bad_violation(check: str) -> Iterator[str]:
-    """A name that no check has would be said to hold, whatever breaks."""
-    known = sorted({CRASHED, *chain.from_iterable(judged().values())})
+def _violation_problems(check: str) -> Iterator[str]:
+    """An unknown name would be reported as holding in every run."""
+    known = sorted({PROCESS_ENDED_CHECK, *chain.from_iterable(judged().values())})
     if check and check not in known:
         near = get_close_matches(check, known, n=1, cutoff=0.0)[0]
-        yield f"violation: there is no check {check!r}, the nearest is {near}; leave it empty to have only the run"
+        yield f"violation: there is no check {check!r}, the closest is {near}; leave it empty to run without comparing"

@@ -1,10 +1,8 @@
 """One simulated run: fault phase, heal, liveness phase.
 
-Faults for a while, then they end, and what is left must move on; the judge hears of everything.
-
-One seed is one run. It has two phases. In the first, faults come as the plan says, and only safety is judged. Then every fault
-is taken back (but, if the scenario says so, a few outside a healthy core stay for good), people ask for nothing new, and what
-is promised about progress is judged too.
+A run is determined by scenario and seed. In the first phase faults are injected as scheduled, and only safety properties are
+checked. Then all faults end, except for a few outside of a healthy core if the scenario sets `core`; users submit nothing new,
+and liveness properties are checked too. `Simulation` receives every event of the run and passes it to the judge.
 """
 
 from __future__ import annotations
@@ -18,20 +16,22 @@ from msgspec import Struct
 
 from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
 from remit.observation.frozen_view import recount
-from remit.simulate.actors.role import SEEN, Watched
+from remit.simulate.actors.role import VIEW_PREFIXES, RecordedSchedulerView
 from remit.simulate.behavior_digest import BehaviorDigest
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness_checks import Bounds, Core
 from remit.simulate.checkers.reference.past_states import Stand
 from remit.simulate.checkers.registry import Violation
-from remit.simulate.cluster import Cluster, Record
-from remit.simulate.faults.fault_schedule import draw, shaped
+from remit.simulate.cluster import RunObserver, SimCluster
+from remit.simulate.faults.fault_schedule import draw_faults, draw_shape
 from remit.simulate.faults.kinds import KINDS, Heal
 from remit.simulate.scenarios import Injection, Scenario
-from remit.simulate.world.event_loop import Lots, SimLoop, Unit, stream
+from remit.simulate.world import random_streams
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.processes import Process
-from remit.simulate.world.store import Sent, StoreService, at_once
+from remit.simulate.world.processes import SimProcess
+from remit.simulate.world.random_streams import Random
+from remit.simulate.world.store import CommitOrigin, StoreService, run_sync
 from remit.store.chain import decode_head
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
@@ -39,19 +39,19 @@ from remit.world.interfaces import Order
 from remit.world.randomness import SeededChance
 
 BACKUP_EVERY_S: Final = 45.0
-BACKUPS_KEPT: Final = 4
-FOUNDED_BEATS: Final = 10
-"""By then a scope that nothing befalls has a leader, its nodes and its tenants."""
+BACKUPS_MAX: Final = 4
+BOOTSTRAP_HEARTBEATS: Final = 10
+"""By then a scope without faults has a leader, its nodes and its tenants."""
 
-CRASHED: Final = "processes_do_not_end_by_themselves"
-"""What is told as broken when a process of the run ended: no check finds that, the loop does."""
+PROCESS_ENDED_CHECK: Final = "processes_do_not_end_by_themselves"
+"""Name of the violation that is reported when a process ends by itself. The event loop finds it, not a check."""
 
-TICKS_A_BEAT: Final = 2
-"""How often what is promised about progress is looked at."""
+CHECKS_PER_HEARTBEAT: Final = 2
+"""How often the liveness checks run per heartbeat interval."""
 
 
-class Run(Struct, frozen=True):
-    """What came of one run. `digest` is over every event and commit with its virtual time."""
+class RunResult(Struct, frozen=True):
+    """The result of one run. `digest` covers every event and commit with its virtual time."""
 
     scenario: str
     seed: int
@@ -60,30 +60,30 @@ class Run(Struct, frozen=True):
     events: int
     commits: int
     decided: int
-    """Commits that decided at least one operation: takeovers and beats are not among them."""
+    """Commits that decided at least one operation; takeovers and heartbeats are not counted."""
     faults: dict[str, int]
     missed: dict[str, int]
-    """Faults that found nobody to strike: nothing to kill, no backup to restore."""
+    """Faults without a victim: no process to kill, or no backup to restore."""
     violations: tuple[Violation, ...]
     unknown: tuple[str, ...]
     plan: tuple[Injection, ...]
     played: Scenario
-    """With the shape that was drawn for this seed."""
+    """The scenario, with the cluster shape that was drawn for this seed."""
     codes: dict[str, int]
     deeds: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
     paths: dict[str, int]
     reasons: dict[str, int]
-    """Why schedulers said that something waits."""
+    """Reasons that schedulers recorded for pending work."""
     sights: dict[str, int] = {}
     story: str = ""
     trace: tuple[str, ...] = ()
     behavior: str = ""
-    """Digest without texts for people (behavior_digest.py), if it was asked for."""
+    """Digest without texts for people (behavior_digest.py), if it was requested."""
 
 
-class Simulation(Record):
-    """One run, from its beginning to its end. Also the hand that faults act by, and the ear of everything that happens."""
+class Simulation(RunObserver):
+    """One run from start to end. It implements `FaultTarget` for the faults and receives all events of the run."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Simulation(Record):
         behavior: bool = False,
     ) -> None:
         if plan is None:
-            scenario = shaped(scenario, seed)
-            plan = draw(scenario, seed)
+            scenario = draw_shape(scenario, seed)
+            plan = draw_faults(scenario, seed)
         self.scenario = scenario
         self.seed = seed
         self.plan = plan
@@ -107,27 +107,27 @@ class Simulation(Record):
         self.faults: dict[str, int] = {}
         self.missed: dict[str, int] = {}
         self.commits = self.decided = 0
-        name = f"{scenario.name}/{seed}"
+        name = random_streams.run_name(scenario.name, seed)
         self.loop = SimLoop.seeded(name)
         self.loop.on_failure = self._failed
         self.network = Network(self.loop, name)
         self.judge = Judge(lambda: round(self.loop.time() * 1000), _bounds(scenario))
         self.judge.on_violation = lambda _: self.loop.stop()
         self._name = name
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, CommitOrigin] = {}
         self._pids: dict[tuple[str, int], str] = {}
         self._leaders: dict[str, str] = {}
         self._backups: dict[str, list[int]] = {}
         self._heals: dict[int, Heal] = {}
         self._waiting: dict[str, dict[tuple[str, str], None]] = {}
         self._once_reserved: dict[str, list[Callable[[], None]]] = {}
-        self.cluster = Cluster(scenario, name, self.loop, self.network, self)
+        self.cluster = SimCluster(scenario, name, self.loop, self.network, self)
 
     # -- one run ---------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Run:
+    def run(self) -> RunResult:
         collecting = gc.isenabled()
-        gc.disable()  # when it would run depends on addresses; what it would find is kept until the end
+        gc.disable()  # when the collector runs depends on addresses; garbage is kept until the end of the run
         try:
             self._run()
             return self._account()
@@ -148,8 +148,8 @@ class Simulation(Record):
             root.run(self.loop.call_at, injection.at_s, self._inject, injection)
         root.run(self.loop.call_soon, self.cluster.start)
         if not self.scenario.faults and not self.scenario.swarm and self.scenario.holds.liveness:
-            # Nothing goes wrong in it, so nothing need be healed before progress is judged.
-            self.loop.run(min(FOUNDED_BEATS * self.scenario.cluster.beat_ms / 1000, until_s))
+            # This scenario has no faults, so liveness is checked without waiting for the heal phase.
+            self.loop.run(min(BOOTSTRAP_HEARTBEATS * self.scenario.cluster.beat_ms / 1000, until_s))
             self.judge.heal(self._core([], calm=False))
             self._tick_until(min(self.scenario.duration_s, until_s))
         if not self.judge.violations:
@@ -168,24 +168,24 @@ class Simulation(Record):
                     orders = seat.farm.agent.orders
                     rows = {key: order.revision for node in seat.farm.names for key, order in orders.on(node)}
                     self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(seat.farm.names))
-                elif isinstance(seat.watched, Watched):
+                elif isinstance(seat.watched, RecordedSchedulerView):
                     view = seat.watched
                     wrong = list(recount(view)) if view.head is not None else []
-                    self.judge.viewed(name, scope, view.revision, view.revisions(), SEEN, wrong)
+                    self.judge.viewed(name, scope, view.revision, view.revisions(), VIEW_PREFIXES, wrong)
                 else:
                     rows = {key: seen.revision for key, seen in seat.view.rows.items()}
                     self.judge.viewed(name, scope, seat.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
-        tick_s = self.scenario.cluster.beat_ms / 1000 / TICKS_A_BEAT
+        tick_s = self.scenario.cluster.beat_ms / 1000 / CHECKS_PER_HEARTBEAT
         while self.loop.time() < until_s and not self.judge.violations:
             self.loop.run(min(until_s, self.loop.time() + tick_s))
             self.judge.tick()
 
-    def _account(self) -> Run:
+    def _account(self) -> RunResult:
         judge = self.judge
         first = judge.violations[0] if judge.violations else None
-        return Run(
+        return RunResult(
             scenario=self.scenario.name,
             seed=self.seed,
             digest=self.loop.digest(),
@@ -214,7 +214,7 @@ class Simulation(Record):
 
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
-        lots = stream(f"{self._name}/fault-{injection.number}")
+        lots = random_streams.stream(random_streams.fault(self._name, injection.number))
         self._happened(f"fault {injection.kind}")
         self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
         heal = kind.deed(self, lots, injection)
@@ -231,7 +231,7 @@ class Simulation(Record):
             heal()
 
     def _heal_all(self) -> None:
-        """The faults end. What the scenario leaves broken for good is chosen among what can be spared."""
+        """End all faults. The processes that stay down for good are chosen among those that are not needed."""
         for number in sorted(self._heals):
             self.loop.root.context.run(self._take_back, number)
         spared = self._spared() if self.scenario.holds.core else []
@@ -241,13 +241,13 @@ class Simulation(Record):
             else:
                 process.start()
         self.cluster.hush()
-        self.tell("every fault has ended")
+        self.tell("all faults ended")
         if self.scenario.holds.liveness:
             self.judge.heal(self._core(spared))
 
-    def _spared(self) -> list[Process]:
-        """One server and one agent too few: a permanent fault outside the core."""
-        lots = stream(f"{self._name}/core")
+    def _spared(self) -> list[SimProcess]:
+        """One server and one agent of each scope: they stay down for good, outside of the healthy core."""
+        lots = random_streams.stream(random_streams.permanent_faults(self._name))
         chosen = []
         for scope in self.scenario.cluster.scopes:
             for sort in ("server", "agent"):
@@ -256,8 +256,10 @@ class Simulation(Record):
                     chosen.append(lots.choice(able))
         return chosen
 
-    def _core(self, spared: list[Process], *, calm: bool = True) -> Core:
-        """All that works from here on. Schedulers, agents and controllers hold their roles by leases, which any of them may."""
+    def _core(self, spared: list[SimProcess], *, calm: bool = True) -> Core:
+        """Everything that works from now on. All roles are in it: each is held by lease, and any live process of the kind can
+        take it.
+        """
         placing = self.scenario.cluster.placing
         dead = {node for process in spared if process.name.startswith("agent-") for node in self.cluster.hosted(process.name)}
         return Core(
@@ -269,21 +271,21 @@ class Simulation(Record):
             calm=calm,
         )
 
-    # -- the hand of faults ----------------------------------------------------------------------------------------------
+    # -- FaultTarget -----------------------------------------------------------------------------------------------------
 
     def stores(self, where: str) -> list[StoreService]:
         return [store for scope, store in self.cluster.stores.items() if where in ("", scope)]
 
-    def processes(self, sort: str, where: str) -> list[Process]:
+    def processes(self, sort: str, where: str) -> list[SimProcess]:
         return self.cluster.named(sort, where)
 
-    def everyone(self, where: str) -> list[Process]:
+    def everyone(self, where: str) -> list[SimProcess]:
         return [process for process in self.cluster.processes.values() if where in ("", process.name.split("-")[1])]
 
-    def leader(self, scope: str) -> Process | None:
+    def leader(self, scope: str) -> SimProcess | None:
         return self.cluster.processes.get(self._leaders.get(scope, ""))
 
-    def peers(self, process: Process) -> list[str]:
+    def peers(self, process: SimProcess) -> list[str]:
         scope = process.name.split("-")[1]
         upper = self.scenario.cluster.scopes[0]
         found = {f"store/{scope}": None} | dict.fromkeys(self.cluster.servers(scope))
@@ -325,24 +327,24 @@ class Simulation(Record):
     def weather(self, **changes: float) -> Heal:
         return self.network.worsen(changes)
 
-    def power_cut(self, process: Process) -> None:
-        """All processes of its machine die, all work there with them, and its clock begins anew."""
+    def power_cut(self, process: SimProcess) -> None:
+        """Kill all processes and programs of its machine, lose unsynced disk writes, and restart its clock."""
         machine = process.machine
         for other in self.everyone(""):
             if other.machine is machine:
                 other.kill()
         machine.machinery.power_cut()
-        machine.disk.crash(SeededChance(f"{self._name}/{machine.name}/{self.loop.time()}"))
+        machine.disk.crash(SeededChance(random_streams.machine_crash(self._name, machine.name, self.loop.time())))
         machine.clock.reboot()
         machine.pipes.clear()
 
     def backup(self, scope: str) -> None:
-        """The store keeps its history, so a backup is a revision until it is needed."""
+        """Record a backup. The store keeps its history, so a revision is enough until the backup is restored."""
         if self.cluster.stores[scope].trouble.damaged:
             return
         kept = self._backups.setdefault(scope, [])
-        kept.append(at_once(self.cluster.stores[scope].store.revision()))
-        del kept[:-BACKUPS_KEPT]
+        kept.append(run_sync(self.cluster.stores[scope].store.revision()))
+        del kept[:-BACKUPS_MAX]
 
     def break_plugin(self, broken: bool, /) -> None:
         self.cluster.plugin.broken = broken
@@ -351,9 +353,9 @@ class Simulation(Record):
         self.cluster.declare_lost(scope)
 
     def restore(self, scope: str) -> bool:
-        """An old backup in the store's place, as an operator does it: servers down, restore, servers up."""
+        """Restore an old backup as an operator would: stop the servers, replace the store, start the servers."""
         store = self.cluster.stores[scope]
-        lots = stream(f"{self._name}/restore-{self.loop.time()}")
+        lots = random_streams.stream(random_streams.restore(self._name, self.loop.time()))
         backup = self._old_backup(store, lots)
         if backup is None:
             return False
@@ -365,16 +367,16 @@ class Simulation(Record):
             self.later(0.5 + 2 * lots.random(), server.start)
         return True
 
-    def _old_backup(self, store: StoreService, lots: Lots) -> Snapshot | None:
+    def _old_backup(self, store: StoreService, lots: Random) -> Snapshot | None:
         kept = self._backups.get(store.scope, [])
         for revision in lots.sample(kept, len(kept)):
             try:
-                page = at_once(store.store.range("", limit=PAGE_ROWS_MAX, revision=revision))
+                page = run_sync(store.store.range("", limit=PAGE_ROWS_MAX, revision=revision))
             except Compacted:
                 continue
             rows = list(page.rows)
             while page.more:
-                page = at_once(store.store.range("", after=rows[-1].key, limit=PAGE_ROWS_MAX, revision=revision))
+                page = run_sync(store.store.range("", after=rows[-1].key, limit=PAGE_ROWS_MAX, revision=revision))
                 rows += page.rows
             return Snapshot(revision, tuple(rows))
         return None
@@ -383,7 +385,7 @@ class Simulation(Record):
         self.backup(scope)
         self.later(BACKUP_EVERY_S, lambda: self._back_up(scope))
 
-    # -- what is written down --------------------------------------------------------------------------------------------
+    # -- RunObserver -----------------------------------------------------------------------------------------------------
 
     def tell(self, line: str) -> None:
         if self.lines is not None:
@@ -394,7 +396,7 @@ class Simulation(Record):
         if self.behavior is not None:
             self.behavior.event(self.loop.time(), what)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         self.commits += 1
         head = next((value for key, value in commit.puts if key == HEAD), b"")
         self.decided += len(commit.puts) > 2
@@ -409,7 +411,7 @@ class Simulation(Record):
         if self.lines is not None:
             self.tell(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
 
-    def _stand(self, scope: str, sent: Sent | None) -> Stand:
+    def _stand(self, scope: str, sent: CommitOrigin | None) -> Stand:
         if sent is None:
             return Stand("", 0, 0, 0)
         before = self._sent.get(scope)
@@ -421,8 +423,8 @@ class Simulation(Record):
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
         self._sent.pop(scope, None)
-        now = at_once(store.backup())
-        self.tell(f"{scope} was put back to revision {backup.revision}")
+        now = run_sync(store.backup())
+        self.tell(f"{scope} was restored to revision {backup.revision}")
         self.judge.restored(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
 
     def asked(self, asker: str, scope: str, operation: str) -> None:
@@ -436,7 +438,7 @@ class Simulation(Record):
         if operation.actor.role is Role.SCHEDULER and asked:
             self.judge.claimed(scope, operation.actor.lease, seen, asked)
         number = verdict.number if isinstance(verdict, Accepted) else 0
-        taken = asked and blake2b(asked, digest_size=8).hexdigest()  # who asked what, as it must stand beside the id
+        taken = asked and blake2b(asked, digest_size=8).hexdigest()  # as the authority stores it with the id
         self.judge.answered(scope, operation.id, said, number, verdict.revision, taken or "", asked, seen)
 
     def gave_up(self, asker: str, scope: str, operation: str) -> None:
@@ -446,8 +448,8 @@ class Simulation(Record):
     def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
         self.judge.renewed(scope, lease, epoch, int(sent_s * 1000))
 
-    def process_silenced(self, process: Process) -> None:
-        self.tell(f"{process.name} {'stands still' if process.alive else 'was killed'}")
+    def process_silenced(self, process: SimProcess) -> None:
+        self.tell(f"{process.name} {'was frozen' if process.alive else 'was killed'}")
         for scope, operation in self._waiting.pop(process.name, {}):
             self.judge.gave_up(scope, operation)
 
@@ -458,7 +460,7 @@ class Simulation(Record):
         env = order.env
         self._pids[machine, pid] = env["REMIT_NODE"]
         self._happened(f"started {machine} {pid}")
-        self.tell(f"{env['REMIT_NODE']} runs {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
+        self.tell(f"{env['REMIT_NODE']} starts {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
         self.judge.started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
             unrecorded=self.cluster.machines[machine].disk.takes_nothing,
@@ -466,17 +468,17 @@ class Simulation(Record):
 
     def told_to_end(self, machine: str, pid: int, by: str) -> None:
         node = self._pids[machine, pid]
-        self.tell(f"{node} asks {pid} to end, by {by}")
+        self.tell(f"{node} stops {pid}, requested by {by}")
         self.judge.told_to_end(node, pid, by)
 
     def ended(self, machine: str, pid: int) -> None:
         node = self._pids.pop((machine, pid))
         self._happened(f"ended {machine} {pid}")
-        self.tell(f"{node} ended {pid}")
+        self.tell(f"{pid} ended on {node}")
         self.judge.ended(node, pid)
 
-    def process_ended(self, process: Process, failure: BaseException | None) -> None:
-        """Nothing here ends by itself: whatever did has failed. But a server halts when its store is found to be damaged."""
+    def process_ended(self, process: SimProcess, failure: BaseException | None) -> None:
+        """A process that ends by itself has failed, except for a server that halts because its store is corrupt."""
         if isinstance(failure, Corrupt) and self.cluster.stores[process.name.split("-")[1]].trouble.damaged:
             self.tell(f"{process.name} halted: {failure}")
             return
@@ -484,11 +486,11 @@ class Simulation(Record):
         self.tell(why)
         self._crashed(process.name, why)
 
-    def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
+    def _failed(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
         self._crashed(unit.name, f"{unit.name}: {message}: {error!r}")
 
     def _crashed(self, name: str, why: str) -> None:
-        self.judge.violations.append(Violation(CRASHED, "crash", "", "", why, self.judge.now_ms()))
+        self.judge.violations.append(Violation(PROCESS_ENDED_CHECK, "crash", "", "", why, self.judge.now_ms()))
         self.loop.stop()
 
 
@@ -510,6 +512,6 @@ def simulate(
     until_s: float | None = None,
     trace: bool = False,
     behavior: bool = False,
-) -> Run:
-    """One run of a scenario."""
+) -> RunResult:
+    """Run a scenario once."""
     return Simulation(scenario, seed, plan=plan, until_s=until_s, trace=trace, behavior=behavior).run()

@@ -1,19 +1,18 @@
 """Writer chain: head row, fencing by epoch, digests, settle after a lost answer; head of a restored store.
 
-One head row that every batch compares and advances.
+The head is one row that every batch compares and advances: `(incarnation, epoch, sequence)` with the number of rows that its
+batch changed and a digest. Three properties follow:
 
-The head is `(incarnation, epoch, sequence)` with the count and digest of the rows that its batch changed. Three things follow:
+- **Fencing.** A batch is guarded by the head that its writer last saw. Raising the epoch (`raise_epoch`) changes the head, so
+  every batch that an older writer still has in flight fails its guard, however late it arrives.
+- **A lost answer is settled, not guessed.** A read is no barrier: the lost batch may be applied after it. So the writer
+  commits an *empty* batch at the same sequence, guarded by the same head (`settle`). Either that one or the lost one is
+  applied, never both; the digest in the head shows which.
+- **Gaps are detected.** Sequences increase by one, each event accounts for every row of its batches, and each digest covers
+  the previous digest and the rows. A watcher that checks them (`gap`) cannot miss a batch; one that receives every row,
+  unfolded, also notices a forked history.
 
-- **Fencing.** A batch is guarded by the head that its writer last saw. Whoever raises the epoch (`seize`) changes the head, so
-  every batch that an older writer still has under way fails its guard, however late it arrives.
-- **A lost answer is settled, not guessed.** A read is no barrier: the lost batch may land after it. So the writer commits an
-  *empty* batch at the same sequence, guarded by the same head (`settle`). It or the lost one wins, never both; whoever's digest
-  stands in the head has won.
-- **Gaps show.** Sequences count up by one, each event accounts for every row of its batches, and each digest is taken over
-  the digest before it and the rows. A watcher that checks them (`gap`) cannot miss a batch; one that sees every row, unfolded,
-  cannot follow a history that forked either.
-
-Only the account of it: restore.py and memory.py do it.
+The types of a restore are defined here too; sqlite/backup.py and memory.py perform it.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ import msgspec
 from remit.store.protocol import HEAD, Commit, Committed, Corrupt, Event, Guard, Head, Store, Unanswered
 
 DIGEST_CHARACTERS = 32
-"""Of SHA-256, which processors have instructions for."""
+"""Truncated SHA-256, which CPUs have instructions for."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Head).decode
 
 
 class Place(NamedTuple):
-    """A head as one reader knows it, with the revision that guards it (0: there is no chain yet)."""
+    """A head as one reader knows it, with the revision of its row, which guards the next batch (0: there is no chain yet)."""
 
     head: Head
     revision: int
 
 
 class Deposed(NamedTuple):
-    """Somebody else advanced the chain; nothing of ours will be written any more."""
+    """Another writer advanced the chain (head `by`); no batch of this writer will be applied any more."""
 
     by: Head
 
@@ -54,17 +53,20 @@ def decode_head(value: bytes) -> Head:
     try:
         return _decode(value)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"the head row does not decode ({error}); restore a backup") from None
+        raise Corrupt(f"the head row cannot be decoded ({error}); restore a backup") from None
 
 
 def digest(before: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> str:
-    """Over the digest before and every row: a table of all keys and lengths first, so that no two batches share one stream."""
+    """Digest of a batch: the previous digest, a table of all keys and lengths, then the values.
+
+    With the table first, no two different batches produce the same byte stream.
+    """
     table = _encode((before, [(key, len(value)) for key, value in puts], deletes))
     return sha256(b"".join([table, *(value for _, value in puts)])).hexdigest()[:DIGEST_CHARACTERS]
 
 
 def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> Head:
-    """The head after a batch that makes these changes."""
+    """Return the head after a batch with these changes."""
     return Head(
         incarnation=head.incarnation,
         epoch=head.epoch,
@@ -76,7 +78,7 @@ def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str
 
 
 def batch(place: Place, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
-    """The transaction that moves the chain from `place` to `head` and makes the changes `head` was computed from."""
+    """Return the transaction that moves the chain from `place` to `head`. `head` must be computed from the same changes."""
     return Commit(
         guards=(Guard(HEAD, place.revision),),
         puts=(*puts, (HEAD, _encode(head))),
@@ -90,11 +92,11 @@ async def read_place(store: Store) -> Place | None:
 
 
 async def seize(store: Store, holder: str, incarnation: str) -> Place:
-    """Raise the epoch: from here on every older writer is fenced. `incarnation` names the chain if it starts here.
+    """Raise the epoch, which fences every older writer. `incarnation` names the chain if it starts here.
 
-    Losing a race here is harmless: the epoch is raised again over whatever stands. It ends because each round either wins or
-    follows another's progress. If an answer was lost and that very head is found in place, that was it, and it need not be
-    raised once more. That is why no two that live may have one `holder` name.
+    Losing a race is harmless: the epoch is raised again over the current head, and each round either wins or follows the
+    progress of another writer. If an answer was lost and the head of that attempt is found in place, the attempt succeeded
+    and is not repeated. This requires that no two live writers have the same `holder` name.
     """
     lost: Head | None = None
     while True:
@@ -122,10 +124,10 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
 
 
 async def settle(store: Store, place: Place, lost: Head) -> Place | Deposed:
-    """After a lost answer: has `lost` landed on `place`? Answers the place where the chain now stands.
+    """After a lost answer, find out whether batch `lost` was applied to `place`. Returns where the chain is now.
 
-    If it is `lost`, that batch is in; if it is another head of the same epoch and sequence, it is the empty batch, and the
-    lost one can never land. Raises `Unanswered` never: it asks until it knows; `Unavailable` passes through.
+    If the returned head is `lost`, that batch was applied. If it is another head of the same epoch and sequence, it is the
+    empty batch, and the lost one can never be applied. `CommitOutcomeUnknown` is retried here; `Unavailable` is passed on.
     """
     empty = advance(place.head, (), ())
     while True:
@@ -137,20 +139,20 @@ async def settle(store: Store, place: Place, lost: Head) -> Place | Deposed:
             return Place(empty, answer.revision)
         now = await read_place(store)
         if now is None:
-            raise Corrupt("the head row is gone; restore a backup")
+            raise Corrupt("the head row is missing; restore a backup")
         if now.head in (lost, empty):
             return now
         return Deposed(now.head)
 
 
 def gap(seen: Head, event: Event) -> str | None:
-    """Why does `event` not follow from `seen` without a break? None if it does. The cure for any gap is to list anew."""
+    """Return why `event` does not follow `seen` without a break; None if it does. After any gap the watcher must relist."""
     if event.span is None or event.head is None:
-        return "it carries no head"
+        return "the event carries no head"
     if event.head.incarnation != seen.incarnation:
         return f"the scope was restored: incarnation {seen.incarnation} became {event.head.incarnation}"
     if event.span.first != seen.sequence + 1:
-        return f"it starts at sequence {event.span.first}, {seen.sequence + 1} was due"
+        return f"it starts at sequence {event.span.first}, expected {seen.sequence + 1}"
     if event.head.epoch < seen.epoch:
         return f"its epoch {event.head.epoch} is older than {seen.epoch}"
     rows = len(event.changes) + event.superseded + event.elsewhere
@@ -158,12 +160,12 @@ def gap(seen: Head, event: Event) -> str | None:
         return f"it accounts for {rows} rows of {event.span.rows}, up to {event.span.last} of {event.head.sequence}"
     whole = event.span.first == event.span.last and not event.superseded and not event.elsewhere
     if whole and event.head.digest != _due(seen, event):
-        return f"the digest of sequence {event.head.sequence} is not that of its rows after {seen.sequence}"
+        return f"the digest of sequence {event.head.sequence} does not match its rows after {seen.sequence}"
     return None
 
 
 def _due(seen: Head, event: Event) -> str:
-    """The digest that an event should have which shows one whole batch."""
+    """Return the digest that an event of one complete batch must have."""
     head = event.head
     if head is not None and head.epoch != seen.epoch:
         return _seized(seen, head.epoch, head.holder)
@@ -172,7 +174,7 @@ def _due(seen: Head, event: Event) -> str:
 
 
 def _seized(before: Head, epoch: int, holder: str) -> str:
-    """A takeover changes no rows; its digest is over who took over, and after what."""
+    """A takeover changes no rows; its digest covers the previous digest, the new epoch and the holder."""
     return digest(f"{before.digest} {epoch} {holder}", (), ())
 
 
@@ -181,11 +183,11 @@ RESTORER = "restore"
 
 
 class Replaced(NamedTuple):
-    """The store that the backup took the place of. Its file is kept at `kept_at`; nothing in it was changed.
+    """The store that a restored backup has replaced. Its file is kept unchanged at `kept_at`.
 
-    `revision` is None if it could not be read, and `unreadable` says why. Otherwise `changed` are keys that it changed after
-    the backup's revision, in key order and at most `CHANGED_KEYS_MAX`: what was acknowledged and is not in the backup.
-    `changed_count` counts all of them.
+    `revision` is None if it could not be read; then `unreadable` says why. Otherwise `changed` lists keys that it changed
+    after the backup's revision, in key order and at most `CHANGED_KEYS_MAX`: acknowledged changes that are not in the
+    backup. `changed_count` counts all of them.
     """
 
     kept_at: str
@@ -197,7 +199,7 @@ class Replaced(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """`backup_revision` and `backup_head` are where the backup stood; `revision` and `head` where the store stands now."""
+    """`backup_revision` and `backup_head` are the position of the backup; `revision` and `head` that of the restored store."""
 
     backup_revision: int
     backup_head: Head | None
@@ -207,13 +209,15 @@ class Restored(NamedTuple):
 
 
 def next_revision(backup_revision: int, replaced: Replaced | None) -> int:
-    """Past everything that either store ever answered, so that no revision means two states to a client that kept one."""
+    """Return a revision above all that either store has ever returned, so that a revision never names two states."""
     return max(backup_revision, (replaced.revision or 0) if replaced else 0) + 1
 
 
 def reborn_head(backup: Head | None, replaced: Replaced | None, incarnation: str) -> Head:
-    """The first head of the new incarnation: the sequence goes on, and the epoch is above that of every earlier writer. It is
-    one more than a takeover would make it, so that it shows that this was none, also where there is nothing else to see.
+    """Return the first head of the new incarnation.
+
+    The sequence continues, and the epoch is above that of every earlier writer. It is raised by 2, one more than a takeover
+    does, so that a restore can be recognised by the epoch alone.
     """
     old = backup or Head(incarnation, 0, 0, "", 0, "")
     other = replaced.head if replaced else None

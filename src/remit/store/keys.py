@@ -1,8 +1,6 @@
 """Request validation, key ranges, ordered key index.
 
-Pure checks that every backend shares; nothing here knows what is stored.
-
-Keys in memory, in order, cheap to add to. Values and versions are kept elsewhere.
+All backends share these checks. The key index holds keys only; values and versions are stored elsewhere.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ _LAST_CHARACTER = "\U0010ffff"
 
 
 def check_commit(commit: Commit) -> None:
-    """Raise `Invalid` unless this may be tried at all. Guards are judged later, against what is stored."""
+    """Raise `Invalid` for a malformed commit. Guards are checked later, against the stored rows."""
     rows = len(commit.puts) + len(commit.deletes)
     if rows > ROWS_PER_COMMIT_MAX:
-        raise Invalid(f"{rows} rows in one commit; at most {ROWS_PER_COMMIT_MAX}: split it")
+        raise Invalid(f"{rows} rows in one commit; at most {ROWS_PER_COMMIT_MAX}: split the commit")
     if len(commit.guards) > ROWS_PER_COMMIT_MAX:
         raise Invalid(f"{len(commit.guards)} guards in one commit; at most {ROWS_PER_COMMIT_MAX}")
     for guard in commit.guards:
         check_key(guard.key)
         if guard.revision < 0:
-            raise Invalid(f"guard of {guard.key!r} at revision {guard.revision}: 0 means absent, less means nothing")
+            raise Invalid(f"guard of {guard.key!r} has revision {guard.revision}; use 0 for absent, or a positive revision")
     keys = [key for key, _ in commit.puts]
     keys += commit.deletes
     if not _plain(keys, [value for _, value in commit.puts]):
@@ -47,12 +45,12 @@ def check_commit(commit: Commit) -> None:
         raise Invalid("a key is changed twice in one commit")
     if HEAD in distinct:
         if HEAD in commit.deletes:
-            raise Invalid("the head row cannot be deleted: it fences every older writer")
+            raise Invalid("the head row cannot be deleted: it fences older writers")
         _check_head(next(value for key, value in commit.puts if key == HEAD))
 
 
 def _plain(keys: Sequence[str], values: Sequence[bytes]) -> bool:
-    """Are all of them short, of the right type, and the keys ASCII? Then nothing can be wrong, and no row is looked at."""
+    """Return whether all keys are short ASCII strings and all values short bytes. Then no row needs a check of its own."""
     return (
         {*map(type, keys)} <= {str}
         and {*map(type, values)} <= {bytes}
@@ -77,7 +75,7 @@ def _check_rows(commit: Commit) -> None:
 def check_key(key: str) -> None:
     if type(key) is not str or not key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
-    # Most keys are ASCII, for which the length says it all; only the others are worth encoding.
+    # Most keys are ASCII, where the number of characters is the size; only the others must be encoded.
     if key.isascii():
         size = len(key)
     else:
@@ -90,28 +88,28 @@ def check_range(prefix: str, after: str, limit: int) -> None:
     _encoded(prefix)
     _encoded(after)
     if not 1 <= limit <= PAGE_ROWS_MAX:
-        raise Invalid(f"limit {limit}: between 1 and {PAGE_ROWS_MAX}")
+        raise Invalid(f"limit: {limit}; use 1 to {PAGE_ROWS_MAX}")
 
 
 def check_revision(asked: int, *, compacted: int, now: int) -> None:
     if asked < 0 or asked > now:
-        raise Invalid(f"revision {asked} is not in the past; the store is at {now}")
+        raise Invalid(f"revision {asked} does not exist; the store is at {now}")
     if asked < compacted:
         raise Compacted(asked, compacted)
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The first string after all those that start with `prefix`; None if no string is."""
+    """Return the first string after all strings that start with `prefix`; None if there is none."""
     stem = prefix.rstrip(_LAST_CHARACTER)
     if not stem:
         return None
     follower = ord(stem[-1]) + 1
-    # Surrogates are no characters: the one after U+D7FF is U+E000.
+    # Surrogates cannot be encoded: the character after U+D7FF is U+E000.
     return stem[:-1] + chr(0xE000 if follower == 0xD800 else follower)
 
 
 def range_start(prefix: str, after: str) -> str:
-    """The first key that a range may answer: `after` itself is excluded, and NUL makes its immediate successor."""
+    """Return the first key of a range. `after` itself is excluded: its immediate successor is `after` with a NUL appended."""
     return max(prefix, after + "\0") if after else prefix
 
 
@@ -126,19 +124,19 @@ def _check_head(value: bytes) -> None:
     try:
         decode_head(value)
     except Corrupt as error:
-        raise Invalid(f"the row {HEAD!r} is the writer's chain, and this is none: {error}") from None
+        raise Invalid(f"the row {HEAD!r} must be a head of the writer chain: {error}") from None
 
 
 _FRESH_KEYS_MAX = 1 << 11
 _RUN_KEYS_MAX = 1 << 16
-"""Longer runs are not merged: one such merge would take many milliseconds, and a walk can bear some more runs."""
+"""Longer runs are not merged: that would block for many milliseconds, and a walk can merge a few more runs."""
 
 
 class KeyOrder:
-    """Sorted runs of geometric size: adding is amortised logarithmic, and a walk merges a handful of runs.
+    """Ordered set of keys as sorted runs of geometric size: adding is amortised logarithmic, and a walk merges a few runs.
 
-    One sorted list would move half of itself for every new key. A key may stand in two runs; a walk shows it once. Keys are
-    not taken out one by one: `reset` does it for all.
+    A single sorted list would move half of its entries for every new key. A key may be in two runs; a walk yields it once.
+    Keys are not removed one by one: `reset` replaces all of them.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -153,12 +151,12 @@ class KeyOrder:
 
     def add(self, keys: Iterable[str]) -> None:
         self._fresh.extend(keys)
-        # Sorted as they come: left for the next walk, one huge sort would hold up whoever walks.
+        # Sort in small portions: one large sort at the next walk would block its caller.
         if len(self._fresh) >= _FRESH_KEYS_MAX:
             self._settle()
 
     def walk(self, start: str, end: str | None) -> Iterator[str]:
-        """Keys from `start` up to but not including `end`. What is added during the walk is not in it."""
+        """Yield the keys from `start` up to but not including `end`. Keys added during the walk are not included."""
         self._settle()
         parts: list[list[str]] = []
         for run in self._runs:
@@ -174,7 +172,7 @@ class KeyOrder:
         self._fresh = []
         runs = list(self._runs)
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= _RUN_KEYS_MAX:
-            # Sorting two sorted runs is one merge for timsort. A new list each time: a walk under way keeps its own.
+            # timsort merges two sorted runs in one pass. A new list each time, because a running walk uses the old one.
             run = sorted(runs.pop() + run)
         self._runs = (*runs, run)
 
@@ -187,7 +185,7 @@ def _merged(runs: list[list[str]], start: str, end: str | None) -> Iterator[str]
 
 
 def distinct(keys: Iterable[str]) -> Iterator[str]:
-    """Keys that come in order, each once."""
+    """Remove duplicates from ordered keys."""
     last: str | None = None
     for key in keys:
         if key != last:

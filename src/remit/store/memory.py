@@ -1,8 +1,7 @@
 """In-memory store for tests and simulation.
 
-No I/O and no waiting: each request is one step, so every one is linearizable.
-
-Used by the simulator and by tests, where several authorities share one instance. History is kept until it is compacted.
+It does no I/O and never waits: each request is one step of the event loop, so it is linearizable. Several authorities may
+share one instance. History is kept until it is compacted.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class MemoryStore:
     async def compact(self, revision: int) -> None:
         self._check_open()
         if revision < 0 or revision > self._revision:
-            raise Invalid(f"compact at {revision}; the store is at {self._revision}")
+            raise Invalid(f"cannot compact at {revision}; the store is at {self._revision}")
         if revision <= self._compacted:
             return
         self._compacted = revision
@@ -123,7 +122,7 @@ class MemoryStore:
     def restore(
         cls, backup: Snapshot, *, incarnation: str, replacing: MemoryStore | None = None, bounds: Bounds = Bounds()
     ) -> tuple[MemoryStore, Restored]:
-        """A new store that stands where `backup` stood, in a new incarnation. `replacing` itself is left as it is."""
+        """Return a new store with the content of `backup`, in a new incarnation. `replacing` is not changed."""
         store = cls(bounds)
         head: Head | None = None
         for row in backup.rows:
@@ -134,13 +133,15 @@ class MemoryStore:
         reborn, revision = reborn_head(head, replaced, incarnation), next_revision(backup.revision, replaced)
         store._versions.setdefault(HEAD, []).append(Change(HEAD, encode_head(reborn), revision))
         store._order.reset(store._versions)
-        # Older revisions cannot be asked for: those past the backup's never were, to this store.
+        # Older revisions cannot be read: those after the backup's never existed in this store.
         store._revision = store._compacted = store._log_floor = revision
         store._feed = Feed(revision, bounds)
         return store, Restored(backup.revision, head, revision, reborn, replaced)
 
     def _changed_since(self, backup: Snapshot) -> Replaced:
-        """A compaction forgets deletions: what the backup has and this store knows nothing of was deleted."""
+        """Describe this store as replaced. Compaction drops deletions, so keys of the backup that are unknown here were
+        deleted.
+        """
         changed = [key for key, versions in self._versions.items() if key != HEAD and versions[-1].revision > backup.revision]
         changed += [row.key for row in backup.rows if row.key not in self._versions]
         changed.sort()
@@ -167,7 +168,7 @@ class MemoryStore:
         return Row(key, value, versions[index].revision)
 
     def _forget(self, key: str) -> None:
-        """Drop the versions of `key` that nothing at or after the compacted revision can see."""
+        """Drop the versions of `key` that cannot be read at or after the compacted revision."""
         versions = self._versions.get(key)
         if versions is None:
             return
@@ -187,7 +188,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this store was closed")
+            raise Closed("the store is closed")
 
 
 def _revision_of(change: Change) -> int:

@@ -1,12 +1,10 @@
-"""Store interface, transaction and event types, errors.
+"""Store interface, transaction and event types, errors. memory.py and sqlite/ implement it.
 
-Only promises here: memory.py and sqlite.py keep them.
+A store is a map from key to bytes. Each committed transaction gets the next **revision**, which all rows it changed share,
+so a revision names one state of the whole map. A transaction is guarded key by key: it applies completely, or not at all.
 
-Truth is a map from key to bytes. Each committed transaction gets the next **revision**, shared by every row it changed, so
-a revision names one state of the whole map. A transaction is guarded key by key: it applies whole, or not at all.
-
-Failures are of two kinds, and a caller must never confuse them: after most errors nothing was applied; after `Unanswered`
-the transaction may have been applied, or may be applied still. `chain.py` says how a writer finds out.
+Callers must tell two kinds of failure apart. After most errors nothing was applied. After `CommitOutcomeUnknown` the
+transaction may have been applied, or may still be; chain.py describes how a writer finds out.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ PAGE_ROWS_MAX = 10_000
 
 
 HEAD = "head"
-"""The key of the writer's chain; see chain.py."""
+"""Key of the head row of the writer chain; see chain.py."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Where the writer's chain stands: its last batch, who wrote it, and a digest over it and every batch before it."""
+    """Position of the writer chain: its last batch, the writer (`holder`), and a digest over this batch and all before it."""
 
     incarnation: str
     epoch: int
@@ -38,7 +36,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Span(NamedTuple):
-    """Batches `first` to `last` of the chain, which together changed so many `rows` (head rows apart)."""
+    """Batches `first` to `last` of the chain, which together changed `rows` rows (head rows not counted)."""
 
     first: int
     last: int
@@ -46,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One key as of one revision; `revision` is that of the transaction which last changed it."""
+    """A key with its value; `revision` is that of the transaction which last changed it."""
 
     key: str
     value: bytes
@@ -54,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Part of a range. Ask again with `after=rows[-1].key` and this `revision` while `more`: all pages show one state."""
+    """Part of a range. If `more`, continue with `after=rows[-1].key` and this `revision`: all pages show the same state."""
 
     rows: tuple[Row, ...]
     revision: int
@@ -62,14 +60,14 @@ class Page(NamedTuple):
 
 
 class Guard(NamedTuple):
-    """`key` must stand at exactly this revision; 0 means that it must be absent."""
+    """Condition of a transaction: `key` must be at exactly this revision; 0 means that it must not exist."""
 
     key: str
     revision: int
 
 
 class Commit(NamedTuple):
-    """One transaction: every guard holds and every change applies, or nothing does. A key may be changed once."""
+    """One transaction: all guards hold and all changes apply, or nothing does. A key may be changed only once."""
 
     guards: Sequence[Guard] = ()
     puts: Sequence[tuple[str, bytes]] = ()
@@ -81,7 +79,7 @@ class Committed(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """Nothing was applied: these guards did not hold. `found` is the row's revision then, 0 if absent."""
+    """Nothing was applied: this guard did not hold. `found` is the row's current revision, 0 if it does not exist."""
 
     key: str
     expected: int
@@ -89,7 +87,7 @@ class Conflict(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a transaction did to one key; `value` is None for a deletion."""
+    """Change of one key by a transaction; `value` is None for a deletion."""
 
     key: str
     value: bytes | None
@@ -97,12 +95,12 @@ class Change(NamedTuple):
 
 
 class Event(NamedTuple):
-    """All that happened under a prefix after revision `after`, up to and including `revision`.
+    """Everything that happened under a prefix after revision `after`, up to and including `revision`.
 
-    Usually that is one transaction. For a watcher that lags, consecutive ones are folded into one event: the last change of
-    each key stays, and `superseded` counts those folded away. `elsewhere` counts changes outside the prefix. `span` and
-    `head` tell which batches of the writer's chain are covered, so that a watcher can prove that it missed none
-    (`chain.gap`). The head row itself is in none of these counts.
+    Usually that is one transaction. For a slow watcher, consecutive transactions are folded into one event: it has the last
+    change of each key, and `superseded` counts the dropped ones. `elsewhere` counts changes outside the prefix. `span` and
+    `head` tell which batches of the writer chain are covered, so that a watcher can prove that it missed none (`chain.gap`).
+    The head row itself is not counted.
     """
 
     after: int
@@ -115,7 +113,7 @@ class Event(NamedTuple):
 
 
 class Watch(Protocol):
-    """An ordered feed of events. Iterating raises `Resync` if this watcher fell too far behind, and `Compacted`."""
+    """An ordered feed of events. Iteration raises `Resync` if this watcher fell too far behind, and `Compacted`."""
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -124,21 +122,21 @@ class Watch(Protocol):
 
 class Store(Protocol):
     async def get(self, key: str) -> Row | None:
-        """The row as of now: linearizable, after every commit that was answered before this call."""
+        """Return the current row. Linearizable: it reflects every commit that was answered before this call."""
         ...
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
-        """Rows whose key starts with `prefix`, in key order, past `after`, as of `revision` (0: as of now)."""
+        """Return rows whose key starts with `prefix`, in key order, after key `after`, as of `revision` (0: current)."""
         ...
 
     async def commit(self, commit: Commit) -> Committed | Conflict: ...
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
-        """Every event past revision `after`. Raises `Compacted` if the history since then is gone."""
+        """Watch all events after revision `after`. Raises `Compacted` if that history is gone."""
         ...
 
     async def compact(self, revision: int) -> None:
-        """Forget the history before `revision`: ranges and watches from before it raise `Compacted` from now on."""
+        """Drop the history before `revision`: ranges and watches from before it raise `Compacted` from now on."""
         ...
 
     async def revision(self) -> int: ...
@@ -147,7 +145,7 @@ class Store(Protocol):
 
 
 class StoreError(Exception):
-    """The outside failed. Unless it is `Unanswered`, nothing was applied."""
+    """A store operation failed. Nothing was applied, except after `CommitOutcomeUnknown`."""
 
 
 class Unanswered(StoreError):
@@ -159,23 +157,23 @@ class Unavailable(StoreError):
 
 
 class NoSpace(Unavailable):
-    """No room to write; nothing was applied, reads go on. Cure: free space, or compact."""
+    """The disk is full; nothing was applied, and reads still work. Fix: free space, or compact."""
 
 
 class ReadOnly(Unavailable):
-    """The place cannot be written."""
+    """The data directory cannot be written."""
 
 
 class Closed(Unavailable):
-    """This store was closed."""
+    """The store is closed."""
 
 
 class Corrupt(StoreError):
-    """What was read is not what was written. Nothing more is written; cure: restore a backup."""
+    """The data read is not what was written. The store accepts no more writes. Fix: restore a backup."""
 
 
 class NewerSchema(StoreError):
-    """Written by a newer Remit. Nothing was touched; cure: upgrade this one."""
+    """Written by a newer version of Remit. Nothing was changed. Fix: upgrade."""
 
 
 class Owned(StoreError):
@@ -184,24 +182,24 @@ class Owned(StoreError):
     def __init__(self, place: str, pid: int | None) -> None:
         self.place, self.pid = place, pid
         who = f"process {pid}" if pid else "another process"
-        super().__init__(f"{place} is owned by {who}; stop it, or use another --data directory")
+        super().__init__(f"{place} is in use by {who}; stop it, or use another --data directory")
 
 
 class Compacted(StoreError):
-    """History before `oldest` is gone. Cure: list anew, then watch from the list's revision."""
+    """History before `oldest` is gone. Fix: list again, then watch from the list's revision."""
 
     def __init__(self, asked: int, oldest: int) -> None:
         self.asked, self.oldest = asked, oldest
-        super().__init__(f"revision {asked} was compacted; the oldest kept is {oldest}: list anew and watch from there")
+        super().__init__(f"revision {asked} is compacted, the oldest available is {oldest}; list again and watch from there")
 
 
 class Resync(StoreError):
-    """This watcher fell too far behind and was dropped. Cure: list anew, then watch from the list's revision."""
+    """This watcher fell too far behind and was dropped. Fix: list again, then watch from the list's revision."""
 
     def __init__(self, seen: int, now: int) -> None:
         self.seen, self.now = seen, now
-        super().__init__(f"watcher at revision {seen} fell behind {now}: list anew and watch from there")
+        super().__init__(f"watcher at revision {seen} fell too far behind {now}; list again and watch from there")
 
 
 class Invalid(StoreError):
-    """The caller broke the store's rules (a key twice in one commit, a row too large, a future revision)."""
+    """The request is invalid (a key twice in one commit, a row too large, a future revision). A bug of the caller."""

@@ -1,11 +1,10 @@
 """Watch feed: shared window of recent transactions, folding for slow watchers.
 
-Memory only: a backend hands in its log for the past.
-
-The feed keeps a bounded **window** of recent transactions, shared by every watcher: a watcher is a place in it. One that keeps
-up gets one event a transaction, also when nothing under its prefix changed, so that its revision moves on. One that lags gets
-many folded into one. When the window moves past a watcher, what it has not read is folded for it alone; that too is bounded,
-and a watcher beyond the bound is dropped with `Resync`. So a slow reader costs a bounded amount and holds up nobody.
+The feed keeps a bounded **window** of recent transactions that all watchers share; a watcher is a position in it. A watcher
+that keeps up gets one event per transaction, also when nothing under its prefix changed, so that its revision advances. A
+slow one gets several folded into one event. When the window moves past a watcher, its unread transactions are folded for it
+separately; that is bounded too, and a watcher beyond the bound is dropped with `Resync`. So a slow reader costs a bounded
+amount of memory and delays no other. Older transactions are read from the backend's log (`Replay`).
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from remit.store.protocol import HEAD, Change, Closed, Event, Head, Resync, Span
 
 
 class Bounds(NamedTuple):
-    """How much a feed may hold: for all watchers together (window), and for each that lags behind it (pending)."""
+    """Memory limits of a feed: for all watchers together (window), and for each one behind the window (pending)."""
 
     window_rows_max: int = 1 << 16
     window_bytes_max: int = 64 << 20
     pending_rows_max: int = 1 << 16
     pending_bytes_max: int = 64 << 20
     fold_after: int = 64
-    """A watcher with more transactions than this before it gets them in one event."""
+    """A watcher with more unread transactions than this gets them in one event."""
 
 
 class Transaction:
-    """One committed transaction as watchers see it: the head row is taken out of its changes."""
+    """One committed transaction as watchers see it: without the head row."""
 
     __slots__ = ("_under", "changes", "head", "revision", "size")
 
@@ -49,7 +48,7 @@ class Transaction:
                 size += len(key) + len(value or b"")
         self.changes = tuple(kept)
         self.size = size
-        # Watchers share few prefixes, so each filter is worked out once and not once a watcher.
+        # Watchers share few prefixes, so each filter is computed once per transaction, not once per watcher.
         self._under: dict[str, tuple[Change, ...]] = {}
 
     def under(self, prefix: str) -> tuple[Change, ...]:
@@ -63,7 +62,7 @@ class Transaction:
 
 
 class Fold:
-    """Consecutive transactions in one event: the last change of each key, and a count of the others."""
+    """Folds consecutive transactions into one event: the last change of each key, and the number of dropped ones."""
 
     def __init__(self, prefix: str, after: int) -> None:
         self.prefix, self.after, self.revision = prefix, after, after
@@ -73,7 +72,7 @@ class Fold:
         self.head: Head | None = None
 
     def takes(self, transaction: Transaction) -> bool:
-        """False where the writer's chain breaks: folding over the break would hide it from `chain.gap`."""
+        """Return whether the transaction can be added. Folding over a break in the chain would hide it from `chain.gap`."""
         old, new = self.head, transaction.head
         if old is None or new is None:
             return True
@@ -100,24 +99,24 @@ class Fold:
 
 
 Replay = Callable[[int], Awaitable[Sequence[Transaction]]]
-"""The next transactions after a revision, from the backend's log: some, but never all at once. Raises `Compacted`."""
+"""Reads the next transactions after a revision from the backend's log, a bounded number at a time. Raises `Compacted`."""
 
 
 class Feed:
-    """The window (`floor`, `revision`] and those who watch it. Everything here happens within one step of the loop."""
+    """The window (`floor`, `revision`] and its watchers. No method awaits while it changes the state."""
 
     def __init__(self, revision: int, bounds: Bounds = Bounds()) -> None:
         self.bounds = bounds
         self.floor = self.revision = revision
         self.window: list[Transaction] = []
         self._rows = self._bytes = 0
-        # A dict, not a set: watchers are woken in the order in which they came, in every run.
+        # A dict, not a set: watchers are woken in the order of their arrival, which keeps simulations deterministic.
         self._watchers: dict[Watcher, None] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
 
     def publish(self, transactions: Sequence[Transaction]) -> None:
-        """Add what was just committed: revisions follow one another without a hole."""
+        """Add committed transactions, whose revisions follow without a gap."""
         for transaction in transactions:
             self.window.append(transaction)
             self._rows += len(transaction.changes)
@@ -128,7 +127,7 @@ class Feed:
 
     def watch(self, prefix: str, after: int, replay: Replay) -> Watcher:
         if self._closed:
-            raise Closed("this store was closed")
+            raise Closed("the store is closed")
         watcher = Watcher(self, prefix, after, replay)
         self._watchers[watcher] = None
         return watcher
@@ -139,7 +138,7 @@ class Feed:
     def close(self) -> None:
         self._closed = True
         for watcher in tuple(self._watchers):
-            watcher.end(Closed("this store was closed"))
+            watcher.end(Closed("the store is closed"))
         self.window.clear()
         self.floor = self.revision
         self.wake()
@@ -156,12 +155,12 @@ class Feed:
                 future.set_result(None)
 
     def _evict(self) -> None:
-        """Move the window on, in strides of a quarter: looking at every watcher for every transaction would cost too much."""
+        """Shrink the window once it is 25 % too large: checking all watchers after every transaction would cost too much."""
         rows_max, bytes_max = self.bounds.window_rows_max, self.bounds.window_bytes_max
         if self._rows <= rows_max * 5 // 4 and self._bytes <= bytes_max * 5 // 4 and len(self.window) <= rows_max * 5 // 4:
             return
         gone = 0
-        # The newest stays whatever its size, else one huge transaction would cost every watcher its place.
+        # Keep the newest whatever its size, or one huge transaction would push every watcher out of the window.
         while gone < len(self.window) - 1 and (
             self._rows > rows_max or self._bytes > bytes_max or len(self.window) - gone > rows_max
         ):
@@ -177,7 +176,7 @@ class Feed:
 
 
 class Watcher:
-    """One watcher's place. First it reads the backend's log up to the window (not `joined`), then the window itself."""
+    """Position of one watcher. It reads the backend's log up to the window first (not `joined`), then the window."""
 
     def __init__(self, feed: Feed, prefix: str, after: int, replay: Replay) -> None:
         self._feed, self._prefix, self._replay = feed, prefix, replay
@@ -211,13 +210,13 @@ class Watcher:
         self._feed.wake()
 
     def end(self, error: StoreError) -> None:
-        """Every later step raises `error`; what was pending is let go."""
+        """Make all later steps raise `error`, and drop pending events."""
         if self._error is None:
             self._error = error
         self._drop()
 
     def fall_behind(self, gone: int) -> None:
-        """The first `gone` transactions leave the window: keep what of them was not read, folded, or be dropped."""
+        """The first `gone` transactions leave the window: fold those that were not read, or drop the watcher."""
         feed = self._feed
         if not self._joined:
             return
@@ -241,7 +240,7 @@ class Watcher:
         pending = len(feed.window) - index
         fold, self._fold = self._fold, None
         if fold is None:
-            # Less than nothing: the log showed a commit that is about to be published.
+            # Negative if the log already showed a commit that is about to be published.
             if pending <= 0:
                 return None
             fold = Fold(self._prefix, self._seen)
@@ -257,7 +256,7 @@ class Watcher:
 
     def _next_past(self) -> Event | None:
         if not self._past:
-            # No await between this look at the floor and the first look into the window: no gap, and nothing twice.
+            # No await between this check of the floor and the first read of the window, so nothing is missed or repeated.
             if self._seen >= self._feed.floor:
                 self._joined = True
                 return self._next_live()

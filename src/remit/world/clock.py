@@ -1,11 +1,8 @@
 """Boot-time clock, and one shared timer for long timeouts.
 
-One timer for all long waits; what is done about it is theirs.
-
-Almost none of them comes to its end, and a timer costs more than most of what is waited for. Whose time is over hears it a tick
-late at most.
-
-Reads the system's clocks; nothing is scheduled or decided here.
+Almost all long timeouts are cancelled before they expire, and an event-loop timer for each of them would cost more than most
+of the operations it guards. `SharedTimer` checks all of them with one timer instead, at the price of firing up to `TICK_S`
+late.
 """
 
 from __future__ import annotations
@@ -24,17 +21,17 @@ TICK_S: Final = 0.25
 
 
 class Waiter(Protocol):
-    """`due_s` is of the event loop's time."""
+    """An entry of a `SharedTimer`. `due_s` is an instant of the event loop's time."""
 
     due_s: float
 
     def over(self) -> None:
-        """Its time is. It is called once, and never after it was let go."""
+        """Called once when the timeout expires, and never after the entry was cancelled."""
         ...
 
 
 class Patience:
-    """Of one event loop."""
+    """One timer for many coarse timeouts of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -43,7 +40,7 @@ class Patience:
         self._looks_s = inf
 
     def keep(self, one: Waiter, for_s: float) -> None:
-        """Whoever is kept already waits anew."""
+        """Schedule `entry` to expire in `for_s` seconds. An entry that is already scheduled is rescheduled."""
         due_s = one.due_s = self.loop.time() + for_s
         self._all[one] = None
         if due_s < self._looks_s:
@@ -62,21 +59,21 @@ class Patience:
         now_s = self.loop.time()
         self._timer, self._looks_s = None, inf
         for one in [one for one in self._all if one.due_s <= now_s]:
-            if self._all.pop(one, self) is None:  # nobody before it has let it go meanwhile
+            if self._all.pop(one, self) is None:  # skip entries that an earlier callback of this loop has cancelled
                 one.over()
         if self._all:
             self._look_at(max(now_s + TICK_S, min(one.due_s for one in self._all)))
 
 
 class Bounded:
-    """As much of `asyncio.timeout` as is asked of one. Who sets the bound is told by `over`."""
+    """A minimal `asyncio.timeout`. A subclass arranges that `expired` is called when the timeout has passed."""
 
     __slots__ = ("_before", "_late", "_task")
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("only a task can be told that its time is over")
+            raise RuntimeError("a timeout needs a running task")
         self._task, self._before, self._late = task, task.cancelling(), False
         self._begin()
 
@@ -90,16 +87,16 @@ class Bounded:
             raise TimeoutError from error
 
     def _begin(self) -> None:
-        """Have `over` called in time."""
+        """Arrange for `expired` to be called."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """It need not be called any more."""
+        """Cancel that call."""
         raise NotImplementedError
 
 
 class Within(Bounded):
-    """By one timer for many."""
+    """A timeout on a `SharedTimer`."""
 
     __slots__ = ("_for_s", "_patience", "due_s")
 
@@ -118,17 +115,18 @@ class Within(Bounded):
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE: Final = Path("/proc/self/ns/time")
 _TIME_NAMESPACE_FIRST: Final = 0xEFFFFFFA
-"""The inode of the namespace that the machine booted into; the kernel fixes it (PROC_TIME_INIT_INO)."""
+"""Inode of the initial time namespace; fixed by the kernel (PROC_TIME_INIT_INO)."""
 
 _NAP_NS_MAX: Final = 1_000_000_000
-"""The event loop's clock stands still during a suspend. Short naps wake a sleeper within a second of the resume."""
+"""The event loop's clock stands still during a suspend. Sleeping in short steps wakes a sleeper within a second of the resume.
+"""
 
 _LONG_MS: Final = 5_000
-"""A bound that is as long as this or longer may come a quarter of a second late."""
+"""Timeouts of this length or longer use the shared timer and may fire `TICK_S` late."""
 
 
 class BootClock:
-    """CLOCK_BOOTTIME: counts from boot, suspend included, the same for every process of the machine."""
+    """CLOCK_BOOTTIME: counts from boot, suspend included, and is the same for all processes of the machine."""
 
     def __init__(self) -> None:
         self._boot = _boot()
@@ -139,14 +137,14 @@ class BootClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def now_ns(self) -> int:
-        """The same instant, finer: for measuring, which nothing decides by."""
+        """Return the current instant in nanoseconds, for measurements only."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def boot(self) -> str:
         return self._boot
 
     def wall(self) -> str:
-        """Asked for at every turn, and most of it is that of the last time."""
+        """Formats the second only when it changes: this is called for every log line and record."""
         second, ns = divmod(time.time_ns(), 1_000_000_000)
         if second != self._second:
             self._second, self._said = second, datetime.fromtimestamp(second, UTC).isoformat().removesuffix("+00:00")
@@ -158,7 +156,7 @@ class BootClock:
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + ms * 1_000_000
         left_ns = ms * 1_000_000
         await asyncio.sleep(0)
-        # A timer of the event loop may fire a little early by this clock, so the clock has the last word.
+        # An event-loop timer may fire slightly early by this clock, so check the clock itself.
         while left_ns > 0:
             await asyncio.sleep(min(left_ns, _NAP_NS_MAX) / 1e9)
             left_ns = until_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -167,7 +165,7 @@ class BootClock:
         return asyncio.timeout(ms / 1000) if ms < _LONG_MS else Within(self.patience(), ms / 1000)
 
     def patience(self) -> Patience:
-        """For long waits, of the event loop that runs now."""
+        """Return the shared timer of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._patience is None or self._patience.loop is not loop:
             self._patience = Patience(loop)
@@ -175,7 +173,7 @@ class BootClock:
 
 
 def stopwatch_ns() -> int:
-    """For measuring how long something took, in this process; nothing decides by it."""
+    """Return a counter for measuring durations within this process. No decision may depend on it."""
     return time.perf_counter_ns()
 
 
@@ -183,10 +181,10 @@ def _boot() -> str:
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError as error:
-        raise NoBoot(f"{_BOOT_ID} cannot be read ({error.strerror})", "mount /proc, and run on Linux") from error
+        raise NoBoot(f"{_BOOT_ID} cannot be read ({error.strerror})", "run on Linux with /proc mounted") from error
     if not boot:
-        raise NoBoot(f"{_BOOT_ID} is empty", "mount a real /proc")
-    # A time namespace shifts CLOCK_BOOTTIME but not the boot id: instants from inside and outside must not be compared.
+        raise NoBoot(f"{_BOOT_ID} is empty", "mount a complete /proc")
+    # A time namespace shifts CLOCK_BOOTTIME but not the boot id, so instants from inside and outside must not be compared.
     space = _time_namespace()
     return boot if space == _TIME_NAMESPACE_FIRST else f"{boot}-{space:x}"
 
@@ -194,5 +192,5 @@ def _boot() -> str:
 def _time_namespace() -> int:
     try:
         return _TIME_NAMESPACE.stat().st_ino
-    except OSError:  # a kernel without time namespaces has one time for all
+    except OSError:  # a kernel without time namespaces has only one
         return _TIME_NAMESPACE_FIRST

@@ -1,13 +1,4 @@
-"""Thread offload, batched offload, cancellation of blocking work, first failure of a task group.
-
-One thread, in order. What the work means is not known here.
-
-In one piece for all who ask; what it does is theirs.
-
-No work of its own is here.
-
-It is told to, and what it waits for is closed; why is not asked.
-"""
+"""Thread offload, batched offload, cancellation of blocking work, first failure of a task group."""
 
 from __future__ import annotations
 
@@ -25,9 +16,10 @@ T = TypeVar("T")
 
 
 class ThreadOffload:
-    """The thread begins with the first work. Work that was accepted runs even if the loop or the program ends before it.
+    """Runs work in one thread, which starts with the first item.
 
-    The queue has no bound of its own: every piece has a caller who waits for it, and callers are bounded.
+    Accepted work runs even if the event loop or the program ends before it. The queue has no bound of its own: every item
+    has a waiting caller, and the number of callers is bounded.
     """
 
     def __init__(self, name: str = "offload") -> None:
@@ -37,13 +29,13 @@ class ThreadOffload:
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if self._closed:
-            raise OffloadClosed(f"the thread {self._name} was closed", "start the component anew")
+            raise OffloadClosed(f"offload thread {self._name} is closed", "restart the component")
         return self._put(work)
 
     async def close(self) -> None:
         self._closed = True
         try:
-            # The last in the queue: when it has run, so has everything before it.
+            # This item is the last in the queue: when it has run, so has everything before it.
             await self._put(_nothing)
         except OffloadClosed:
             return
@@ -51,13 +43,13 @@ class ThreadOffload:
 
     def _put(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
-        # Not asyncio.wrap_future: cancelling that one takes work out of the queue, and a commit would be lost in silence.
+        # Not asyncio.wrap_future: cancelling its future removes the work from the queue, and a commit would be lost silently.
         answer: asyncio.Future[T] = loop.create_future()
 
         def run() -> None:
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - it is the waiter's, whatever it is
+            except BaseException as error:  # noqa: BLE001 - passed on to the waiter
                 _tell(loop, _fail, answer, error)
             else:
                 _tell(loop, _succeed, answer, result)
@@ -65,7 +57,7 @@ class ThreadOffload:
         try:
             self._pool.submit(run)
         except RuntimeError as error:
-            raise OffloadClosed(f"the thread {self._name} has ended ({error})", "start the component anew") from error
+            raise OffloadClosed(f"offload thread {self._name} has ended ({error})", "restart the component") from error
         return answer
 
 
@@ -76,7 +68,7 @@ def _nothing() -> None:
 def _tell(loop: asyncio.AbstractEventLoop, deed: Callable[..., None], *arguments: object) -> None:
     try:
         loop.call_soon_threadsafe(deed, *arguments)
-    except RuntimeError:  # the loop was closed: nobody is left to hear it, and the work is done all the same
+    except RuntimeError:  # the loop was closed: no waiter is left, and the work itself is done
         return
 
 
@@ -87,10 +79,10 @@ def _succeed(answer: asyncio.Future[T], result: T) -> None:
 
 def _fail(answer: asyncio.Future[T], error: BaseException) -> None:
     if answer.done():
-        # The waiter was cancelled. Its work failed all the same, and somebody should be able to read that.
+        # The waiter was cancelled, but the failure should still be logged.
         told = {"message": "work failed after its waiter was cancelled", "exception": error}
         answer.get_loop().call_exception_handler(told)
-    elif isinstance(error, StopIteration):  # a future refuses it, since it would end whatever awaits
+    elif isinstance(error, StopIteration):  # a future refuses it, since it would end the coroutine that awaits it
         wrapped = RuntimeError("work raised StopIteration")
         wrapped.__cause__ = error
         answer.set_exception(wrapped)
@@ -104,7 +96,7 @@ class _Piece(NamedTuple):
 
 
 class Together:
-    """To call it is to have a piece of blocking work done. Whoever asks while another group is at it is in the next one."""
+    """Batches blocking work: calls made while a batch runs form the next batch, which is offloaded as one item."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
@@ -114,7 +106,7 @@ class Together:
     async def __call__(self, work: Callable[[], T], /) -> T:
         piece = _Piece(work, asyncio.get_running_loop().create_future())
         self._waiting.append(piece)
-        if len(self._waiting) == 1:  # the first of a group has it done for all
+        if len(self._waiting) == 1:  # the first caller of a batch runs it for all of them
             await self._do_group()
         result: T = await piece.done
         return result
@@ -123,7 +115,7 @@ class Together:
         group: list[_Piece] = []
         try:
             async with self._turn:
-                await asyncio.sleep(0)  # whoever asks in the same moment is in it, too
+                await asyncio.sleep(0)  # let callers of the same loop iteration join the batch
                 group, self._waiting = self._waiting, []
                 answers = await self._offload(lambda: _all_of(group))
         except BaseException:
@@ -133,7 +125,7 @@ class Together:
                 piece.done.cancel()
             raise
         for piece, (result, error) in zip(group, answers, strict=True):
-            if piece.done.done():  # nobody waits for it any more
+            if piece.done.done():  # its caller was cancelled
                 continue
             if error is None:
                 piece.done.set_result(result)
@@ -146,15 +138,17 @@ def _all_of(group: Sequence[_Piece]) -> list[tuple[Any, Exception | None]]:
     for piece in group:
         try:
             answers.append((piece.work(), None))
-        except Exception as error:  # noqa: BLE001 - it is the asker's, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
             answers.append((None, error))
     return answers
 
 
 @contextmanager
 def one_failure() -> Iterator[None]:
-    """Around a group of tasks: of its failures the first. If somebody has cancelled it meanwhile, that is what is raised: the
-    group would forget it, and whoever catches the failure would go on.
+    """Raise the first failure of a task group in place of the exception group.
+
+    If the surrounding task was cancelled meanwhile, CancelledError is raised instead. The group would drop the cancellation,
+    and a caller that catches the failure would continue.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -167,7 +161,10 @@ def one_failure() -> Iterator[None]:
 
 
 class Stop:
-    """Ends blocking work from another thread: it sees so at its next piece, and what it waits for is closed under it."""
+    """Cancels blocking work from another thread.
+
+    The work notices at its next `check`, and the socket it may be blocked on is shut down.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,7 +181,8 @@ class Stop:
             self.asked = True
             if self._held is not None:
                 with suppress(OSError):
-                    # Not the TLS socket's own: that one forgets its encryption, and its reader would take cipher for text.
+                    # Not the TLS socket's own shutdown: that drops its encryption state, and the reader would take ciphertext
+                    # for plain text.
                     socket.socket.shutdown(self._held, socket.SHUT_RDWR)
 
     def check(self) -> None:
@@ -193,4 +191,4 @@ class Stop:
 
 
 class Stopped(Exception):
-    """Nobody waits for it any more, or it has taken too long."""
+    """The work was cancelled, or took too long."""

@@ -1,8 +1,6 @@
 """Host inventory (CPU, memory, GPUs), free ports, TCP and HTTP probes.
 
-Reads what the system says, and does not judge it.
-
-Asked over TCP, within a time; what follows from the answer is not known here: see agent/probes.py.
+This module only reads. agent/probes.py decides what a probe result means.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ _GPU_WAIT_S: Final = 10
 _GPUS_MAX: Final = 64
 
 PORTS_KEPT_MS: Final = 60_000
-"""So long a port that was given out is not given out again: whoever got it needs time to listen there."""
+"""For this long a port that was returned is not returned again: the caller needs time to listen on it."""
 _TRIES_MAX: Final = 20
 
 
 class ThisHost:
-    """The real one."""
+    """Inventory of the machine this process runs on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,7 +50,7 @@ class ThisHost:
 
 
 class KernelPorts:
-    """The kernel is asked for free ones; all of one answer are held while it is put together, so they differ."""
+    """Free ports as chosen by the kernel. All ports of one call stay bound until the call returns, so that they differ."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -60,7 +58,7 @@ class KernelPorts:
 
     async def free(self, count: int, /) -> list[int]:
         if count < 0:
-            raise ValueError(f"{count} ports")
+            raise ValueError(f"count: must not be negative, is {count}")
         now_ms = self._clock.now_ms()
         self._given = {port: at_ms for port, at_ms in self._given.items() if now_ms - at_ms < PORTS_KEPT_MS}
         held: list[socket.socket] = []
@@ -70,7 +68,7 @@ class KernelPorts:
                 if len(found) == count:
                     break
                 held.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
-                # On every interface: one that is free on the loopback alone may be another's elsewhere.
+                # Bind on all interfaces: a port that is free on the loopback interface may be in use on another one.
                 held[-1].bind(("", 0))
                 port: int = held[-1].getsockname()[1]
                 if port not in self._given:
@@ -78,22 +76,23 @@ class KernelPorts:
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise NoPorts(
-                f"{count} ports cannot be had ({why})", "raise the limit of open files, or end what listens"
+                f"cannot allocate {count} ports ({why})",
+                "raise the limit of open files (ulimit -n), or stop processes that listen",
             ) from error
         finally:
             for one in held:
                 one.close()
         if len(found) < count:
-            cause = f"{len(found)} of {count} ports were free that were not given out in the last minute"
-            raise NoPorts(cause, "widen net.ipv4.ip_local_port_range, or ask for fewer at a time")
+            cause = f"only {len(found)} of {count} ports are free and were not allocated in the last minute"
+            raise NoPorts(cause, "widen net.ipv4.ip_local_port_range, or allocate fewer ports at a time")
         self._given |= dict.fromkeys(found, now_ms)
         return found
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Could one listen there?"""
+    """Return whether a server could listen on this port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what was closed just now is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ports in TIME_WAIT count as free
         try:
             probe.bind((host, port))
         except OSError:
@@ -101,18 +100,19 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-# -- what we may use -----------------------------------------------------------------------------------------------------------
+# -- limits of this process
+# ------------------------------------------------------------------------------------------------------
 
 
 def _cpu_milli() -> int:
-    """The processors that we may run on, and no more than the quota of any group that we are in."""
+    """Return the CPUs this process may run on, reduced to the smallest quota of the cgroups it is in."""
     quotas = (_quota_milli(place) for _, places in own_groups() for place in places)
     return min([len(os.sched_getaffinity(0)) * 1000, *(quota for quota in quotas if quota > 0)])
 
 
 def _quota_milli(place: Path) -> int:
-    """0: none."""
-    words = _text(place / "cpu.max").split()  # version 2: "max 100000" or "150000 100000"
+    """Return the CPU quota of a cgroup; 0 means no quota."""
+    words = _text(place / "cpu.max").split()  # cgroup v2: "max 100000" or "150000 100000"
     if not words:
         words = [_text(place / "cpu.cfs_quota_us").strip(), _text(place / "cpu.cfs_period_us").strip()]
     quota, period = (int(word) if word.isdigit() else 0 for word in (*words, "", "")[:2])
@@ -131,7 +131,7 @@ def _memory_bytes() -> int:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """By the maker's tool; where it is not there or fails, by the devices, which do not say what they are."""
+    """List GPUs with nvidia-smi. If it is missing or fails, list the device files, which give neither model nor memory."""
     return listed_gpus(_smi()) or device_gpus(_names(_DEVICES))
 
 
@@ -157,8 +157,9 @@ def _smi() -> str:
 
 
 def said_by(words: tuple[str, ...], *, wait_s: float, uid: int | None = None) -> str:
-    """What a tool prints; nothing if it fails, or takes too long: a driver that hangs must not hang us. With `uid`, which takes
-    root, it is run by that user.
+    """Return the standard output of a tool; empty if it fails or does not end within `wait_s`.
+
+    The timeout keeps a hanging driver from blocking the caller. With `uid` the tool runs as that user, which needs root.
     """
     who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": (), "cwd": "/"}
     try:
@@ -190,14 +191,14 @@ _BAD: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 class SocketProber:
-    """Real connections, one a question."""
+    """Probes over real connections, a new one for each probe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
         if _BAD.search(path) or not path.startswith("/"):
-            return Probed(ok=False, detail="the path is none that can be asked for")
+            return Probed(ok=False, detail="the probe path is invalid")
         head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: remit-probe\r\nConnection: close\r\n\r\n"
         return await self._asked(host, port, head.encode(), timeout_ms)
 
@@ -208,15 +209,15 @@ class SocketProber:
         try:
             async with self._clock.timeout_ms(timeout_ms), _connection(host, port) as (reader, writer):
                 if not head:
-                    return Probed(ok=True, detail=f"port {port} takes connections")
+                    return Probed(ok=True, detail=f"port {port} accepts connections")
                 writer.write(head)
                 return _judged(await _first_line(reader))
         except TimeoutError:
             return Probed(ok=False, detail=f"no answer within {timeout_ms} ms")
         except OSError as error:
-            # What asyncio says of a failed connection names only itself and the address again.
+            # The text of asyncio's connection errors repeats the address and adds nothing.
             why = (os.strerror(error.errno) if error.errno else str(error)).lower()
-            return Probed(ok=False, detail=f"port {port} cannot be reached ({why})")
+            return Probed(ok=False, detail=f"cannot connect to port {port} ({why})")
 
 
 @asynccontextmanager
@@ -225,7 +226,7 @@ async def _connection(host: str, port: int) -> AsyncIterator[tuple[asyncio.Strea
     try:
         yield reader, writer
     finally:
-        # Dropped, not closed politely: one that never reads must not hold us up.
+        # Abort instead of close: a peer that never reads must not delay the probe.
         writer.transport.abort()
         with suppress(OSError):
             await writer.wait_closed()
@@ -245,7 +246,7 @@ def _judged(line: bytes) -> Probed:
         return Probed(ok=False, detail="the connection was closed without an answer")
     found = _STATUS.fullmatch(line)
     if found is None:
-        return Probed(ok=False, detail="the answer was not HTTP")
+        return Probed(ok=False, detail="the answer is not HTTP")
     status, word = int(found[1]), (found[2] or b"").decode("ascii", "replace").strip()
     shown = "".join(letter if letter.isprintable() else "?" for letter in word)
     return Probed(ok=200 <= status < 400, detail=f"status {status} {shown}".strip())

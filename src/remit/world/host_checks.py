@@ -1,8 +1,7 @@
 """Host checks of `remit doctor`, and stack dumps of this process.
 
-Everything is tried, not read off; what it means others decide.
-
-Where each thread and each task stands, by file and line; nothing of what they hold.
+Checks try each facility instead of reading its configuration. Stack dumps contain file names and line numbers, never the
+values of variables.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ ROOM_MIN: Final = 1 << 30
 SYNC_MS_SLOW: Final = 50
 SYNCS: Final = 5
 PORTS: Final = 32
-UNSANDBOXED: Final = "makes no sandbox for users without rights, as whom work runs"
+UNSANDBOXED: Final = "cannot create a sandbox for unprivileged users, which replicas run as"
 NAMESPACES: Final = (
-    "allow them user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
     "or run the agent with --sandbox none or --work-user root"
 )
 _TRY_S: Final = 10
 _UNSYNCHRONISED: Final = 5
-"""What adjtimex(2) answers while nobody keeps the wall clock right (TIME_ERROR)."""
+"""What adjtimex(2) returns while no service synchronises the wall clock (TIME_ERROR)."""
 _ADJTIMEX_BYTES: Final = 512
 
 State = Literal["ok", "warn", "fail"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. `warn`: work runs, and something is not to be had; `fail`: it does not run."""
+    """Result of one check. `warn`: replicas run, but some feature is missing. `fail`: replicas cannot run."""
 
     name: str
     state: State
@@ -55,7 +54,7 @@ class Finding(NamedTuple):
 
 
 def examined(data: Path, port: int) -> list[Finding]:
-    """All findings, in the order in which people should mend them. It blocks for about a second."""
+    """Run all checks, in the order in which problems should be fixed. Blocks for about a second."""
     looks: tuple[Callable[[], Finding], ...] = (
         _system,
         _clock,
@@ -91,21 +90,26 @@ def _clock() -> Finding:
     time.sleep(0.05)
     passed_ms, counted_ms = (time.monotonic() - began_s) * 1000, (clock.now_ns() - before) / 1e6
     if abs(passed_ms - counted_ms) > 1 + passed_ms / 100:
-        return Finding("clock", "fail", f"{counted_ms:.0f} ms were counted in {passed_ms:.0f} ms", "mend the machine's timer")
-    return Finding("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, running on through suspend")
+        return Finding(
+            "clock",
+            "fail",
+            f"the boot clock counted {counted_ms:.0f} ms in {passed_ms:.0f} ms",
+            "check the machine's clock source",
+        )
+    return Finding("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, advances during suspend")
 
 
 def _wall_clock() -> Finding:
-    """It is only shown to people; but they compare it between machines."""
+    """Remit only displays the wall clock, but users compare its values between machines."""
     shown = BootClock().wall()
     if synchronised() is False:
-        cure = "run chrony or systemd-timesyncd; only times that are shown depend on it"
-        return Finding("wall clock", "warn", f"{shown}, which nothing keeps right", cure)
+        cure = "run chrony or systemd-timesyncd; only displayed times depend on it"
+        return Finding("wall clock", "warn", f"{shown}, not synchronised", cure)
     return Finding("wall clock", "ok", shown)
 
 
 def synchronised() -> bool | None:
-    """Does somebody keep the wall clock right? None if the machine does not say."""
+    """Return whether the wall clock is synchronised; None if the system does not report it."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
     except (OSError, AttributeError):
@@ -114,7 +118,9 @@ def synchronised() -> bool | None:
 
 
 def _directory(data: Path) -> Finding:
-    """Can it be written durably, how quickly, and how much more? What is not there is tried where it would be made."""
+    """Check that the data directory can be written durably, how fast, and its free space. If it is absent, its nearest existing
+    parent is checked.
+    """
     place = next(one for one in (data, *data.absolute().parents) if one.is_dir())
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".remit-doctor-") as file:
@@ -122,14 +128,17 @@ def _directory(data: Path) -> Finding:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         return Finding(
-            "data directory", "fail", f"{place} cannot be written ({why})", "name another with --data, or change its owner"
+            "data directory",
+            "fail",
+            f"{place} cannot be written ({why})",
+            "choose another directory with --data, or change its owner",
         )
     free = shutil.disk_usage(place).free
     found = f"{place}: {free >> 30} GiB free, a durable write takes {times[SYNCS // 2]:.1f} ms"
     if free < ROOM_MIN:
-        return Finding("data directory", "warn", found, "free at least 1 GiB: without room nothing more is committed")
+        return Finding("data directory", "warn", found, "free at least 1 GiB: commits fail when the disk is full")
     if times[SYNCS // 2] > SYNC_MS_SLOW:
-        return Finding("data directory", "warn", found, "use a faster disk: every commit waits for one such write")
+        return Finding("data directory", "warn", found, "use a faster disk: every commit waits for one durable write")
     return Finding("data directory", "ok", found)
 
 
@@ -143,8 +152,8 @@ def _synced_ms(descriptor: int) -> float:
 def _api_port(port: int) -> Finding:
     if port_is_free(port):
         return Finding("API port", "ok", f"127.0.0.1:{port} is free")
-    cure = "if that is Remit, all is well (`remit get nodes`); else name another with --listen 127.0.0.1:PORT"
-    return Finding("API port", "warn", f"somebody listens at 127.0.0.1:{port}", cure)
+    cure = "if that is Remit, all is well (check with `remit get nodes`); else choose another with --listen 127.0.0.1:PORT"
+    return Finding("API port", "warn", f"127.0.0.1:{port} is in use", cure)
 
 
 def _ports() -> Finding:
@@ -152,41 +161,41 @@ def _ports() -> Finding:
         found = asyncio.run(KernelPorts(BootClock()).free(PORTS))
     except WorldError as error:
         return Finding("ports for work", "fail", error.cause, error.cure)
-    return Finding("ports for work", "ok", f"{len(found)} of {PORTS} asked for were free")
+    return Finding("ports for work", "ok", f"{len(found)} of {PORTS} test ports were free")
 
 
 def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES_MIN:
         most = "unlimited" if hard == resource.RLIM_INFINITY else hard
-        return Finding("open files", "warn", f"{soft} at most", f"run `ulimit -n 65536` first (allowed here: {most})")
-    return Finding("open files", "ok", f"{soft} at most")
+        return Finding("open files", "warn", f"limit is {soft}", f"run `ulimit -n 65536` first (hard limit: {most})")
+    return Finding("open files", "ok", f"limit is {soft}")
 
 
 def _cgroups() -> Finding:
     found = ProcessRunner(BootClock()).confinement()
     missing = [name for name in ("cpu", "memory", "pids") if name not in found.controllers]
     if not missing:
-        return Finding("cgroups", "ok", f"{found.cgroups}: cpu, memory and pids are limited, and whole trees ended")
-    cure = "run the agent as root, or let systemd delegate them: systemd-run --user --scope -p Delegate=yes remit agent ..."
+        return Finding("cgroups", "ok", f"{found.cgroups}: limits on cpu, memory and pids, process trees can be killed")
+    cure = "run the agent as root, or let systemd delegate: systemd-run --user --scope -p Delegate=yes remit agent ..."
     return Finding("cgroups", "warn", f"{found.cgroups}: {found.why}", cure)
 
 
 def _sandbox() -> Finding:
     program = shutil.which(PROGRAM)
     if program is None:
-        cure = "apt-get install bubblewrap; until then work runs without a sandbox, and `sandbox: bwrap` is refused"
+        cure = "apt-get install bubblewrap; until then replicas run without a sandbox, and `sandbox: bwrap` is refused"
         return Finding("bubblewrap", "warn", "not installed", cure)
     if not makes_sandboxes(program):
         cure = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run the agent as root"
-        return Finding("bubblewrap", "warn", f"{program} is there and makes no sandbox", cure)
+        return Finding("bubblewrap", "warn", f"{program} is installed but cannot create a sandbox", cure)
     if os.geteuid() == 0 and not makes_sandboxes(program, FIRST):
         return Finding("bubblewrap", "warn", f"{program} {UNSANDBOXED}", NAMESPACES)
-    return Finding("bubblewrap", "ok", f"{program} makes sandboxes")
+    return Finding("bubblewrap", "ok", f"{program} can create sandboxes")
 
 
 def makes_sandboxes(program: str, uid: int | None = None) -> bool:
-    """For us, or for the user of this number, as whom it is run then."""
+    """Return whether bubblewrap can create a sandbox, for this process's user or for the user `uid`."""
     words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
     return "inside" in (said_by(words, wait_s=_TRY_S) if uid is None else said_by(words, wait_s=_TRY_S, uid=uid))
 
@@ -203,14 +212,14 @@ DEPTH_MAX: Final = 30
 
 
 def threads() -> dict[str, list[str]]:
-    """By name, the innermost place first."""
+    """Return the stack of each thread by thread name, innermost frame first."""
     names = {one.ident: one.name for one in threading.enumerate()}
     frames = list(sys._current_frames().items())[:STANDS_MAX]
     return {f"{names.get(ident, 'unknown')} {ident}": _places(frame) for ident, frame in frames}
 
 
 def tasks() -> list[str]:
-    """Of the running event loop: what each is called, and where it waits."""
+    """Return, for each task of the running event loop, its coroutine and where it waits."""
     found = sorted((_task(one) for one in asyncio.all_tasks()), key=str)
     return found[:STANDS_MAX] + ([f"and {len(found) - STANDS_MAX} more"] if len(found) > STANDS_MAX else [])
 
@@ -219,7 +228,7 @@ def _task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
     where = _place(frames[-1]) if frames else "done"
     coroutine = getattr(task.get_coro(), "__qualname__", "")
-    # Tasks are named after what they do, and a name may hold an object's: no words of people here.
+    # Not the task's name, which may contain the name of an object: a dump must hold no user data.
     return f"{coroutine} at {where}"
 
 

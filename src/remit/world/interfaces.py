@@ -1,10 +1,11 @@
-"""Interfaces: clock, randomness, ids, disk, link, runner, host; their errors.
+"""Interfaces to the operating system (clock, randomness, ids, disk, link, runner, host) and their errors.
 
-Promises only: production.py keeps them for real, the simulator in virtual time.
+Everything that is not a pure function of its arguments goes through these protocols. Production code gets the
+implementations built by production.py and the simulator passes its own, which run in virtual time; the components are the
+same code in both.
 
-Everything that is not a pure function of its arguments comes through here, so that a component which was given another
-world runs the same code. Two failures are told apart everywhere: what the outside did to us (`WorldError`, with its cause
-and its cure), and our own bugs (`ValueError` and the like).
+Two kinds of failure are kept apart everywhere. The outside failed: `WorldError`, with its cause and a fix. Our own code has
+a bug: `ValueError` and the like.
 """
 
 from __future__ import annotations
@@ -26,57 +27,66 @@ READ_BYTES_MAX: Final = 64 << 20
 
 
 class Clock(Protocol):
-    """Durations decide; the wall clock is only displayed."""
+    """Monotonic time for decisions, and the wall clock for display only."""
 
     def now_ms(self) -> int:
-        """Never goes back, and goes on while the machine is suspended. Compare two instants only within one `boot`."""
+        """Return the time since boot in milliseconds.
+
+        It never goes back, and it advances while the machine is suspended. Two values can be compared only if they come from
+        the same `boot`.
+        """
         ...
 
     def boot(self) -> str:
-        """Names the stretch of time in which instants are comparable, also between processes."""
+        """Return the id of the period in which values of `now_ms` are comparable, also between processes."""
         ...
 
     def wall(self) -> str:
-        """RFC 3339 in UTC with milliseconds, for people. It may jump either way: nothing may be decided by it."""
+        """Return the wall-clock time as RFC 3339 in UTC with milliseconds, for display.
+
+        It may jump in either direction, so no decision may depend on it.
+        """
         ...
 
     async def sleep_ms(self, ms: int) -> None:
-        """At least `ms` of `now_ms` pass. Others run meanwhile, even for 0."""
+        """Sleep until at least `ms` of `now_ms` have passed. Other tasks get to run even if `ms` is 0."""
         ...
 
     def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
-        """Cancels its body and raises TimeoutError after about `ms` of the event loop's time.
+        """Cancel the body of the `async with` and raise TimeoutError after about `ms` of the event loop's time.
 
-        It bounds a wait and proves nothing: the loop's time may stand still during a suspend. What must not happen after an
-        instant is checked against `now_ms`.
+        This bounds a wait and guarantees no more: the event loop's time may stand still during a suspend. A deadline that
+        matters must be checked against `now_ms`.
         """
         ...
 
 
 class Chance(Protocol):
-    """One stream of lots. The same seed and the same calls give the same lots."""
+    """One stream of pseudo-random numbers. The same seed and the same calls give the same numbers."""
 
     def below(self, limit: int) -> int:
-        """From 0 up to but not including `limit`, each as likely."""
+        """Return an integer from 0 up to but not including `limit`, uniformly distributed."""
         ...
 
     def uniform_ms(self, limit: int) -> int:
-        """From 0 up to and including `limit`."""
+        """Return a delay from 0 up to and including `limit` milliseconds, uniformly distributed."""
         ...
 
     def choice(self, items: Sequence[T], /) -> T: ...
 
     def shuffled(self, items: Sequence[T], /) -> list[T]:
-        """A new list; `items` stays as it is."""
+        """Return a shuffled copy of `items`."""
         ...
 
     def stream(self, name: str) -> Chance:
-        """A stream of its own for `name`: what one component draws then never shifts what another gets."""
+        """Return an independent stream for `name`, so that draws by one component never shift the numbers another one gets."""
         ...
 
 
 class Ids(Protocol):
-    """Names that nobody else has. Only a to z and 2 to 7: safe in a URL, in a file name, and between the dots of an id."""
+    """Unique ids. They use only a to z and 2 to 7, which is safe in a URL, in a file name and between the dots of an operation
+    id.
+    """
 
     def nonce(self) -> str: ...
 
@@ -84,100 +94,114 @@ class Ids(Protocol):
 
 
 class Disk(Protocol):
-    """Small files that must be whole. It blocks: from async code, call it through an `Offload`."""
+    """Small files that are replaced atomically.
+
+    Calls block: async code calls them through an `Offload`.
+    """
 
     def read(self, path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """Raises `Missing`, or `TooLarge` before it has read more than `bytes_max`."""
+        """Return the content of `path`. Raises `FileMissing`, or `FileTooLarge` before it has read more than `bytes_max`."""
         ...
 
     def write_atomically(self, path: Path, data: bytes) -> None:
-        """Whenever this is cut off, `path` has its old content or the new, whole. When it returns, the new one is durable.
+        """Replace the content of `path` so that a crash at any point leaves either the old content or the new one, complete.
 
-        After any error the old content stands, except `Unsettled`. One writer a path: a second at once gets `Busy`.
+        When the call returns, the new content is durable. After any error except `NotDurable` the old content is unchanged.
+        Only one writer per path is allowed: a concurrent one gets `FileBusy`.
         """
         ...
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
-        """Add to the end of `path`, made if absent. If this is cut off, or refused for want of room, a part of `data` may be
-        there. What was added durably outlives a crash of the machine, with all that was added before it.
+        """Append `data` to `path`, which is created if absent.
+
+        If the call is interrupted, or fails because the disk is full, a part of `data` may be in the file. After an append
+        with `durably`, this data and everything appended before it survive a crash of the machine.
         """
         ...
 
     def exists(self, path: Path) -> bool: ...
 
     def remove(self, path: Path) -> None:
-        """Durably. What is gone already is removed."""
+        """Remove the file durably. A file that does not exist counts as removed."""
         ...
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
-        """With its parents. One that exists stays."""
+        """Create the directory and its parents. An existing directory is left as it is."""
         ...
 
     def remove_tree(self, path: Path) -> None:
-        """A directory with all that is in it, as far as that is possible; links are removed, not followed. Not durably."""
+        """Remove a directory tree as far as possible. Symbolic links are removed, not followed. The removal is not durable."""
         ...
 
     def list(self, directory: Path) -> tuple[str, ...]:
-        """The names inside, sorted; half-written files are not among them."""
+        """Return the sorted names in `directory`, without the temporary files of interrupted writes."""
         ...
 
     def free_bytes(self, path: Path) -> int:
-        """What is left for us on the file system of `path`."""
+        """Return the bytes available to this process on the file system of `path`."""
         ...
 
     def lock(self, path: Path) -> AbstractContextManager[object]:
-        """Hold `path` (an empty file, made if absent, and left behind) against other processes; `Busy` if another holds it.
+        """Lock `path` (an empty file, created if absent and never removed) against other processes. Raises `FileBusy` if it is
+        locked.
 
-        It ends with the process, however that ends.
+        The lock ends with the process, however the process ends.
         """
         ...
 
 
 class Piece(NamedTuple):
-    """Some of what was written to a file of a spool, from the byte `start` on, counted from the first that ever was."""
+    """A part of a log file. `start` is the offset of its first byte, counted over all bytes ever written to that log."""
 
     start: int
     data: bytes
 
 
 class Spool(Protocol):
-    """Files that work adds to for as long as it likes, held to a size: bytes that are too old are gone. No link is followed,
-    and what is no plain file is not read. It blocks: from async code, call it through an `Offload`.
+    """Log files of unbounded writers, rotated to a bounded size by dropping the oldest bytes.
+
+    Symbolic links are not followed and only regular files are read. Calls block: async code calls them through an `Offload`.
     """
 
     def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
-        """If the file is longer than `bytes_max`, begin it anew and keep so many `older` pieces of it. Was it?"""
+        """If the file is larger than `bytes_max`, move its content to a rotated file and truncate it. Returns whether it did
+        so.
+
+        At most `older` rotated files are kept.
+        """
         ...
 
     def span(self, directory: Path, name: str) -> tuple[int, int]:
-        """From which byte to which it is there. Raises `Missing` if it never was."""
+        """Return the offsets of the first retained byte and of the end. Raises `FileMissing` if nothing was ever written."""
         ...
 
     def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
-        """From `start` on, or from the first byte after it that is still there. Raises `Missing`."""
+        """Read from offset `start`, or from the first retained byte after it. Raises `FileMissing`."""
         ...
 
     def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
-        """Remove what is too old, and then the oldest until no more than that is left. Files whose names begin like one of
-        `keep`, up to the last dot, are neither counted nor removed; the others are taken together by that beginning.
+        """Delete log files older than `age_ms`, then the oldest ones until at most `files` and `bytes_max` are left.
+
+        Files are grouped by the part of their name before the last dot, and a group is deleted as a whole. Groups listed in
+        `keep` are neither counted nor deleted.
         """
         ...
 
 
 class Offload(Protocol):
-    """Runs blocking work elsewhere, one piece at a time, in the order of the calls (not of the awaits)."""
+    """Runs blocking work outside of the event loop, one item at a time, in the order of the calls (not of the awaits)."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
-        """What `work` returns or raises. If the waiter is cancelled the work still runs to its end, in its turn."""
+        """Return the result of `work`, or raise its exception. If the caller is cancelled, the work still runs, in order."""
         ...
 
     async def close(self) -> None:
-        """Wait for the work that was accepted, then take no more: later calls raise `OffloadClosed`."""
+        """Wait for the accepted work, then accept no more: later calls raise `OffloadClosed`."""
         ...
 
 
 class Service(Protocol):
-    """What a process answers to others. It is asked for several things at once, each in its own time."""
+    """The server side of a `Link`. Calls run concurrently and finish in any order."""
 
     async def request(self, body: bytes, /) -> bytes: ...
 
@@ -185,30 +209,34 @@ class Service(Protocol):
 
 
 class Link(Protocol):
-    """How bytes reach another process, by its name. Nothing is tried twice here, and no body is looked at.
+    """Transport of requests and streams to other processes, addressed by name. It does not retry and does not look into bodies.
 
-    Two failures must never be confused: after `Unreached` nobody has heard it; after `Unheard` somebody may have, or may still.
-    A request may be cancelled at any time, which says the same as `Unheard`.
+    Callers must tell two failures apart. After `NotSent` the peer has not received the request. After `ReplyLost` it may
+    have received it, or may still receive it. A cancelled request has the same meaning as `ReplyLost`.
     """
 
     async def request(self, to: str, body: bytes, /) -> bytes:
-        """The reply to one request."""
+        """Send one request and return its reply."""
         ...
 
     def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        """What the far side sends until it ends, in order and without a gap; close it to leave. Raises as `request` does."""
+        """Yield the items that the peer sends until it ends the stream, in order and without gaps. Raises the same errors as
+        `request`.
+
+        Closing the generator cancels the stream.
+        """
         ...
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        """Answer what is sent to `at` as long as this lasts. A service that raises breaks off that one call.
+        """Serve requests for `at` while the context is open. If the service raises, only that one call is aborted.
 
-        Raises `NotServed`. At its end, streams are broken off, and so are requests that take much longer.
+        Raises `ListenFailed`. On exit, streams are aborted, and so are requests that do not finish soon.
         """
         ...
 
 
 class Limits(NamedTuple):
-    """What a run may take; 0 is no limit. `cpu_milli` is a weight: it bites only where others want the processor too."""
+    """Resource limits of a process group; 0 means no limit. `cpu_milli` is a weight: it takes effect only under contention."""
 
     memory_bytes: int = 0
     cpu_milli: int = 0
@@ -216,7 +244,7 @@ class Limits(NamedTuple):
 
 
 class Mounted(NamedTuple):
-    """A file or directory of the machine that a sandbox shows at another place."""
+    """A file or directory of the host that a sandbox shows at another path."""
 
     source: Path
     at: Path
@@ -224,15 +252,18 @@ class Mounted(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What is to run: never through a shell. `env` is all that it gets.
+    """A process to start. It is never run through a shell.
 
-    `user`: its name; empty is whoever starts it. `stdout`, `stderr`: files that are added to, made if absent; None is nowhere.
-    `group`: a name, safe as a file name, under which all that comes of it is kept together and limited, however it forks;
-    a name in which somebody still runs is refused, so that a name is run once at a time. `writable`: directories of
-    its own: they are given to its `user`, and with a sandbox they are all that it can change. `with_parent`: it is killed when
-    its starter ends, however that ends. `not_after_ms`: past this instant of the clock it is not started any more. `root`: what
-    it sees as /, to read, in place of the machine; with that, or with `mounts`, it needs a sandbox. `hidden`: directories that
-    a sandbox shows nothing of, but what of them is `writable` or mounted.
+    - `env`: the complete environment.
+    - `user`: name of the user it runs as; empty means the user of the starting process.
+    - `stdout`, `stderr`: files to append to, created if absent; None discards the output.
+    - `group`: name of its process group, safe as a file name. All descendants are accounted, limited and killed together.
+      A group that still has processes is refused, so that a name runs only once at a time.
+    - `writable`: directories given to `user`. In a sandbox, only these can be changed.
+    - `with_parent`: kill the process when its starter ends, for whatever reason.
+    - `not_after_ms`: do not start the process after this instant of the clock.
+    - `root`: directory shown read-only as / in place of the host's. `root` and `mounts` need a sandbox.
+    - `hidden`: directories that appear empty in a sandbox, except for their `writable` or mounted parts.
     """
 
     argv: tuple[str, ...]
@@ -253,36 +284,37 @@ class Order(NamedTuple):
 
 
 _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""No dot at the beginning: such names are a runner's own."""
+"""No leading dot: these names are reserved for the runner."""
 
 
 def check_group(name: str) -> None:
     if not _GROUP_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a group")
+        raise ValueError(f"group: {name!r} is invalid; use 1 to 200 of A-Z a-z 0-9 . _ - with a letter or digit first")
 
 
 def check_order(order: Order) -> None:
-    """What no runner takes, whatever the machine is like: our own mistakes."""
+    """Raise ValueError for a spec that no runner accepts on any machine. Such a spec is a bug of the caller."""
     if not order.argv:
-        raise ValueError("an order without a program")
+        raise ValueError("argv is empty")
     if order.group:
         check_group(order.group)
     elif any(order.limits):
-        raise ValueError("limits are those of a group: name one")
+        raise ValueError("limits need a process group; set group")
     if (order.root is not None or order.mounts) and order.sandbox == "none":
-        raise ValueError("a root or a mount is a sandbox's")
+        raise ValueError("root and mounts need a sandbox; set sandbox")
 
 
 def check_in_time(order: Order, now_ms: int) -> None:
-    """Looked at in the same step in which it is started."""
+    """Raise `NotStarted` if the start deadline has passed. Call this right before the start, without an await in between."""
     if order.not_after_ms is not None and now_ms >= order.not_after_ms:
-        raise NotStarted("it is too late for it to be started", "ask what has become of it, then order it anew")
+        raise NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
 
 
 class Running(NamedTuple):
-    """One process that was started: a pid is used again one day, a pid and a beginning are not.
+    """Identity of a started process. A pid is reused over time; a pid with its start time is not.
 
-    `group` is the runner's own word for where the others of its tree are found. Write down all three to find it again.
+    `group` is the runner's internal reference to the process group. A caller that stores all three fields can find the
+    process again after a restart.
     """
 
     pid: int
@@ -291,9 +323,9 @@ class Running(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How it ended: `code` as it exited, or the `signal` that killed it. Neither, if it was not our child and is gone.
+    """How a process ended: its exit `code`, or the `signal` that killed it. Both are None if it was not our child and is gone.
 
-    `oom`: the system killed one of its processes because the memory that it may take was used up.
+    `oom`: the kernel killed one of its processes because the group exceeded its memory limit.
     """
 
     code: int | None = None
@@ -302,7 +334,7 @@ class Ended(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a run and all its children take: processor time since the beginning, memory and processes now."""
+    """Resource usage of a process with all its descendants: CPU time since the start, memory and process count now."""
 
     cpu_ms: int = 0
     memory_bytes: int = 0
@@ -310,7 +342,10 @@ class Usage(NamedTuple):
 
 
 class Confinement(NamedTuple):
-    """How far a machine can hold work back: by which cgroups, for what, and why no more. `sandbox`: is there bubblewrap?"""
+    """What this host can isolate: the cgroup version, the usable controllers, and the `reason` why there are no more.
+
+    `sandbox`: bubblewrap is installed.
+    """
 
     cgroups: Literal["v2", "v1", "none"]
     controllers: tuple[str, ...]
@@ -319,51 +354,53 @@ class Confinement(NamedTuple):
 
 
 class Runner(Protocol):
-    """Runs work on this machine, each in a group of its own. It goes on when its starter dies, unless ordered otherwise."""
+    """Runs processes on this machine, each in its own process group. They outlive their starter unless `with_parent` is set."""
 
     async def start(self, order: Order, /) -> Running:
-        """Raises `NotStarted`; then nothing runs."""
+        """Start a process. Raises `NotStarted`; then nothing is running."""
         ...
 
     async def wait(self, running: Running, /) -> Ended:
-        """Returns when it has ended; also for one that an earlier process has started."""
+        """Return when the process has ended. It may have been started by an earlier process of ours."""
         ...
 
     def alive(self, running: Running, /) -> bool: ...
 
     async def stop(self, running: Running, /, *, grace_ms: int) -> None:
-        """Ask it to end, and after `grace_ms` make it. Returns when nothing of its tree is left; at once if all was gone.
+        """Send SIGTERM, and SIGKILL after `grace_ms`. Returns when no process of the tree is left.
 
-        Also for one that has ended and left children behind.
+        Also stops the children of a process that has ended itself.
         """
         ...
 
     async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
-        """Start a command in the surroundings of a run that was started by a like order: its user, group, limits, directory and
-        sandbox. Of the order it takes `argv`, `env`, `directory`, `user` and `sandbox`. With a `window` it has a terminal, else
-        three pipes. Raises `NotStarted`; then nothing runs.
+        """Start a command in the environment of a running process: same user, group, limits, directory and sandbox.
+
+        `order` is the spec that the process was started with, changed for the command; only `argv`, `env`, `directory`,
+        `user` and `sandbox` are used. With a `window` the command gets a terminal, otherwise three pipes. Raises
+        `NotStarted`; then nothing is running.
         """
         ...
 
     def usage(self, running: Running, /) -> Usage:
-        """All zeros once it is gone."""
+        """Return the usage of the process tree; all zeros once it is gone."""
         ...
 
     def confinement(self) -> Confinement:
-        """What limits and sandboxes are worth here. An order's limits are not enforced by what is not among `controllers`."""
+        """Return what limits and sandboxes this host supports. Limits are enforced only by the listed `controllers`."""
         ...
 
     def leftovers(self) -> tuple[str, ...]:
-        """The names of groups in which somebody runs, sorted; also of earlier starters. Empty ones are removed."""
+        """Return the sorted names of groups with live processes, also of earlier starters. Empty groups are removed."""
         ...
 
     async def clear(self, group: str, /) -> None:
-        """Kill all that runs under this name of an order, whoever started it. Returns when nobody is left."""
+        """Kill all processes of the named group, whichever process started them. Returns when none is left."""
         ...
 
 
 class Gpu(NamedTuple):
-    """`name` as the machine calls it (`gpu-0`); `model` as its maker does; empty and 0 where that cannot be told."""
+    """A GPU: `name` as used by the host (`gpu-0`), `model` as given by the vendor. Empty and 0 if unknown."""
 
     name: str
     model: str = ""
@@ -371,7 +408,7 @@ class Gpu(NamedTuple):
 
 
 class Equipment(NamedTuple):
-    """What a machine has for us: no more than the limits allow under which we run ourselves."""
+    """Hardware of a machine, as far as the limits of this process allow its use."""
 
     hostname: str
     kernel: str
@@ -382,43 +419,43 @@ class Equipment(NamedTuple):
 
 
 class Host(Protocol):
-    """The machine that we run on."""
+    """The machine this process runs on."""
 
     def equipment(self) -> Equipment:
-        """It looks every time, and blocks: from async code, call it through an `Offload`."""
+        """Read the hardware anew. Blocks: async code calls it through an `Offload`."""
         ...
 
 
 class Ports(Protocol):
-    """Numbers of TCP ports of this machine at which nobody listens."""
+    """Allocates free TCP ports of this machine."""
 
     async def free(self, count: int, /) -> list[int]:
-        """So many different ones, none of which was given out here within the last minute. Raises `NoPorts`."""
+        """Return `count` different free ports, none of which was returned within the last minute. Raises `NoFreePorts`."""
         ...
 
 
 class Probed(NamedTuple):
-    """Was the answer a good one? `detail` says what it was, in a few words for people."""
+    """Result of a probe. `detail` is a short text for users."""
 
     ok: bool
     detail: str
 
 
 class Prober(Protocol):
-    """Asks work how it is. Whatever happens is an answer: nothing is raised but cancellation."""
+    """Probes a replica over the network. Every failure is a result; only cancellation is raised."""
 
     async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
-        """GET: 200 to 399 is good. Redirects are not followed, and what comes after the head is not read."""
+        """GET `path`: 200 to 399 is a success. Redirects are not followed and the body is not read."""
         ...
 
     async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
-        """That a connection is taken is good."""
+        """Open a TCP connection: success if it is accepted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All that a component is given of the outside. `dataclasses.replace` changes one promise, say another offload."""
+    """All interfaces that a component gets. `dataclasses.replace` exchanges one of them, for example the offload."""
 
     clock: Clock
     chance: Chance
@@ -434,7 +471,7 @@ class World:
 
 
 class WorldError(Exception):
-    """The outside failed. `cause` says what happened, `cure` what the reader can do."""
+    """The outside failed. `cause` says what happened, `cure` how to fix it."""
 
     def __init__(self, cause: str, cure: str) -> None:
         self.cause, self.cure = cause, cure
@@ -442,19 +479,19 @@ class WorldError(Exception):
 
 
 class NoBoot(WorldError):
-    """The machine does not say which boot this is, so no instant could be compared safely."""
+    """The boot id cannot be read, so instants of different processes cannot be compared."""
 
 
 class OffloadClosed(WorldError):
-    """The work was not run."""
+    """The work was not run, because the offload is closed."""
 
 
 class DiskError(WorldError):
-    """The file system refused. Nothing changed, unless it is `Unsettled`."""
+    """A file system call failed. Nothing has changed, except after `NotDurable`."""
 
 
 class Missing(DiskError):
-    """There is no such file or directory."""
+    """The file or directory does not exist."""
 
 
 class TooLarge(DiskError):
@@ -466,36 +503,36 @@ class NoRoom(DiskError):
 
 
 class Forbidden(DiskError):
-    """The place may not be read or written."""
+    """The path cannot be read or written for lack of permission."""
 
 
 class Busy(DiskError):
-    """Another writer or holder is at it."""
+    """The file is locked or being written by another process, or the name is taken."""
 
 
 class Unsettled(DiskError):
-    """The change is visible, but may not survive a crash of the machine. Write it again before relying on it."""
+    """The change is visible, but may not survive a crash of the machine. Repeat the write before relying on it."""
 
 
 class LinkError(WorldError):
-    """There is no reply."""
+    """No reply was received."""
 
 
 class Unreached(LinkError):
-    """Nobody has heard it."""
+    """The peer has not received the request."""
 
 
 class Unheard(LinkError):
-    """It may have been heard, or may be heard still; the reply was not."""
+    """The peer may have received the request, or may still receive it; its reply did not arrive."""
 
 
 class NotServed(WorldError):
-    """Nothing is answered there: somebody else does already, or the machine refused."""
+    """Listening failed: the address is in use, or the system refused it."""
 
 
 class NotStarted(WorldError):
-    """Nothing runs: there is no such program, or the machine refused."""
+    """Nothing was started: the program does not exist, or the system refused it."""
 
 
 class NoPorts(WorldError):
-    """The machine has no port left to give, or too few."""
+    """Too few free ports."""

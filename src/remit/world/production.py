@@ -1,7 +1,4 @@
-"""Builds the production world.
-
-Put together here; what each part does is beside it.
-"""
+"""Builds the production world."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ from remit.world.randomness import RandomIds, seeded_by_the_system
 
 
 def production(addresses: Mapping[str, str] | None = None) -> World:
-    """Whoever calls this closes `offload` at the end. `addresses`: where the processes that are spoken to listen, by name."""
+    """Return the production implementations. `addresses` maps the names of peers to where they listen.
+
+    The caller must close `offload` at the end.
+    """
     clock = BootClock()
     return World(
         clock=clock,

@@ -1,8 +1,7 @@
 """Seeded random streams and unguessable ids.
 
-Seeded streams, for jitter, sampling and ties. Names that must be unguessable come from ids.py.
-
-Drawn from the system's generator; nothing can be replayed from here.
+Seeded streams are for jitter, sampling and tie-breaking, and can be replayed. Ids must not be predictable, so they are drawn
+from the system's generator and cannot be replayed.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ T = TypeVar("T")
 
 
 class SeededChance:
-    """The same seed and the same calls give the same lots; `seed` is for the line that says how to replay a run."""
+    """A pseudo-random stream. `seed` is public so that it can be printed with the command that replays a run."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
-        # A text seed goes through SHA-512, so near seeds are far apart, and PYTHONHASHSEED has no say.
-        self._lots = random.Random(seed)  # noqa: S311 - no secret is drawn from it
+        # A text seed is hashed with SHA-512, so similar seeds give unrelated streams and PYTHONHASHSEED has no effect.
+        self._lots = random.Random(seed)  # noqa: S311 - not used for secrets
 
     def below(self, limit: int) -> int:
         return self._lots.randrange(limit)
@@ -46,18 +45,20 @@ def seeded_by_the_system() -> SeededChance:
 
 
 _NONCE_SIGNS: Final = 16
-"""80 bits: a thousand million names in one window meet with a chance of one in two million."""
+"""80 bits: among 10^9 ids alive at a time, the probability of a collision is about one in two million."""
 
 _INCARNATION_SIGNS: Final = 8
-"""40 bits: a scope has a new incarnation only after a restore. Every operation id carries it, so it is short."""
+"""40 bits: a scope gets a new incarnation only after a restore. Every operation id contains it, so it is short."""
 
 _ALPHABET: Final = b"abcdefghijklmnopqrstuvwxyz234567"
 _SIGNS: Final = bytes([_ALPHABET[byte % len(_ALPHABET)] for byte in range(256)])
-"""By byte: of 256, eight for each sign, so each is as likely. Every claim needs a name: this is one step for all of it."""
+"""Maps a byte to a character. 256 is a multiple of 32, so all characters are equally likely. Ids are created for every claim;
+`bytes.translate` maps all bytes in one call.
+"""
 
 
 class RandomIds:
-    """Base 32 in lower case: no sign that a shell, a URL or a file system that folds case would mistake."""
+    """Ids in lower-case base 32: no character that is special in a shell, a URL or a case-insensitive file system."""
 
     def nonce(self) -> str:
         return os.urandom(_NONCE_SIGNS).translate(_SIGNS).decode()

@@ -1,9 +1,7 @@
 """Structured log lines (JSON or text), rate-limited, redacted.
 
-A line each, with fields to join lines by. No rules here.
-
-A line is JSON for programs, or words for people. Whatever was put into it, it is one line: control signs are escaped, long
-values are cut, and what looks like a token is hidden. Of what repeats itself, one in a while is told, with how many were not.
+A log entry is always a single line: control characters are escaped, long values are truncated, and anything that looks like
+a token is replaced by `[hidden]`. Repeated entries are written once per interval, with the number of suppressed ones.
 
 Fields that join the lines of different processes have one name everywhere: `trace` (of a request), `operation` (its id),
 `tenant`, `workload`, `replica`, `attempt`, `node`, `revision`.
@@ -20,7 +18,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
-from remit.model.counters import Counts
+from remit.model.counters import BoundedCounter
 from remit.model.problems import escaped
 
 Form = Literal["json", "text"]
@@ -30,22 +28,22 @@ LEVELS: Final[tuple[Level, ...]] = ("debug", "info", "warning", "error")
 VALUE_MAX: Final = 2_000
 FIELDS_MAX: Final = 40
 QUIET_MS: Final = 10_000
-"""The same is not told again for so long."""
+"""Interval in which a rate-limited entry is written at most once."""
 KINDS_MAX: Final = 1_000
-"""Of so many sorts of lines it is known when they were told last."""
+"""Number of rate-limit keys that are remembered."""
 RECENT_MAX: Final = 500
-"""So many of the last lines are remembered, for a report."""
+"""Number of recent lines kept in memory for support reports."""
 HIDDEN: Final = "[hidden]"
 
 _SECRET: Final = re.compile(r"remit_[A-Za-z0-9]{12,}|(?i:bearer)[ \t]+\S+")
 _PRIVATE: Final = frozenset(("authorization", "token", "secret", "password", "cookie", "key"))
 _CONTROL: Final = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What JSON leaves as it is, and a terminal would obey."""
+"""Characters that JSON leaves unescaped and a terminal would interpret."""
 _NUMBERS: Final[dict[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Chronicle:
-    """The log of one part of a process. `bind` makes one that says some fields in each line."""
+    """The log of one component of a process. `bind` returns a log that adds fields to each line."""
 
     def __init__(
         self,
@@ -57,26 +55,26 @@ class Chronicle:
         level: Level = "info",
         file: BinaryIO | None = None,
     ) -> None:
-        self.part, self.level, self.counts = part, level, Counts(LEVELS)
+        self.part, self.level, self.counts = part, level, BoundedCounter(LEVELS)
         self._now_ms = now_ms
         self._told: dict[str, tuple[int, int]] = {}
-        """When each sort was told last, and how many were not since."""
+        """By rate-limit key: when an entry was last written, and how many were suppressed since."""
         self._write = _Writer(form, wall, self.counts, file)
         self._fields: dict[str, object] = {"part": part}
 
     def bind(self, **fields: object) -> Chronicle:
-        """Another one that says these in each line. What is told and counted is common to both."""
+        """Return a log that adds these fields to each line. Rate limits and counters are shared with this one."""
         one = object.__new__(Chronicle)
         one.__dict__.update(self.__dict__)
         one._fields = {**self._fields, **fields}
         return one
 
     def recent(self) -> list[str]:
-        """The last lines, as they were written."""
+        """Return the last lines as they were written."""
         return [line.decode() for line in self._write.recent]
 
     def tells(self, level: Level) -> bool:
-        """Is it worth making a line of this level?"""
+        """Return whether entries of this level are written."""
         return _NUMBERS[level] >= _NUMBERS[self.level]
 
     def debug(self, event: str, **fields: object) -> None:
@@ -92,7 +90,9 @@ class Chronicle:
         self._tell("error", event, fields)
 
     def seldom(self, level: Level, sort: str, event: str, **fields: object) -> None:
-        """As above, but of one `sort` not more than one in a while; it says how many were passed over."""
+        """Write an entry at most once per `QUIET_MS` and `sort`. It carries the number of entries suppressed since the last
+        one.
+        """
         if not self.tells(level):
             return
         now_ms = self._now_ms()
@@ -112,13 +112,13 @@ class Chronicle:
 
 
 class _Writer:
-    """Writes lines, each with one call of the system: lines of several processes in one file stay whole.
+    """Writes each line with one write call, so that lines of several processes in one file do not mix.
 
-    Nothing is loaded for it. A library of logging was tried here: three functions of ours stood in it, and loading it at the
-    first line held up an agent's loop for so long that its node was taken for silent.
+    It needs no logging library. Loading one at the first log line blocked an agent's event loop so long that its node missed
+    heartbeats.
     """
 
-    def __init__(self, form: Form, wall: Callable[[], str], counts: Counts, file: BinaryIO | None) -> None:
+    def __init__(self, form: Form, wall: Callable[[], str], counts: BoundedCounter, file: BinaryIO | None) -> None:
         self._form, self._wall, self._counts, self._file = form, wall, counts, file
         self.recent: deque[bytes] = deque(maxlen=RECENT_MAX)
 
@@ -128,13 +128,13 @@ class _Writer:
         line = _json(told) if self._form == "json" else _text(told)
         self.recent.append(line)
         file = sys.stderr.buffer if self._file is None else self._file
-        with suppress(OSError, ValueError):  # whoever read this is gone: that ends nobody's work
+        with suppress(OSError, ValueError):  # the reader of the log is gone: that must not end the process
             file.write(line + b"\n")
             file.flush()
 
 
 def _tidied(level: Level, fields: Mapping[str, object]) -> dict[str, Any]:
-    """Nothing empty, nothing secret, nothing endless."""
+    """Drop empty fields, redact secrets, and bound the number and length of fields."""
     found: dict[str, Any] = {"level": level}
     for field, value in fields.items():
         if value is None or value == "":
@@ -150,9 +150,9 @@ def _plain(value: object) -> object:
         return value
     text = str(value)
     if len(text) > VALUE_MAX:
-        text = f"{text[:VALUE_MAX]}… ({len(text)} signs)"
+        text = f"{text[:VALUE_MAX]}… ({len(text)} characters)"
     if not text.isascii():
-        text = text.encode("utf-8", "backslashreplace").decode()  # a half of a sign is none
+        text = text.encode("utf-8", "backslashreplace").decode()  # escape lone surrogates, which cannot be encoded
     return _SECRET.sub(HIDDEN, text)
 
 
@@ -164,7 +164,7 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 
 def _text(fields: Mapping[str, Any]) -> bytes:
-    """`10:03:22.113 warning agent: it happened  node=a replica=shop/web-0`."""
+    """Format a line like `10:03:22.113 warning agent: it happened  node=a replica=shop/web-0`."""
     rest = dict(fields)
     time, level, part, event = (str(rest.pop(field, "")) for field in ("time", "level", "part", "event"))
     words = " ".join(f"{field}={_quoted(value)}" for field, value in rest.items())

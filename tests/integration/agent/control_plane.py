@@ -21,14 +21,14 @@ from typing import Any
 from aiohttp import web
 
 from remit.agent.keeper.journal import Journal
-from remit.agent.keeper.protocol import Begun
-from remit.agent.setup import Directory, vault
+from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.setup import AgentDirectory, build_secret_files
 from remit.assembly import controllers, scheduler, server
 from remit.cli.local.down import end_keeper
-from remit.client.authority_client import Client
-from remit.client.rpc import Remote
+from remit.client.authority_client import AuthorityClient
+from remit.client.rpc import EndpointStub
 from remit.correction.framework.loop import Cadence
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Role
 from remit.model.kinds import Region, RegionSpec, Template, Tenant, TenantSpec, Workload, WorkloadSpec
 from remit.model.metadata import Metadata
@@ -36,7 +36,7 @@ from remit.model.objects import AnyObject, decode
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
 from remit.model.wire.agent_messages import NodeState, RunState
-from remit.proposal.scheduler import Rhythm
+from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import Link, LinkError, World
@@ -49,7 +49,7 @@ SERVER = "s1"
 BEAT_MS = 200
 SLOW_MS = 700
 """Where a process is started anew meanwhile: on a busy machine that takes seconds, in which nobody must be given up."""
-TEMPO = Tempo(BEAT_MS)
+TEMPO = Timing(BEAT_MS)
 ALL = {"cpu": "1000", "memory": "100Gi", "devices": {"gpu": 100}}
 
 
@@ -81,7 +81,7 @@ class Scope:
     """Made by `scope`. `cut` is set while the servers cannot be reached."""
 
     def __init__(self, world: World, root: Path, beat_ms: int) -> None:
-        self.world, self.root, self.url, self.tempo = world, root, "", Tempo(beat_ms)
+        self.world, self.root, self.url, self.tempo = world, root, "", Timing(beat_ms)
         self.store = MemoryStore()
         self.people = self.client(Actor("ann", Role.OPERATOR))
         self.keys = root / "seal.keys"
@@ -90,8 +90,8 @@ class Scope:
         self._runner: web.AppRunner | None = None
         self._port = 0
 
-    def client(self, actor: Actor) -> Client:
-        return Client({SERVER: Remote(self.world.link, SERVER)}, actor, self.world)
+    def client(self, actor: Actor) -> AuthorityClient:
+        return AuthorityClient({SERVER: EndpointStub(self.world.link, SERVER)}, actor, self.world)
 
     async def open(self) -> None:
         self._runner = web.AppRunner(door(self.world.link, self.callbacks), access_log=None, shutdown_timeout=0.1)
@@ -109,7 +109,7 @@ class Scope:
 
     async def apply(self, *things: AnyObject) -> None:
         claims: list[AnyClaim] = [Apply(thing) for thing in things]
-        for claim, verdict in zip(claims, await self.people.ask_many(claims), strict=True):
+        for claim, verdict in zip(claims, await self.people.submit_many(claims), strict=True):
             assert isinstance(verdict, Accepted), (claim, verdict)
 
     async def run(self, name: str, *command: str, spec: dict[str, Any] | None = None, **template: Any) -> None:
@@ -134,7 +134,7 @@ class Scope:
         raise AssertionError(f"{name} is {found and found.status}, not {phases}\n{told}")
 
     async def states(self) -> Sequence[NodeState]:
-        return await Remote(self.world.link, SERVER).states(())
+        return await EndpointStub(self.world.link, SERVER).node_states(())
 
     async def runs(self) -> dict[str, RunState]:
         return {run.replica: run for state in await self.states() for run in state.runs}
@@ -142,7 +142,7 @@ class Scope:
     def agent(
         self, *words: str, name: str = "n1", data: str = "a", token: str = TOKEN, program: Sequence[str] = (REMIT, "agent")
     ) -> AgentProcess:
-        made = AgentProcess(self, name, Directory(self.root / data), words, token, program)
+        made = AgentProcess(self, name, AgentDirectory(self.root / data), words, token, program)
         self.agents.append(made)
         return made
 
@@ -151,7 +151,7 @@ class AgentProcess:
     """`remit agent` on a directory, with the keeper that it starts."""
 
     def __init__(
-        self, scope: Scope, name: str, directory: Directory, words: Sequence[str], token: str, program: Sequence[str]
+        self, scope: Scope, name: str, directory: AgentDirectory, words: Sequence[str], token: str, program: Sequence[str]
     ) -> None:
         self.directory = directory
         file = scope.root / f"{directory.root.name[:20]}.token"
@@ -172,7 +172,7 @@ class AgentProcess:
     def keeper_pid(self) -> int:
         return int(self.directory.keeper_pid.read_text())
 
-    def kept(self) -> dict[str, Begun]:
+    def kept(self) -> dict[str, ProcessRecord]:
         """What the keeper has written down, by the replica's name."""
         found = Journal(FileDisk(), self.directory.journal).read() if self.directory.journal.exists() else {}
         return {copy.key.rsplit("/", 1)[1]: one for copy, one in found.items()}
@@ -198,7 +198,7 @@ class AgentProcess:
             with suppress(Exception):
                 await end_keeper(self.directory.root, 100)
             await asyncio.sleep(0.05)
-        vault(self.directory).destroy()
+        build_secret_files(self.directory).destroy()
 
 
 def keepers_on(root: Path) -> list[int]:
@@ -249,9 +249,9 @@ async def _serve(made: Scope) -> None:
     world, store, tempo = made.world, made.store, made.tempo
     placing = scheduler(
         store, store, made.client(Actor("scheduler", Role.SCHEDULER)), world, name="scheduler",
-        rhythm=Rhythm(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.beat_ms),
+        rhythm=SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.heartbeat_ms),
     )  # fmt: skip
-    crew = controllers(store, store, made.client, world, name="crew", cadence=Cadence(tempo.beat_ms))
+    crew = controllers(store, store, made.client, world, name="crew", cadence=Cadence(tempo.heartbeat_ms))
     async with asyncio.TaskGroup() as group:
         group.create_task(
             server(
@@ -260,7 +260,7 @@ async def _serve(made: Scope) -> None:
                 scope="local",
                 name=SERVER,
                 peers=[SERVER],
-                beat_ms=tempo.beat_ms,
+                beat_ms=tempo.heartbeat_ms,
                 term_ms=tempo.lease_ms,
                 tempo=tempo,
                 keys=made.keys,
@@ -273,7 +273,7 @@ async def _serve(made: Scope) -> None:
 
 async def _answers(made: Scope) -> bool:
     with suppress(Exception):
-        await Remote(made.world.link, SERVER).status()
+        await EndpointStub(made.world.link, SERVER).status()
         return True
     return False
 

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path, PurePosixPath
 
-from remit.agent.keeper.protocol import is_held
-from remit.agent.setup import vault
+from remit.agent.keeper.protocol import is_locked
+from remit.agent.setup import build_secret_files
 from remit.world.files.disk import FileDisk
 from tests.integration.agent.control_plane import (
     BEAT_MS,
@@ -246,7 +246,7 @@ def test_a_second_agent_on_a_directory_says_so_and_work_outlives_an_agent_that_w
 
 def _keeps_something_in_memory(agent: AgentProcess) -> Path:
     """As for work that reads a secret; the directory of all such."""
-    return vault(agent.directory).put("left.1", {PurePosixPath("key"): b"secret"}, "").parent
+    return build_secret_files(agent.directory).put("left.1", {PurePosixPath("key"): b"secret"}, "").parent
 
 
 def _remit(*words: str) -> subprocess.CompletedProcess[str]:
@@ -370,7 +370,7 @@ def test_an_agent_and_a_keeper_that_were_killed_come_back_on_a_full_disk() -> No
             (run / name).unlink()
             (run / f".{name}.writing").mkdir()  # as a full disk does: nothing new can be written under that name
         second = scope.agent()
-        await until(lambda: is_held(FileDisk(), first.directory.keeper_lock))
+        await until(lambda: is_locked(FileDisk(), first.directory.keeper_lock))
         await scope.until("web-0", "serving")
         await asyncio.sleep(4 * BEAT_MS / 1000)
         assert second.process.poll() is None, second.said()

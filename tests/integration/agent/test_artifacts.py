@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Scratch, Volume
 from remit.model.claims import Accepted, Delete
-from remit.model.kinds import HttpProbe, Policy, PolicySpec, PortAsk, Probe, Probes, Workload
+from remit.model.kinds import HttpProbe, Policy, PolicySpec, PortRequest, Probe, Probes, Workload
 from remit.model.manifests.reader import read
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyRule
@@ -65,7 +65,7 @@ def test_a_service_is_deployed_from_a_tarball__fetched_once_and_told_of_while_it
             await scope.run(
                 "web", "python3", "serve.py", spec={"type": "service", "replicas": 2},
                 artifacts=(Artifact(source=source, sha256=digest, unpack=True),), working_directory="app",
-                ports=(PortAsk(name="http"),),
+                ports=(PortRequest(name="http"),),
                 probes=Probes(ready=Probe(http=HttpProbe(port="http"), period=Duration(200))),
             )  # fmt: skip
             await scope.until("web-0", "starting")
@@ -172,7 +172,7 @@ def test_what_is_removed_while_it_is_fetched_leaves_nothing() -> None:
             await scope.run("job", "true", spec=once(), artifacts=(Artifact(source=source, sha256=digest),))
             await scope.until("job-0", "starting")
             await until(lambda: bool(list((agent.directory.cache / "files").iterdir())))
-            verdict = await scope.people.ask(Delete("Workload", "job", "t"))
+            verdict = await scope.people.submit(Delete("Workload", "job", "t"))
             assert isinstance(verdict, Accepted)
             await until(lambda: not list(agent.directory.work.iterdir()))
             await until(lambda: not list((agent.directory.cache / "files").iterdir()))
@@ -255,7 +255,7 @@ def test_the_example_is_deployed_as_its_page_says(tmp_path: Path) -> None:
 
     async def scene(scope: Scope) -> None:
         secret = Secret(metadata=Metadata(name="greeter", tenant="t"), spec=SecretSpec(data={"word": "sesame"}))
-        await scope.apply(Keyring(FileDisk(), RandomIds(), scope.keys).seals.sealing(secret), workload)
+        await scope.apply(Keyring(FileDisk(), RandomIds(), scope.keys).sealing_keys.seal_object(secret), workload)
         scope.agent("--artifact-dir", str(tmp_path))
         port = (await scope.until("greeter-0", "ready", "serving")).status.ports["http"]
         assert await got(port, **{"X-Word": "sesame"}) == b"hello from an artifact\n"

@@ -15,8 +15,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remit.agent.credentials import Credentials, Place, has_run_out, join
-from remit.model.identity import digest_of
+from remit.agent.credentials import Credentials, JoinTarget, have_expired, join
+from remit.model.identity import token_digest
 from remit.world.net.certificates import key_digest
 from remit.world.production import production
 from tests.integration.client.tcp_proxy import proxied
@@ -27,7 +27,7 @@ REMIT = str(Path(sys.executable).parent / "remit")
 
 def invited(server: Server, node: str = "n1") -> str:
     text = f"remit_join-{node}-once-and-never-again"
-    spec = {"role": "join", "digest": digest_of(text), "expires": "2999-01-01T00:00:00Z", "nodes": [node]}
+    spec = {"role": "join", "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "nodes": [node]}
     server.must(
         "POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": f"join-{node}"}, "spec": spec}
     )
@@ -88,7 +88,7 @@ def test_the_answer_to_joining_is_lost_and_the_agent_killed__the_next_is_the_sam
             world = production()
             async with proxied(server.port) as (proxy, url):
                 proxy.lose = lambda piece: b"/v1/join" in piece
-                place = Place((url,), text, ("n1",))
+                place = JoinTarget((url,), text, ("n1",))
                 first = asyncio.ensure_future(join(here, place, world, told.append))
                 async with asyncio.timeout(20):
                     while not told:  # noqa: ASYNC110 - it is told by another
@@ -101,13 +101,13 @@ def test_the_answer_to_joining_is_lost_and_the_agent_killed__the_next_is_the_sam
             await world.offload.close()
 
         asyncio.run(lives())
-        assert [one["digest"] for one in agents(server)] == [digest_of(here.token)]
+        assert [one["digest"] for one in agents(server)] == [token_digest(here.token)]
         assert server.ask("POST", "/v1/renew", {}, Authorization=f"Bearer {here.token}").status == 200
 
 
 def test_the_server_is_killed_while_many_join_with_one_token__one_agent_comes_of_it(tmp_path: Path) -> None:
     """A04, F20: thirty connections at once, then a kill, then all ask again."""
-    digests = [digest_of(f"agent {number}") for number in range(30)]
+    digests = [token_digest(f"agent {number}") for number in range(30)]
     with Server(tmp_path / "data") as server:
         server.until_ready()
         text = invited(server)
@@ -189,7 +189,7 @@ def test_its_name_has_run_out__with_a_new_join_token_it_is_an_agent_again(tmp_pa
             finally:
                 ended(agent, root)
             if turn == 1:
-                while not has_run_out(Credentials(root / "run/joined"), production()):
+                while not have_expired(Credentials(root / "run/joined"), production()):
                     time.sleep(0.1)
                 # Its certificate has ended, and its token may not have: then it is asked for first.
                 for one in json.loads(serving.remit("token", "list", "-o", "json"))["items"]:

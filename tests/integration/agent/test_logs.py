@@ -14,7 +14,7 @@ from remit.cli.local.down import end_keeper
 from remit.model.kinds import Node
 from remit.model.objects import decode
 from remit.model.records import Replica
-from remit.model.wire.agent_messages import LogsOf
+from remit.model.wire.agent_messages import LogsRequest
 from remit.world.interfaces import LinkError
 from remit.world.net.rpc_client import SocketLink
 from tests.integration.agent.control_plane import AgentProcess, Scope, play, shell, until
@@ -39,7 +39,7 @@ async def asked(scope: Scope, found: Replica, **more: object) -> AsyncIterator[b
         "attempt": 1,
         **more,
     }
-    async with aclosing(link.stream("agent", msgspec.json.encode(LogsOf(**words)))) as items:  # type: ignore[arg-type]
+    async with aclosing(link.stream("agent", msgspec.json.encode(LogsRequest(**words)))) as items:  # type: ignore[arg-type]
         async for item in items:
             yield item
 

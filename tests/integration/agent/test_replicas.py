@@ -16,7 +16,7 @@ from remit.model.artifacts import Scratch, Volume
 from remit.model.kinds import (
     ExecProbe,
     HttpProbe,
-    PortAsk,
+    PortRequest,
     Probe,
     Probes,
     Restart,
@@ -56,7 +56,7 @@ def test_words_environment_directory_and_ports_are_as_the_manifest_says_and_noth
         words = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
         await scope.run(
             "job", "python3", "-c", script, *words, spec=once(),
-            env={"COLOUR": "blue", "REMIT_SECRET": "mine"}, ports=(PortAsk(name="http"), PortAsk(name="fixed", port=31999)),
+            env={"COLOUR": "blue", "REMIT_SECRET": "mine"}, ports=(PortRequest(name="http"), PortRequest(name="fixed", port=31999)),
         )  # fmt: skip
         ports = (await scope.until("job-0", "running")).status.ports
         found = await scope.until("job-0", "finished", "released")
@@ -150,7 +150,7 @@ def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is
         alive.touch()
         serve = f"echo $$ >> {began}; cd {scope.root}; exec python3 -m http.server --bind 127.0.0.1 $PORT_http"
         again = Restart(backoff=Duration(200), backoff_max=Duration(1_000))
-        await scope.run("web", *shell(serve), spec=SERVICE, ports=(PortAsk(name="http"),), probes=probes, restart=again,
+        await scope.run("web", *shell(serve), spec=SERVICE, ports=(PortRequest(name="http"),), probes=probes, restart=again,
                         stop_grace=Duration(200), resources={"cpu": "10m", "memory": "64Mi"})  # fmt: skip
         await scope.until("web-0", "running")
         await asyncio.sleep(0.5)

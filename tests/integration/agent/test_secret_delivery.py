@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.setup import vault
+from remit.agent.setup import build_secret_files
 from remit.model.claims import Delete
 from remit.model.kinds import ExecProbe, Mount, Probe, Probes, Restart
 from remit.model.metadata import Metadata
@@ -30,12 +30,12 @@ AGAIN = Restart(backoff=Duration(100))
 
 async def declare(scope: Scope, suffix: str = "", *names: str) -> None:
     """Two secrets and two configs, as a server's API would have them stored."""
-    seals = Keyring(FileDisk(), RandomIds(), scope.keys).seals
+    seals = Keyring(FileDisk(), RandomIds(), scope.keys).sealing_keys
     secrets = {"db": {"password": CANARY + suffix, "user": "ann"}, "api": {"TOKEN": CANARY + "-token" + suffix}}
     configs = {"app": {"app.toml": "mode = 1\n"}, "mode": {"MODE": "live" + suffix}}
     for name, data in secrets.items():
         if not names or name in names:
-            await scope.apply(seals.sealing(Secret(metadata=Metadata(name=name, tenant="t"), spec=SecretSpec(data=data))))
+            await scope.apply(seals.seal_object(Secret(metadata=Metadata(name=name, tenant="t"), spec=SecretSpec(data=data))))
     for name, data in configs.items():
         if not names or name in names:
             await scope.apply(Config(metadata=Metadata(name=name, tenant="t"), spec=DataSpec(data=data)))
@@ -89,7 +89,7 @@ def test_a_service_reads_files_and_variables__new_ones_at_its_next_start__and_no
         first = await told(said, 1)
         assert first[:5] == [digest(CANARY), digest(CANARY + "-token"), "ann", "mode = 1", "live live $(TOKEN)"]
         assert first[5] == "400"
-        place = vault(agent.directory).place(f"{found.metadata.uid}.1")
+        place = build_secret_files(agent.directory).place(f"{found.metadata.uid}.1")
         assert first[6] == str(place / "secrets/db") and first[6].startswith("/dev/shm/")
         nowhere(scope, agent)
 
@@ -101,9 +101,9 @@ def test_a_service_reads_files_and_variables__new_ones_at_its_next_start__and_no
         nowhere(scope, agent)
         await scope.until("web-0", "ready", "serving")
 
-        await scope.people.ask(Delete("Workload", "web", "t"))
+        await scope.people.submit(Delete("Workload", "web", "t"))
         await until(lambda: not place.exists())
-        assert vault(agent.directory).names() == ()
+        assert build_secret_files(agent.directory).names() == ()
 
     play(scene)
 
@@ -134,8 +134,8 @@ def test_an_agent_that_was_killed_finds_what_runs_with_its_files__and_removes_th
         await declare(scope)
         await scope.run("web", *telling(said), spec=SERVICE, secrets=READ, configs=CONFIGS, restart=AGAIN)
         found = await scope.until("web-0", "ready", "serving")
-        place = vault(agent.directory).place(f"{found.metadata.uid}.1")
-        stranger = vault(agent.directory).place("gone.1")
+        place = build_secret_files(agent.directory).place(f"{found.metadata.uid}.1")
+        stranger = build_secret_files(agent.directory).place("gone.1")
         stranger.mkdir()
         agent.kill()
         await declare(scope, "-2")
@@ -145,7 +145,7 @@ def test_an_agent_that_was_killed_finds_what_runs_with_its_files__and_removes_th
         assert (place / "secrets/db/password").read_text() == CANARY and lines(said).count("end") == 1
         os.kill(again.kept()["web-0"].pid, signal.SIGKILL)
         assert (await told(said, 2))[0] == digest(CANARY + "-2"), "whoever starts it asks again"
-        await scope.people.ask(Delete("Workload", "web", "t"))
+        await scope.people.submit(Delete("Workload", "web", "t"))
         await until(lambda: not place.exists())
         nowhere(scope, again)
 

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from remit.client.rpc import Call
+from remit.client.rpc import EndpointCall
 from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, Role, operation_id
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from remit.model.kinds import NodeHealth
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
-from remit.serve.http.replies import STATUSES
+from remit.serve.http.replies import REFUSAL_STATUSES
 from tests.integration.serve.server_process import Reply, Server, ask_on
 from tests.unit.serve.in_memory_server import node, secret, tenant, workload
 
@@ -76,7 +76,7 @@ class Stage:
     def token(self, name: str, role: str, **spec: Any) -> str:
         """A new token's text, once the server knows it."""
         text = f"remit_{name}_{'x' * 32}"
-        spec = {"role": role, "digest": digest_of(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
+        spec = {"role": role, "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
         self.admin("POST", "/v1/tokens", _thing("Token", {"name": name}, spec))
         self.tokens[name] = text
         self.until(lambda: self.server.ask("GET", "/v1/nothing", Authorization=f"Bearer {text}").status != 401)
@@ -95,7 +95,7 @@ class Stage:
 
     def claim(self, token: str, actor: Actor, claim: AnyClaim) -> int:
         """One that must be accepted; its number."""
-        body = _encode(Call((self.operation(actor, claim),)))
+        body = _encode(EndpointCall((self.operation(actor, claim),)))
         told = self.server.ask("POST", "/v1/ask", body, Authorization=f"Bearer {token}").json
         verdict = told["verdicts"][0]
         assert verdict["verdict"] == "accepted", verdict
@@ -193,7 +193,7 @@ class Intruder:
         return self.ask("POST", path, _encode(said), token)
 
     def claim(self, token: str, actor: Actor, claim: AnyClaim) -> Refusal:
-        return self.door(token, Call((self.stage.operation(actor, claim),)))
+        return self.door(token, EndpointCall((self.stage.operation(actor, claim),)))
 
     def claim_as_written(self, token: str, actor: Actor, claim: dict[str, Any]) -> Refusal:
         """What no program of ours could say."""
@@ -220,7 +220,7 @@ def refusal(reply: Reply) -> Refusal:
     if reply.status == 200 and told.get("verdicts"):
         verdict = told["verdicts"][0]
         if verdict["verdict"] == "refused":
-            return Refusal(STATUSES.get(Code(verdict["code"]), 409), verdict["code"], reply.body)
+            return Refusal(REFUSAL_STATUSES.get(Code(verdict["code"]), 409), verdict["code"], reply.body)
     if told.get("failed") == "unread":
         return Refusal(422, "invalid", reply.body)  # at that door what cannot be read is an answer; it counts as this
     code = told.get("code", "") if reply.status >= 400 else ""

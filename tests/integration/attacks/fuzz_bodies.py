@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, RunState
-from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
-from remit.serve.http.openapi import MANIFESTS
+from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest, NodeState, RunState
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
+from remit.serve.http.openapi import EXAMPLE_MANIFESTS
 from tests.integration.attacks.attack_server import Stage
 from tests.integration.attacks.fuzz_decoders import _encode
 from tests.integration.attacks.mutations import mutated
@@ -63,11 +63,11 @@ def doors(stage: Stage) -> list[Door]:
         Door("member", "POST", "/v1/apply", b"\n".join(_json(workload(f"l{number}")) for number in range(3))),
         Door("member", "POST", "/v1/plan", _json([workload("a1", replicas=3)])),
         Door("member", "POST", "/v1/capacity", _json(_rich())),
-        Door("member", "POST", f"{mine}/replicas/web-0/exec", spoken(Part.BEGIN, Begin(("id",))), MEDIA),
+        Door("member", "POST", f"{mine}/replicas/web-0/exec", encode_frame(ExecFrameType.START, ExecStart(("id",))), MEDIA_TYPE),
         Door("admin", "POST", "/v1/apply", _json([node("f1"), tenant("fuzzed")])),
         Door("join", "POST", "/v1/join", _json({"digest": "0" * 64, "nodes": ["f1"], "request": ""})),
     ]
-    for kind, manifest in MANIFESTS.items():
+    for kind, manifest in EXAMPLE_MANIFESTS.items():
         if "tenant" not in manifest["metadata"]:
             found.append(Door("admin", "POST", f"/v1/{COLLECTIONS.get(kind, kind.lower() + 's')}", _json(manifest)))
     return found + components(stage)
@@ -77,12 +77,12 @@ def components(stage: Stage) -> list[Door]:
     me = stage.actors["n2"]
     operation = json.loads(_encode(stage.operation(me, _move(stage))))
     call: dict[str, Any] = {"type": "call"}
-    beat = Beat(me, NodeState("n2", runs=(RunState("replica/acme/web-0", stage.uid, 1),)))
+    beat = NodeHeartbeat(me, NodeState("n2", runs=(RunState("replica/acme/web-0", stage.uid, 1),)))
     said: list[tuple[str, str, Any]] = [
         ("agent", "/v1/ask", {**call, "operations": [operation]}),
         ("agent", "/v1/ask", {**call, "beats": [json.loads(_encode(beat))]}),
         ("agent", "/v1/ask", {**call, "renew": json.loads(_encode(me))}),
-        ("agent", "/v1/ask", json.loads(_encode(MaterialOf(me, "replica/acme/web-0", stage.uid, 1)))),
+        ("agent", "/v1/ask", json.loads(_encode(SecretMaterialRequest(me, "replica/acme/web-0", stage.uid, 1)))),
         ("agent", FOLLOW, {"type": "orders", "nodes": ["n2"], "callback": "c" * 32}),
         ("scheduler", "/v1/ask", {"type": "range", "prefix": "node/", "limit": 10, "revision": 0}),
         ("scheduler", "/v1/claims", {"operations": [operation]}),
@@ -99,7 +99,7 @@ def _move(stage: Stage) -> Any:
 
 
 def _rich() -> dict[str, Any]:
-    return {**MANIFESTS["Workload"], "metadata": {"name": "fuzzed", "tenant": "acme"}}
+    return {**EXAMPLE_MANIFESTS["Workload"], "metadata": {"name": "fuzzed", "tenant": "acme"}}
 
 
 def _json(value: Any) -> bytes:
@@ -168,7 +168,7 @@ class Fuzzer:
         found.worst_s = max(found.worst_s, took_s)
         if status == 500 or took_s > ANSWER_S_MAX or (status == 0 and len(body) < 1 << 16):
             found.wrong.append(f"{door.method} {door.path}: {status} after {took_s:.1f} s, {told[:300]!r}: {body[:1_000]!r}")
-        elif status < 300 and door.path not in LENIENT and door.media != MEDIA and not _means_one_thing(body):
+        elif status < 300 and door.path not in LENIENT and door.media != MEDIA_TYPE and not _means_one_thing(body):
             found.wrong.append(f"{door.method} {door.path}: {status} for {body[:1_000]!r}")
 
     def _asked(self, door: Door, body: bytes) -> tuple[int, bytes]:
@@ -178,7 +178,7 @@ class Fuzzer:
         headers = {"Authorization": f"Bearer {self._tokens[door.who]}", "Content-Type": door.media}
         connection.request(door.method, door.path, body, headers)
         reply = connection.getresponse()
-        endless = reply.status == 200 and (door.path == FOLLOW or door.media == MEDIA)
+        endless = reply.status == 200 and (door.path == FOLLOW or door.media == MEDIA_TYPE)
         told = b"" if endless else reply.read()
         if endless:
             reply.close()

@@ -30,16 +30,16 @@ import msgspec
 from remit.agent.keeper import journal, protocol
 from remit.client import remote_store, rpc
 from remit.model.claims import Acquire, Actor, Operation, OperationID, Role, decode_operation
-from remit.model.identity import Joining
+from remit.model.identity import JoinRequest
 from remit.model.manifests.reader import read
 from remit.model.objects import decode, enc_hook
 from remit.model.resources import Duration
 from remit.model.wire import agent_messages, exec_frames
-from remit.model.wire.agent_messages import OrdersOf, decode_orders
+from remit.model.wire.agent_messages import AssignmentsRequest, decode_assignments
 from remit.serve.components import component_rpc
 from remit.serve.http import bodies
-from remit.serve.http.openapi import MANIFESTS
-from remit.serve.http.replies import Failure
+from remit.serve.http.openapi import EXAMPLE_MANIFESTS
+from remit.serve.http.replies import ApiProblem
 from remit.world.net.frames import NoFrame, next_frame
 from tests.integration.attacks.mutations import mutated
 
@@ -53,12 +53,12 @@ Decodes = Callable[[bytes], object]
 
 def _heard(data: bytes) -> object:
     """Parts of a session, in pieces of any size."""
-    ear, at = exec_frames.Ear(), 0
+    ear, at = exec_frames.ExecFrameReader(), 0
     while at < len(data):
         step = 1 + data[at] % 64
-        for part in ear.hear(data[at : at + step]):
-            if part.part == exec_frames.Part.BEGIN:
-                exec_frames.begin_of(part.body)
+        for part in ear.feed(data[at : at + step]):
+            if part.type == exec_frames.ExecFrameType.START:
+                exec_frames.decode_start(part.body)
         at += step
     return ear
 
@@ -81,15 +81,15 @@ def _framed(data: bytes) -> object:
 def _judged(data: bytes) -> object:
     """As a body is judged: whatever is wrong with it, the asker is told."""
     try:
-        return bodies.judged_all(data)
-    except Failure as failure:
+        return bodies.validate_manifests(data)
+    except ApiProblem as failure:
         assert 400 <= failure.document.status < 500
         return failure
 
 
 def _journalled(data: bytes) -> object:
     """A journal that was damaged: what cannot be read was not relied on, and nothing is raised."""
-    return [journal._read_line(line) for line in data.split(b"\n")]
+    return [journal._decode_line(line) for line in data.split(b"\n")]
 
 
 def _refusing(decoder: Decodes) -> Decodes:
@@ -106,18 +106,18 @@ DECODERS: Final[dict[str, Decodes]] = {
     "manifest, YAML": lambda data: read(data, "a.yaml"),
     "manifest, JSON": lambda data: read(data, "a.json"),
     "body": _judged,
-    "call": _refusing(component_rpc._asked.decode),
-    "stream": _refusing(component_rpc._streamed.decode),
-    "reply": _refusing(rpc._replies.decode),
+    "call": _refusing(component_rpc._call_decoder.decode),
+    "stream": _refusing(component_rpc._stream_decoder.decode),
+    "reply": _refusing(rpc._reply_decoder.decode),
     "operation": _refusing(decode_operation),
     "object": _refusing(decode),
-    "orders": _refusing(decode_orders),
+    "orders": _refusing(decode_assignments),
     "material": _refusing(agent_messages.decode_material),
-    "page of rows": _refusing(remote_store._pages.decode),
-    "event of rows": _refusing(remote_store._events.decode),
-    "word to a keeper": _refusing(protocol._words.decode),
-    "answer of a keeper": _refusing(protocol._answers.decode),
-    "table of a keeper": _refusing(protocol._tables.decode),
+    "page of rows": _refusing(remote_store._page_decoder.decode),
+    "event of rows": _refusing(remote_store._event_decoder.decode),
+    "word to a keeper": _refusing(protocol._message_decoder.decode),
+    "answer of a keeper": _refusing(protocol._reply_decoder.decode),
+    "table of a keeper": _refusing(protocol._table_decoder.decode),
     "journal": _journalled,
     "session": _refusing(_heard),
     "frames": _framed,
@@ -129,27 +129,27 @@ _OPERATION: Final = Operation(OperationID("i.1.n"), _ACTOR, Acquire("agent/n1", 
 
 def seeds() -> list[bytes]:
     """What is good: of every sort."""
-    good = [json.dumps(one).encode() for one in MANIFESTS.values()]
+    good = [json.dumps(one).encode() for one in EXAMPLE_MANIFESTS.values()]
     good += [
         b"apiVersion: remit/v1\nkind: Tenant\nmetadata: {name: a}\nspec: {weight: 2}\n---\n- &a [x, *a]\n",
-        json.dumps([*MANIFESTS.values()]).encode(),
+        json.dumps([*EXAMPLE_MANIFESTS.values()]).encode(),
     ]
     good += [
-        _encode(rpc.Call((_OPERATION,))),
-        _encode(rpc.Call(renew=_ACTOR)),
+        _encode(rpc.EndpointCall((_OPERATION,))),
+        _encode(rpc.EndpointCall(renew=_ACTOR)),
         _encode(_OPERATION),
-        _encode(OrdersOf(("n1",))),
+        _encode(AssignmentsRequest(("n1",))),
     ]
-    good += [_encode(remote_store.RangeOf("a/")), _encode(remote_store.RowsFrom("")), _encode(Joining("a" * 64, ("n1",)))]
+    good += [_encode(remote_store.RangeRequest("a/")), _encode(remote_store.WatchRequest("")), _encode(JoinRequest("a" * 64, ("n1",)))]
     good += [
-        _encode(agent_messages.MaterialOf(_ACTOR, "replica/a/b", "u", 1)),
+        _encode(agent_messages.SecretMaterialRequest(_ACTOR, "replica/a/b", "u", 1)),
         b'{"verdicts":[{"verdict":"accepted","revision":3}]}',
     ]
-    good += [_encode(agent_messages.Material({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
-    good += [protocol.encode(protocol.Table(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
+    good += [_encode(agent_messages.SecretMaterial({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
+    good += [protocol.encode(protocol.ProcessTable(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
     good += [
-        exec_frames.spoken(exec_frames.Part.BEGIN, exec_frames.Begin(("id",)))
-        + exec_frames.spoken(exec_frames.Part.INPUT, b"x")
+        exec_frames.encode_frame(exec_frames.ExecFrameType.START, exec_frames.ExecStart(("id",)))
+        + exec_frames.encode_frame(exec_frames.ExecFrameType.INPUT, b"x")
     ]
     return [*good, struct.pack(">IBQ", 3, 1, 7) + b"abc"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from remit.law.certificate_identity import agent_of
-from remit.model.identity import digest_of
+from remit.law.certificate_identity import agent_identity
+from remit.model.identity import token_digest
 from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
 from tests.integration.attacks.attack_server import Intruder, Refusal, attack, refusal
 from tests.integration.serve.server_process import Reply, ask_on
@@ -20,7 +20,7 @@ from tests.integration.serve.test_tls import serving
 
 
 def joining(by: Intruder, *nodes: str, digest: str = "ab") -> dict[str, Any]:
-    return {"digest": digest_of(f"{by.name}{digest}"), "nodes": list(nodes), "request": ""}
+    return {"digest": token_digest(f"{by.name}{digest}"), "nodes": list(nodes), "request": ""}
 
 
 @attack(401, "unauthenticated")
@@ -109,7 +109,7 @@ class Secured:
     def made(self, role: str) -> str:
         self._made += 1
         text = f"remit_{role}_{self._made}_{'x' * 32}"
-        spec: dict[str, Any] = {"role": role, "digest": digest_of(text), "expires": "2999-01-01T00:00:00Z", "subject": role}
+        spec: dict[str, Any] = {"role": role, "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "subject": role}
         spec |= {"nodes": ["n1"]} if role == "join" else {}
         made = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": f"{role}-{self._made}"}, "spec": spec}
         assert self.ask("POST", "/v1/tokens", made, self.admin).status == 201
@@ -122,7 +122,7 @@ class Secured:
         """What another authority would have signed for the same node."""
         key, file = made_key(), self.data / "foreign.pem"
         file.write_bytes(
-            key + CertificateAuthority(CertificateAuthority.made("another")).agent(request_for(key), agent_of(["n1"])).calling
+            key + CertificateAuthority(CertificateAuthority.made("another")).agent(request_for(key), agent_identity(["n1"])).calling
         )
         return file
 
@@ -137,7 +137,7 @@ def secured(by: Intruder) -> Iterator[tuple[Secured, Any]]:
 
         def sign(node: str) -> Path:
             key, file = made_key(), data / f"{node}.pem"
-            file.write_bytes(key + authority.agent(request_for(key), agent_of([node])).calling)
+            file.write_bytes(key + authority.agent(request_for(key), agent_identity([node])).calling)
             return file
 
         yield server, sign

@@ -14,17 +14,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.client.remote_store import RangeOf, RowsFrom
-from remit.client.rpc import Call
+from remit.client.remote_store import RangeRequest, WatchRequest
+from remit.client.rpc import EndpointCall
 from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
 from remit.model.kinds import Node, Taint
-from remit.model.wire.agent_messages import Beat, MaterialOf, NodeState, OrdersOf
-from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
+from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest, NodeState, AssignmentsRequest
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
 from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Intruder, Refusal, attack
 from tests.unit.serve.in_memory_server import node, tenant
 
 REPLICA = "/v1/tenants/acme/replicas/web-0"
-STATUS = Call()
+STATUS = EndpointCall()
 
 
 def unsigned(**said: str) -> str:
@@ -53,9 +53,9 @@ def no_token(by: Intruder) -> list[Refusal]:
 def a_token_that_ran_out(by: Intruder) -> Refusal:
     """A01: a token whose time is over."""
     text = "remit_" + "o" * 40
-    from remit.model.identity import digest_of
+    from remit.model.identity import token_digest
 
-    spec = {"role": "admin", "digest": digest_of(text), "expires": "2001-01-01T00:00:00Z", "subject": "old"}
+    spec = {"role": "admin", "digest": token_digest(text), "expires": "2001-01-01T00:00:00Z", "subject": "old"}
     made = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": by.name}, "spec": spec}
     by.stage.admin("POST", "/v1/tokens", made)
     return by.get("/v1/tenants", text)
@@ -131,17 +131,17 @@ def a_node_writes_about_another(by: Intruder) -> list[Refusal]:
     claims = (Acquire("agent/n2", LEASE), Vacate("agent/n2"), Apply(other), Delete("Node", "n2"), Acquire("scheduler", LEASE))
     found = [by.claim(text, me, claim) for claim in claims]
     found += [by.claim(text, as_other, Apply(other)), by.claim(text, Actor("x", Role.SCHEDULER), Acquire("scheduler", LEASE))]
-    found += [by.claim(text, Actor("x", Role.OPERATOR), Apply(other)), by.door(text, Call(beats=(Beat(me, NodeState("n2")),)))]
-    found += [by.door(text, Call(beats=(Beat(as_other, NodeState(name)),))), by.door(text, Call(renew=as_other))]
-    found += [by.door(text, RangeOf("secret/")), by.door(text, Call(heard=True)), by.door(text, Call(states=("n2",)))]
-    return [*found, by.door(text, OrdersOf(("n2",)), "/v1/follow"), by.door(text, RowsFrom(""), "/v1/follow")]
+    found += [by.claim(text, Actor("x", Role.OPERATOR), Apply(other)), by.door(text, EndpointCall(beats=(NodeHeartbeat(me, NodeState("n2")),)))]
+    found += [by.door(text, EndpointCall(beats=(NodeHeartbeat(as_other, NodeState(name)),))), by.door(text, EndpointCall(renew=as_other))]
+    found += [by.door(text, RangeRequest("secret/")), by.door(text, EndpointCall(heard=True)), by.door(text, EndpointCall(states=("n2",)))]
+    return [*found, by.door(text, AssignmentsRequest(("n2",)), "/v1/follow"), by.door(text, WatchRequest(""), "/v1/follow")]
 
 
 @attack(403, "not_owner")
 def a_secret_of_what_is_not_bound_here(by: Intruder) -> list[Refusal]:
     """A08: another node's replica, another attempt, a guess at the secret itself; and as somebody else."""
     _, text, me = by.agent()
-    wanted = MaterialOf(me, "replica/acme/web-0", by.stage.uid, 1)
+    wanted = SecretMaterialRequest(me, "replica/acme/web-0", by.stage.uid, 1)
     tries = [
         wanted,
         replace(wanted, attempt=2),
@@ -216,8 +216,8 @@ def a_word_about_what_runs_elsewhere(by: Intruder) -> Refusal:
 def an_agent_that_sends_the_server_elsewhere(by: Intruder) -> list[Refusal]:
     """A13: its answer to logs and exec is a redirect, which is not followed."""
     with hostile(by) as (trap, mine):
-        begin = spoken(Part.BEGIN, Begin(("id",)))
-        found = [by.get(f"{REPLICA}/logs", mine), by.ask("POST", f"{REPLICA}/exec", begin, mine, Content_Type=MEDIA)]
+        begin = encode_frame(ExecFrameType.START, ExecStart(("id",)))
+        found = [by.get(f"{REPLICA}/logs", mine), by.ask("POST", f"{REPLICA}/exec", begin, mine, Content_Type=MEDIA_TYPE)]
         trap.setblocking(False)
         with suppress(BlockingIOError):
             trap.accept()

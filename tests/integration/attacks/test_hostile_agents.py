@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from remit.model.wire.exec_frames import MEDIA, Begin, Ear, Over, Part, spoken
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameReader, ExecExit, ExecFrameType, encode_frame
 from remit.serve.components import exec_sessions, replica_logs
 from remit.world.net.frames import BODY_BYTES_MAX, Kind, framed
 from tests.unit.observation.row_fixtures import replica, tenant, work
@@ -80,7 +80,7 @@ HOSTILE: Final[list[Answers]] = [
 async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
     """Endless, and heedless of how much was taken."""
     tag = await _tag(reader)
-    piece = framed(Kind.ITEM, tag, bytes((Part.STDOUT,)) + b"x" * 65_536)
+    piece = framed(Kind.ITEM, tag, bytes((ExecFrameType.STDOUT,)) + b"x" * 65_536)
     writer.write(framed(Kind.ITEM, tag, BEGUN))
     with suppress(OSError):
         for _ in range(20_000):
@@ -124,8 +124,8 @@ async def served(answers: Answers, trap: int = 0) -> AsyncIterator[Api]:
 async def asked_for(asked: Api, what: str) -> Reply:
     if what == "logs":
         return await asked.get("/v1/tenants/t1/replicas/web-0/logs")
-    begin = spoken(Part.BEGIN, Begin(("id",)))
-    return await asked.ask("POST", "/v1/tenants/t1/replicas/web-0/exec", pieces=[begin], headers={"content-type": MEDIA})
+    begin = encode_frame(ExecFrameType.START, ExecStart(("id",)))
+    return await asked.ask("POST", "/v1/tenants/t1/replicas/web-0/exec", pieces=[begin], headers={"content-type": MEDIA_TYPE})
 
 
 def rss_mib() -> float:
@@ -137,7 +137,7 @@ def rss_mib() -> float:
 def test_row_13__what_no_agent_of_ours_would_answer_is_a_502(
     answers: Answers, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_logs, "ANSWER_MS", 500)
+    monkeypatch.setattr(replica_logs, "AGENT_ANSWER_MS", 500)
     monkeypatch.setattr(exec_sessions, "ANSWER_MS", 500)
 
     async def scene() -> None:
@@ -178,22 +178,22 @@ def test_row_13__an_endless_stream_that_does_not_wait_is_broken_off(what: str, m
 
 @pytest.mark.parametrize(
     "item",
-    [b"", b"\x00", b"\xff" * 100, bytes((Part.BEGIN,)) + b"{}", bytes((Part.REFUSED,)) + b"\xff", bytes((Part.OVER,)) + b"[["],
+    [b"", b"\x00", b"\xff" * 100, bytes((ExecFrameType.START,)) + b"{}", bytes((ExecFrameType.REFUSED,)) + b"\xff", bytes((ExecFrameType.EXITED,)) + b"[["],
     ids=repr,
 )
 def test_row_13__in_the_middle_of_a_session_nonsense_ends_it(item: bytes) -> None:
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
         tag = await _tag(reader)
-        for one in (BEGUN, bytes((Part.STDOUT,)) + b"so far", item):
+        for one in (BEGUN, bytes((ExecFrameType.STDOUT,)) + b"so far", item):
             writer.write(framed(Kind.ITEM, tag, one))
         await asyncio.sleep(5)
 
     async def scene() -> None:
         async with served(answers) as asked:
-            parts = Ear().hear((await asked_for(asked, "exec")).body)
-            assert [part.body for part in parts if part.part == Part.STDOUT] == [b"so far"]
-            assert parts[-1].part == Part.OVER
-            over = msgspec.json.decode(parts[-1].body, type=Over)
+            parts = ExecFrameReader().feed((await asked_for(asked, "exec")).body)
+            assert [part.body for part in parts if part.type == ExecFrameType.STDOUT] == [b"so far"]
+            assert parts[-1].type == ExecFrameType.EXITED
+            over = msgspec.json.decode(parts[-1].body, type=ExecExit)
             assert (over.code, over.signal) == (None, None)
             assert "broke off" in over.why
 
@@ -208,11 +208,11 @@ def test_row_29__a_name_is_never_a_path(name: str, what: str) -> None:
     async def scene() -> None:
         async with served(hangs_up) as asked:
             path = f"/v1/tenants/t1/replicas/{name}/{what}"
-            begin = spoken(Part.BEGIN, Begin(("id",)))
+            begin = encode_frame(ExecFrameType.START, ExecStart(("id",)))
             if what == "logs":
                 reply = await asked.get(path)
             else:
-                reply = await asked.ask("POST", path, pieces=[begin], headers={"content-type": MEDIA})
+                reply = await asked.ask("POST", path, pieces=[begin], headers={"content-type": MEDIA_TYPE})
             assert reply.status == 404, reply
 
     asyncio.run(scene())

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from remit.bench import api, end_to_end
-from remit.bench.end_to_end import Sizes
+from remit.bench.end_to_end import EndToEndSizes
 
 
 def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_to_end, "QUIET_MS", 500)  # what one row leaves to the next matters to figures alone
-    report = asyncio.run(end_to_end._measure(Sizes(nodes=12, jobs=100, steady_s=1, echoes=50), tmp_path))
+    report = asyncio.run(end_to_end._measure(EndToEndSizes(nodes=12, jobs=100, steady_s=1, echoes=50), tmp_path))
     line = json.loads(report.line())
     rows = {row["what"]: row for row in line["rows"]}
     assert line["bench"] == "end-to-end"
@@ -34,7 +34,7 @@ def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, 
 def test_requests_watches_and_heartbeats_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WATCHERS", 5)
     monkeypatch.setattr(api, "AGENTS", 100)
-    report = asyncio.run(api._measure(api.Sizes(creates=60, reads_s=0.2, changes=10, beats_s=0.5), tmp_path))
+    report = asyncio.run(api._measure(api.ApiSizes(creates=60, reads_s=0.2, changes=10, beats_s=0.5), tmp_path))
     line = json.loads(report.line())
     rows = {row["what"]: row for row in line["rows"]}
     assert rows["create"]["requests"] == 60

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from remit.bench import run
-from remit.bench.run import STEPS, Sizes
+from remit.bench.run import AUDIT_NAMES, RunSizes
 from remit.cli.main import remit
 
 
 def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "QUICK", Sizes(jobs=12, idle=3, forks=3))
+    monkeypatch.setattr(run, "QUICK", RunSizes(jobs=12, idle=3, forks=3))
     result = CliRunner().invoke(remit, ["bench", "run", "--quick", "--json"], prog_name="remit")
     (line,) = result.stdout.splitlines()
     found = json.loads(line)
@@ -25,7 +25,7 @@ def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.M
     idle = next(row for row in found["rows"] if row["row"] == "idle" and row["sandbox"] == "none")
     assert idle["jobs"] == 3
     # A job may be over before that it runs could be told: on a busy machine all three were.
-    told = ("answered", "start", *(step for step in STEPS if step != "running" or "running_p50_ms" in idle), "told")
+    told = ("answered", "start", *(step for step in AUDIT_NAMES if step != "running" or "running_p50_ms" in idle), "told")
     assert all(idle[f"{step}_p50_ms"] > 0 for step in told), "the process itself has told when it ran"
     order = [idle[f"{step}_p50_ms"] for step in ("bound", "starting", "start")]
     assert order == sorted(order), "nothing starts before its start is committed"

@@ -86,7 +86,7 @@ def test_a_list_of_workloads_says_what_limits_each(scope: Scope) -> None:
     assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY", "STAGES", "LIMITED", "BY", "AGE"]
     web = next(line for line in lines if " web " in line)
     assert "0/6" in web and "bound 4, queued 2" in web and "no_room: " in web
-    assert any("over_quota: tenant/lab does not cover it" in line for line in lines)
+    assert any("over_quota: tenant/lab has too little quota left" in line for line in lines)
 
 
 def test_a_list_of_replicas_says_why_they_wait(scope: Scope) -> None:
@@ -325,7 +325,7 @@ def test_a_watch_tells_what_comes_and_what_goes(scope: Scope) -> None:
 
 def test_a_server_that_is_not_there_is_told_at_once(scope: Scope) -> None:
     told = scope.complained("get", "nodes", "--server", "http://127.0.0.1:1", "--token-file", str(scope.token))
-    assert told.startswith("Error: nobody answers at http://127.0.0.1:1") and "`remit up`" in told
+    assert told.startswith("Error: no server answers at http://127.0.0.1:1") and "`remit up`" in told
 
 
 def test_a_wrong_token_is_told(scope: Scope, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from remit.agent.credentials import Credentials
 from remit.client.http_link import HttpLink
-from remit.model.wire.agent_messages import OrdersOf
+from remit.model.wire.agent_messages import AssignmentsRequest
 from remit.world.interfaces import LinkError
 from tests.integration.cli.test_up import REMIT, Ups, alive
 
@@ -110,7 +110,7 @@ async def _an_agent(ups: Ups) -> None:
     node, serves = ups.items("nodes")[0]["metadata"]["name"], ups.serving()
     link = HttpLink({"server": url}, here.token, trust=here.trust)
     try:
-        async with aclosing(link.stream("server", msgspec.json.encode(OrdersOf((node,))))) as lines:
+        async with aclosing(link.stream("server", msgspec.json.encode(AssignmentsRequest((node,))))) as lines:
             assert b"whole" in await anext(lines)
             name = next(one["metadata"]["name"] for one in ups.items("tokens") if one["spec"]["role"] == "agent")
             assert ups.remit("token", "revoke", name).returncode == 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from remit.agent.setup import Directory
+from remit.agent.setup import AgentDirectory
 
 REMIT = str(Path(sys.executable).parent / "remit")
 BEAT = "200ms"
@@ -88,7 +88,7 @@ class Ups:
                 process.kill()
             process.wait()
         shutil.rmtree(
-            Directory(self.data / "agent").work, ignore_errors=True
+            AgentDirectory(self.data / "agent").work, ignore_errors=True
         )  # they may be elsewhere: world/process/isolation.py
 
 

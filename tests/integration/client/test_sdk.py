@@ -19,7 +19,7 @@ from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Dele
 from remit.client.blocking import BlockingApi
 from remit.client.http_link import connect
 from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
-from remit.model.identity import Token, TokenSpec, digest_of
+from remit.model.identity import Token, TokenSpec, token_digest
 from remit.model.kinds import Region, Template, Tenant, TenantSpec, Workload, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Replica
@@ -47,7 +47,7 @@ def workload(name: str, replicas: int = 1) -> Workload:
 def controlled(server: Server) -> Iterator[None]:
     """With controllers beside it: what is deleted goes once they have ended its replicas."""
     url, text = f"http://127.0.0.1:{server.port}", "a-token-of-controllers"
-    spec = TokenSpec(role="controllers", digest=digest_of(text), expires="2999-01-01T00:00:00Z")
+    spec = TokenSpec(role="controllers", digest=token_digest(text), expires="2999-01-01T00:00:00Z")
     with BlockingApi(url, server.token) as api:
         api.create(Token(metadata=Metadata(name="loops"), spec=spec))
     argv = [sys.executable, "-m", "remit.cli", "controllers", "--server", url, "--beat", BEAT]
@@ -268,7 +268,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             with pytest.raises(ApiError) as caught:
                 api.claims([operation])
             assert caught.value.status == 401, "people make no claims: they declare"
-            mine = digest_of("a-token-of-a-scheduler")
+            mine = token_digest("a-token-of-a-scheduler")
             spec = TokenSpec(role="scheduler", digest=mine, expires="2999-01-01T00:00:00Z")
             api.create(Token(metadata=Metadata(name="s"), spec=spec))
             with BlockingApi(f"http://127.0.0.1:{server.port}", "a-token-of-a-scheduler") as program:
@@ -309,9 +309,9 @@ def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
                     client = connected.client_for(Actor("one", Role.SCHEDULER))
                     assert (await client.status()).scope == "local"
                     await api.apply([ACME])
-                    row = await connected.rows.get("tenant/acme")
+                    row = await connected.store.get("tenant/acme")
                     assert row is not None
-                    watch = await connected.rows.watch("tenant/", after=row.revision)
+                    watch = await connected.store.watch("tenant/", after=row.revision)
                     await api.patch(Tenant, "acme", {"spec": {"weight": 5}})
                     event = await asyncio.wait_for(anext(aiter(watch)), 10)
                     while not event.changes:

@@ -22,7 +22,7 @@ def test_the_demo_runs_work_kills_a_machine_and_the_server_and_all_checks_hold(t
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert re.search(r"11 of 11 checks hold\. \d+ s\.", said), said
-    for name in ("service whole again", "work runs on", "nothing is lost", "nothing was started again", "pending is explained"):
+    for name in ("service recovered", "work keeps running", "no state lost", "no process restarted", "pending job explained"):
         assert f"✓ {name}" in said
     assert not left, "it tidies up"
     assert not _processes_of(Path(short))

@@ -18,12 +18,12 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from remit.client.endpoint import NoVerdict, Overloaded, Silence, Status, Turned
+from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, AuthorityStatus, NotLeader
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
-from remit.demo.authority_process import AUTHORITY, DemoFailed, Stamping, Watched, address_of
+from remit.demo.authority_process import AUTHORITY, DemoFailed, EpochStampingService, RecordingEndpoint, address_of
 from remit.demo.demo_command import ROUNDS, demo
-from remit.demo.demo_processes import Served
+from remit.demo.demo_processes import AuthorityProcess
 from remit.demo.race import Race
 from remit.demo.verify import _one_outcome
 from remit.model.objects import decode, encode
@@ -58,14 +58,14 @@ def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
     after = re.search(r"Restarted: process (\d+) took over .* \(epoch 2\)", flat)
     assert killed and after and killed[1] != after[1]
     assert re.search(r"✓ one owner gpu-0 of node-gpu-4 belongs to fraud/fraud-batch-\d+ \(running\)", flat)
-    assert "✓ never two owners 10 owners one after another" in flat
-    assert re.search(r"✓ nothing lost (\d+) operations acknowledged; \1 found again with the same verdict, 0 lost", flat)
+    assert "✓ never two owners 10 successive owners" in flat
+    assert re.search(r"✓ nothing lost (\d+) operations acknowledged: \1 have the same verdict in the store, 0 lost", flat)
     assert re.search(r"✓ in flight settled [1-9]", flat)
     assert "✓ epoch raised 1 before the kill, 2 after" in flat
     assert re.search(r"✓ chain unbroken sequence 1 to \d+", flat)
     for name in ("one-owner-per-device", "node-ledgers-balance", "one-binding", "grants-cover", "quota-covers", "no-excess"):
         assert f"✓ {name} " in flat
-    assert "device_taken" in flat and "cure device freed" in flat
+    assert "device_taken" in flat and "fix device freed" in flat
     assert "One owner, balanced books, nothing lost." in flat
     assert "✗" not in said
     assert (data / FILE_NAME).is_file()
@@ -119,13 +119,13 @@ def test_the_longer_race_of_the_help_is_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, "0 met silence and were"), (1, "1 met silence and was"), (2, "2 met silence and were")]
+    ("count", "told"), [(0, "0 had no answer and were"), (1, "1 had no answer and was"), (2, "2 had no answer and were")]
 )
 def test_one_was_sent_again_and_two_were(tmp_path: Path, count: int, told: str) -> None:
     world = production()
     race = Race(tmp_path, tmp_path / "s", world, world.chance, 2)
     race.retried = count
-    assert _one_outcome(race).told.startswith(f"{told} sent again under the same id")
+    assert _one_outcome(race).told.startswith(f"{told} retried with the same id")
 
 
 @pytest.mark.mounts
@@ -152,18 +152,18 @@ class Deaf:
 
 def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None:
     """The demo waits a little for a store that cannot write, and then ends; a restart, which is silent, it waits for."""
-    failures: list[NoVerdict] = [Silence("torn"), Turned("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
+    failures: list[EndpointError] = [OutcomeUnknown("torn"), NotLeader("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
 
     class Failing:
         head = Head("i", 1, 1, "", 0, "")
 
-        async def status(self) -> Status:
+        async def status(self) -> AuthorityStatus:
             raise failures[0]
 
     async def scene() -> None:
         world, authority = production(address_of(tmp_path / "s")), cast(Authority, Failing())
-        watched = Watched(tmp_path / "s", Deaf(), world.clock)
-        async with world.link.serve(AUTHORITY, Stamping(authority)):
+        watched = RecordingEndpoint(tmp_path / "s", Deaf(), world.clock)
+        async with world.link.serve(AUTHORITY, EpochStampingService(authority)):
             while failures:
                 expected = failures[0]
                 with pytest.raises(type(expected)) as caught:
@@ -171,7 +171,7 @@ def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None
                 assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
                 failures.pop(0)
             failures.append(Overloaded(0, "full: make room"))
-            with pytest.raises(DemoFailed, match=r"cannot go on: full: make room; or name another directory with --data"):
+            with pytest.raises(DemoFailed, match=r"cannot write: full: make room; or choose another directory with --data"):
                 async with asyncio.timeout(20):
                     while True:
                         with suppress(Overloaded):
@@ -232,15 +232,15 @@ async def second_owner(data: Path) -> None:
 
 
 def between_kill_and_restart(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
-    start, starts = Served.start, []
+    start, starts = AuthorityProcess.start, []
 
-    async def planted(data: Path, socket: Path, clock: Clock) -> Served:
+    async def planted(data: Path, socket: Path, clock: Clock) -> AuthorityProcess:
         starts.append(socket)
         if len(starts) == 2:
             await plant(data)
         return await start(data, socket, clock)
 
-    monkeypatch.setattr(Served, "start", planted)
+    monkeypatch.setattr(AuthorityProcess, "start", planted)
 
 
 def after_the_race(monkeypatch: pytest.MonkeyPatch, plant: Plant, data: Path) -> None:
@@ -282,9 +282,9 @@ def test_a_store_that_went_back_in_time_is_noticed(monkeypatch: pytest.MonkeyPat
 def test_an_acknowledged_operation_that_is_gone_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     between_kill_and_restart(monkeypatch, forgotten_outcome)
     said = failed(tmp_path / "data")
-    assert re.search(r"✗ nothing lost \d+ operations acknowledged; \d+ found again with the same verdict, [1-9]\d* lost", said)
+    assert re.search(r"✗ nothing lost \d+ operations acknowledged: \d+ have the same verdict in the store, [1-9]\d* lost", said)
     assert "✗ one outcome each" in said
-    assert "do not hold" in said
+    assert "checks failed" in said
 
 
 def test_a_second_owner_is_noticed_by_history_and_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def left_running(place: bytes) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("line", [b"Remit demo", b"The stage", b"objects from", b"The race"])
+@pytest.mark.parametrize("line", [b"Remit demo", b"Setup", b"objects from", b"The race"])
 def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, line: bytes) -> None:
     command = [str(REMIT), "demo", "race", "--rounds", "500"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.fit import Ask
-from remit.law.requirements import make_ask
+from remit.law.fit import Requirements
+from remit.law.requirements import compile_requirements
 from remit.model.claims import Code
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.node_columns import Columns, Left
 from remit.observation.topology_counts import ColumnPeers
-from remit.proposal.explain.pending import explain_waiting
-from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.explain.pending import explain_pending
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import Cure, installed_filters, installed_scores
+from remit.proposal.placement.plugins import UnblockEvent, installed_filters, installed_scores
 from tests.properties.authority_world import workload
 from tests.unit.observation.row_fixtures import ready
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster, rich
@@ -63,18 +63,18 @@ def node(name: str, labels: dict[str, str]) -> Left:
     return Left(one, {"cpu": 16_000}, {})
 
 
-def ask(name: str, cpu: int) -> Ask:
+def ask(name: str, cpu: int) -> Requirements:
     spec = WorkloadSpec(type="service", template=Template(command=("serve",), resources=Amount({"cpu": cpu * 1_000})))
-    return make_ask("acme", name, {}, spec, ())
+    return compile_requirements("acme", name, {}, spec, ())
 
 
 def kernel() -> Kernel:
     columns = Columns([node(name, labels) for name, labels in NODES.items()])
-    scores = (*DEFAULT, *installed_scores())
+    scores = (*DEFAULT_SCORES, *installed_scores())
     return Kernel(columns, ColumnPeers(columns, {}), filters=installed_filters(), scores=scores)
 
 
-def places(told: Kernel, one: Ask, count: int) -> list[str]:
+def places(told: Kernel, one: Requirements, count: int) -> list[str]:
     return [list(NODES)[row] for row in told.run(told.known(one.generation, one), count).rows]
 
 
@@ -84,7 +84,7 @@ def test_without_the_package_there_are_no_plug_ins() -> None:
 
 def test_the_package_is_found_by_its_entry_points(installed: dict[str, Any]) -> None:
     (filter_,), (score,) = installed_filters(), installed_scores()
-    assert (filter_.name, filter_.code, filter_.cures) == ("rack-power", Code.SELECTOR, (Cure.NODE, Cure.WORKLOAD))
+    assert (filter_.name, filter_.code, filter_.cures) == ("rack-power", Code.SELECTOR, (UnblockEvent.NODE, UnblockEvent.WORKLOAD))
     assert filter_.reason == "the rack has less power than the workload needs"
     assert (score.name, score.weight, score.static) == ("tier", 5, True)
     assert installed["dependencies"] == ["remit"]
@@ -103,13 +103,13 @@ def test_it_holds_for_each_workload_of_a_scope__and_explain_says_it_in_its_words
     weak = ready("n1", "16")
     weak = replace(weak, metadata=replace(weak.metadata, labels={"rack-power": "300"}))
     cluster = Cluster(rich(), weak).work(workload("light", "1")).work(workload("hot", "4", labels={"app": "hot"}))
-    rules = RULES._replace(filters=installed_filters(), scores=(*DEFAULT, *installed_scores()))
+    rules = RULES._replace(filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()))
     view = cluster.view()
     told = {}
     for name in ("light", "hot"):
         generation = view.shapes.find("t1", name, 1)
         assert generation is not None
-        told[name] = explain_waiting(view, generation, 0, rules)
+        told[name] = explain_pending(view, generation, 0, rules)
     assert told["light"].verdict == "now"
     assert (told["hot"].verdict, told["hot"].reason) == ("never", "selector")
     assert told["hot"].meaning == "the rack has less power than the workload needs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from remit.assembly import served
 from remit.cli.session.token_files import token_in
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.serve.auth import enrollment
 from remit.world.net.certificates import Lifespans
 from remit.world.net.connections import Listen
@@ -26,7 +26,7 @@ async def main(data: Path, seconds: int) -> None:
         world,
         listen=Listen(port=0),
         token=token,
-        tempo=Tempo(200),
+        tempo=Timing(200),
         secured=secured,
         complain=lambda asked, error: print(asked, error),
     ) as server:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from remit.bench import flood
-from remit.bench.flood import P99_MS, RATE, Sizes
+from remit.bench.flood import P99_MS, RATE, FloodSizes
 from remit.cli.main import remit
 
 TRIES = 3
@@ -22,7 +22,7 @@ def test_a_thousand_creates_a_second__others_and_heartbeats_are_answered_within_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A35, F41: fair queues; who floods is told to come back (429), and others see nothing of it."""
-    monkeypatch.setattr(flood, "QUICK", Sizes(1.0, 4.0))
+    monkeypatch.setattr(flood, "QUICK", FloodSizes(1.0, 4.0))
     for _ in range(TRIES):
         result = CliRunner().invoke(remit, ["bench", "flood", "--quick", "--json"], prog_name="remit")
         assert result.exit_code in (0, 1), result.output

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remit.law.certificate_identity import agent_of
+from remit.law.certificate_identity import agent_identity
 from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
 from tests.integration.serve.deploy_guide import Machine, blocks
 from tests.integration.serve.network_namespaces import HERE, THERE, YONDER, Machines, machines, why_not
@@ -160,7 +160,7 @@ def _turned_away(place: Place, root: Path, spent: str, tmp_path: Path) -> None:
     )
     key = made_key()
     foreign = tmp_path / "foreign.pem"
-    foreign.write_bytes(key + authority.agent(request_for(key), agent_of(["n9"])).calling)
+    foreign.write_bytes(key + authority.agent(request_for(key), agent_identity(["n9"])).calling)
     assert place.curl("/v1/renew", mine, {"request": request}, show=foreign)[0] == "403"  # the right authority, another node
     server = place.data / "tls" / "caller.pem"
     assert place.curl("/v1/renew", mine, {"request": request}, show=server)[0] == "403"  # the right authority, another role

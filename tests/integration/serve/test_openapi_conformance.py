@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from remit.model.wire.api_types import PROBLEM_TYPE
-from remit.serve.http.openapi import described
+from remit.serve.http.openapi import openapi_document
 from remit.serve.http.route_table import ROUTES
 from tests.integration.serve.server_process import Server
 from tests.properties.effort import tries
@@ -37,7 +37,7 @@ with warnings.catch_warnings():
     )
 
 ANSWER_S: Final = 10.0
-CONVERSING: Final = {route.name for route in ROUTES if route.streams or route.converses} | {"backup"}
+CONVERSING: Final = {route.name for route in ROUTES if route.streams or route.duplex} | {"backup"}
 """These go on for as long as somebody talks or listens."""
 ENDLESS: Final = ("watch", "follow")
 CHECKS: Final = [
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         found.must("POST", "/v1/tenants/acme/workloads", workload("web"))
         found.must("POST", "/v1/nodes", node("n1"))
         for role in ("member", "scheduler"):
-            spec = {"role": role, "digest": digest_of(_token(role)), "expires": "2999-01-01T00:00:00Z", "subject": role}
+            spec = {"role": role, "digest": token_digest(_token(role)), "expires": "2999-01-01T00:00:00Z", "subject": role}
             spec |= {"tenant": "acme"} if role == "member" else {}
             found.must(
                 "POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": role}, "spec": spec}
@@ -76,7 +76,7 @@ def _token(role: str) -> str:
 
 
 def _operations() -> list[Any]:
-    schema: Any = schemathesis.openapi.from_dict(described(ROUTES))
+    schema: Any = schemathesis.openapi.from_dict(openapi_document(ROUTES))
     found = [result.ok() for result in schema.get_all_operations()]
     return [one for one in found if one.definition.raw["operationId"] not in CONVERSING]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from tests.integration.serve.server_process import Server, ask_on
 from tests.unit.serve.in_memory_server import tenant, workload
 
@@ -54,7 +54,7 @@ def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_use
     later = "2999-01-01T00:00:00Z"
     with Server(tmp_path / "data") as first:
         for text, spec in ((viewer, {"role": "viewer"}), (join, {"role": "join", "nodes": ["n1"]})):
-            spec |= {"digest": digest_of(text), "expires": later}
+            spec |= {"digest": token_digest(text), "expires": later}
             name = {"name": spec["role"]}
             first.must("POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": name, "spec": spec})
         first.kill()
@@ -64,7 +64,7 @@ def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_use
         assert second.ask("GET", "/v1/tenants", Authorization=mine).status == 200
         assert second.ask("PATCH", "/v1/tokens/viewer", {"spec": {"revoked": True}}, **merge).status == 200
         assert second.ask("GET", "/v1/tenants", Authorization=mine).status == 401
-        digest = digest_of("an agent's own")
+        digest = token_digest("an agent's own")
         joined = second.ask("POST", "/v1/join", {"digest": digest, "nodes": ["n1"]}, Authorization=f"Bearer {join}")
         assert joined.status == 200, joined
         other = second.ask("POST", "/v1/join", {"digest": "0" * 64, "nodes": ["n1"]}, Authorization=f"Bearer {join}")

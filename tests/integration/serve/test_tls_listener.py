@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from remit.law.certificate_identity import SERVER, Bearer, agent_of
+from remit.law.certificate_identity import SERVER_IDENTITY, CertificateIdentity, agent_identity
 from remit.world.files.disk import FileDisk
 from remit.world.net import tls
 from remit.world.net.certificates import Lifespans, made_key, request_for
@@ -30,7 +30,7 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 async def who(scope: Any, receive: Any, send: Any) -> None:
     """Tells the caller who it is taken for."""
-    bearer: Bearer = scope["bearer"]
+    bearer: CertificateIdentity = scope["bearer"]
     words = json.dumps([scope["scheme"], bearer.role, bearer.nodes]).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(words)).encode())]})
     await send({"type": "http.response.body", "body": words})
@@ -72,7 +72,7 @@ async def told(reader: asyncio.StreamReader) -> Any:
 
 def test_the_application_is_told_who_calls(keys: TlsKeys, tmp_path: Path) -> None:
     key = made_key()
-    pair = keys.authority.agent(request_for(key), agent_of(["n1", "n2"]))
+    pair = keys.authority.agent(request_for(key), agent_identity(["n1", "n2"]))
     (tmp_path / "agent.pem").write_bytes(key + pair.calling)
     trust = Trust(str(keys.ca_file))
 
@@ -88,7 +88,7 @@ def test_the_application_is_told_who_calls(keys: TlsKeys, tmp_path: Path) -> Non
                 assert [await told(reader) for _ in range(3)] == [expected] * 3
                 writer.close()
 
-    assert SERVER.role == "server"
+    assert SERVER_IDENTITY.role == "server"
     played(main)
 
 

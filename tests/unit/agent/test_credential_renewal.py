@@ -13,7 +13,7 @@ import pytest
 
 from remit.agent import credentials as credentials_module
 from remit.agent.credentials import Credentials, NotJoined
-from remit.model.identity import Joined, expiry
+from remit.model.identity import JoinResponse, expiry_after
 from remit.world.interfaces import Unreached, World
 from tests.unit.world.virtual_world import VirtualClock, run_virtually, virtual_world
 
@@ -38,13 +38,13 @@ class Asked:
         self.refuses = False
         self.at_s: list[tuple[float, str]] = []
 
-    async def __call__(self, url: str, path: str, *_: Any) -> Joined:
+    async def __call__(self, url: str, path: str, *_: Any) -> JoinResponse:
         self.at_s.append((self.world.clock.now_ms() / 1000, url))
         if url in self.down:
             raise Unreached(f"nobody is at {url}", "start it")
         if self.refuses:
             raise NotJoined("the token was revoked", "join again", status=401)
-        return Joined("agent-1", expiry(self.world.clock.wall(), TERM_MS))
+        return JoinResponse("agent-1", expiry_after(self.world.clock.wall(), TERM_MS))
 
 
 def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, *, down: set[str], refuses: bool = False) -> Any:
@@ -55,11 +55,11 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, *, down:
         world = replace(virtual_world(), clock=Calendar())
         credentials, asked = Credentials(tmp_path / "joined"), Asked(world)
         asked.down, asked.refuses = down, refuses
-        monkeypatch.setattr(credentials_module, "_asked", asked)
-        said = Joined("agent-1", expiry(world.clock.wall(), TERM_MS))
+        monkeypatch.setattr(credentials_module, "_request", asked)
+        said = JoinResponse("agent-1", expiry_after(world.clock.wall(), TERM_MS))
         credentials.keep(world.disk, key=b"", said=said, begun=world.clock.wall(), token="remit_mine")
         task = asyncio.ensure_future(
-            credentials_module.renewing(
+            credentials_module.run_renewals(
                 credentials, ("http://a:1", "http://b:1"), world, lambda _: pytest.fail("no TLS"), told.append
             )
         )
@@ -111,11 +111,11 @@ def test_nothing_says_when_it_ends__it_is_renewed_at_once(tmp_path: Path, monkey
     async def life() -> float:
         world = replace(virtual_world(), clock=Calendar())
         credentials = Credentials(tmp_path / "joined")
-        credentials.keep(world.disk, key=b"", said=Joined("", ""), token="remit_mine")
-        monkeypatch.setattr(credentials_module, "_asked", Asked(world))
-        assert credentials_module.lasting(credentials, world).due_s == 0
+        credentials.keep(world.disk, key=b"", said=JoinResponse("", ""), token="remit_mine")
+        monkeypatch.setattr(credentials_module, "_request", Asked(world))
+        assert credentials_module.remaining_validity(credentials, world).due_s == 0
         await credentials_module.renew(credentials, ("http://a:1",), world)
-        return credentials_module.lasting(credentials, world).due_s
+        return credentials_module.remaining_validity(credentials, world).due_s
 
     assert 5 * DAY_S < run_virtually(life()) <= 6 * DAY_S
 
@@ -129,5 +129,5 @@ def test_who_is_going_to_join_is_on_the_disk_before_it_asks__and_is_the_same_aft
     assert not Credentials(place).known
     assert Credentials(place).asking(world, secure=True, anew=True).token != first.token
     assert Credentials(place).asking(world, secure=False).key == b"", "it has no use for a key there"
-    Credentials(place).keep(world.disk, key=b"", said=Joined("a", "2999-01-01T00:00:00Z"), token="remit_mine")
+    Credentials(place).keep(world.disk, key=b"", said=JoinResponse("a", "2999-01-01T00:00:00Z"), token="remit_mine")
     assert Credentials(place).known and not (place / "asking").exists()

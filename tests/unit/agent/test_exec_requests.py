@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from remit.agent import callbacks
-from remit.agent.attempts import Copy
-from remit.agent.callbacks import Beside, NotAsked, Sessions
-from remit.model.wire.agent_messages import ExecOf, FeedOf
-from remit.model.wire.exec_frames import Begin, Over, Part, Unbegun, Window
+from remit.agent.attempts import AttemptId
+from remit.agent.callbacks import RunningAttempt, CallbackRejected, ExecService
+from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest
+from remit.model.wire.exec_frames import ExecStart, ExecExit, ExecFrameType, ExecRejected, TerminalSize
 from remit.world.interfaces import Ended, NotStarted, Order, Running
 from remit.world.process.exec_session import Said, Session
 from remit.world.process.exec_session import Window as Size
@@ -88,51 +88,51 @@ class Scene:
         self.hand = Hand()
         self.world = replace(virtual_world(), runner=self.hand)
         self.running = True
-        self.sessions = Sessions(self.world, "token", self._find)
+        self.sessions = ExecService(self.world, "token", self._find)
 
-    def _find(self, copy: Copy) -> Beside | None:
-        return Beside("n1", Running(7, "b/7"), ORDER) if self.running and copy == Copy(KEY, UID, 1) else None
+    def _find(self, copy: AttemptId) -> RunningAttempt | None:
+        return RunningAttempt("n1", Running(7, "b/7"), ORDER) if self.running and copy == AttemptId(KEY, UID, 1) else None
 
-    def ask(self, name: str = "session1", begin: Begin = Begin(("id",)), **more: Any) -> AsyncGenerator[bytes, None]:
+    def ask(self, name: str = "session1", begin: ExecStart = ExecStart(("id",)), **more: Any) -> AsyncGenerator[bytes, None]:
         words = {"token": "token", "session": name, "key": KEY, "uid": UID, "attempt": 1, "begin": begin, **more}
-        return self.sessions.stream(msgspec.json.encode(ExecOf(**words)))
+        return self.sessions.stream(msgspec.json.encode(ExecRequest(**words)))
 
     async def feed(self, name: str = "session1", token: str = "token", **more: Any) -> None:
-        await self.sessions.request(msgspec.json.encode(FeedOf(token=token, session=name, **more)))
+        await self.sessions.request(msgspec.json.encode(ExecInputRequest(token=token, session=name, **more)))
 
-    async def refused(self, **more: Any) -> Unbegun:
+    async def refused(self, **more: Any) -> ExecRejected:
         items = [item async for item in self.ask(**more)]
         assert len(items) == 1
-        assert items[0][0] == Part.REFUSED
-        return msgspec.json.decode(items[0][1:], type=Unbegun)
+        assert items[0][0] == ExecFrameType.REFUSED
+        return msgspec.json.decode(items[0][1:], type=ExecRejected)
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
     run_virtually(scene)
 
 
-def over(item: bytes) -> Over:
-    assert item[0] == Part.OVER, item
-    return msgspec.json.decode(item[1:], type=Over)
+def over(item: bytes) -> ExecExit:
+    assert item[0] == ExecFrameType.EXITED, item
+    return msgspec.json.decode(item[1:], type=ExecExit)
 
 
 def test_it_runs_as_the_copy_does_and_only_its_words_are_its_own() -> None:
     async def scene() -> None:
         one = Scene()
-        async with aclosing(one.ask(begin=Begin(("echo", ";$(id)"), stdin=True))) as told:
-            assert (await anext(told))[0] == Part.BEGUN
+        async with aclosing(one.ask(begin=ExecStart(("echo", ";$(id)"), stdin=True))) as told:
+            assert (await anext(told))[0] == ExecFrameType.STARTED
             command = one.hand.commands[0]
             assert not command.input_over
             await one.feed(data=b"abc")
-            await one.feed(window=Window(3, 4))
+            await one.feed(window=TerminalSize(3, 4))
             await one.feed(over=True)
             assert (command.fed, command.sizes, command.input_over) == ([b"abc", b"", b""], [Size(3, 4)], True)
             command.says.put_nowait(Said("stdout", b"out"))
             command.says.put_nowait(Said("stderr", b"err"))
-            assert await anext(told) == bytes((Part.STDOUT,)) + b"out"
-            assert await anext(told) == bytes((Part.STDERR,)) + b"err"
+            assert await anext(told) == bytes((ExecFrameType.STDOUT,)) + b"out"
+            assert await anext(told) == bytes((ExecFrameType.STDERR,)) + b"err"
             command.finish(Ended(code=3))
-            assert over(await anext(told)) == Over(code=3)
+            assert over(await anext(told)) == ExecExit(code=3)
             assert await anext(told, None) is None
         assert one.hand.orders == [(ORDER._replace(argv=("echo", ";$(id)")), None)]
         assert command.closed
@@ -145,7 +145,7 @@ def test_it_runs_as_the_copy_does_and_only_its_words_are_its_own() -> None:
 def test_a_terminal_has_its_size_and_kind_and_without_input_there_is_none() -> None:
     async def scene() -> None:
         one = Scene()
-        async with aclosing(one.ask(begin=Begin(("sh",), window=Window(5, 6), terminal="xterm"))) as told:
+        async with aclosing(one.ask(begin=ExecStart(("sh",), window=TerminalSize(5, 6), terminal="xterm"))) as told:
             await anext(told)
         async with aclosing(one.ask("session2")) as told:
             await anext(told)
@@ -158,13 +158,13 @@ def test_a_terminal_has_its_size_and_kind_and_without_input_there_is_none() -> N
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"token": "another"}, {"token": ""}, {"session": "../x"}, {"session": ""}, {"begin": Begin(())}],
+    [{"token": "another"}, {"token": ""}, {"session": "../x"}, {"session": ""}, {"begin": ExecStart(())}],
     ids=str,
 )
 def test_who_may_not_ask_or_does_not_speak_this_begins_nothing(wrong: dict[str, Any]) -> None:
     async def scene() -> None:
         one = Scene()
-        with pytest.raises(NotAsked):
+        with pytest.raises(CallbackRejected):
             _ = [
                 item
                 async for item in one.ask(
@@ -172,7 +172,7 @@ def test_who_may_not_ask_or_does_not_speak_this_begins_nothing(wrong: dict[str, 
                 )
             ]
         assert one.hand.orders == []
-        with pytest.raises(NotAsked):
+        with pytest.raises(CallbackRejected):
             await one.feed(token="another")
 
     play(scene())
@@ -184,7 +184,7 @@ def test_another_attempt_or_another_replica_is_not_entered() -> None:
         for more in ({"attempt": 2}, {"uid": "u2"}, {"key": "replica/other/a-0"}, {"key": "../../etc"}):
             assert (await one.refused(**more)).code == "gone"
         one.hand.refuses = "there is no such program"
-        assert await one.refused() == Unbegun("not_started", "there is no such program", "install it")
+        assert await one.refused() == ExecRejected("not_started", "there is no such program", "install it")
         assert len(one.sessions) == 0
 
     play(scene())
@@ -207,7 +207,7 @@ def test_a_session_of_the_same_name_is_not_begun_twice() -> None:
         one = Scene()
         async with aclosing(one.ask()) as told:
             await anext(told)
-            with pytest.raises(NotAsked):
+            with pytest.raises(CallbackRejected):
                 await anext(one.ask())
             assert len(one.sessions) == 1
 
@@ -224,7 +224,7 @@ def test_what_a_command_has_left_running_is_ended_with_it_and_what_was_written_i
             command.says.put_nowait(Said("stdout", b"last words"))
             command.finish(Ended(code=0))
             assert (await anext(told))[1:] == b"last words"
-            assert over(await anext(told)) == Over(code=0)
+            assert over(await anext(told)) == ExecExit(code=0)
 
     play(scene())
 
@@ -232,7 +232,7 @@ def test_what_a_command_has_left_running_is_ended_with_it_and_what_was_written_i
 def test_it_ends_when_nothing_is_said_for_long__and_talking_puts_that_off() -> None:
     async def scene() -> None:
         one = Scene()
-        async with aclosing(one.ask(begin=Begin(("cat",), stdin=True))) as told:
+        async with aclosing(one.ask(begin=ExecStart(("cat",), stdin=True))) as told:
             await anext(told)
             began_ms = one.world.clock.now_ms()
             last = asyncio.ensure_future(anext(told))
@@ -258,7 +258,7 @@ def test_it_does_not_last_for_ever_however_much_is_said() -> None:
             while True:
                 command.says.put_nowait(Said("stdout", b"x"))
                 item = await anext(told)
-                if item[0] == Part.OVER:
+                if item[0] == ExecFrameType.EXITED:
                     break
                 await one.world.clock.sleep_ms(600_000)
             assert "at most" in over(item).why
@@ -274,7 +274,7 @@ def test_that_its_replica_ended_is_said() -> None:
             await anext(told)
             one.hand.running = False
             one.hand.commands[0].finish(Ended(signal=9))
-            assert over(await anext(told)) == Over(signal=9, why="its replica ended")
+            assert over(await anext(told)) == ExecExit(signal=9, why="its replica ended")
 
     play(scene())
 
@@ -296,6 +296,6 @@ def test_there_are_only_so_many_of_a_tenant_and_of_a_node(monkeypatch: pytest.Mo
         for told in begun:
             await told.aclose()
         async with aclosing(one.ask("session9")) as told:
-            assert (await anext(told))[0] == Part.BEGUN
+            assert (await anext(told))[0] == ExecFrameType.STARTED
 
     play(scene())

@@ -9,28 +9,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remit.agent.attempts import Copy
-from remit.agent.callbacks import CHUNK_BYTES, Logs, NotAsked
-from remit.model.wire.agent_messages import LogsOf
+from remit.agent.attempts import AttemptId
+from remit.agent.callbacks import CHUNK_BYTES, LogService, CallbackRejected
+from remit.model.wire.agent_messages import LogsRequest
 from remit.world.files.log_files import FileSpool
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-ONE = Copy("replica/t/a-0", "u1", 1)
+ONE = AttemptId("replica/t/a-0", "u1", 1)
 
 
 class Scene:
     def __init__(self, place: Path, world: World, *, goes_on: bool = False) -> None:
         self.place, self.world, self.goes_on = place, world, goes_on
-        self.logs = Logs(world, FileSpool(), "token", self._places)
+        self.logs = LogService(world, FileSpool(), "token", self._places)
         self.out, self.err = place / "u1.1.out", place / "u1.1.err"
 
-    def _places(self, copy: Copy) -> tuple[Iterable[Path], bool]:
+    def _places(self, copy: AttemptId) -> tuple[Iterable[Path], bool]:
         return [self.place], self.goes_on and copy == ONE
 
     async def told(self, **more: object) -> bytes:
         words = {"token": "token", "key": ONE.key, "uid": "u1", "attempt": 1, **more}
-        body = msgspec.json.encode(LogsOf(**words))  # type: ignore[arg-type]
+        body = msgspec.json.encode(LogsRequest(**words))  # type: ignore[arg-type]
         return b"".join([item async for item in self.logs.stream(body)])
 
     def cut(self) -> None:
@@ -78,7 +78,7 @@ def test_whoever_follows_hears_all_until_it_ends_also_what_came_last(tmp_path: P
         world = virtual_world()
         scene = Scene(tmp_path, world, goes_on=True)
         told: list[bytes] = []
-        words = LogsOf("token", ONE.key, "u1", 1, "both", None, True)
+        words = LogsRequest("token", ONE.key, "u1", 1, "both", None, True)
         stream = scene.logs.stream(msgspec.json.encode(words))
 
         async def follow() -> None:
@@ -111,12 +111,12 @@ def test_nothing_is_told_without_the_token_or_for_what_is_no_copy(tmp_path: Path
             {"uid": "u" * 200},
         )  # fmt: skip
         for words in wrong:
-            with pytest.raises(NotAsked):
+            with pytest.raises(CallbackRejected):
                 await scene.told(**words)
         for body in (b"", b"{}", b"[" * 5_000, b'{"type":"orders","nodes":[]}'):
-            with pytest.raises(NotAsked):
+            with pytest.raises(CallbackRejected):
                 _ = [item async for item in scene.logs.stream(body)]
-        with pytest.raises(NotAsked):
+        with pytest.raises(CallbackRejected):
             await scene.logs.request(b"")
         assert b"nothing is kept of attempt 3" in await scene.told(attempt=3)
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.artifacts import Artifacts, Roots, Shelf, Wanted
-from remit.agent.attempts import Copy
-from remit.agent.preparation import Making, NotPrepared, Preparer, Step, Subject, Tell
-from remit.agent.reconciler import Prepare, Say, Start
-from remit.agent.run_spec import NOTHING, Place, Prepared, order_for
-from remit.agent.volumes import Volumes
+from remit.agent.artifacts import ArtifactStep, RootfsStep, ArtifactCache, ArtifactRef
+from remit.agent.attempts import AttemptId
+from remit.agent.preparation import PreparationProgress, NotPrepared, Preparer, PreparationStep, PreparationContext, OnProgress
+from remit.agent.reconciler import PrepareAction, ReportAction, StartAction
+from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, build_order
+from remit.agent.volumes import VolumeStep
 from remit.model.artifacts import Artifact, HostPath, Rootfs, Scratch, Volume
 from remit.model.kinds import Template, WorkloadSpec
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
-from remit.simulate.world.disk import Depot, SimCarrier, SimDisk
+from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
 from remit.world.files.artifacts import Reach
 from remit.world.interfaces import Confinement, Mounted, World
 from tests.unit.agent import test_reconciler as core
@@ -42,9 +42,9 @@ class Bench:
     """An agent's shelf in a world in memory; `depot` has what can be fetched."""
 
     def __init__(self, bytes_max: int = 100 * KIB) -> None:
-        self.disk, self.depot = SimDisk(), Depot()
+        self.disk, self.depot = SimDisk(), ArtifactSources()
         self.mount = self.disk.mount(lambda: True)
-        carrier = SimCarrier(self.disk, self.depot, lambda: True)
+        carrier = SimArtifactFetcher(self.disk, self.depot, lambda: True)
         self.world: World = replace(virtual_world(), disk=self.mount, carrier=carrier)
         self.bytes_max = bytes_max
         self.told: list[str] = []
@@ -61,15 +61,15 @@ class Bench:
         carrier.fetch = counted  # type: ignore[method-assign]
         self.shelf = self.anew()
 
-    def anew(self) -> Shelf:
-        return Shelf(self.world, ROOT, REACH, self.bytes_max)
+    def anew(self) -> ArtifactCache:
+        return ArtifactCache(self.world, ROOT, REACH, self.bytes_max)
 
-    def put(self, name: str, size: int = 30 * KIB, tenant: str = "t") -> Wanted:
+    def put(self, name: str, size: int = 30 * KIB, tenant: str = "t") -> ArtifactRef:
         content = (name.encode() * size)[:size]
         self.depot.files[f"http://files/{name}"] = content
-        return Wanted(tenant, f"http://files/{name}", hashlib.sha256(content).hexdigest())
+        return ArtifactRef(tenant, f"http://files/{name}", hashlib.sha256(content).hexdigest())
 
-    async def use(self, wanted: Wanted) -> bytes:
+    async def use(self, wanted: ArtifactRef) -> bytes:
         async with self.shelf.file(wanted, self.told.append) as path:
             return self.mount.read(path)
 
@@ -224,20 +224,20 @@ def artifact(bench: Bench, source: str, content: bytes, **more: object) -> Artif
     return Artifact(source=source, sha256=hashlib.sha256(content).hexdigest(), **more)  # type: ignore[arg-type]
 
 
-COPY = Copy("replica/t/w-0", "uid", 1)
+COPY = AttemptId("replica/t/w-0", "uid", 1)
 
 
-async def prepared(bench: Bench, *, sandbox: bool = False, steps: Sequence[Step] = (), **template: object) -> Making:
+async def prepared(bench: Bench, *, sandbox: bool = False, steps: Sequence[PreparationStep] = (), **template: object) -> PreparationProgress:
     made = Template(command=("run",), **template)  # type: ignore[arg-type]
     generation = GenerationSpec(workload="w", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
-    replica = Replica(metadata=Stamp(name="w-0", tenant="t"), spec=ReplicaSpec(workload="w", generation=1, index=0))
-    place = Place("n", "s", Path("/d/logs"), Path("/d/work"), sandbox)
+    replica = Replica(metadata=RecordMetadata(name="w-0", tenant="t"), spec=ReplicaSpec(workload="w", generation=1, index=0))
+    place = NodeSettings("n", "s", Path("/d/logs"), Path("/d/work"), sandbox)
     lent = (Path("/srv/lent"),)
-    own: list[Step] = [Artifacts(bench.world, bench.shelf), Roots(bench.world, bench.shelf, lent), Volumes(bench.world, lent)]
-    preparer, making = Preparer(bench.world, [*steps, *own]), Making()
+    own: list[PreparationStep] = [ArtifactStep(bench.world, bench.shelf), RootfsStep(bench.world, bench.shelf, lent), VolumeStep(bench.world, lent)]
+    preparer, making = Preparer(bench.world, [*steps, *own]), PreparationProgress()
     await preparer.prepare(place, COPY, replica, generation, making)
     if making.prepared is not None:  # it must make an order that a runner takes
-        order_for(place, COPY, replica, generation, {}, making.prepared)
+        build_order(place, COPY, replica, generation, {}, making.prepared)
     return making
 
 
@@ -249,7 +249,7 @@ def test_a_room_is_there_whole_with_all_that_belongs_in_it() -> None:
         making = await prepared(
             bench, artifacts=(app, model, named), volumes=(Volume(name="s", path="tmp", scratch=Scratch()),)
         )
-        assert making.prepared == NOTHING
+        assert making.prepared == NO_INPUTS
         room = Path("/d/work/uid.1")
         assert bench.mount.list(room) == ("a b.txt", "bin", "conf", "data", "tmp")
         assert bench.mount.read(room / "data/model") == b"weights"
@@ -277,7 +277,7 @@ def test_a_room_that_stands_is_left_as_the_work_made_it() -> None:
         await prepared(bench, artifacts=(asks,))
         bench.mount.write_atomically(Path("/d/work/uid.1/data"), b"as the work made it")
         making = await prepared(bench, artifacts=(asks,))
-        assert making.prepared == NOTHING
+        assert making.prepared == NO_INPUTS
         assert bench.mount.read(Path("/d/work/uid.1/data")) == b"as the work made it"
 
     play(scene)
@@ -302,10 +302,10 @@ def test_steps_join_what_they_say_of_the_order() -> None:
         def wanted(self, template: Template, /) -> bool:
             return True
 
-        async def prepare(self, subject: Subject, room: Path, tell: Tell, /) -> Prepared:
-            return Prepared(env={"A": "1"})
+        async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
+            return PreparedInputs(env={"A": "1"})
 
-        def forget(self, copy: Copy, /) -> None:
+        def forget(self, copy: AttemptId, /) -> None:
             pass
 
         def forget_all_but(self, known: Collection[str], /) -> None:
@@ -313,7 +313,7 @@ def test_steps_join_what_they_say_of_the_order() -> None:
 
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, steps=[Says()], volumes=(Volume(name="s", path="tmp", scratch=Scratch()),))
-        assert making.prepared == Prepared(env={"A": "1"})
+        assert making.prepared == PreparedInputs(env={"A": "1"})
 
     play(scene)
 
@@ -339,7 +339,7 @@ def test_a_root_is_unpacked_once_and_stays_while_it_is_used() -> None:
         for _ in range(2):
             making = await prepared(bench, sandbox=True, rootfs=asks)
             tree = ROOT / "trees" / f"{root.sha256}.t"
-            assert making.prepared == Prepared(root=tree), making.failed
+            assert making.prepared == PreparedInputs(root=tree), making.failed
             assert bench.mount.list(tree) == ("usr",)
         assert bench.fetches == [root.source]
         for name in "abc":
@@ -395,8 +395,8 @@ def mind(phase: Phase = Phase.STARTING, **template: object) -> core.Bench:
     return core.Bench(phase, kind="service", made=core.template(artifacts=asks, **template))
 
 
-def done(prepared: Prepared | None = None, failed: str = "") -> Making:
-    making = Making()
+def done(prepared: PreparedInputs | None = None, failed: str = "") -> PreparationProgress:
+    making = PreparationProgress()
     making.prepared, making.failed = prepared, failed
     return making
 
@@ -404,12 +404,12 @@ def done(prepared: Prepared | None = None, failed: str = "") -> Making:
 def test_what_needs_something_is_prepared_first_and_started_only_then() -> None:
     bench = mind()
     (deed,) = bench.look()
-    assert isinstance(deed, Prepare)
-    bench.mind.making[core.COPY] = Making()
+    assert isinstance(deed, PrepareAction)
+    bench.mind.making[core.COPY] = PreparationProgress()
     assert bench.look() == [], "it is under way"
-    bench.mind.making[core.COPY] = done(NOTHING)
+    bench.mind.making[core.COPY] = done(NO_INPUTS)
     (deed,) = bench.look()
-    assert isinstance(deed, Start)
+    assert isinstance(deed, StartAction)
 
 
 def test_nothing_is_prepared_before_its_start_is_committed_nor_without_the_lease() -> None:
@@ -423,7 +423,7 @@ def test_what_cannot_be_prepared_ends_the_attempt_with_the_reason() -> None:
     bench.mind.making[core.COPY] = done(failed="it was not fetched; see whether it is there")
     assert bench.says() == ("crash", "not started")
     (said,) = bench.look()
-    assert isinstance(said, Say)
+    assert isinstance(said, ReportAction)
     assert said.move.reason == "it was not fetched; see whether it is there"
 
 
@@ -431,10 +431,10 @@ def test_what_is_started_again_by_another_agent_is_prepared_again() -> None:
     bench = mind(Phase.RUNNING)
     bench.ended(code=1)
     (deed,) = bench.look(core.NOW_MS + 10_000)
-    assert isinstance(deed, Prepare)
-    bench.mind.making[core.COPY] = done(NOTHING)
+    assert isinstance(deed, PrepareAction)
+    bench.mind.making[core.COPY] = done(NO_INPUTS)
     (deed,) = bench.look(core.NOW_MS + 10_000)
-    assert isinstance(deed, Start)
+    assert isinstance(deed, StartAction)
     assert deed.number == 1
 
 
@@ -450,7 +450,7 @@ def test_what_leaves_is_not_prepared_any_further(phase: Phase, wanted: bool) -> 
 def test_work_that_asks_for_nothing_is_started_at_once() -> None:
     bench = core.Bench(Phase.STARTING, kind="service")
     (deed,) = bench.look()
-    assert isinstance(deed, Start)
+    assert isinstance(deed, StartAction)
     assert bench.mind.making == {}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remit.agent.probe_runner import Patient, ask_what_is_due
-from remit.agent.reconciler import Course
+from remit.agent.probe_runner import ProbeTarget, run_due_probes
+from remit.agent.reconciler import AttemptProgress
 from remit.model.kinds import HttpProbe, Probe, Probes
 from remit.model.records import Phase, ReplicaStatus
 
@@ -16,8 +16,8 @@ from remit.model.records import Phase, ReplicaStatus
 def asked_first(status: ReplicaStatus, number: int = 0) -> bool:
     """Would an agent that comes back begin with the probe for the start?"""
     probes = Probes(start=Probe(http=HttpProbe(port=80)), ready=Probe(http=HttpProbe(port=80)))
-    course = Course()
-    patient: Any = Patient(
+    course = AttemptProgress()
+    patient: Any = ProbeTarget(
         place=None,  # type: ignore[arg-type]
         kept=SimpleNamespace(number=number, key="replica/t/a-0"),  # type: ignore[arg-type]
         replica=SimpleNamespace(status=status),  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ def asked_first(status: ReplicaStatus, number: int = 0) -> bool:
         course=course,
     )
     world: Any = SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: 0))
-    ask_what_is_due(world, patient, lambda work, _: work.close(), lambda: None)
+    run_due_probes(world, patient, lambda work, _: work.close(), lambda: None)
     assert course.health is not None
     return "start" in course.health.tries
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.assignments import Assigned, generation_name
-from remit.agent.attempts import Copy
-from remit.agent.keeper.protocol import Begun
-from remit.agent.preparation import Making
-from remit.agent.probes import Health
-from remit.agent.reconciler import Act, End, Leave, Mind, Prepare, Say, Start
-from remit.agent.run_spec import NOTHING
-from remit.law.timing import Tempo, lost_after_ms
+from remit.agent.assignments import Assignments, generation_name
+from remit.agent.attempts import AttemptId
+from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.preparation import PreparationProgress
+from remit.agent.probes import ProcessHealth
+from remit.agent.reconciler import AgentAction, StopAction, ForgetAction, NodeReconciler, PrepareAction, ReportAction, StartAction
+from remit.agent.run_spec import NO_INPUTS
+from remit.law.timing import Timing, lost_after_ms
 from remit.model.kinds import (
     Mount,
     Node,
@@ -28,16 +28,16 @@ from remit.model.kinds import (
     Template,
     WorkloadSpec,
 )
-from remit.model.metadata import Metadata, Stamp
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
-from remit.model.wire.agent_messages import OrderRow, Orders
+from remit.model.wire.agent_messages import AssignmentRow, AssignmentsUpdate
 from remit.world.interfaces import Ended
 from tests.unit.world.virtual_world import VirtualClock, run_virtually
 
-TEMPO = Tempo(100)
+TEMPO = Timing(100)
 KEY, NOW_MS = "replica/t/a-0", 100_000
-COPY = Copy(KEY, "u1", 1)
+COPY = AttemptId(KEY, "u1", 1)
 ON_NODE = (
     Phase.BOUND,
     Phase.STARTING,
@@ -58,44 +58,44 @@ class Bench:
     """One mind, one replica in some phase, and what the keeper has of it."""
 
     def __init__(self, phase: Phase, *, kind: str = "job", before: str = "", made: Template | None = None, **spec: Any) -> None:
-        self.mind = Mind("n1", TEMPO)
-        self.orders = Assigned(VirtualClock())
+        self.mind = NodeReconciler("n1", TEMPO)
+        self.orders = Assignments(VirtualClock())
         self.spec = WorkloadSpec(type=kind, template=made or template(), **spec)  # type: ignore[arg-type]
-        self.kept: dict[Copy, Begun] = {}
+        self.kept: dict[AttemptId, ProcessRecord] = {}
         self.phase(phase, before)
 
     def phase(self, phase: Phase, before: str = "", *, node: str = "n1", uid: str = "u1", attempt: int = 1) -> None:
         replica = Replica(
-            metadata=Stamp(name="a-0", tenant="t", uid=uid),
+            metadata=RecordMetadata(name="a-0", tenant="t", uid=uid),
             spec=ReplicaSpec(workload="a", generation=1),
             status=ReplicaStatus(phase=phase, node=node, attempt=attempt, before=before),
         )
         generation = Generation(
-            metadata=Stamp(name="a-1", tenant="t"), spec=GenerationSpec(workload="a", generation=1, labels={}, spec=self.spec)
+            metadata=RecordMetadata(name="a-1", tenant="t"), spec=GenerationSpec(workload="a", generation=1, labels={}, spec=self.spec)
         )
         assert generation_name("t", "a", 1)
-        rows = (OrderRow(KEY, 7, replica),)
+        rows = (AssignmentRow(KEY, 7, replica),)
 
         async def take() -> None:
-            self.orders.take(Orders("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,)))
+            self.orders.take(AssignmentsUpdate("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,)))
 
         run_virtually(take())
 
     def runs(self, **more: Any) -> None:
         common = {"node": "n1", "scope": "local", "key": KEY, "uid": "u1", "attempt": 1, "pid": 5, "since_ms": NOW_MS}
-        self.kept[COPY] = Begun(**{**common, **more})
+        self.kept[COPY] = ProcessRecord(**{**common, **more})
 
     def ended(self, *, code: int | None = 0, signal: int | None = None, oom: bool = False, **more: Any) -> None:
         self.runs(ended=Ended(code, signal, oom), ended_ms=NOW_MS, **more)
 
-    def look(self, at_ms: int = NOW_MS, *, may_act: bool = True) -> list[Act]:
+    def look(self, at_ms: int = NOW_MS, *, may_act: bool = True) -> list[AgentAction]:
         return self.mind.look(at_ms, self.orders, self.kept, may_act=may_act)
 
     def says(self, at_ms: int = NOW_MS) -> tuple[str, str]:
         """The one move that is said, and its result."""
         deeds = self.look(at_ms)
         assert len(deeds) == 1, deeds
-        assert isinstance(deeds[0], Say), deeds
+        assert isinstance(deeds[0], ReportAction), deeds
         assert (deeds[0].move.replica, deeds[0].move.attempt) == (KEY, 1)
         return deeds[0].move.transition, deeds[0].move.result
 
@@ -104,9 +104,9 @@ class Bench:
 
 
 def test_until_orders_are_known_nothing_is_done() -> None:
-    mind = Mind("n1", TEMPO)
-    kept = {COPY: Begun("n1", "local", KEY, "u1", 1, pid=5)}
-    assert mind.look(NOW_MS, Assigned(VirtualClock()), kept, may_act=True) == []
+    mind = NodeReconciler("n1", TEMPO)
+    kept = {COPY: ProcessRecord("n1", "local", KEY, "u1", 1, pid=5)}
+    assert mind.look(NOW_MS, Assignments(VirtualClock()), kept, may_act=True) == []
 
 
 def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
@@ -114,37 +114,37 @@ def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
     bench.mind.renewed(NOW_MS)
     assert bench.says() == ("start", "")
     bench.phase(Phase.STARTING)
-    assert [type(deed) for deed in bench.look(NOW_MS + 50)] == [Start]
+    assert [type(deed) for deed in bench.look(NOW_MS + 50)] == [StartAction]
 
 
 @pytest.mark.parametrize("asked", [{"configs": (Mount(name="c"),)}, {"secrets": (Mount(name="s"),)}])
 def test_work_that_reads_is_started_once_it_is_there__and_asked_for_anew_at_each_start(asked: dict[str, Any]) -> None:
     bench = Bench(Phase.STARTING, made=replace(template(), **asked), kind="service")
     (deed,) = bench.look()
-    assert isinstance(deed, Prepare) and deed.number == 0
-    making = bench.mind.making[COPY] = Making()
+    assert isinstance(deed, PrepareAction) and deed.number == 0
+    making = bench.mind.making[COPY] = PreparationProgress()
     assert bench.look() == [], "it is under way"
-    making.prepared = NOTHING
-    assert [type(deed) for deed in bench.look()] == [Start]
+    making.prepared = NO_INPUTS
+    assert [type(deed) for deed in bench.look()] == [StartAction]
     bench.ended(code=1)
-    (deed,) = [deed for deed in bench.look(NOW_MS + 60_000) if not isinstance(deed, Say)]
-    assert isinstance(deed, Prepare) and deed.number == 1, "what was read for the first start is not good for the second"
-    bench.mind.making[COPY] = Making(1)
-    bench.mind.making[COPY].prepared = NOTHING
-    assert [type(deed) for deed in bench.look(NOW_MS + 60_000)] == [Start]
+    (deed,) = [deed for deed in bench.look(NOW_MS + 60_000) if not isinstance(deed, ReportAction)]
+    assert isinstance(deed, PrepareAction) and deed.number == 1, "what was read for the first start is not good for the second"
+    bench.mind.making[COPY] = PreparationProgress(1)
+    bench.mind.making[COPY].prepared = NO_INPUTS
+    assert [type(deed) for deed in bench.look(NOW_MS + 60_000)] == [StartAction]
 
 
 @pytest.mark.parametrize("phase", ON_NODE)
 def test_without_its_lease_a_node_claims_nothing(phase: Phase) -> None:
     bench = Bench(phase)
-    assert not [deed for deed in bench.look(may_act=False) if isinstance(deed, (Say, Start))]
+    assert not [deed for deed in bench.look(may_act=False) if isinstance(deed, (ReportAction, StartAction))]
 
 
 def test_a_start_that_this_agent_did_not_ask_for_itself_is_void_if_it_is_fenced() -> None:
     """Another agent, before it was killed, may have asked: nobody knows what silence lay between."""
     assert Bench(Phase.STARTING).says() == ("crash", "gone")
     eager = Bench(Phase.STARTING, kind="service")
-    assert [type(deed) for deed in eager.look()] == [Start]
+    assert [type(deed) for deed in eager.look()] == [StartAction]
 
 
 def test_a_silence_as_long_as_its_fence_makes_a_start_void() -> None:
@@ -154,7 +154,7 @@ def test_a_silence_as_long_as_its_fence_makes_a_start_void() -> None:
     bench.phase(Phase.STARTING)
     assert bench.says(NOW_MS + 1_000) == ("crash", "gone")
     bench.mind.renewed(NOW_MS + 500)
-    assert [type(deed) for deed in bench.look(NOW_MS + 1_200)] == [Start]
+    assert [type(deed) for deed in bench.look(NOW_MS + 1_200)] == [StartAction]
 
 
 # -- while it runs -------------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_job_runs_and_a_service_gets_ready() -> None:
     job = Bench(Phase.STARTING)
     job.runs(ports={"http": 80})
     deed = job.look()[0]
-    assert isinstance(deed, Say)
+    assert isinstance(deed, ReportAction)
     assert (deed.move.transition, deed.move.ports) == ("run", {"http": 80})
     job.phase(Phase.RUNNING)
     assert job.look() == []
@@ -181,7 +181,7 @@ def test_probes_hold_back_what_is_said_and_end_what_is_dead() -> None:
     bench = Bench(Phase.STARTING, kind="service", made=template(probes=Probes(start=probe, ready=probe, live=probe)))
     bench.runs()
     assert bench.look() == [], "nothing was answered yet"
-    health = bench.mind.course(COPY).health = Health(bench.spec.template.probes, NOW_MS)
+    health = bench.mind.course(COPY).health = ProcessHealth(bench.spec.template.probes, NOW_MS)
     health.told("start", True, "", NOW_MS)
     assert bench.says() == ("run", "")
     bench.phase(Phase.RUNNING)
@@ -195,7 +195,7 @@ def test_probes_hold_back_what_is_said_and_end_what_is_dead() -> None:
     assert bench.says() == ("unready", "")
     for _ in range(2):
         health.told("live", False, "no answer", NOW_MS)
-    assert bench.look() == [End(COPY, 30_000, "unwell")]
+    assert bench.look() == [StopAction(COPY, 30_000, "unwell")]
     bench.runs(number=1)
     bench.phase(Phase.RUNNING)
     assert bench.look() == [], "what a former start answered says nothing of this one"
@@ -206,9 +206,9 @@ def test_a_timeout_ends_it_and_is_its_result_also_for_an_agent_that_did_not_see_
     bench.runs()
     assert bench.look(NOW_MS + 4_999) == []
     assert min(bench.mind.wakes.values()) == NOW_MS + 5_000
-    assert bench.look(NOW_MS + 5_000) == [End(COPY, 700, "timeout")]
+    assert bench.look(NOW_MS + 5_000) == [StopAction(COPY, 700, "timeout")]
     bench.ended(code=None, signal=15, why="timeout")
-    bench.mind = Mind("n1", TEMPO)
+    bench.mind = NodeReconciler("n1", TEMPO)
     assert bench.says() == ("crash", "timeout")
 
 
@@ -244,7 +244,7 @@ def test_reasons_are_for_people() -> None:
         bench = Bench(Phase.RUNNING, timeout=Duration(60_000))
         bench.ended(**ended)
         deed = bench.look()[0]
-        assert isinstance(deed, Say)
+        assert isinstance(deed, ReportAction)
         assert words in deed.move.reason
 
 
@@ -272,7 +272,7 @@ def test_a_service_is_started_again_after_its_pause_once_nobody_is_sent_to_it() 
         assert bench.look(NOW_MS + pause_ms - 1, may_act=False) == []
         assert min(bench.mind.wakes.values()) == NOW_MS + pause_ms
         deed = bench.look(NOW_MS + pause_ms, may_act=False)[0]
-        assert isinstance(deed, Start), "its attempt goes on: no lease is needed for that"
+        assert isinstance(deed, StartAction), "its attempt goes on: no lease is needed for that"
         assert deed.number == number + 1
 
 
@@ -295,14 +295,14 @@ def test_what_must_never_run_twice_is_not_started_again_after_a_silence_in_which
     bench = Bench(Phase.RUNNING, made=again, fence=Duration(1_000))
     bench.mind.renewed(NOW_MS)
     bench.ended(code=1)
-    assert [type(deed) for deed in bench.look(NOW_MS + 500)] == [Start]
+    assert [type(deed) for deed in bench.look(NOW_MS + 500)] == [StartAction]
     assert bench.look(NOW_MS + 1_001, may_act=False) == []
     bench.mind.renewed(NOW_MS + 1_100)
     assert bench.says(NOW_MS + 1_101) == ("crash", "exit 1")
     eager = Bench(Phase.RUNNING, made=again, fence=Duration(1_000), replace="eager")
     eager.mind.renewed(NOW_MS)
     eager.ended(code=1)
-    assert [type(deed) for deed in eager.look(NOW_MS + 5_000, may_act=False)] == [Start]
+    assert [type(deed) for deed in eager.look(NOW_MS + 5_000, may_act=False)] == [StartAction]
 
 
 def test_an_agent_that_comes_back_starts_nothing_again_on_orders_from_before_it_held_its_node() -> None:
@@ -314,13 +314,13 @@ def test_an_agent_that_comes_back_starts_nothing_again_on_orders_from_before_it_
     assert bench.look(NOW_MS + 100) == []
     assert bench.mind.wakes
     bench.phase(Phase.RUNNING)
-    assert [type(deed) for deed in bench.look(NOW_MS + 100)] == [Start]
+    assert [type(deed) for deed in bench.look(NOW_MS + 100)] == [StartAction]
 
 
 def test_one_that_a_probe_ended_has_failed_although_it_exited_with_0() -> None:
     bench = Bench(Phase.RUNNING, kind="service", made=template(restart=Restart(when="failure", backoff=Duration(100))))
     bench.ended(code=0, why="unwell")
-    assert isinstance(bench.look(NOW_MS + 100)[0], Start)
+    assert isinstance(bench.look(NOW_MS + 100)[0], StartAction)
 
 
 # -- leaving -------------------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_draining_stopping_and_stopped() -> None:
     bench.runs()
     assert bench.says() == ("stop", "")
     bench.phase(Phase.STOPPING)
-    assert bench.look(may_act=False) == [End(COPY, 900)], "what is decided is done, lease or not"
+    assert bench.look(may_act=False) == [StopAction(COPY, 900)], "what is decided is done, lease or not"
     bench.ended(code=0)
     assert bench.says() == ("stopped", "ok")
     bench.kept.clear()
@@ -357,9 +357,9 @@ def test_unknown_is_resumed_unless_the_node_is_given_up() -> None:
 def test_what_is_over_is_ended_and_then_forgotten(phase: Phase) -> None:
     bench = Bench(phase)
     bench.runs()
-    assert bench.look(may_act=False) == [End(COPY, TEMPO.kill_grace_ms)]
+    assert bench.look(may_act=False) == [StopAction(COPY, TEMPO.kill_grace_ms)]
     bench.ended()
-    assert bench.look(may_act=False) == [Leave(COPY)]
+    assert bench.look(may_act=False) == [ForgetAction(COPY)]
 
 
 @pytest.mark.parametrize("other", [{"node": "n2"}, {"uid": "u2"}, {"attempt": 2}])
@@ -367,7 +367,7 @@ def test_a_copy_that_is_not_the_one_ordered_is_ended(other: dict[str, Any]) -> N
     bench = Bench(Phase.BOUND)
     bench.phase(Phase.BOUND, **other)
     bench.runs()
-    assert End(COPY, TEMPO.kill_grace_ms) in bench.look(may_act=False)
+    assert StopAction(COPY, TEMPO.kill_grace_ms) in bench.look(may_act=False)
 
 
 # -- where another agent held the node before ---------------------------------------------------------------------------------

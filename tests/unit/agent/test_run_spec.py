@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.attempts import Copy, result_of
-from remit.agent.hosted_node import Continuity
-from remit.agent.keeper.journal import REWRITE_LINES, Journal, forgotten
-from remit.agent.keeper.log_retention import LogBounds, Sayings, log_bounds
-from remit.agent.keeper.protocol import BACKOFF_MS, Begun, Reviver
-from remit.agent.probes import STEADY_MS, Health, restart_after_ms
-from remit.agent.run_spec import Place, expanded, fence_ms, order_for
+from remit.agent.attempts import AttemptId, result_of
+from remit.agent.hosted_node import LeaseContinuity
+from remit.agent.keeper.journal import COMPACT_LINES, Journal, tombstone
+from remit.agent.keeper.log_retention import LogBounds, LogRetention, parse_log_bounds
+from remit.agent.keeper.protocol import BACKOFF_MS, ProcessRecord, KeeperLauncher
+from remit.agent.probes import STABLE_RUN_MS, ProcessHealth, restart_after_ms
+from remit.agent.run_spec import NodeSettings, expand_variables, fence_ms, build_order
 from remit.model.kinds import Probe, Probes, TcpProbe, Template, WorkloadSpec
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
 from remit.world.files.disk import FileDisk
@@ -27,11 +27,11 @@ from remit.world.process.isolation import EACH, user_of_tenant
 from tests.unit.agent.virtual_machines import Machine, world_on
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-ONE, TWO = Copy("replica/t/a-0", "u1", 1), Copy("replica/t/b-0", "u2", 1)
+ONE, TWO = AttemptId("replica/t/a-0", "u1", 1), AttemptId("replica/t/b-0", "u2", 1)
 
 
-def begun(uid: str = "u1", **more: object) -> Begun:
-    return replace(Begun("n1", "local", "replica/t/a-0", uid, 1, pid=5), **more)
+def begun(uid: str = "u1", **more: object) -> ProcessRecord:
+    return replace(ProcessRecord("n1", "local", "replica/t/a-0", uid, 1, pid=5), **more)
 
 
 # -- the journal ---------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_a_journal_tells_the_last_of_each_copy_and_not_what_was_forgotten(tmp_pa
     journal = Journal(FileDisk(), path)
     assert journal.read() == {}
     journal.write([begun(), begun("u2")], durably=True)
-    journal.write([begun(ended=Ended(code=1)), forgotten(begun("u2"))], durably=False)
+    journal.write([begun(ended=Ended(code=1)), tombstone(begun("u2"))], durably=False)
     assert Journal(FileDisk(), path).read() == {ONE: begun(ended=Ended(code=1))}
 
 
@@ -62,7 +62,7 @@ def test_a_line_that_was_cut_off_hides_none_that_is_written_after_it(tmp_path: P
 def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(FileDisk(), path)
-    journal.write([begun()] * (REWRITE_LINES + 5), durably=False)
+    journal.write([begun()] * (COMPACT_LINES + 5), durably=False)
     assert journal.grown(1)
     journal.rewrite([begun()])
     assert not journal.grown(1)
@@ -75,7 +75,7 @@ def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) ->
 
 def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -> None:
     probe = Probe(tcp=TcpProbe(port=1), period=Duration(100), timeout=Duration(50), failures=2)
-    health = Health(Probes(start=probe, ready=probe), 1_000)
+    health = ProcessHealth(Probes(start=probe, ready=probe), 1_000)
     assert list(health.due(1_000)) == ["start"]
     health.asked("start", 1_000)
     assert list(health.due(1_100)) == []
@@ -95,7 +95,7 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
 
 
 def test_a_start_probe_that_fails_too_often_ends_it() -> None:
-    health = Health(Probes(start=Probe(tcp=TcpProbe(port=1), failures=2)), 0)
+    health = ProcessHealth(Probes(start=Probe(tcp=TcpProbe(port=1), failures=2)), 0)
     health.told("start", False, "", 1)
     health.told("start", False, "", 2)
     assert health.is_dead
@@ -107,7 +107,7 @@ def test_a_start_probe_that_fails_too_often_ends_it() -> None:
         ("always", False, 0, 0, 0, 1_000),
         ("always", True, 3, 0, 0, 8_000),
         ("always", True, 1_000, 0, 0, 60_000),
-        ("always", True, 9, STEADY_MS, 0, 1_000),
+        ("always", True, 9, STABLE_RUN_MS, 0, 1_000),
         ("failure", False, 0, 0, 0, None),
         ("failure", True, 0, 0, 0, 1_000),
         ("never", True, 0, 0, 0, None),
@@ -147,12 +147,12 @@ def test_an_order_is_what_the_template_says() -> None:
     )
     generation = GenerationSpec(workload="a", generation=1, labels={}, spec=spec)
     replica = Replica(
-        metadata=Stamp(name="a-0", tenant="t", uid="u1"),
+        metadata=RecordMetadata(name="a-0", tenant="t", uid="u1"),
         spec=ReplicaSpec(workload="a", generation=1, index=4),
         status=ReplicaStatus(devices={"gpu-1": 1000, "gpu-0": 500}),
     )
-    place = Place("n1", "local", Path("/d/logs/n1"), Path("/d/work"), sandbox=True)
-    order = order_for(place, ONE, replica, generation, {"http": 31000})
+    place = NodeSettings("n1", "local", Path("/d/logs/n1"), Path("/d/work"), sandbox=True)
+    order = build_order(place, ONE, replica, generation, {"http": 31000})
     assert order.argv == ("serve", "--port=31000", "$(HOME)", "$(NOBODY)")
     assert order.env["PATH"] == "/opt"
     assert order.env["REMIT_NODE"] == "n1", "what is the agent's to say is said by it"
@@ -166,20 +166,20 @@ def test_an_order_is_what_the_template_says() -> None:
     assert fence_ms(generation) == 7_000
     eager = replace(generation, spec=replace(spec, replace="eager", template=replace(spec.template, sandbox="none")))
     assert fence_ms(eager) == 0
-    plain = order_for(place, ONE, replica, eager, {})
+    plain = build_order(place, ONE, replica, eager, {})
     assert (plain.sandbox, plain.with_parent) == ("none", False)
     unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
-    assert order_for(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    assert build_order(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
     held = place._replace(user="nobody")
-    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
+    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
     held = place._replace(user=EACH)
-    assert [order_for(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [user_of_tenant("t"), "web"]
+    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [user_of_tenant("t"), "web"]
 
 
 def test_names_of_copies_are_no_paths() -> None:
-    assert Copy("k", "../../etc/passwd", 2).file_name == ".._.._etc_passwd.2"
-    assert "/" not in "".join(Copy("k", "a/b", 1).log_names)
-    assert expanded("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "what stands for something is not looked at again"
+    assert AttemptId("k", "../../etc/passwd", 2).file_name == ".._.._etc_passwd.2"
+    assert "/" not in "".join(AttemptId("k", "a/b", 1).log_names)
+    assert expand_variables("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "what stands for something is not looked at again"
     assert result_of(Ended(code=0, oom=True)) == "oom"
 
 
@@ -189,14 +189,14 @@ def test_names_of_copies_are_no_paths() -> None:
 def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
     async def scene() -> None:
         world, path = virtual_world(), tmp_path / "run" / "epochs"
-        first = Continuity(world, path)
+        first = LeaseContinuity(world, path)
         assert await first.took_over({"n1": 1, "n2": 4}) == {"n1"}, "of a node that had holders before nothing is known"
         assert await first.took_over({"n1": 2}) == {"n1"}
-        assert await Continuity(world, path).took_over({"n1": 3, "n2": 5}) == {"n1", "n2"}
-        assert await Continuity(world, path).took_over({"n1": 5}) == frozenset(), "somebody held it in between"
-        assert await Continuity(world, None).took_over({"n1": 5}) == {"n1"}
+        assert await LeaseContinuity(world, path).took_over({"n1": 3, "n2": 5}) == {"n1", "n2"}
+        assert await LeaseContinuity(world, path).took_over({"n1": 5}) == frozenset(), "somebody held it in between"
+        assert await LeaseContinuity(world, None).took_over({"n1": 5}) == {"n1"}
         path.write_text("not json")
-        assert await Continuity(world, path).took_over({"n1": 6}) == frozenset()
+        assert await LeaseContinuity(world, path).took_over({"n1": 6}) == frozenset()
 
     run_virtually(scene())
 
@@ -205,12 +205,12 @@ def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
 
 
 def test_bounds_are_read_as_they_are_written() -> None:
-    assert log_bounds("") == LogBounds()
-    assert log_bounds(LogBounds(older=7).written()) == LogBounds(older=7)
-    assert log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
+    assert parse_log_bounds("") == LogBounds()
+    assert parse_log_bounds(LogBounds(older=7).written()) == LogBounds(older=7)
+    assert parse_log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
     for wrong in ("older", "older=-1", "colour=1", "older=1,"):
         with pytest.raises(ValueError, match="is no bound"):
-            log_bounds(wrong)
+            parse_log_bounds(wrong)
 
 
 def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_pa
     async def scene() -> None:
         world = virtual_world()
         bounds = LogBounds(file_bytes=50, older=1, copies=2)
-        sayings = Sayings(world, FileSpool(), tmp_path, bounds)
+        sayings = LogRetention(world, FileSpool(), tmp_path, bounds)
         async with world.clock.timeout_ms(3_000):
             await sayings.hold({ONE: begun()})
 
@@ -248,7 +248,7 @@ def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Pa
 
     async def scene() -> None:
         (tmp_path / "n1").mkdir()
-        sayings = Sayings(world, Counted(), tmp_path, bounds)
+        sayings = LogRetention(world, Counted(), tmp_path, bounds)
         with suppress(TimeoutError):
             async with world.clock.timeout_ms(2_950):
                 await sayings.hold({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
@@ -264,7 +264,7 @@ def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_an
 
     async def scene() -> None:
         world = world_on(machine)
-        revive = Reviver(world, Order(("keeper",)), lock, told.append)
+        revive = KeeperLauncher(world, Order(("keeper",)), lock, told.append)
         with world.disk.lock(lock):
             await revive()
         assert not machine.runs, "one holds the lock: it may be stopped, and goes on one day"

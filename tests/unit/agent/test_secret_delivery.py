@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.attempts import Copy
-from remit.agent.preparation import WAIT_MS, Delivering, NotPrepared, Subject, outermost, read
-from remit.agent.run_spec import Place, Prepared, order_for
+from remit.agent.attempts import AttemptId
+from remit.agent.preparation import MATERIAL_WAIT_MS, SecretAndConfigStep, NotPrepared, PreparationContext, outermost_paths, plan_delivery
+from remit.agent.run_spec import NodeSettings, PreparedInputs, build_order
 from remit.model.claims import Actor, Role
 from remit.model.kinds import Mount, Template, WorkloadSpec
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec
-from remit.model.wire.agent_messages import Material, MaterialOf
+from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.world.interfaces import Unreached
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 CANARY = "canary-4711"
-COPY = Copy("replica/t/a-0", "u1", 1)
+COPY = AttemptId("replica/t/a-0", "u1", 1)
 PLAIN = Template(command=("run", "$(MODE)", "$(password)"))
 
 
@@ -34,19 +34,19 @@ def at(name: str, path: str) -> Mount:
     return Mount(name=name, path=path)
 
 
-def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> Subject:
+def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> PreparationContext:
     generation = GenerationSpec(workload="a", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
-    replica = Replica(metadata=Stamp(name="a-0", tenant="t", uid="u1"), spec=ReplicaSpec(workload="a", generation=1))
-    return Subject(Place("n1", "local", Path("/logs"), Path("/work"), sandbox), COPY, replica, generation, fresh, runs)
+    replica = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u1"), spec=ReplicaSpec(workload="a", generation=1))
+    return PreparationContext(NodeSettings("n1", "local", Path("/logs"), Path("/work"), sandbox), COPY, replica, generation, fresh, runs)
 
 
 def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> None:
     made = template((Mount(name="s", path="a"), Mount(name="e")), (Mount(name="c", path="a/b"), Mount(name="f")))
-    given = Material({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
-    delivered = read(made, given)
+    given = SecretMaterial({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
+    delivered = plan_delivery(made, given)
     assert delivered.files == {PurePosixPath("a/x"): b"1", PurePosixPath("a/b/y"): b"2"}
     assert (delivered.env, delivered.hidden) == ({"MODE": "live"}, {"password": CANARY})
-    assert list(outermost(made)) == [PurePosixPath("a")]
+    assert list(outermost_paths(made)) == [PurePosixPath("a")]
     assert CANARY not in repr(delivered) and CANARY not in repr(given)
 
 
@@ -63,17 +63,17 @@ def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> No
 )  # fmt: skip
 def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], data: dict[str, Any], told: str) -> None:
     with pytest.raises(NotPrepared, match=told) as error:
-        read(template(secrets), Material(data))
+        plan_delivery(template(secrets), SecretMaterial(data))
     assert CANARY not in str(error.value)
 
 
 def test_no_word_of_a_command_stands_for_what_is_secret() -> None:
     one = subject(PLAIN)
-    prepared = Prepared(env={"MODE": "live"}, hidden={"password": CANARY, "MODE": "not this"})
-    order = order_for(one.place, COPY, one.replica, one.generation, {}, prepared)
+    prepared = PreparedInputs(env={"MODE": "live"}, hidden={"password": CANARY, "MODE": "not this"})
+    order = build_order(one.place, COPY, one.replica, one.generation, {}, prepared)
     assert order.argv == ("run", "live", "$(password)"), "whoever lists processes sees the words"
     assert order.env["password"] == CANARY and order.env["MODE"] == "live"
-    joined = Prepared(hidden={"a": "1"}).joined(prepared).joined(Prepared(env={"x": "y"}))
+    joined = PreparedInputs(hidden={"a": "1"}).joined(prepared).joined(PreparedInputs(env={"x": "y"}))
     assert joined.hidden == {"a": "1", **prepared.hidden} and joined.env == {"MODE": "live", "x": "y"}
 
 
@@ -110,39 +110,39 @@ class MemoryVault:
 class Bench:
     """A delivering that asks whatever `answers` say, one after another; the last one again and again."""
 
-    def __init__(self, *answers: Material | Exception) -> None:
+    def __init__(self, *answers: SecretMaterial | Exception) -> None:
         self.world = dataclasses.replace(virtual_world(), carrier=NoCarrier())  # type: ignore[arg-type]
         self.took_ms = 0
-        self.vault, self.asked, self.said = MemoryVault(), list[MaterialOf](), list[str]()
+        self.vault, self.asked, self.said = MemoryVault(), list[SecretMaterialRequest](), list[str]()
         self._answers = list(answers)
-        self.delivering = Delivering(self.world, self._ask, self.vault)
+        self.delivering = SecretAndConfigStep(self.world, self._ask, self.vault)
         self.delivering.speaks = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
 
-    async def _ask(self, asked: MaterialOf) -> Material:
+    async def _ask(self, asked: SecretMaterialRequest) -> SecretMaterial:
         self.asked.append(asked)
         answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def prepare(self, one: Subject) -> Prepared:
-        async def prepare() -> Prepared:
+    def prepare(self, one: PreparationContext) -> PreparedInputs:
+        async def prepare() -> PreparedInputs:
             try:
                 return await self.delivering.prepare(one, Path("/work/room"), self.said.append)
             finally:
                 self.took_ms = self.world.clock.now_ms()
 
-        found: Prepared = run_virtually(prepare())
+        found: PreparedInputs = run_virtually(prepare())
         return found
 
 
 FILES = template((Mount(name="s", path="secrets"),))
-GIVEN = Material({"s": {"x": CANARY}})
-MISSING = Material(failed="missing", why="there is no secret s", cure="create it")
+GIVEN = SecretMaterial({"s": {"x": CANARY}})
+MISSING = SecretMaterial(failed="missing", why="there is no secret s", cure="create it")
 
 
 def test_it_waits_for_what_is_missing_says_so_and_goes_on_when_it_comes() -> None:
-    bench = Bench(Unreached("nobody is there", "start it"), MISSING, Material(failed="later", why="busy", cure=""), GIVEN)
+    bench = Bench(Unreached("nobody is there", "start it"), MISSING, SecretMaterial(failed="later", why="busy", cure=""), GIVEN)
     bench.prepare(subject(FILES, sandbox=True))
     assert [one.actor.lease for one in bench.asked] == ["agent/n1"] * 4
     assert "nobody is there" in bench.said[1]
@@ -155,7 +155,7 @@ def test_it_does_not_wait_for_ever() -> None:
     bench = Bench(MISSING)
     with pytest.raises(NotPrepared, match="there is no secret s"):
         bench.prepare(subject(FILES))
-    assert bench.took_ms >= WAIT_MS and len(bench.asked) < 100
+    assert bench.took_ms >= MATERIAL_WAIT_MS and len(bench.asked) < 100
 
 
 def test_nothing_is_asked_while_its_node_is_not_ours() -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_asked_while_its_node_is_not_ours() -> None:
 
 
 def test_a_sandbox_shows_the_files_and_what_runs_keeps_its_own() -> None:
-    bench = Bench(GIVEN, Material({"s": {"x": "changed"}}))
+    bench = Bench(GIVEN, SecretMaterial({"s": {"x": "changed"}}))
     (mounted,) = bench.prepare(subject(FILES, sandbox=True)).mounts
     place = Path("/vault") / COPY.file_name / "secrets"
     assert (mounted.source, mounted.at, mounted.writable) == (place, Path("/work") / COPY.file_name / "secrets", False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remit.agent.assignments import SANDBOX_MS, SHOWN_MAX, WAITS, Lineup, held_ms
-from remit.agent.attempts import Copy
-from remit.agent.heartbeat import Standing
-from remit.agent.hosted_node import Site
-from remit.agent.run_spec import Place
-from remit.client.lease_holder import Tenure
+from remit.agent.assignments import SANDBOX_SETUP_MS, REPORTED_MAX, WAITING_FOR_SLOT, StartQueue, slot_hold_ms
+from remit.agent.attempts import AttemptId
+from remit.agent.heartbeat import HeartbeatSender
+from remit.agent.hosted_node import HostedNode
+from remit.agent.run_spec import NodeSettings
+from remit.client.lease_holder import LeaseHold
 from remit.model.claims import Actor, Role
 from remit.model.records import Phase
 from remit.world.interfaces import Order
@@ -18,11 +18,11 @@ from tests.unit.agent.test_reconciler import COPY, TEMPO, Bench
 from tests.unit.world.virtual_world import virtual_world
 
 
-def copy(number: int) -> Copy:
-    return Copy(f"replica/t/a-{number}", f"u{number}", 1)
+def copy(number: int) -> AttemptId:
+    return AttemptId(f"replica/t/a-{number}", f"u{number}", 1)
 
 
-def begun(lineup: Lineup, number: int) -> bool:
+def begun(lineup: StartQueue, number: int) -> bool:
     if lineup.may_begin(copy(number), "n1"):
         lineup.begins(copy(number))
         return True
@@ -30,7 +30,7 @@ def begun(lineup: Lineup, number: int) -> bool:
 
 
 def test_so_many_at_once_and_the_rest_in_the_order_in_which_they_came() -> None:
-    lineup = Lineup(2)
+    lineup = StartQueue(2)
     assert [begun(lineup, number) for number in range(5)] == [True, True, False, False, False]
     assert lineup.call() == []
     lineup.over(copy(1))
@@ -45,12 +45,12 @@ def test_so_many_at_once_and_the_rest_in_the_order_in_which_they_came() -> None:
 
 def test_a_sandbox_keeps_its_turn_while_it_is_made() -> None:
     bare = Order(("true",))
-    assert held_ms(bare) == 0
-    assert held_ms(bare._replace(sandbox="bwrap")) == SANDBOX_MS
+    assert slot_hold_ms(bare) == 0
+    assert slot_hold_ms(bare._replace(sandbox="bwrap")) == SANDBOX_SETUP_MS
 
 
 def test_what_is_under_way_does_not_wait_and_takes_no_second_turn() -> None:
-    lineup = Lineup(1)
+    lineup = StartQueue(1)
     assert begun(lineup, 0)
     assert begun(lineup, 0)
     assert not begun(lineup, 1)
@@ -60,7 +60,7 @@ def test_what_is_under_way_does_not_wait_and_takes_no_second_turn() -> None:
 
 
 def test_one_that_is_not_wanted_any_more_lets_its_turn_pass() -> None:
-    lineup = Lineup(1)
+    lineup = StartQueue(1)
     assert begun(lineup, 0)
     assert not begun(lineup, 1)
     assert not begun(lineup, 2)
@@ -72,20 +72,20 @@ def test_one_that_is_not_wanted_any_more_lets_its_turn_pass() -> None:
 
 
 def test_who_waits_is_shown_by_node_and_only_so_many() -> None:
-    lineup = Lineup(0)
-    for number in range(SHOWN_MAX + 5):
+    lineup = StartQueue(0)
+    for number in range(REPORTED_MAX + 5):
         assert not begun(lineup, number)
     assert not lineup.may_begin(copy(1_000), "n2")
     shown = lineup.waiting()
-    assert shown == {"n1": [copy(number) for number in range(SHOWN_MAX)], "n2": [copy(1_000)]}
+    assert shown == {"n1": [copy(number) for number in range(REPORTED_MAX)], "n2": [copy(1_000)]}
 
 
 def test_who_waits_is_told_with_each_beat_unless_it_is_not_wanted_any_more(tmp_path: Path) -> None:
     nobody: Any = None
-    bench, lineup = Bench(Phase.STARTING), Lineup(0)
-    site = Site(Place("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
-    site.tenure = Tenure(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
-    standing = Standing(
+    bench, lineup = Bench(Phase.STARTING), StartQueue(0)
+    site = HostedNode(NodeSettings("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
+    site.tenure = LeaseHold(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
+    standing = HeartbeatSender(
         virtual_world(), nobody, nobody, bench.orders, {"n1": site}, nobody, lineup,
         name="a", tempo=TEMPO, touch=print, tell=print,
     )  # fmt: skip
@@ -96,6 +96,6 @@ def test_who_waits_is_told_with_each_beat_unless_it_is_not_wanted_any_more(tmp_p
         assert beat is not None
         return [(run.replica, run.said) for run in beat.state.runs]
 
-    assert told() == [(COPY.key, WAITS)]
+    assert told() == [(COPY.key, WAITING_FOR_SLOT)]
     bench.phase(Phase.DRAINING)
     assert told() == []

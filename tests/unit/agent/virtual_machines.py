@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from remit.agent.attempts import Copy
+from remit.agent.attempts import AttemptId
 from remit.agent.keeper.keeper import Keeper
-from remit.agent.keeper.log_retention import Sayings
-from remit.agent.keeper.protocol import Answer, Begin, Begun, Table, Word, encode
+from remit.agent.keeper.log_retention import LogRetention
+from remit.agent.keeper.protocol import KeeperReply, StartProcess, ProcessRecord, ProcessTable, KeeperMessage, encode
 from remit.world.interfaces import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
 from remit.world.process.exec_session import Session, Window
 from tests.unit.world.virtual_world import VirtualClock, virtual_world
@@ -147,21 +147,21 @@ class Talk:
     def __init__(self, keeper: Keeper, world: World) -> None:
         self.keeper, self.world = keeper, world
 
-    async def say(self, word: Word) -> Answer:
-        return msgspec.json.decode(await self.keeper.request(encode(word)), type=Answer)
+    async def say(self, word: KeeperMessage) -> KeeperReply:
+        return msgspec.json.decode(await self.keeper.request(encode(word)), type=KeeperReply)
 
-    async def begin(self, copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> Begun | None:
+    async def begin(self, copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> ProcessRecord | None:
         return (await self.say(begin_word(copy, number=number, fence_ms=fence_ms, grace_ms=grace_ms))).kept
 
-    async def table(self) -> dict[Copy, Begun]:
+    async def table(self) -> dict[AttemptId, ProcessRecord]:
         stream = self.keeper.stream(b"")
         try:
-            table = msgspec.json.decode(await anext(stream), type=Table)
+            table = msgspec.json.decode(await anext(stream), type=ProcessTable)
         finally:
             await stream.aclose()
         return {one.copy: one for one in table.kept}
 
-    async def until_ended(self, copy: Copy) -> Begun:
+    async def until_ended(self, copy: AttemptId) -> ProcessRecord:
         while True:
             found = (await self.table())[copy]
             if not found.alive:
@@ -169,11 +169,11 @@ class Talk:
             await self.world.clock.sleep_ms(10)
 
 
-def begin_word(copy: Copy, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> Begin:
+def begin_word(copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> StartProcess:
     env = {"REMIT_NODE": NODE, "REMIT_SCOPE": "local", "REMIT_REPLICA": copy.key, "REMIT_UID": copy.uid,
            "REMIT_ATTEMPT": str(copy.attempt)}  # fmt: skip
     order = Order(("work",), env, group=copy.file_name, with_parent=fence_ms > 0)
-    return Begin(order, number, fence_ms, grace_ms, {"http": 8080})
+    return StartProcess(order, number, fence_ms, grace_ms, {"http": 8080})
 
 
 @asynccontextmanager
@@ -182,7 +182,7 @@ async def keeping(
     journal: Path,
     *,
     world: World | None = None,
-    sayings: Sayings | None = None,
+    sayings: LogRetention | None = None,
     rooms: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> AsyncGenerator[Talk, None]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remit.bench.bench_command import POLICY_NAMES, Seeds
-from remit.bench.packing import OURS, POINTS, POLICIES, Ours, Outcome, _aims, measure, replay
-from remit.bench.packing_baselines import YARDSTICKS, Machine, Pod, Trace, course, read
+from remit.bench.bench_command import POLICY_NAMES, SeedsParam
+from remit.bench.packing import REMIT_POLICY, POINTS, POLICIES, RemitPolicy, PackingOutcome, _aims, measure, replay
+from remit.bench.packing_baselines import BASELINES, TraceNode, TracePod, PodTrace, draw_arrivals, read_trace
 from remit.cli.main import remit
-from remit.model.resources import WHOLE
+from remit.model.resources import WHOLE_DEVICE
 from tests.tidy.source_tree import ROOT
 
 NODES = """node,cpu_milli,memory_mib,gpu_count,gpu_model
@@ -47,43 +47,43 @@ def bench(*words: str) -> Result:
 
 
 def test_a_trace_is_read__packed_or_not(directory: Path) -> None:
-    trace = read(directory, "tiny")
-    assert trace.machines[0] == Machine(64_000, 262_144, 2, "P100") and trace.capacity == 18_000
+    trace = read_trace(directory, "tiny")
+    assert trace.machines[0] == TraceNode(64_000, 262_144, 2, "P100") and trace.capacity == 18_000
     assert [trace.sorts[at] for at in trace.pods][:3] == [
-        Pod(4_000, 8_192, 1, 1_000, ()),
-        Pod(2_000, 4_096, 1, 460, ()),
-        Pod(2_000, 4_096, 1, 320, ("T4", "V100")),
+        TracePod(4_000, 8_192, 1, 1_000, ()),
+        TracePod(2_000, 4_096, 1, 460, ()),
+        TracePod(2_000, 4_096, 1, 320, ("T4", "V100")),
     ]
-    assert read(directory, "packed")._replace(workload="tiny") == trace
+    assert read_trace(directory, "packed")._replace(workload="tiny") == trace
 
 
 @pytest.mark.parametrize("times", [1, 100], ids=["too few pods", "too many pods"])
 def test_pods_come_until_they_ask_for_enough__the_same_for_a_seed(directory: Path, times: int) -> None:
-    trace = read(directory, "tiny")
+    trace = read_trace(directory, "tiny")
     trace = trace._replace(pods=trace.pods * times)
-    found = course(trace, 42)
+    found = draw_arrivals(trace, 42)
     asked = sum(trace.sorts[sort].asked for sort in found.coming)
     assert 1.3 * trace.capacity - 2_000 < asked <= 1.3 * trace.capacity + 1_000
     assert sorted(found.machines) == sorted(trace.machines)
-    again, other = course(trace, 42), course(trace, 43)
+    again, other = draw_arrivals(trace, 42), draw_arrivals(trace, 43)
     assert (again.coming, again.machines) == (found.coming, found.machines) and other.coming != found.coming
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) -> None:
-    trace = read(directory, "tiny")
-    arrivals = course(trace, 7)
-    if policy == OURS:
-        ours = Ours(trace, arrivals)
+    trace = read_trace(directory, "tiny")
+    arrivals = draw_arrivals(trace, 7)
+    if policy == REMIT_POLICY:
+        ours = RemitPolicy(trace, arrivals)
         found = replay(trace, arrivals, ours)
         used = [sum(one.values()) for one in ours.columns.used]
         assert sum(used) == round(found.given[1] * trace.capacity / 100)
-        assert all(share <= WHOLE for one in ours.columns.used for share in one.values())
+        assert all(share <= WHOLE_DEVICE for one in ours.columns.used for share in one.values())
         assert (ours.columns.amounts >= 0).all()
         one = ours.kernel.known(0, ours._asks[0])
         assert [score.name for score in one.scores] == ["fragmentation"], "it is the kernel's own score that decides"
     else:
-        yard = YARDSTICKS[policy](trace, arrivals)
+        yard = BASELINES[policy](trace, arrivals)
         found = replay(trace, arrivals, yard)
         assert yard.left.min() >= 0 and yard.cpu.min() >= 0 and yard.memory.min() >= 0
         assert trace.capacity - yard.left.sum() == round(found.given[1] * trace.capacity / 100)
@@ -92,10 +92,10 @@ def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) ->
 
 
 def test_the_device_of_a_share_is_the_tightest_or_the_one_fgd_scores_best(directory: Path) -> None:
-    sorts = [Pod(1_000, 1_000, 1, 300, ()), Pod(1_000, 1_000, 1, 700, ()), Pod(1_000, 1_000, 2, WHOLE, ())]
-    trace = Trace("made", [Machine(64_000, 64_000, 2, "A")], sorts, [0, 1, 2])
+    sorts = [TracePod(1_000, 1_000, 1, 300, ()), TracePod(1_000, 1_000, 1, 700, ()), TracePod(1_000, 1_000, 2, WHOLE_DEVICE, ())]
+    trace = PodTrace("made", [TraceNode(64_000, 64_000, 2, "A")], sorts, [0, 1, 2])
     for name in ("dotprod", "packing", "bestfit", "clustering", "fgd"):
-        yard = YARDSTICKS[name](trace, course(trace, 1))
+        yard = BASELINES[name](trace, draw_arrivals(trace, 1))
         assert yard.place(0) and yard.place(1)
         assert sorted(yard.left[0].tolist()) == [0, 1_000], name
         assert not yard.place(2) and yard.place(1) and not yard.place(1)
@@ -106,14 +106,14 @@ def test_readings_are_means_around_the_point__or_the_last_before_it() -> None:
         def place(self, sort: int) -> bool:
             return True
 
-    pod = Pod(1, 1, 1, 500, ())
-    trace = Trace("made", [Machine(1, 1, 100, "A")], [pod], [0])
-    arrivals = course(trace, 1)
+    pod = TracePod(1, 1, 1, 500, ())
+    trace = PodTrace("made", [TraceNode(1, 1, 100, "A")], [pod], [0])
+    arrivals = draw_arrivals(trace, 1)
     assert len(arrivals.coming) == 260
     found = replay(trace, arrivals, Always())
     assert found.given == pytest.approx((100.0, 130.0), abs=0.3)
-    few = trace._replace(machines=[Machine(1, 1, 1, "A")])
-    assert replay(few, course(few, 1), Always()).given == (100.0, 100.0)
+    few = trace._replace(machines=[TraceNode(1, 1, 1, "A")])
+    assert replay(few, draw_arrivals(few, 1), Always()).given == (100.0, 100.0)
 
 
 def test_one_line_for_programs(directory: Path) -> None:
@@ -136,7 +136,7 @@ def test_one_line_for_programs(directory: Path) -> None:
 
 def test_quick_is_two_seeds_next_to_two_policies(directory: Path) -> None:
     report = measure(directory, ["tiny"], [], range(42, 52), quick=True)
-    assert [row["policy"] for row in report.rows] == ["bestfit", "fgd", OURS]
+    assert [row["policy"] for row in report.rows] == ["bestfit", "fgd", REMIT_POLICY]
     assert {row["seeds"] for row in report.rows} == {2}
 
 
@@ -145,24 +145,24 @@ def test_aims_are_missed_by_who_is_not_ahead_or_off_the_published() -> None:
         figures = {"alloc_pct_at_100": at_100, "alloc_pct_at_130": at_130, "seconds": seconds}
         return {"policy": policy, "workload": "default", **figures}
 
-    good = [row("bestfit", 92.9, 93.1), row("fgd", 95.2, 95.4), row(OURS, 96.1, 96.2)]
+    good = [row("bestfit", 92.9, 93.1), row("fgd", 95.2, 95.4), row(REMIT_POLICY, 96.1, 96.2)]
     assert all(aim.met for aim in _aims(good)) and len(_aims(good)) == 5
-    assert [aim.met for aim in _aims([*good[:2], row(OURS, 95.2, 96.2)])] == [False, True, True, True, True]
+    assert [aim.met for aim in _aims([*good[:2], row(REMIT_POLICY, 95.2, 96.2)])] == [False, True, True, True, True]
     assert [aim.met for aim in _aims([row("bestfit", 92, 93.5), *good[1:]])] == [True, True, False, True, True]
     assert [aim.met for aim in _aims([good[0], row("fgd", 95, 95.0), good[2]])] == [True, True, True, False, True]
-    assert [aim.met for aim in _aims([row(OURS, 96, 96, seconds=200)])] == [False]
+    assert [aim.met for aim in _aims([row(REMIT_POLICY, 96, 96, seconds=200)])] == [False]
 
 
 def test_the_policies_that_are_offered_are_those_there_are() -> None:
     assert POLICY_NAMES == POLICIES
-    assert Outcome._fields == ("given", "others")
+    assert PackingOutcome._fields == ("given", "others")
 
 
 @pytest.mark.parametrize(
     ("text", "found"), [("42-51", tuple(range(42, 52))), ("7", (7,)), ("1,3,5-7,3", (1, 3, 5, 6, 7)), (" 2 , 4-4", (2, 4))]
 )
 def test_seeds_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None:
-    assert Seeds().convert(text, None, None) == found
+    assert SeedsParam().convert(text, None, None) == found
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-1", "1-", "-3", "1-99999", "1,,2", "9" * 30])
@@ -210,10 +210,10 @@ def test_what_is_no_gzip_is_named(directory: Path) -> None:
     assert result.exit_code == 2 and "cannot be read as gzipped CSV" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("policy", ["bestfit", "fgd", OURS])
+@pytest.mark.parametrize("policy", ["bestfit", "fgd", REMIT_POLICY])
 def test_on_the_published_trace_one_seed_comes_near_the_published(policy: str) -> None:
     if not (DATA / "openb_nodes_gpu.csv").is_file():
         pytest.skip(f"{DATA} is not there: the trace is not part of the repository")
     (row,) = measure(DATA, ["default"], [policy], [42]).rows
-    least, most = {"bestfit": (92.6, 93.6), "fgd": (95.0, 95.8), OURS: (96.0, 96.6)}[policy]
+    least, most = {"bestfit": (92.6, 93.6), "fgd": (95.0, 95.8), REMIT_POLICY: (96.0, 96.6)}[policy]
     assert least < row["alloc_pct_at_130"] < most

@@ -10,23 +10,23 @@ import pytest
 from click.testing import CliRunner
 
 from remit.bench import placement
-from remit.bench.growth_chart import Line, draw
+from remit.bench.growth_chart import ChartLine, draw
 from remit.bench.placement import (
-    AIMED,
+    AIMED_CASES,
     BY_CLASS,
     FEATURES,
     FULL,
     ONE_BY_ONE,
     QUICK,
     RESOURCES,
-    Case,
-    Cluster,
-    Extent,
-    Feature,
-    Placing,
-    asks,
-    drawn,
-    yardsticks,
+    PlacementCase,
+    SyntheticCluster,
+    PlacementPlan,
+    PlacementFeature,
+    KernelRun,
+    class_requirements,
+    placement_chart,
+    baseline_loops,
 )
 from remit.cli.main import remit
 from remit.observation.topology_counts import ColumnPeers
@@ -36,24 +36,24 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Cluster:
-    return Cluster(300)
+def cluster() -> SyntheticCluster:
+    return SyntheticCluster(300)
 
 
 def test_every_aim_is_measured_in_full_and_quickly() -> None:
     for extent in (FULL, QUICK):
-        assert next(iter(extent.cases)) == AIMED[0], "the yardsticks go along with the first"
-        assert 50_000 in extent.cases[AIMED[0]]
-        assert all(5_000 in extent.cases[case] for case in AIMED)
-        assert {nodes for sizes in extent.cases.values() for nodes in sizes} == set(extent.cases[AIMED[0]])
+        assert next(iter(extent.cases)) == AIMED_CASES[0], "the yardsticks go along with the first"
+        assert 50_000 in extent.cases[AIMED_CASES[0]]
+        assert all(5_000 in extent.cases[case] for case in AIMED_CASES)
+        assert {nodes for sizes in extent.cases.values() for nodes in sizes} == set(extent.cases[AIMED_CASES[0]])
     sizes = {(case, nodes) for case, sizes in FULL.cases.items() for nodes in sizes}
     assert len(sizes) == 4 * 2 * 2 * len(FEATURES)
 
 
 @pytest.mark.parametrize("mode", [BY_CLASS, ONE_BY_ONE])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: Cluster, feature: Feature, mode: str) -> None:
-    placing = Placing(Case(7, mode, feature), cluster)
+def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: SyntheticCluster, feature: PlacementFeature, mode: str) -> None:
+    placing = KernelRun(PlacementCase(7, mode, feature), cluster)
     placing.go(0.02)
     before = placing.spent.placements
     assert before >= placing.run and placing.spent.ns >= 0.02 * 1e9
@@ -67,25 +67,25 @@ def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: 
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_each_feature_is_asked_for(feature: Feature) -> None:
-    (ask, other) = asks(2, feature)
-    found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti), bool(ask.whole), bool(ask.shares))
+def test_each_feature_is_asked_for(feature: PlacementFeature) -> None:
+    (ask, other) = class_requirements(2, feature)
+    found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti_affinity), bool(ask.whole_devices), bool(ask.device_shares))
     assert found == tuple(feature.name == name for name in ("spread", "affinity", "anti-affinity", "whole GPU", "GPU share"))
     assert ask.resources != other.resources
-    assert [one.resources for one in asks(2, feature)] == [ask.resources, other.resources], "drawn by a fixed seed"
+    assert [one.resources for one in class_requirements(2, feature)] == [ask.resources, other.resources], "drawn by a fixed seed"
 
 
-def test_masks_tell_nodes_apart(cluster: Cluster) -> None:
+def test_masks_tell_nodes_apart(cluster: SyntheticCluster) -> None:
     kernel = Kernel(cluster.columns, ColumnPeers(cluster.columns, {}))
-    shares = [float((kernel.refresh(kernel.known(at, ask)) >= 0).mean()) for at, ask in enumerate(asks(40, RESOURCES))]
+    shares = [float((kernel.refresh(kernel.known(at, ask)) >= 0).mean()) for at, ask in enumerate(class_requirements(40, RESOURCES))]
     assert min(shares) < 0.35 and max(shares) == 1.0
 
 
-def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: Cluster) -> None:
-    loop, first = yardsticks(cluster)
+def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: SyntheticCluster) -> None:
+    loop, first = baseline_loops(cluster)
     columns = cluster.columns.freeze()
     kernel = Kernel(columns, ColumnPeers(columns, {}))
-    for at, ask in enumerate(asks(20, RESOURCES)):
+    for at, ask in enumerate(class_requirements(20, RESOURCES)):
         one = kernel.known(at, ask)
         row = kernel.place(one)
         assert loop._best(ask) == row
@@ -97,9 +97,9 @@ def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: Cluster) -> None
 def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small, large = 60, 120
     monkeypatch.setattr(placement, "AIM_NODES", small)
-    monkeypatch.setattr(placement, "GROWN_NODES", large)
+    monkeypatch.setattr(placement, "LARGE_NODES", large)
     monkeypatch.setattr(placement, "AIMS_PER_S", (10**12, 1, 1))
-    monkeypatch.setattr(placement, "QUICK", Extent(dict.fromkeys(AIMED, (small, large)), 0.005))
+    monkeypatch.setattr(placement, "QUICK", PlacementPlan(dict.fromkeys(AIMED_CASES, (small, large)), 0.005))
     monkeypatch.setattr(placement, "settle_process", lambda: None)  # this process has other tests to run
     plot = tmp_path / "place.svg"
     words = ["bench", "place", "--quick", "--json", "--plot", str(plot)]
@@ -127,12 +127,12 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured
 
 def test_the_aims_are_never_lowered() -> None:
     assert placement.AIMS_PER_S == (300_000, 60_000, 18_000)
-    assert (placement.AIM_NODES, placement.GROWN_NODES, placement.AIM_GROWN) == (5_000, 50_000, 0.5)
-    assert [(case.classes, case.mode) for case in AIMED] == [(40, BY_CLASS), (40, ONE_BY_ONE), (400, ONE_BY_ONE)]
+    assert (placement.AIM_NODES, placement.LARGE_NODES, placement.AIM_LARGE_RATIO) == (5_000, 50_000, 0.5)
+    assert [(case.classes, case.mode) for case in AIMED_CASES] == [(40, BY_CLASS), (40, ONE_BY_ONE), (400, ONE_BY_ONE)]
 
 
 def test_a_picture_names_its_axes_and_every_line_once_and_apart() -> None:
-    lines = [Line(f"line <{at}>", [(1_000, 5 + at / 100), (50_000, 6 + at / 100)]) for at in range(10)]
+    lines = [ChartLine(f"line <{at}>", [(1_000, 5 + at / 100), (50_000, 6 + at / 100)]) for at in range(10)]
     tree = ElementTree.fromstring(draw("Growth", "nodes", "microseconds", lines))
     texts = [element.text for element in tree.iter(f"{SVG}text")]
     assert {"Growth", "nodes", "microseconds", "1,000", "100,000", "1", "10"} <= set(texts)
@@ -144,7 +144,7 @@ def test_a_picture_names_its_axes_and_every_line_once_and_apart() -> None:
 
 
 def test_a_line_rises_with_its_values_on_both_logarithmic_axes() -> None:
-    tree = ElementTree.fromstring(draw("t", "x", "y", [Line("a", [(1, 1), (10, 10), (100, 100)])]))
+    tree = ElementTree.fromstring(draw("t", "x", "y", [ChartLine("a", [(1, 1), (10, 10), (100, 100)])]))
     (path,) = (
         e.get("d", "")
         for e in tree.iter(f"{SVG}path")
@@ -161,4 +161,4 @@ def test_nothing_to_draw_is_said() -> None:
         draw("t", "x", "y", [])
     rows = [{"nodes": 1, "classes": 1, "mode": "else", "features": "else", "per_s": 1.0}]
     with pytest.raises(ValueError, match="nothing to draw"):
-        drawn(rows)
+        placement_chart(rows)

@@ -9,28 +9,28 @@ import pytest
 from click.testing import CliRunner
 
 from remit.bench import simulation_speed
-from remit.bench.simulation_speed import QUICK, SIZES, Size, bare_events_a_cpu_s, scenario
+from remit.bench.simulation_speed import QUICK, SIZES, SimulationSize, bare_loop_events_per_cpu_s, scenario
 from remit.cli.main import remit
-from remit.simulate.faults.fault_schedule import draw
-from remit.simulate.seed_runner import FAULTS_AN_HOUR
+from remit.simulate.faults.fault_schedule import draw_faults
+from remit.simulate.seed_runner import FAULTS_PER_HOUR_MIN
 
 
 @pytest.mark.parametrize("size", [*SIZES, *QUICK], ids=str)
-def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: Size) -> None:
+def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: SimulationSize) -> None:
     found = scenario(size)
     assert (found.cluster.nodes, found.cluster.agents, found.cluster.beat) == (size.nodes, size.agents, size.beat)
     hours = found.duration_s / 3600
     for seed in range(1, 6):
-        assert len(draw(found, seed)) >= FAULTS_AN_HOUR * hours * 0.8
-    assert sum(len(draw(found, seed)) for seed in range(1, 21)) / 20 >= FAULTS_AN_HOUR
+        assert len(draw_faults(found, seed)) >= FAULTS_PER_HOUR_MIN * hours * 0.8
+    assert sum(len(draw_faults(found, seed)) for seed in range(1, 21)) / 20 >= FAULTS_PER_HOUR_MIN
 
 
 def test_the_bare_loop_is_measured_by_what_it_really_ran() -> None:
-    assert bare_events_a_cpu_s(20_000) > 1_000
+    assert bare_loop_events_per_cpu_s(20_000) > 1_000
 
 
 def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation_speed, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    monkeypatch.setattr(simulation_speed, "QUICK", (SimulationSize(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick", "--json"], prog_name="remit")
     assert result.exit_code == 1, "a minute without binds counts for nothing, so an aim is missed"
     (line,) = result.stdout.splitlines()
@@ -45,7 +45,7 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
 
 
 def test_the_table_names_every_beat_and_is_not_broken_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation_speed, "QUICK", (Size(4, 2, "20s", 60.0, 0.0),))
+    monkeypatch.setattr(simulation_speed, "QUICK", (SimulationSize(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick"], prog_name="remit")
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in result.stdout.splitlines()]
     told = [row for row in cells if len(row) == 2]

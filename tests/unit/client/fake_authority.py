@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from remit.client.authority_client import Client
-from remit.client.endpoint import Endpoint, Overloaded, Silence, Status, Turned
-from remit.client.retry import RetryBudget, RetryShape
+from remit.client.authority_client import AuthorityClient
+from remit.client.endpoint import AuthorityStatus, Endpoint, NotLeader, OutcomeUnknown, Overloaded
+from remit.client.retry import RetryBudget, RetryPolicy
 from remit.model.claims import (
     Abandon,
     Accepted,
@@ -19,10 +19,10 @@ from remit.model.claims import (
     Refused,
     Role,
     Verdict,
+    parse_operation_id,
     payload,
-    window_of,
 )
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import VirtualClock, virtual_world
 
@@ -59,13 +59,13 @@ class FakeAuthority:
     def now_ms(self) -> int:
         return self.world.clock.now_ms() + self.ahead_ms
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         self.statuses += 1
         window = self.window() + self.window_shift
         stand = "eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms()
-        return Status(*stand, listened_ms=self.listened_ms, silent=self.silent)
+        return AuthorityStatus(*stand, listened_ms=self.listened_ms, silent=self.silent)
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.asked.extend(operations)
         return [self._one(operation) for operation in operations]
 
@@ -73,18 +73,18 @@ class FakeAuthority:
         self.renewals_ms.append(self.world.clock.now_ms())
         return self.held
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         self.renewals_ms.append(self.world.clock.now_ms())
         return [self.held for _ in beats]
 
-    async def heard(self) -> Heard:
-        return Heard(self.incarnation, 0, {})
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        return HeartbeatReport(self.incarnation, 0, {})
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         return [NodeState(node) for node in nodes]
 
     def _one(self, operation: Operation) -> Verdict:
-        incarnation, window = window_of(operation.id) or ("", -1)
+        incarnation, window = parse_operation_id(operation.id) or ("", -1)
         if incarnation != self.incarnation or window < self.window() - self.retention:
             return Refused(Code.OPERATION_EXPIRED)
         digest = payload(operation)
@@ -109,14 +109,14 @@ class Passing:
 
     target: Endpoint
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
-        return await self.target.beat(beats)
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        return await self.target.heartbeat(beats)
 
-    async def heard(self) -> Heard:
-        return await self.target.heard()
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        return await self.target.heartbeat_ages()
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
-        return await self.target.states(nodes)
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+        return await self.target.node_states(nodes)
 
 
 @dataclass
@@ -130,19 +130,19 @@ class FaultyEndpoint(Passing):
     status_script: list[str] = field(default_factory=list)
     sent_ms: list[int] = field(default_factory=list)
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         deed = self.script.pop(0) if self.script else self.then
         self.sent_ms.append(self.world.clock.now_ms())
         await self._before(deed)
-        verdicts = await self.target.ask(operations)
+        verdicts = await self.target.submit(operations)
         if deed == "duplicate":
-            verdicts = await self.target.ask(operations)
+            verdicts = await self.target.submit(operations)
         if deed == "short answer":
             return verdicts[1:]
         await self._after(deed)
         return verdicts
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         deed = self.status_script.pop(0) if self.status_script else "pass"
         await self._before(deed)
         status = await self.target.status()
@@ -160,12 +160,12 @@ class FaultyEndpoint(Passing):
     async def _before(self, deed: str) -> None:
         word, _, rest = deed.partition(" ")
         if word == "turned":
-            raise Turned(rest)
+            raise NotLeader(rest)
         if word == "overloaded":
             ms, _, why = rest.partition(" ")
             raise Overloaded(int(ms), why)
         if deed == "lose before":
-            raise Silence("the request was lost")
+            raise OutcomeUnknown("the request was lost")
         if deed == "hang before":
             await self.world.clock.sleep_ms(3_600_000)
         if word == "delay":
@@ -173,13 +173,13 @@ class FaultyEndpoint(Passing):
 
     async def _after(self, deed: str) -> None:
         if deed == "lose after":
-            raise Silence("the answer was lost")
+            raise OutcomeUnknown("the answer was lost")
         if deed == "hang after":
             await self.world.clock.sleep_ms(3_600_000)
         if deed == "suspend after":
             if isinstance(self.world.clock, VirtualClock):
                 self.world.clock.suspend(10 * WINDOW_MS)
-            raise Silence("the machine slept, and the connection died")
+            raise OutcomeUnknown("the machine slept, and the connection died")
 
 
 @dataclass
@@ -189,12 +189,12 @@ class Bench:
     world: World
     authority: FakeAuthority
     endpoints: dict[str, FaultyEndpoint]
-    client: Client
+    client: AuthorityClient
 
 
 def bench(
     *scripts: list[str],
-    shape: RetryShape = RetryShape(),
+    shape: RetryPolicy = RetryPolicy(),
     budget: RetryBudget | None = None,
     then: str = "pass",
     seed: str = "1",
@@ -205,4 +205,4 @@ def bench(
     endpoints = {
         name: FaultyEndpoint(authority, world, list(script), then) for name, script in zip(names, scripts or ([],), strict=True)
     }
-    return Bench(world, authority, endpoints, Client(endpoints, ACTOR, world, shape=shape, budget=budget))
+    return Bench(world, authority, endpoints, AuthorityClient(endpoints, ACTOR, world, policy=shape, budget=budget))

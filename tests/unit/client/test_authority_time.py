@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.endpoint import Endpoint, Status
-from remit.law.overrides import in_force
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.endpoint import AuthorityStatus, Endpoint
+from remit.law.overrides import active_overrides
 from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import Actor, Operation, Verdict
 from remit.world.interfaces import World
@@ -37,13 +37,13 @@ class LongWay(Passing):
     there_ms: int
     back_ms: int
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        return await self.target.ask(operations)
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+        return await self.target.submit(operations)
 
     async def renew(self, actor: Actor, /) -> bool:
         return await self.target.renew(actor)
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         await self.world.clock.sleep_ms(self.there_ms)
         status = await self.target.status()
         await self.world.clock.sleep_ms(self.back_ms)
@@ -53,14 +53,14 @@ class LongWay(Passing):
 def test_before_anybody_has_told_it_the_time_is_not_known() -> None:
     async def scene() -> None:
         b = bench()
-        assert b.client.authority_ms() is None
+        assert b.client.authority_clock() is None
         b.endpoints["a"].status_script = ["lose after"] * 99
-        with pytest.raises(NoAnswer):
+        with pytest.raises(RetriesExhausted):
             await b.client.status(deadline_ms=500)
-        assert b.client.authority_ms() is None
+        assert b.client.authority_clock() is None
         b.endpoints["a"].status_script = []
-        await b.client.ask(BIND)
-        assert b.client.authority_ms() == ("far-boot", b.authority.now_ms()), "any call that learns the status learns it"
+        await b.client.submit(BIND)
+        assert b.client.authority_clock() == ("far-boot", b.authority.now_ms()), "any call that learns the status learns it"
 
     run_virtually(scene())
 
@@ -72,7 +72,7 @@ def test_one_that_does_not_tell_the_time_is_not_believed_to() -> None:
         b = bench()
         b.authority.boot = ""
         await b.client.status()
-        assert b.client.authority_ms() is None
+        assert b.client.authority_clock() is None
 
     run_virtually(scene())
 
@@ -81,11 +81,11 @@ def test_the_way_there_counts_as_if_the_clock_had_been_read_at_once() -> None:
     async def scene() -> None:
         world = virtual_world()
         authority = FakeAuthority(world)
-        client = Client({"a": LongWay(authority, world, 400, 100)}, ACTOR, world)
+        client = AuthorityClient({"a": LongWay(authority, world, 400, 100)}, ACTOR, world)
         await client.status()
-        assert client.authority_ms() == ("far-boot", authority.now_ms() + 400 + 5), "5: what drift may have added to 500"
+        assert client.authority_clock() == ("far-boot", authority.now_ms() + 400 + 5), "5: what drift may have added to 500"
         await world.clock.sleep_ms(10_000)
-        assert client.authority_ms() == ("far-boot", authority.now_ms() + 400 + 105)
+        assert client.authority_clock() == ("far-boot", authority.now_ms() + 400 + 105)
 
     run_virtually(scene())
 
@@ -96,7 +96,7 @@ def test_a_machine_that_slept_does_not_wake_up_in_the_past() -> None:
         await b.client.status()
         assert isinstance(b.world.clock, VirtualClock)
         b.world.clock.suspend(3_600_000)
-        told = b.client.authority_ms()
+        told = b.client.authority_clock()
         assert told is not None and told[1] >= b.authority.now_ms()
 
     run_virtually(scene())
@@ -107,10 +107,12 @@ def test_whoever_takes_over_elsewhere_brings_a_clock_of_its_own() -> None:
         b = bench()
         await b.client.status()
         b.authority.boot, b.authority.ahead_ms = "other-boot", -5
-        assert b.client.authority_ms() == ("far-boot", b.world.clock.now_ms() + 77_000_000), "as long as nobody says otherwise"
+        assert b.client.authority_clock() == ("far-boot", b.world.clock.now_ms() + 77_000_000), (
+            "as long as nobody says otherwise"
+        )
         await b.world.clock.sleep_ms(WINDOW_MS)
-        await b.client.ask(BIND)
-        assert b.client.authority_ms() == ("other-boot", b.authority.now_ms())
+        await b.client.submit(BIND)
+        assert b.client.authority_clock() == ("other-boot", b.authority.now_ms())
 
     run_virtually(scene())
 
@@ -128,16 +130,16 @@ def test_no_override_outlasts_its_time_for_an_observer_elsewhere(
     async def scene() -> None:
         world = virtual_world()
         authority = FarAuthority(world, thousandths=thousandths)
-        client = Client({"a": LongWay(authority, world, there_ms, back_ms)}, ACTOR, world)
+        client = AuthorityClient({"a": LongWay(authority, world, there_ms, back_ms)}, ACTOR, world)
         deadline_ms = authority.now_ms() + ttl_ms
         one = override("o", "pause-expansion", tenants=["t"], until_ms=deadline_ms, boot="far-boot")
         await client.status()
         for wait_ms in waits_ms:
             await world.clock.sleep_ms(wait_ms)
-            told = client.authority_ms()
+            told = client.authority_clock()
             assert told is not None and told[1] >= authority.now_ms()
             if authority.now_ms() >= deadline_ms:
-                assert in_force([one], told).paused("t", "w") == ""
+                assert active_overrides([one], told).paused_by("t", "w") == ""
             # And not much early either: by the way there, and by the drift of both clocks since.
             passed_ms = there_ms + back_ms + sum(waits_ms)
             assert told[1] - authority.now_ms() <= there_ms + passed_ms * 2 * DRIFT_MAX_PERCENT // 100 + 3

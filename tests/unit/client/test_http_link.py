@@ -12,9 +12,9 @@ from contextlib import aclosing
 import pytest
 
 from remit.client import http_transport
-from remit.client.endpoint import Overloaded, Silence, Turned
-from remit.client.http_link import HttpLink, Manners
-from remit.client.rpc import Remote, ToldToWait
+from remit.client.endpoint import NotLeader, OutcomeUnknown, Overloaded
+from remit.client.http_link import HttpLink, ServerBackoff
+from remit.client.rpc import EndpointStub, RetryLater
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError, NotServed, Unheard, Unreached
 from remit.world.randomness import SeededChance
@@ -78,7 +78,7 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
                 said.problem(401, "unauthenticated", "the token was revoked", cure="join again")
 
         async with raw_server(handler) as url:
-            link = HttpLink({"eu": url}, TOKEN, manners=Manners(clock, SeededChance("1"), told.append))
+            link = HttpLink({"eu": url}, TOKEN, backoff=ServerBackoff(clock, SeededChance("1"), told.append))
             for _ in range(3_000):
                 error = await failure(link)
                 assert "the token was revoked" in error.cause, "whoever asks meanwhile hears why"
@@ -90,7 +90,7 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
             assert pauses[0] <= 1_100
             assert all(30_000 <= pause <= 60_100 for pause in pauses[7:])
             assert len(told) == len(asked)
-            assert told[0].startswith("eu said 401: the token was revoked; join again; it is asked less and less often")
+            assert told[0].startswith("eu returned 401: the token was revoked; join again; the server is contacted less and less often")
             known = True
             clock.at_ms += 60_000
             await link.request("eu", b"{}")
@@ -130,10 +130,10 @@ def test_who_is_told_to_wait_knows_for_how_long() -> None:
         async with raw_server(handler) as url:
             link = link_to(url)
             error = await failure(link)
-            assert isinstance(error, ToldToWait)
+            assert isinstance(error, RetryLater)
             assert error.retry_after_ms == 3_000
             with pytest.raises(Overloaded) as caught:
-                await Remote(link, "eu").status()
+                await EndpointStub(link, "eu").status()
             assert caught.value.retry_after_ms == 3_000
             await link.close()
 
@@ -147,10 +147,10 @@ def test_an_endpoint_makes_of_them_turned_and_silence() -> None:
 
         async with raw_server(handler) as url:
             link = HttpLink({"eu": url, "us": "http://127.0.0.1:1"}, TOKEN)
-            with pytest.raises(Silence):
-                await Remote(link, "eu").status()
-            with pytest.raises(Turned):
-                await Remote(link, "us").status()
+            with pytest.raises(OutcomeUnknown):
+                await EndpointStub(link, "eu").status()
+            with pytest.raises(NotLeader):
+                await EndpointStub(link, "us").status()
             await link.close()
 
     asyncio.run(scene())
@@ -209,13 +209,13 @@ def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_fi
                     data += one.recv(4096)
                 heard.append(data.rpartition(b"\r\n")[2])
                 one.sendall(b"HTTP/1.1 200 x\r\nContent-Length: 2\r\n\r\nok")
-                time.sleep(http_transport.LOOK_S / 2)
+                time.sleep(http_transport.IDLE_CHECK_S / 2)
 
     async def scene(port: int) -> None:
         link = link_to(f"http://127.0.0.1:{port}")
         for turn in range(10):
             assert await link.request("eu", b"%d!" % turn) == b"ok"
-            time.sleep(2 * http_transport.LOOK_S)  # noqa: ASYNC251 - this holds it up
+            time.sleep(2 * http_transport.IDLE_CHECK_S)  # noqa: ASYNC251 - this holds it up
         await link.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -414,7 +414,7 @@ def test_any_other_name_is_reached_by_the_link_beside() -> None:
             yield body
 
     async def scene() -> None:
-        link = HttpLink({"eu": "http://127.0.0.1:1"}, TOKEN, beside=OtherLink(Echo()))
+        link = HttpLink({"eu": "http://127.0.0.1:1"}, TOKEN, fallback=OtherLink(Echo()))
         assert await link.request("keeper", b"x") == b"beside:x"
         assert [item async for item in link.stream("keeper", b"y")] == [b"y"]
         async with link.serve("keeper", Echo()):
@@ -429,7 +429,7 @@ def test_any_other_name_is_reached_by_the_link_beside() -> None:
 
 def test_a_name_that_nobody_knows_is_unreached() -> None:
     async def scene() -> None:
-        with pytest.raises(Unreached, match="no address is known for us"):
+        with pytest.raises(Unreached, match="no address is configured for us"):
             await link_to("http://127.0.0.1:1").request("us", b"{}")
 
     asyncio.run(scene())
@@ -454,6 +454,6 @@ def test_what_is_no_address_is_told_with_its_cure(url: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "two words", "line\nline", "ümlaut"])
 def test_what_is_no_token_is_told_and_not_repeated(token: str) -> None:
-    with pytest.raises(ValueError, match="a token is") as caught:
+    with pytest.raises(ValueError, match="the token must be") as caught:
         HttpLink({}, token)
     assert not token or token not in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.remote_store import RangeOf, RemoteRows, RowsEvent, RowsFrom, RowsService, _event
+from remit.client.remote_store import RangeRequest, RemoteStore, RowsEvent, StoreReadService, WatchRequest, _decode_event
 from remit.store.memory import MemoryStore
 from remit.store.protocol import (
     Commit,
@@ -35,7 +35,7 @@ JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()
 class Net:
     """A link to services by name; one that is in `down` fails as told."""
 
-    def __init__(self, **services: RowsService) -> None:
+    def __init__(self, **services: StoreReadService) -> None:
         self.services = services
         self.down: dict[str, LinkError] = {}
         self.garbled: bytes | None = None
@@ -45,14 +45,14 @@ class Net:
         self.asked.append(to)
         if to in self.down:
             raise self.down[to]
-        answer = await self.services[to].page(msgspec.json.decode(body, type=RangeOf))
+        answer = await self.services[to].page(msgspec.json.decode(body, type=RangeRequest))
         return answer if self.garbled is None else self.garbled
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         self.asked.append(to)
         if to in self.down:
             raise self.down[to]
-        async with aclosing(self.services[to].events(msgspec.json.decode(body, type=RowsFrom))) as items:
+        async with aclosing(self.services[to].events(msgspec.json.decode(body, type=WatchRequest))) as items:
             async for item in items:
                 yield item if self.garbled is None else self.garbled
 
@@ -74,9 +74,9 @@ class Failing(MemoryStore):
         raise self.why()
 
 
-def wired(*stores: Store) -> tuple[RemoteRows, Net]:
-    net = Net(**{f"s{n}": RowsService(store) for n, store in enumerate(stores)})
-    return RemoteRows(net, sorted(net.services)), net
+def wired(*stores: Store) -> tuple[RemoteStore, Net]:
+    net = Net(**{f"s{n}": StoreReadService(store) for n, store in enumerate(stores)})
+    return RemoteStore(net, sorted(net.services)), net
 
 
 async def filled() -> MemoryStore:
@@ -121,7 +121,7 @@ def test_a_watch_tells_each_event_as_the_store_tells_it() -> None:
 def test_a_span_and_a_head_travel_whole() -> None:
     head = Head("one", 2, 7, "a", 3, "digest")
     told = msgspec.json.encode(RowsEvent(1, 9, (), 4, 2, Span(5, 7, 2), head))
-    assert _event(msgspec.json.decode(told, type=RowsEvent)) == Event(1, 9, (), 4, 2, Span(5, 7, 2), head)
+    assert _decode_event(msgspec.json.decode(told, type=RowsEvent)) == Event(1, 9, (), 4, 2, Span(5, 7, 2), head)
 
 
 REFUSALS: list[Callable[[], StoreError]] = [
@@ -201,5 +201,5 @@ def test_nothing_can_be_written_this_way() -> None:
 
 
 def test_rows_of_nobody_are_not_made() -> None:
-    with pytest.raises(ValueError, match="at least one server"):
-        RemoteRows(Net(), [])
+    with pytest.raises(ValueError, match="at least one"):
+        RemoteStore(Net(), [])

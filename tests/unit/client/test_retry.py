@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.client.retry import RetryBudget, RetryShape
+from remit.client.retry import RetryBudget, RetryPolicy
 from remit.world.randomness import SeededChance
 
 T = TypeVar("T")
@@ -35,26 +35,26 @@ class Highest:
 
 
 def test_the_ceiling_doubles_up_to_its_cap() -> None:
-    shape = RetryShape(base_ms=50, cap_ms=2_000)
-    assert [shape.pause_ms(n, 1 << 40, Highest()) for n in (1, 2, 3, 6, 7, 1_000_000)] == [50, 100, 200, 1_600, 2_000, 2_000]
+    shape = RetryPolicy(base_ms=50, cap_ms=2_000)
+    assert [shape.backoff_ms(n, 1 << 40, Highest()) for n in (1, 2, 3, 6, 7, 1_000_000)] == [50, 100, 200, 1_600, 2_000, 2_000]
 
 
 def test_half_of_what_is_left_is_kept_for_the_try() -> None:
-    shape = RetryShape(base_ms=50, cap_ms=2_000)
-    assert shape.pause_ms(9, 1_000, Highest()) == 500
-    assert shape.pause_ms(9, -7, Highest()) == 0
+    shape = RetryPolicy(base_ms=50, cap_ms=2_000)
+    assert shape.backoff_ms(9, 1_000, Highest()) == 500
+    assert shape.backoff_ms(9, -7, Highest()) == 0
 
 
 @given(failures=st.integers(0, 100), left_ms=st.integers(-10, 100_000), seed=st.integers(0, 1 << 32))
 def test_a_pause_is_within_its_bounds(failures: int, left_ms: int, seed: int) -> None:
-    pause_ms = RetryShape().pause_ms(failures, left_ms, SeededChance(str(seed)))
+    pause_ms = RetryPolicy().backoff_ms(failures, left_ms, SeededChance(str(seed)))
     assert 0 <= pause_ms <= min(2_000, max(0, left_ms // 2), 50 * 2 ** max(0, failures - 1))
 
 
 def test_jitter_is_full_and_repeats_with_its_seed() -> None:
     def pauses(seed: str) -> list[int]:
         chance = SeededChance(seed)
-        return [RetryShape().pause_ms(10, 1 << 40, chance) for _ in range(2_000)]
+        return [RetryPolicy().backoff_ms(10, 1 << 40, chance) for _ in range(2_000)]
 
     assert pauses("7") == pauses("7") != pauses("8")
     tenths = {pause_ms // 200 for pause_ms in pauses("7")}
@@ -64,7 +64,7 @@ def test_jitter_is_full_and_repeats_with_its_seed() -> None:
 @pytest.mark.parametrize("field", ["deadline_ms", "try_ms", "base_ms", "cap_ms", "attempts_max"])
 def test_no_part_of_a_shape_is_nothing(field: str) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        RetryShape(**{field: 0})
+        RetryPolicy(**{field: 0})
 
 
 def taken(budget: RetryBudget, now_ms: int, wait_ms_max: int = 0) -> int:
@@ -82,7 +82,7 @@ def test_first_tries_put_in_a_fifth_and_time_ten_a_second() -> None:
     budget = RetryBudget()
     taken(budget, 0)
     for _ in range(50):
-        budget.first_try(0)
+        budget.on_first_attempt(0)
     assert taken(budget, 0) == 10
     assert taken(budget, 2_000) == 20
     assert taken(budget, 2_000) == 0
@@ -90,10 +90,10 @@ def test_first_tries_put_in_a_fifth_and_time_ten_a_second() -> None:
 
 def test_the_bucket_has_a_brim() -> None:
     budget = RetryBudget(tokens_max=100)
-    budget.first_try(0)
+    budget.on_first_attempt(0)
     assert taken(budget, 1 << 40) == 100
     for _ in range(1_000):
-        budget.first_try(1 << 40)
+        budget.on_first_attempt(1 << 40)
     assert taken(budget, 1 << 40) == 100
 
 
@@ -117,7 +117,7 @@ def test_without_flow_an_empty_budget_stays_empty() -> None:
 
 @pytest.mark.parametrize("wrong", [{"percent": 101}, {"per_second": -1}, {"tokens_max": 0}])
 def test_a_budget_is_a_budget(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="no retry budget"):
+    with pytest.raises(ValueError, match="invalid retry budget"):
         RetryBudget(**wrong)
 
 
@@ -128,7 +128,7 @@ def test_retries_never_exceed_their_share_and_their_flow(steps: list[tuple[int, 
         now_ms += passed_ms
         if is_first:
             first += 1
-            budget.first_try(now_ms)
+            budget.on_first_attempt(now_ms)
         elif (wait_ms := budget.take(now_ms, wait_ms_max)) is not None:
             retries += 1
             latest_ms = max(latest_ms, now_ms + wait_ms)

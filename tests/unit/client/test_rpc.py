@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from remit.client.endpoint import Endpoint, NoVerdict, Overloaded, Silence, Status, Turned
-from remit.client.rpc import Answering, Remote, Unread
+from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
+from remit.client.rpc import EndpointService, EndpointStub, UnreadableRequest
 from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
-from remit.model.wire.agent_messages import Beat, Heard, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.world.interfaces import LinkError, Service, Unheard, Unreached
 from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
 from tests.unit.world.virtual_world import run_virtually, virtual_world
@@ -41,9 +41,9 @@ class Wire:
         return nullcontext()
 
 
-def wired(endpoint: Endpoint) -> tuple[Remote, Wire]:
-    wire = Wire(Answering(endpoint))
-    return Remote(wire, "eu"), wire
+def wired(endpoint: Endpoint) -> tuple[EndpointStub, Wire]:
+    wire = Wire(EndpointService(endpoint))
+    return EndpointStub(wire, "eu"), wire
 
 
 def operation(name: str = "inc1.16.x") -> Operation:
@@ -54,22 +54,22 @@ def operation(name: str = "inc1.16.x") -> Operation:
 class Failing:
     failure: Exception
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         raise self.failure
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         raise self.failure
 
     async def renew(self, actor: Actor, /) -> bool:
         raise self.failure
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         raise self.failure
 
-    async def heard(self) -> Heard:
+    async def heartbeat_ages(self) -> HeartbeatReport:
         raise self.failure
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         raise self.failure
 
 
@@ -81,7 +81,7 @@ def test_what_is_asked_and_answered_arrives_whole() -> None:
             operation(),
             Operation(OperationID("inc1.16.y"), ACTOR, Bind("r", 1, "n", "g", {"gpu-0": 500}), trace="t"),
         ]
-        assert list(await remote.ask(sent)) == [Accepted(1), Accepted(2)]
+        assert list(await remote.submit(sent)) == [Accepted(1), Accepted(2)]
         assert authority.asked == sent
         assert all(arrived is not one for arrived, one in zip(authority.asked, sent, strict=True))
         assert await remote.status() == await authority.status()
@@ -98,19 +98,27 @@ def test_to_ask_nothing_is_not_to_ask_for_the_status() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         remote, _ = wired(authority)
-        assert list(await remote.ask([])) == []
+        assert list(await remote.submit([])) == []
         assert authority.statuses == 0
 
     run_virtually(scene())
 
 
 @pytest.mark.parametrize(
-    "failure", [Silence(), Silence("lost"), Turned(), Turned("b", "deposed"), Overloaded(), Overloaded(7, "the disk is full")]
+    "failure",
+    [
+        OutcomeUnknown(),
+        OutcomeUnknown("lost"),
+        NotLeader(),
+        NotLeader("b", "deposed"),
+        Overloaded(),
+        Overloaded(7, "the disk is full"),
+    ],
 )
-def test_what_the_far_side_says_of_itself_travels_exactly(failure: NoVerdict) -> None:
+def test_what_the_far_side_says_of_itself_travels_exactly(failure: EndpointError) -> None:
     async def scene() -> None:
         remote, _ = wired(Failing(failure))
-        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
+        for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
             with pytest.raises(type(failure)) as caught:
                 await call
             assert type(caught.value) is type(failure)
@@ -121,16 +129,18 @@ def test_what_the_far_side_says_of_itself_travels_exactly(failure: NoVerdict) ->
 
 @pytest.mark.parametrize(
     ("failure", "meaning"),
-    [(Unreached("nobody is at eu", "start it"), Turned), (Unheard("the line broke", "ask again"), Silence)],
+    [(Unreached("nobody is at eu", "start it"), NotLeader), (Unheard("the line broke", "ask again"), OutcomeUnknown)],
 )
-def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(failure: LinkError, meaning: type[NoVerdict]) -> None:
+def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(
+    failure: LinkError, meaning: type[EndpointError]
+) -> None:
     async def scene() -> None:
         remote, wire = wired(FakeAuthority(virtual_world()))
         wire.failure = failure
-        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
+        for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
             with pytest.raises(meaning) as caught:
                 await call
-            assert caught.value.why == failure.cause
+            assert caught.value.reason == failure.cause
 
     run_virtually(scene())
 
@@ -143,8 +153,8 @@ def test_an_answer_that_cannot_be_read_or_answers_something_else_is_silence(garb
         authority = FakeAuthority(virtual_world())
         remote, wire = wired(authority)
         wire.garbled = garbled
-        for call in (remote.ask([operation()]), remote.status(), remote.renew(ACTOR)):
-            with pytest.raises(Silence):
+        for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
+            with pytest.raises(OutcomeUnknown):
                 await call
         assert len(authority.deeds) == 1
 
@@ -167,10 +177,10 @@ def test_an_answer_that_cannot_be_read_or_answers_something_else_is_silence(garb
 def test_hostile_bytes_get_a_refusal_and_do_nothing(hostile: bytes) -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        wire = Wire(Answering(authority))
+        wire = Wire(EndpointService(authority))
         wire.garbled = await wire.service.request(hostile)
-        with pytest.raises(Unread, match=r"the far side cannot read this: .+ same version"):
-            await Remote(wire, "eu").renew(ACTOR)
+        with pytest.raises(UnreadableRequest, match=r"the server cannot decode the request: .+ same version"):
+            await EndpointStub(wire, "eu").renew(ACTOR)
         assert (authority.asked, authority.statuses) == ([], 0)
 
     run_virtually(scene())
@@ -179,7 +189,7 @@ def test_hostile_bytes_get_a_refusal_and_do_nothing(hostile: bytes) -> None:
 def test_a_word_that_a_later_version_adds_is_no_obstacle() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        assert b'"status"' in await Answering(authority).request(b'{"added": [1, {"a": 2}]}')
+        assert b'"status"' in await EndpointService(authority).request(b'{"added": [1, {"a": 2}]}')
 
     run_virtually(scene())
 
@@ -195,7 +205,7 @@ def test_a_bug_of_the_endpoint_breaks_off_the_call_and_is_no_answer() -> None:
 
 def test_nothing_streams_and_that_is_said() -> None:
     async def scene() -> None:
-        with pytest.raises(Unread, match="nothing to stream; send a request"):
-            await anext(Answering(FakeAuthority(virtual_world())).stream(b""))
+        with pytest.raises(UnreadableRequest, match="not streams; send a request"):
+            await anext(EndpointService(FakeAuthority(virtual_world())).stream(b""))
 
     run_virtually(scene())

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.rpc import TRY_MS, Source, material_source
+from remit.client.rpc import MATERIAL_TIMEOUT_MS, MaterialSource, material_source
 from remit.model.claims import Actor, Role
-from remit.model.wire.agent_messages import Material, MaterialOf
-from remit.serve.auth.secrets import encode
+from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
+from remit.serve.auth.secrets import encode_material
 from remit.world.interfaces import Clock, LinkError, Unheard, Unreached
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-ASKED = MaterialOf(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)
-FOUND = Material(configs={"c": {"a": "b"}})
+ASKED = SecretMaterialRequest(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)
+FOUND = SecretMaterial(configs={"c": {"a": "b"}})
 
 
 class Ways:
@@ -28,7 +28,7 @@ class Ways:
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         self.asked.append(to)
-        assert msgspec.json.decode(body, type=MaterialOf) == ASKED
+        assert msgspec.json.decode(body, type=SecretMaterialRequest) == ASKED
         answer = self._servers[to]
         if answer is None:
             await asyncio.Event().wait()
@@ -40,7 +40,7 @@ def unreached() -> bytes:
     raise Unreached("nobody is there", "")
 
 
-def told(ways: Any, story: Callable[[Source, Clock], Any]) -> None:
+def told(ways: Any, story: Callable[[MaterialSource, Clock], Any]) -> None:
     async def whole() -> None:
         clock = virtual_world().clock
         await story(material_source(ways, ("one", "two"), clock), clock)
@@ -50,13 +50,13 @@ def told(ways: Any, story: Callable[[Source, Clock], Any]) -> None:
 
 @pytest.mark.parametrize(("one", "failure"), [(unreached, Unreached), (lambda: b"{", Unheard), (None, Unheard)])
 def test_whoever_does_not_tell_is_not_asked_first_again(one: Callable[[], bytes] | None, failure: type[LinkError]) -> None:
-    ways = Ways(one=one, two=lambda: encode(FOUND))
+    ways = Ways(one=one, two=lambda: encode_material(FOUND))
 
-    async def story(source: Source, clock: Clock) -> None:
+    async def story(source: MaterialSource, clock: Clock) -> None:
         began_ms = clock.now_ms()
         with pytest.raises(failure):
             await source(ASKED)
-        assert clock.now_ms() - began_ms <= TRY_MS
+        assert clock.now_ms() - began_ms <= MATERIAL_TIMEOUT_MS
         assert await source(ASKED) == await source(ASKED) == FOUND
 
     told(ways, story)
@@ -64,7 +64,7 @@ def test_whoever_does_not_tell_is_not_asked_first_again(one: Callable[[], bytes]
 
 
 def test_a_question_that_was_lost_says_who_was_asked_and_for_how_long() -> None:
-    async def story(source: Source, clock: Clock) -> None:
+    async def story(source: MaterialSource, clock: Clock) -> None:
         with pytest.raises(Unheard, match="one has not answered for 10 s"):
             await source(ASKED)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from remit.client import watch
-from remit.client.api import ALL_TENANTS, Api, ApiError, Changed, Deleted, Listed, Synced, Unanswered
+from remit.client.api import ALL_TENANTS, Api, ApiError, Changed, Deleted, ListResult, Synced, Unanswered
 from remit.client.blocking import BlockingApi
-from remit.client.retry import RetryShape
+from remit.client.retry import RetryPolicy
 from remit.client.watch import Bookmark
 from remit.model.secrets import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, serving
@@ -22,7 +22,7 @@ from tests.unit.client.raw_http import Said, raw_server
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SHAPE", RetryShape(base_ms=10, cap_ms=40))
+    monkeypatch.setattr(watch, "RETRY_POLICY", RetryPolicy(base_ms=10, cap_ms=40))
 
 
 def play(scene: Callable[[FakeApi, Api], Awaitable[None]]) -> None:
@@ -260,7 +260,7 @@ def test_a_line_that_cannot_be_read_ends_the_watch() -> None:
     async def main() -> None:
         async with raw_server(handler) as url, Api(url, TOKEN) as api, aclosing(api.watch(Config)) as told:
             await anext(told)
-            with pytest.raises(Unanswered, match="do both run the same version"):
+            with pytest.raises(Unanswered, match="run the same version"):
                 await anext(told)
 
     asyncio.run(main())
@@ -331,7 +331,7 @@ def test_the_blocking_calls_are_the_same_ones() -> None:
         loop.call_soon_threadsafe(fake.put, "a")
         assert api.wait(Config, "a", lambda one: one is not None, timeout_s=10) == api.get(Config, "a")
         listed = api.list(Config)
-        assert isinstance(listed, Listed)
+        assert isinstance(listed, ListResult)
         assert [one.metadata.name for one in listed.items] == ["a"]
         with pytest.raises(ApiError):
             api.get(Config, "b")

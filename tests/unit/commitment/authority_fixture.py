@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accept, Apply, Bind, Credit, Move, Recognise, Spawn, Vouch
+from remit.model.claims import Accept, Apply, Bind, Credit, Move, AcceptIncarnation, Spawn, ConfirmHoldings
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.reference.ledger_sums import node_limits, sums
@@ -57,7 +57,7 @@ def incarnation(scope: Scope) -> str:
 
 
 async def meets(scope: Scope, peer: str, incarnation: str = "one", replaces: str = "") -> None:
-    await scope.must(OPERATOR, Recognise(peer, incarnation, replaces))
+    await scope.must(OPERATOR, AcceptIncarnation(peer, incarnation, replaces))
 
 
 def offer(scope: Scope, cpu: str = "2", serial: int = 1, ttl: Duration = Duration(60_000), sender: str = "one") -> Accept:
@@ -71,8 +71,8 @@ def credit(scope: Scope, report: int, cpu: str = "", epoch: int = 1, sender: str
     return Credit("s", epoch, report, kept, sender, incarnation(scope), final=not cpu)
 
 
-def vouch(scope: Scope, sender: str = "one", **grants: str) -> Vouch:
-    return Vouch("scope/r2", 7, {name: slice_of(cpu) for name, cpu in grants.items()}, sender, incarnation(scope))
+def vouch(scope: Scope, sender: str = "one", **grants: str) -> ConfirmHoldings:
+    return ConfirmHoldings("scope/r2", 7, {name: slice_of(cpu) for name, cpu in grants.items()}, sender, incarnation(scope))
 
 
 def held(scope: Scope, node: str, resource: str = "cpu") -> int:

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from remit.client.endpoint import NoVerdict, Overloaded, Silence, Turned
+from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, NotLeader
 from remit.commitment import authority as module
 from remit.commitment.outcomes import batch_key
 from remit.model.claims import Accepted, Apply, Bind, Delete, Refused, Spawn
@@ -60,7 +60,7 @@ async def test_a_refusal_is_not_answered_by_a_deposed_authority(scope: Scope) ->
     old = scope.lead
     await scope.take_over()
     answer = await old.ask([await scope.operation(USER, NOTHING)])
-    assert isinstance(answer, Turned) and answer.hint == "a2"
+    assert isinstance(answer, NotLeader) and answer.hint == "a2"
     assert not old.alive
 
 
@@ -77,7 +77,7 @@ async def test_a_batch_lost_by_a_deposed_authority_is_silence_and_the_successor_
 
     with mock.patch.object(chain, "settle", late):
         answer = await scope.lead.ask([operation])
-    assert isinstance(answer, Silence)
+    assert isinstance(answer, OutcomeUnknown)
     verdicts = await scope.send([operation])
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted)
     assert len(scope.checker.stories["workload/t1/w"]) == 1
@@ -89,7 +89,7 @@ async def test_a_renewal_is_refused_by_a_deposed_authority(scope: Scope) -> None
     old = scope.lead.authority
     assert await old.renew(scope.actors["scheduler"])
     await scope.take_over()
-    with pytest.raises(Turned):
+    with pytest.raises(NotLeader):
         await old.renew(scope.actors["scheduler"])
 
 
@@ -105,7 +105,7 @@ async def test_renewals_share_one_confirming_read_that_began_after_them(scope: S
 @story
 async def test_a_renewal_that_the_store_cannot_confirm_is_silence(scope: Scope) -> None:
     scope.store.reads.append("unavailable")
-    with pytest.raises(Silence):
+    with pytest.raises(OutcomeUnknown):
         await scope.lead.authority.renew(scope.actors["scheduler"])
 
 
@@ -124,12 +124,12 @@ async def test_a_full_queue_is_overload(scope: Scope) -> None:
     """Whoever comes when there is no room is told to come back; those inside are answered."""
     scope.store.plan.append("gate")
     operation = await scope.operation(USER, NOTHING)
-    asking = asyncio.create_task(scope.lead.authority.ask([operation]))
+    asking = asyncio.create_task(scope.lead.authority.submit([operation]))
     await scope.store.at_gate.wait()
-    inside = asyncio.create_task(scope.lead.authority.ask([operation] * module.QUEUE_MAX))
+    inside = asyncio.create_task(scope.lead.authority.submit([operation] * module.QUEUE_MAX))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await scope.lead.authority.ask([operation])
+        await scope.lead.authority.submit([operation])
     scope.store.gate.set()
     assert (await asking) * module.QUEUE_MAX == await inside
     assert isinstance(await scope.send([operation]), list), "and there is room again"
@@ -138,7 +138,7 @@ async def test_a_full_queue_is_overload(scope: Scope) -> None:
 @story
 async def test_an_ask_larger_than_the_queue_is_taken_when_nothing_else_waits(scope: Scope) -> None:
     operation = await scope.operation(USER, NOTHING)
-    verdicts = await scope.lead.authority.ask([operation] * (module.QUEUE_MAX + 1))
+    verdicts = await scope.lead.authority.submit([operation] * (module.QUEUE_MAX + 1))
     assert len(verdicts) == module.QUEUE_MAX + 1 and len(set(map(str, verdicts))) == 1
 
 
@@ -147,7 +147,7 @@ async def test_an_asker_that_is_cancelled_leaves_the_others_their_answers(scope:
     scope.store.plan.append("gate")
     first = await scope.operation(USER, Apply(workload("a")))
     second = await scope.operation(USER, Apply(workload("b")))
-    asking = [asyncio.create_task(scope.lead.authority.ask([operation])) for operation in (first, second)]
+    asking = [asyncio.create_task(scope.lead.authority.submit([operation])) for operation in (first, second)]
     await scope.store.at_gate.wait()
     asking[0].cancel()
     scope.store.gate.set()
@@ -167,8 +167,8 @@ async def test_an_authority_that_is_cancelled_in_the_middle_of_a_commit_tells_no
     queued = asyncio.create_task(scope.lead.ask([waiting]))
     await asyncio.sleep(0)
     await scope.lead.stop()
-    assert isinstance(await asking, Silence)
-    assert isinstance(await queued, Turned), "what was only queued did not happen"
+    assert isinstance(await asking, OutcomeUnknown)
+    assert isinstance(await queued, NotLeader), "what was only queued did not happen"
     await scope.take_over()
     verdicts = await scope.send([operation])
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted)
@@ -208,9 +208,9 @@ def test_part_of_a_large_ask_that_was_done_is_silence_when_the_rest_fails() -> N
         claims = [Spawn("t1", "w", 1, first, 10_000) for first in range(0, 40_000, 10_000)]
         operations = [await scope.operation(scope.actors["workloads"], claim) for claim in claims]
         scope.store.plan.extend(["ok", "unavailable"])
-        assert isinstance(await scope.send(operations), Silence)
+        assert isinstance(await scope.send(operations), OutcomeUnknown)
         verdicts = await scope.send(operations)
-        assert not isinstance(verdicts, NoVerdict) and all(isinstance(v, Accepted) for v in verdicts)
+        assert not isinstance(verdicts, EndpointError) and all(isinstance(v, Accepted) for v in verdicts)
         assert len(scope.books.replicas) == 40_000
         await scope.close()
 

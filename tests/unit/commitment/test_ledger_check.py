@@ -11,7 +11,7 @@ from remit.commitment import ledger_check
 from remit.model.claims import Issue
 from remit.model.objects import encode
 from remit.model.records import Phase, Replica
-from remit.model.resources import WHOLE
+from remit.model.resources import WHOLE_DEVICE
 from tests.properties.authority_world import HOUR, amounts, furnished, node, run
 from tests.unit.commitment.authority_fixture import T1, bind, slice_of, spawned
 
@@ -26,7 +26,7 @@ def rewritten(books: Any, key: str, **status: Any) -> None:
 
 def two_owners(books: Any) -> None:
     for key in (KEY, OTHER):
-        rewritten(books, key, devices={"gpu-0": WHOLE})
+        rewritten(books, key, devices={"gpu-0": WHOLE_DEVICE})
 
 
 def room_that_nobody_took(books: Any) -> None:

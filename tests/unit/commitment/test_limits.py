@@ -14,10 +14,10 @@ from remit.model.claims import (
     Bind,
     Code,
     Delete,
-    Explain,
+    RecordDecision,
     Issue,
-    Note,
-    Observe,
+    RecordEvent,
+    SetCondition,
     Refused,
     Report,
     Reserve,
@@ -94,11 +94,11 @@ async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
         DecisionSpec(replicas={"w-0": ""}),
     )
     for name in ("", "x" * 241, "ü" * 121):
-        for claim in (Note(name, said), Report(name, summed), Explain(name, "t1", explained), Explain("d", name, explained)):
+        for claim in (RecordEvent(name, said), Report(name, summed), RecordDecision(name, "t1", explained), RecordDecision("d", name, explained)):
             assert await scope.refused(USER, claim) is Code.INVALID, claim
     longest = "ü" * 120
-    await scope.must(USER, Note(longest, said), Report(longest, summed), Explain(longest, "t1", explained))
-    assert await scope.refused(USER, Explain("c", "a/b", explained)) is Code.INVALID, "it would be b/c of tenant a"
+    await scope.must(USER, RecordEvent(longest, said), Report(longest, summed), RecordDecision(longest, "t1", explained))
+    assert await scope.refused(USER, RecordDecision("c", "a/b", explained)) is Code.INVALID, "it would be b/c of tenant a"
 
 
 @story
@@ -157,8 +157,8 @@ async def test_of_two_summaries_the_later_stands_and_its_number_is_the_answer(sc
     assert scope.row("summary/a")["spec"]["used"] == {"cpu": "7"}
 
 
-def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2026-01-01T00:00:00Z") -> Observe:
-    return Observe(
+def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2026-01-01T00:00:00Z") -> SetCondition:
+    return SetCondition(
         "Workload",
         "w",
         Condition(type=kind, status=status, observed_generation=generation, last_transition=at),  # type: ignore[arg-type]
@@ -182,11 +182,11 @@ async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(
 @story
 async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> None:
     ready = Condition(type="Ready", status="True")
-    assert await scope.refused(USER, Observe("Workload", "none", ready, "t1")) is Code.NOT_FOUND
-    assert await scope.refused(USER, Observe("Tenant", "t1", ready)) is Code.NOT_FOUND
-    assert await scope.refused(USER, Observe("Lease", "scheduler", ready)) is Code.NOT_FOUND
+    assert await scope.refused(USER, SetCondition("Workload", "none", ready, "t1")) is Code.NOT_FOUND
+    assert await scope.refused(USER, SetCondition("Tenant", "t1", ready)) is Code.NOT_FOUND
+    assert await scope.refused(USER, SetCondition("Lease", "scheduler", ready)) is Code.NOT_FOUND
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("1", "scheduler")))
-    assert await scope.refused(USER, Observe("Grant", "offer", ready)) is Code.NOT_FOUND
+    assert await scope.refused(USER, SetCondition("Grant", "offer", ready)) is Code.NOT_FOUND
 
 
 def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from remit.client.endpoint import Status, Turned
+from remit.client.endpoint import AuthorityStatus, NotLeader
 from remit.commitment import outcomes as kept
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, batch_key
@@ -17,7 +17,7 @@ from tests.unit.commitment.authority_fixture import T1, spawned
 NOTHING = Delete("Secret", "none", "t1")
 
 
-async def status(scope: Scope) -> Status:
+async def status(scope: Scope) -> AuthorityStatus:
     return await scope.lead.authority.status()
 
 
@@ -62,7 +62,7 @@ async def test_a_deposed_authority_announces_no_window(scope: Scope) -> None:
     await scope.take_over()
     scope.clock.at_ms += WINDOW_MS
     for _ in range(2):
-        with pytest.raises(Turned) as turned:
+        with pytest.raises(NotLeader) as turned:
             await asyncio.wait_for(old.authority.status(), 5)
         assert turned.value.hint == "a2"
     assert not old.alive

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remit.commitment.recovery import LEASE_EPOCHS, acknowledged_after
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, Ganged, Mark, Refused, Reserve, Vacate
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, BindGang, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
 from tests.unit.commitment.authority_fixture import T1, bind, move, spawned
@@ -40,7 +40,7 @@ def awaited(scope: Scope) -> list[str]:
     return [key.removeprefix(AWAITED) for key in rows]
 
 
-async def refusal(scope: Scope, claim: Bind | Reserve | Ganged) -> Refused:
+async def refusal(scope: Scope, claim: Bind | Reserve | BindGang) -> Refused:
     before = await scope.dump()
     (verdict,) = await scope.ask(scope.actors["scheduler"], claim)
     assert isinstance(verdict, Refused)
@@ -93,7 +93,7 @@ async def test_work_that_must_never_run_twice_waits_until_each_node_is_ready_or_
     said = await refusal(scope, Bind(a, scope.at(a), "n1", T1))
     assert said.code is Code.AWAITING_REPORTS and a in said.detail, "n1 is ready; but it may be running on n2"
     assert (await refusal(scope, Reserve(a, scope.at(a), "n1", T1))).code is Code.AWAITING_REPORTS
-    together = Ganged(tuple(Bind(key, scope.at(key), "n1", T1) for key in gang))
+    together = BindGang(tuple(Bind(key, scope.at(key), "n1", T1) for key in gang))
     said = await refusal(scope, together)
     assert said.code is Code.GANG_SHORT and "awaiting_reports" in said.detail
     await scope.take_over()

@@ -27,11 +27,11 @@ from remit.model.claims import (
     Renew,
     Role,
     Spawn,
-    Vouch,
-    Yield,
+    ConfirmHoldings,
+    ReturnCapacity,
 )
-from remit.model.kinds import Device, DeviceAsk, NodeHealth, Region
-from remit.model.metadata import Metadata, Stamp
+from remit.model.kinds import Device, DeviceRequest, NodeHealth, Region
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec
@@ -119,12 +119,12 @@ async def test_what_is_given_back_is_held_from_elsewhere_and_not_drawn(scope: Sc
     await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 1, scope.clock.at_ms, "g1", here))
     (key,) = await spawned(scope, "w")
     await bind(scope, key, grant="held")
-    assert (await told(scope, budgets, Yield("none", amounts(cpu="1"))))[0] is Code.NOT_FOUND
-    assert (await told(scope, budgets, Yield("own", amounts(cpu="1"))))[0] is Code.INVALID
-    assert (await told(scope, budgets, Yield("held", Amount({"cpu": -1}))))[0] is Code.INVALID
-    code, said = await told(scope, budgets, Yield("held", amounts(cpu="2")))
+    assert (await told(scope, budgets, ReturnCapacity("none", amounts(cpu="1"))))[0] is Code.NOT_FOUND
+    assert (await told(scope, budgets, ReturnCapacity("own", amounts(cpu="1"))))[0] is Code.INVALID
+    assert (await told(scope, budgets, ReturnCapacity("held", Amount({"cpu": -1}))))[0] is Code.INVALID
+    code, said = await told(scope, budgets, ReturnCapacity("held", amounts(cpu="2")))
     assert code is Code.GRANT_SHORT and said == "held has 1 cpu left, 2 is needed"
-    assert await scope.must(budgets, Yield("held", amounts(cpu="1"))) == [1]
+    assert await scope.must(budgets, ReturnCapacity("held", amounts(cpu="1"))) == [1]
     assert await scope.must(budgets, Close("held")) == [2], "each report has its number"
     assert scope.row("grant/held")["spec"]["amount"] == {"cpu": "1"}, "what is drawn stays"
 
@@ -175,15 +175,15 @@ async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: S
     for name in ("r2", "r3"):
         await meets(scope, f"scope/{name}", name)
     budgets = scope.actors["budgets"]
-    wrong: list[tuple[Code, Vouch]] = [
-        (Code.INVALID, Vouch("scope/r2", 7, {"s": replace(slice_of("1"), ttl=Duration(0))}, "r2", here)),
-        (Code.NOT_OWNER, Vouch("scope/r2", 7, {"new": slice_of("1", "scope/r3")}, "r2", here)),
-        (Code.NOT_OWNER, Vouch("scope/r3", 7, {"s": slice_of("1", "scope/r3")}, "r3", here)),
-        (Code.NOT_FOUND, Vouch("scope/r2", 7, {"new": slice_of("1", parent="none")}, "r2", here)),
+    wrong: list[tuple[Code, ConfirmHoldings]] = [
+        (Code.INVALID, ConfirmHoldings("scope/r2", 7, {"s": replace(slice_of("1"), ttl=Duration(0))}, "r2", here)),
+        (Code.NOT_OWNER, ConfirmHoldings("scope/r2", 7, {"new": slice_of("1", "scope/r3")}, "r2", here)),
+        (Code.NOT_OWNER, ConfirmHoldings("scope/r3", 7, {"s": slice_of("1", "scope/r3")}, "r3", here)),
+        (Code.NOT_FOUND, ConfirmHoldings("scope/r2", 7, {"new": slice_of("1", parent="none")}, "r2", here)),
     ]
     for code, claim in wrong:
         assert (await told(scope, budgets, claim))[0] is code, claim
-    await scope.must(budgets, Vouch("scope/r2", 7, {"s": slice_of("5")}, "r2", here))
+    await scope.must(budgets, ConfirmHoldings("scope/r2", 7, {"s": slice_of("5")}, "r2", here))
     assert scope.books.grants[T1].lent == {"cpu": 5000}, "it knows of more than the backup does"
 
 
@@ -192,7 +192,7 @@ async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: S
 
 @story
 async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -> None:
-    own = Lease(metadata=Stamp(name="scheduler"), spec=LeaseSpec(holder="me", epoch=9))
+    own = Lease(metadata=RecordMetadata(name="scheduler"), spec=LeaseSpec(holder="me", epoch=9))
     twice = (Device(name="gpu-0", kind="gpu"), Device(name="gpu-0", kind="gpu"))
     same = node("n9")
     wrong: list[tuple[Any, AnyClaim, Code, str]] = [
@@ -210,7 +210,7 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
     for actor, claim, code, words in wrong:
         found, said = await told(scope, actor, claim)
         assert found is code and words in said, (claim, said)
-    models = tuple(DeviceAsk(kind="gpu", count=1, models=(f"M{n}", f"M{n + 1}")) for n in range(80))
+    models = tuple(DeviceRequest(kind="gpu", count=1, models=(f"M{n}", f"M{n + 1}")) for n in range(80))
     code, said = await told(scope, USER, Apply(workload("w", devices=models)))
     assert code is Code.INVALID and said.startswith("spec.template.devices: ")
 

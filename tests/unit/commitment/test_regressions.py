@@ -12,7 +12,7 @@ from remit.model.claims import (
     Code,
     Delete,
     Evidence,
-    Ganged,
+    BindGang,
     Issue,
     Mark,
     Operation,
@@ -134,7 +134,7 @@ async def test_nothing_is_placed_on_evidence_older_than_a_minute(scope: Scope) -
 @story
 async def test_no_gang_is_bound_on_evidence_older_than_a_minute(scope: Scope) -> None:
     members = await spawned(scope, "g", 2, gang=2)
-    binds = Ganged(tuple(to(scope, key) for key in members))
+    binds = BindGang(tuple(to(scope, key) for key in members))
     scheduler = scope.actors["scheduler"]
     assert await scope.refused(scheduler, binds, Evidence(age_ms=60_001)) is Code.GANG_SHORT
     await scope.must(scheduler, binds)

@@ -10,7 +10,7 @@ from remit.commitment import authority
 from remit.commitment import batch as module
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
 from remit.commitment.rulings import declarations
-from remit.model.claims import Apply, Bind, Code, Delete, Explain, Forget, Issue, Note, Operation, OperationID, Refused
+from remit.model.claims import Apply, Bind, Code, Delete, RecordDecision, Forget, Issue, RecordEvent, Operation, OperationID, Refused
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
 from remit.store.protocol import Compacted
@@ -58,12 +58,12 @@ async def test_a_lease_gets_a_full_new_term_at_a_takeover(scope: Scope) -> None:
 # -- notes ------------------------------------------------------------------------------------------------------------------
 
 
-def said(name: str) -> Note:
-    return Note(name, EventSpec(regarding="node/n1"))
+def said(name: str) -> RecordEvent:
+    return RecordEvent(name, EventSpec(regarding="node/n1"))
 
 
-def explained(name: str) -> Explain:
-    return Explain(name, "t1", DecisionSpec(replicas={"w-0": ""}))
+def explained(name: str) -> RecordDecision:
+    return RecordDecision(name, "t1", DecisionSpec(replicas={"w-0": ""}))
 
 
 async def notes(scope: Scope) -> set[str]:

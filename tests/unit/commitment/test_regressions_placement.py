@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.model.claims import Apply, Bind, Close, Code, Ganged, Issue, Mark, Refused, Reserve, Spawn
+from remit.model.claims import Apply, Bind, Close, Code, BindGang, Issue, Mark, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, PriorityClass, PriorityClassSpec, Toleration
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyMatch, PolicyRule
@@ -20,7 +20,7 @@ def to(scope: Scope, key: str, name: str = "n1", grant: str = T1) -> Bind:
     return Bind(key, scope.at(key), name, grant)
 
 
-async def refusal(scope: Scope, claim: Bind | Reserve | Ganged) -> Refused:
+async def refusal(scope: Scope, claim: Bind | Reserve | BindGang) -> Refused:
     before = await scope.dump()
     (verdict,) = await scope.ask(scope.actors["scheduler"], claim)
     assert isinstance(verdict, Refused), f"{claim} was accepted"
@@ -127,8 +127,8 @@ async def test_a_daemon_keeps_what_else_it_must_stay_away_from(scope: Scope) -> 
 # -- gangs ------------------------------------------------------------------------------------------------------------------
 
 
-def together(scope: Scope, *keys: str, on: str = "n1") -> Ganged:
-    return Ganged(tuple(to(scope, key, on) for key in keys))
+def together(scope: Scope, *keys: str, on: str = "n1") -> BindGang:
+    return BindGang(tuple(to(scope, key, on) for key in keys))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ async def test_of_a_gang_that_does_not_fit_nothing_is_bound(scope: Scope) -> Non
     assert said.detail.startswith("2 of at least 3 members fit; the last misfit: no_room: ")
     assert [scope.phase(key) for key in members] == ["pending"] * 3
     assert held(scope, "n1") == 0
-    gone = Ganged((*together(scope, *members[:2]).members, Bind("replica/t1/g-9", 1, "n2", T1)))
+    gone = BindGang((*together(scope, *members[:2]).members, Bind("replica/t1/g-9", 1, "n2", T1)))
     assert "not_found" in (await refusal(scope, gone)).detail
     spread = (*together(scope, *members[:2]).members, to(scope, members[2], "n2"))
-    assert await scope.must(scope.actors["scheduler"], Ganged(spread)) == [3]
+    assert await scope.must(scope.actors["scheduler"], BindGang(spread)) == [3]
 
 
 @story
@@ -186,7 +186,7 @@ async def test_a_gang_claim_is_of_one_generation(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("g", "2", 3, gang=3)))
     await scope.must(scope.actors["workloads"], Spawn("t1", "g", 2, 2, 1))
     binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in (*keys, "replica/t1/g-2"))
-    assert await scope.refused(scope.actors["scheduler"], Ganged(binds)) == Code.INVALID
+    assert await scope.refused(scope.actors["scheduler"], BindGang(binds)) == Code.INVALID
 
 
 @story

@@ -11,7 +11,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from remit.client.endpoint import Turned
+from remit.client.endpoint import NotLeader
 from remit.commitment import authority as module
 from remit.commitment.authority import Authority, Deposed
 from remit.commitment.standby import Standby
@@ -53,7 +53,7 @@ async def ended(serving: asyncio.Task[None]) -> None:
 @story
 async def test_a_standby_passes_everything_on_to_whoever_leads(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
-    answers = await standby(scope).ask([operation])
+    answers = await standby(scope).submit([operation])
     assert isinstance(answers[0], Accepted)
     assert await standby(scope).renew(scope.actors["scheduler"])
     scope.clock.at_ms += 7
@@ -65,7 +65,7 @@ async def test_a_standby_passes_everything_on_to_whoever_leads(scope: Scope) -> 
 async def test_a_standby_that_cannot_find_the_leader_turns_away_with_its_name(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
-    with pytest.raises(Turned) as turned:
+    with pytest.raises(NotLeader) as turned:
         await waiting.status()
     assert turned.value.hint == "a2"
 
@@ -151,10 +151,10 @@ async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(sco
     again = await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
     running = asyncio.create_task(again.run())
     operation = await scope.operation(USER, Apply(workload("w")))
-    assert isinstance((await again.ask([operation]))[0], Accepted)
+    assert isinstance((await again.submit([operation]))[0], Accepted)
     waiting.clock = clock = SteppedClock()
-    with pytest.raises(Turned):
-        await leading.ask([operation])
+    with pytest.raises(NotLeader):
+        await leading.submit([operation])
     for _ in range(4):
         await clock.step()
         assert waiting.leading is None, "its own name stands in the head, with rows"
@@ -221,8 +221,8 @@ async def test_a_standby_leads_after_silence_and_waits_again_when_deposed(scope:
     assert waiting.leading is not None and waiting.leading.head.holder == "s"
     await scope.take_over()
     operation = await scope.operation(USER, Apply(workload("w")))
-    with pytest.raises(Turned):
-        await waiting.leading.ask([operation])
+    with pytest.raises(NotLeader):
+        await waiting.leading.submit([operation])
     for _ in range(5):
         await asyncio.sleep(0)
     assert not serving.done()
@@ -288,7 +288,7 @@ async def test_a_takeover_that_reads_for_longer_than_a_term_beats_meanwhile(scop
     assert (leading.head.epoch, leading.head.holder) == (before["epoch"] + 1, "b")
     running = asyncio.create_task(leading.run())
     again = await scope.operation(USER, Apply(workload("v")))
-    assert isinstance((await leading.ask([again]))[0], Accepted), "and goes on from there"
+    assert isinstance((await leading.submit([again]))[0], Accepted), "and goes on from there"
     await ended(running)
 
 
@@ -309,7 +309,7 @@ def test_a_beat_that_is_not_answered_does_not_end_the_takeover(word: str) -> Non
             leading = await taking
         assert not scope.store.plan, "it was met on the way"
         running = asyncio.create_task(leading.run())
-        assert isinstance((await leading.ask([await scope.operation(USER, Apply(workload("v")))]))[0], Accepted)
+        assert isinstance((await leading.submit([await scope.operation(USER, Apply(workload("v")))]))[0], Accepted)
         await ended(running)
 
     tell()
@@ -555,7 +555,7 @@ async def test_a_standby_ends_with_damage_that_no_waiting_mends_and_says_so(scop
     with mock.patch.object(chain, "read_place", damaged):
         with pytest.raises(Corrupt, match="restore a backup"):
             await waiting.serve(beat_ms=1_000_000)
-        with pytest.raises(Turned, match="restore a backup"):
+        with pytest.raises(NotLeader, match="restore a backup"):
             await waiting.status()
 
 
@@ -586,9 +586,9 @@ async def test_while_a_standby_leads_it_answers_itself(scope: Scope) -> None:
 async def test_a_standby_that_cannot_read_who_leads_turns_away(scope: Scope) -> None:
     """F09: nothing happened, and another may know."""
     scope.store.reads.append("unavailable")
-    with pytest.raises(Turned) as turned:
+    with pytest.raises(NotLeader) as turned:
         await standby(scope).status()
-    assert turned.value.hint == "" and "planned" in turned.value.why
+    assert turned.value.hint == "" and "planned" in turned.value.reason
 
 
 def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() -> None:

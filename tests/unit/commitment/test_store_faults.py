@@ -24,16 +24,16 @@ from remit.model.claims import (
     Code,
     Delete,
     Evidence,
-    Explain,
+    RecordDecision,
     Move,
-    Note,
+    RecordEvent,
     Operation,
     OperationID,
     Refused,
     Role,
 )
 from remit.model.kinds import Placement
-from remit.model.metadata import Metadata, Stamp
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
@@ -119,13 +119,13 @@ async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scop
 
 # -- nothing is written that a successor could not read -----------------------------------------------------------------------
 
-UNREADABLE = Explain("d", "t1", DecisionSpec(replicas={"w-0": ""}, attempt=-1))
+UNREADABLE = RecordDecision("d", "t1", DecisionSpec(replicas={"w-0": ""}, attempt=-1))
 """As somebody in this process could hand it over by reference; on a wire it would not have been decoded."""
 
 
 @story
 async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_batch_is_decided(scope: Scope) -> None:
-    told = Note("e", EventSpec(regarding="node/n1", count=-1))
+    told = RecordEvent("e", EventSpec(regarding="node/n1", count=-1))
     claims = (Apply(workload("a")), UNREADABLE, Apply(workload("b")), told, Apply(workload("c")))
     operations = [await scope.operation(USER, claim) for claim in claims]
     verdicts = await scope.send(operations)
@@ -260,12 +260,12 @@ def ill_formed(good: Operation) -> dict[str, Any]:
         "revision": replace(good, evidence=Evidence(1.5, 0)),  # type: ignore[arg-type]
         "age": replace(good, evidence=Evidence(0, None)),  # type: ignore[arg-type]
         "trace": replace(good, trace=None),
-        "subject": replace(good, claim=Note(["a"], EventSpec(regarding="x"))),  # type: ignore[arg-type]
+        "subject": replace(good, claim=RecordEvent(["a"], EventSpec(regarding="x"))),  # type: ignore[arg-type]
         "target": replace(good, claim=Abandon(7)),  # type: ignore[arg-type]
         "thing": replace(good, claim=Apply(None)),  # type: ignore[arg-type]
         "kind": replace(good, claim=Delete([], "x")),  # type: ignore[arg-type]
-        "what cannot be written": replace(good, claim=Note("e", object())),  # type: ignore[arg-type]
-        "what has no end": replace(good, claim=Note("e", looped)),  # type: ignore[arg-type]
+        "what cannot be written": replace(good, claim=RecordEvent("e", object())),  # type: ignore[arg-type]
+        "what has no end": replace(good, claim=RecordEvent("e", looped)),  # type: ignore[arg-type]
     }
 
 
@@ -274,7 +274,7 @@ async def test_what_is_no_operation_is_refused_and_harms_nobody(scope: Scope) ->
     good = await scope.operation(USER, GOOD)
     for name, bad in ill_formed(good).items():
         other = await scope.operation(USER, Apply(workload(name.replace(" ", "-"))))
-        refused, accepted = await scope.lead.authority.ask([bad, other])
+        refused, accepted = await scope.lead.authority.submit([bad, other])
         assert isinstance(refused, Refused) and refused.code is Code.INVALID, (name, refused)
         assert isinstance(accepted, Accepted), name
     await scope.take_over()
@@ -287,7 +287,7 @@ async def test_a_role_may_name_the_lease_of_its_own_name(scope: Scope) -> None:
     actor = Actor("x", Role.AUTOSCALER)
     scope.clock.at_ms += 24 * 3_600_000
     (epoch,) = await scope.must(actor, Acquire(Role.AUTOSCALER, Duration(60_000)))
-    await scope.must(Actor("x", Role.AUTOSCALER, Role.AUTOSCALER, epoch), Note("e", EventSpec(regarding="node/n1")))
+    await scope.must(Actor("x", Role.AUTOSCALER, Role.AUTOSCALER, epoch), RecordEvent("e", EventSpec(regarding="node/n1")))
     await scope.take_over()
 
 
@@ -309,7 +309,7 @@ def test_a_list_that_is_changed_after_asking_is_answered_as_it_was(change: Any) 
     @story
     async def told(scope: Scope) -> None:
         asked = [await scope.operation(USER, GOOD) for _ in range(300)]
-        asking = asyncio.create_task(scope.lead.authority.ask(asked))
+        asking = asyncio.create_task(scope.lead.authority.submit(asked))
         for _ in range(4):
             await asyncio.sleep(0)
         change(asked)
@@ -323,17 +323,17 @@ def test_a_list_that_is_changed_after_asking_is_answered_as_it_was(change: Any) 
 async def test_whatever_can_be_gone_through_may_be_asked(scope: Scope) -> None:
     operations = [await scope.operation(USER, GOOD) for _ in range(3)]
     asked: Any = (operation for operation in operations)
-    assert len(await scope.lead.authority.ask(asked)) == 3
+    assert len(await scope.lead.authority.submit(asked)) == 3
 
 
 def cycle() -> list[tuple[str, bytes]]:
-    made = [Grant(metadata=Stamp(name=name), spec=slice_of("1", "x", parent=other)) for name, other in (("a", "b"), ("b", "a"))]
+    made = [Grant(metadata=RecordMetadata(name=name), spec=slice_of("1", "x", parent=other)) for name, other in (("a", "b"), ("b", "a"))]
     return [(f"grant/{grant.metadata.name}", encode(grant)) for grant in made]
 
 
 DAMAGE = {
     "does not decode": [("node/n1", b"{")],
-    "is a Lease": [("replica/t1/w-0", encode(Lease(metadata=Stamp(name="w-0"), spec=LeaseSpec())))],
+    "is a Lease": [("replica/t1/w-0", encode(Lease(metadata=RecordMetadata(name="w-0"), spec=LeaseSpec())))],
     "carved out of each other": cycle(),
 }
 

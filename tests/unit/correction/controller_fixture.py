@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from remit.correction.framework.actions import Again, Deed
 from remit.correction.framework.loop import Controller, Times
 from remit.law.overrides import Instant
-from remit.law.timing import Tempo
-from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, Observe, Spawn
+from remit.law.timing import Timing
+from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, SetCondition, Spawn
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Workload, WorkloadStatus
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, encode, key
@@ -22,7 +22,7 @@ from tests.properties.authority_world import FakeClock, node, workload
 from tests.unit.observation.row_fixtures import generation, replica
 
 HEAD = Head("one", 1, 1, "a", 0, "")
-TEMPO = Tempo(2_000)
+TEMPO = Timing(2_000)
 
 __all__ = ["HEAD", "TEMPO", "Table", "ready", "replica", "said", "short", "work"]
 
@@ -70,7 +70,7 @@ class Table:
     def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
         """As it stands once these conditions were accepted; written down too."""
         found = {one.type: one for one in thing.status.conditions}
-        found |= {claim.condition.type: claim.condition for claim in claims if isinstance(claim, Observe)}
+        found |= {claim.condition.type: claim.condition for claim in claims if isinstance(claim, SetCondition)}
         after = replace(thing, status=WorkloadStatus(conditions=tuple(found.values())))
         self.write(after)
         return after
@@ -78,13 +78,13 @@ class Table:
 
 def said(claims: Iterable[AnyClaim]) -> dict[str, tuple[str, str]]:
     """The conditions among them, by type: status and reason."""
-    found: list[Condition] = [claim.condition for claim in claims if isinstance(claim, Observe)]
+    found: list[Condition] = [claim.condition for claim in claims if isinstance(claim, SetCondition)]
     return {one.type: (one.status, one.reason) for one in found}
 
 
 def short(claims: Iterable[AnyClaim]) -> list[str]:
     """All but the conditions, in a word each."""
-    return [_word(claim) for claim in claims if not isinstance(claim, Observe)]
+    return [_word(claim) for claim in claims if not isinstance(claim, SetCondition)]
 
 
 def _word(claim: AnyClaim) -> str:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from remit.correction.controller_set import CONTROLLERS
 from remit.correction.framework.actions import MESSAGE_MAX, Deed, Remit, later, say
 from remit.correction.framework.work_queue import KEPT_MAX, Bucket, Fights
-from remit.law.lifecycle import OWNER
-from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, Note, Observe, Role, Spawn
+from remit.law.lifecycle import OWNERS
+from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, SetCondition, Role, Spawn
 from remit.model.kinds import NodeHealth
 from remit.model.metadata import Condition
 from remit.model.records import EventSpec
@@ -39,14 +39,14 @@ def test_what_was_not_declared_is_outside() -> None:
 
 def test_everybody_may_note_an_event_and_observe_a_condition() -> None:
     for controller in CONTROLLERS:
-        assert not controller.remit.outside(Note("e", EventSpec(regarding="node/n")))
-        assert not controller.remit.outside(Observe("Node", "n", Condition(type="A", status="True")))
+        assert not controller.remit.outside(RecordEvent("e", EventSpec(regarding="node/n")))
+        assert not controller.remit.outside(SetCondition("Node", "n", Condition(type="A", status="True")))
 
 
 def test_every_loop_owned_transition_is_in_exactly_one_remit() -> None:
     """But those of schedulers, agents and the authority itself."""
     loops = {Role.WORKLOADS, Role.NODES, Role.REPAIR, Role.ENDPOINTS, Role.ROLLOUT}
-    owned = sorted(name for name, role in OWNER.items() if role in loops)
+    owned = sorted(name for name, role in OWNERS.items() if role in loops)
     declared = sorted(name for controller in CONTROLLERS for name in controller.remit.transitions)
     assert declared == owned
 
@@ -109,7 +109,7 @@ def test_never_more_than_the_burst_and_the_rate(gaps: list[int], burst: int) -> 
 
 def condition(deeds: list[Deed]) -> Condition:
     (deed,) = deeds
-    assert isinstance(deed.claim, Observe)
+    assert isinstance(deed.claim, SetCondition)
     return deed.claim.condition
 
 
@@ -118,7 +118,7 @@ def test_a_condition_is_said_where_it_differs_and_carries_its_generation_and_tim
     table = Table(made)
     first = condition(say(made, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:01.000Z"))
     assert (first.observed_generation, first.last_transition) == (4, "2026-01-01T00:00:01.000Z")
-    after = table.observe(made, [Observe("Workload", "w", first, "t1")])
+    after = table.observe(made, [SetCondition("Workload", "w", first, "t1")])
     assert say(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:09.000Z") == []
     for status, reason, message in (("False", "EnoughReady", ""), ("True", "Other", ""), ("True", "EnoughReady", "more")):
         assert say(after, "Available", status, reason, message, "2026-01-01T00:00:09.000Z"), (status, reason, message)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_a_new_generation_is_spoken_of_anew() -> None:
     made, _ = work("w", at=4)
     table = Table(made)
     first = condition(say(made, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:01.000Z"))
-    after = table.observe(work("w", at=5)[0], [Observe("Workload", "w", first, "t1")])
+    after = table.observe(work("w", at=5)[0], [SetCondition("Workload", "w", first, "t1")])
     assert condition(say(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:02.000Z")).observed_generation == 5
 
 

@@ -14,7 +14,7 @@ from remit.commitment.ledger_check import CHECKS
 from remit.docgen.generate import docs
 from remit.docgen.reference_pages import LINE, PAGES
 from remit.law.invariants import INVARIANTS
-from remit.law.lifecycle import GUARDS, TABLE, WAITS
+from remit.law.lifecycle import GUARDS, TRANSITIONS, PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import CLAIMS
 
@@ -77,7 +77,7 @@ def test_nothing_that_the_code_has_is_left_out() -> None:
     lifecycle, refusals, invariants, operations = (
         PAGES[f"{name}.md"]() for name in ("lifecycle", "refusals", "invariants", "operations")
     )
-    for name in {row.name for row in TABLE} | set(GUARDS) | {wait.transition for wait in WAITS.values()}:
+    for name in {row.name for row in TRANSITIONS} | set(GUARDS) | {wait.transition for wait in PHASE_TIMEOUTS.values()}:
         assert f"| `{name}` |" in lifecycle, name
     for code, refusal in REFUSALS.items():
         assert f"| `{code}` | {refusal.meaning} | {refusal.cure} |" in refusals
@@ -89,6 +89,6 @@ def test_nothing_that_the_code_has_is_left_out() -> None:
 
 
 def test_every_edge_that_is_drawn_is_in_the_table() -> None:
-    edges = {(row.source, row.target) for row in TABLE}
+    edges = {(row.source, row.target) for row in TRANSITIONS}
     assert set(LINE) <= edges
-    assert {phase for edge in LINE for phase in edge} == {row.source for row in TABLE if row.source is not None}
+    assert {phase for edge in LINE for phase in edge} == {row.source for row in TRANSITIONS if row.source is not None}

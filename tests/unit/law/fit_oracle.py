@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from remit.model.claims import Code
-from remit.model.kinds import Device, DeviceAsk, Node, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import Device, DeviceRequest, Node, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
 
 if TYPE_CHECKING:
     from remit.observation.node_columns import Left  # the record of a node and what is left of it
@@ -107,7 +107,7 @@ def holds(expression: NodeExpression, labels: dict[str, str]) -> bool:
     return int(value) > int(limit) if operator == "Gt" else int(value) < int(limit)
 
 
-def devices_found(asks: Sequence[DeviceAsk], devices: list[Device], used: dict[str, int]) -> bool:
+def devices_found(asks: Sequence[DeviceRequest], devices: list[Device], used: dict[str, int]) -> bool:
     """Try every way to hand out devices, one ask after the other."""
     if not asks:
         return True
@@ -121,7 +121,7 @@ def devices_found(asks: Sequence[DeviceAsk], devices: list[Device], used: dict[s
         )
     if ask.count == 0:
         return devices_found(rest, devices, used)
-    less = DeviceAsk(kind=ask.kind, count=ask.count - 1, models=ask.models)
+    less = DeviceRequest(kind=ask.kind, count=ask.count - 1, models=ask.models)
     return any(devices_found([less, *rest], devices, {**used, one.name: 1000}) for one in suited if not used.get(one.name, 0))
 
 

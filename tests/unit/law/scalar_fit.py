@@ -18,14 +18,14 @@ class OneNode:
     def __init__(self, left: Left) -> None:
         self.node = node = left.node
         self.free: Any = left.free
-        self.whole: Any = Counter()
-        self.room: Any = Counter()
+        self.whole_devices: Any = Counter()
+        self.largest_shares: Any = Counter()
         for device in node.spec.devices:
             unused = 1000 - left.used.get(device.name, 0)
-            for key in {(device.kind, device.model), (device.kind, fit.ANY)}:
-                self.whole[key] += unused == 1000
-                self.room[key] = max(self.room[key], unused)
-        self.standing = object()
+            for key in {(device.kind, device.model), (device.kind, fit.ANY_MODEL)}:
+                self.whole_devices[key] += unused == 1000
+                self.largest_shares[key] = max(self.largest_shares[key], unused)
+        self.node_attributes = object()
         self.ready = node.status.health == NodeHealth.READY
         self.open = not node.spec.unschedulable and not node.spec.draining
         self.region = node.spec.region
@@ -49,37 +49,37 @@ def domain_of(node: Node, key: str) -> tuple[bool, str]:
 class PlainPeers:
     """`fit.Peers` by counting again each time, over replicas that stand on nodes."""
 
-    def __init__(self, sites: Sequence[OneNode], standing: Sequence[tuple[fit.Ask, Node]]) -> None:
+    def __init__(self, sites: Sequence[OneNode], standing: Sequence[tuple[fit.Requirements, Node]]) -> None:
         self.sites = sites
         self.standing = standing
 
-    def counts(self, index: fit.Index) -> Counter[str]:
+    def counts(self, index: fit.PeerIndex) -> Counter[str]:
         found: Counter[str] = Counter()
         for ask, node in self.standing:
-            known, domain = domain_of(node, index.key)
-            if index.carriers:
-                picked = index in fit.carried(ask)
+            known, domain = domain_of(node, index.topology_key)
+            if index.owners:
+                picked = index in fit.owned_anti_affinity(ask)
             else:
                 picked = ask.tenant == index.tenant and selects(index.selector, ask.labels)
             if known and picked:
                 found[domain] += 1
         return found
 
-    def least(self, ask: fit.Ask, index: fit.Index) -> int:
-        possible = [site for site in self.sites if all(rule.check(ask, site, self) for rule in fit.STATIC)]
-        domains = {domain for known, domain in (site.domain(index.key) for site in possible) if known}
+    def min_count(self, ask: fit.Requirements, index: fit.PeerIndex) -> int:
+        possible = [site for site in self.sites if all(rule.check(ask, site, self) for rule in fit.STATIC_RULES)]
+        domains = {domain for known, domain in (site.domain(index.topology_key) for site in possible) if known}
         counts = self.counts(index)
         return min((counts[domain] for domain in domains), default=0)
 
-    def total(self, index: fit.Index) -> int:
+    def total(self, index: fit.PeerIndex) -> int:
         return sum(self.counts(index).values())
 
-    def shunners(self, ask: fit.Ask) -> list[fit.Index]:
-        carried = dict.fromkeys(index for standing, _ in self.standing for index in fit.carried(standing))
+    def anti_affinity_owners(self, ask: fit.Requirements) -> list[fit.PeerIndex]:
+        carried = dict.fromkeys(index for standing, _ in self.standing for index in fit.owned_anti_affinity(standing))
         return [index for index in carried if index.tenant == ask.tenant and selects(index.selector, ask.labels)]
 
-    def counted(self, asks: Sequence[fit.Ask]) -> dict[fit.Index, Counter[str]]:
+    def counted(self, asks: Sequence[fit.Requirements]) -> dict[fit.PeerIndex, Counter[str]]:
         """What `columns.ColumnPeers` is built from: everything that these asks, or those that stand, can ask about."""
-        terms = [term.of for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)]
-        carried = [index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.carried(ask)]
+        terms = [term.peers for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread)]
+        carried = [index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.owned_anti_affinity(ask)]
         return {index: self.counts(index) for index in dict.fromkeys(terms + carried)}

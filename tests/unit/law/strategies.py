@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Node,
     NodeExpression,
     NodeHealth,
@@ -124,18 +124,18 @@ def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> Lef
 
 
 @st.composite
-def device_asks(draw: st.DrawFn) -> tuple[DeviceAsk, ...]:
+def device_asks(draw: st.DrawFn) -> tuple[DeviceRequest, ...]:
     """Any number of asks for whole devices of a kind, or one share of it: the law refuses other mixtures."""
     found = []
     models = st.lists(one_of(MODELS), max_size=2).map(tuple)
     for kind in KINDS:
         match draw(one_of(("none", "whole", "share"))):
             case "whole":
-                asks = st.builds(DeviceAsk, kind=st.just(kind), count=st.integers(0, 2), models=models)
+                asks = st.builds(DeviceRequest, kind=st.just(kind), count=st.integers(0, 2), models=models)
                 found += draw(st.lists(asks, max_size=3))
             case "share":
                 share: Any = draw(one_of(("250m", 0.25, "500m", "999m", "1m", "0.75")))
-                found.append(DeviceAsk(kind=kind, share=share, models=draw(models)))
+                found.append(DeviceRequest(kind=kind, share=share, models=draw(models)))
     return tuple(draw(st.permutations(found)))
 
 

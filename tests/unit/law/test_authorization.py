@@ -13,8 +13,8 @@ from remit.model.claims import (
     Delete,
     Mark,
     Move,
-    Note,
-    Observe,
+    RecordEvent,
+    SetCondition,
     Operation,
     OperationID,
     Role,
@@ -27,7 +27,7 @@ from remit.model.metadata import Condition, Metadata
 from remit.model.records import EventSpec
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec
-from remit.model.wire.agent_messages import Beat, NodeState
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 
 AGENT = Principal("a", "machine-1", "agent", nodes=frozenset({"n1", "n2"}))
 SCHEDULER = Principal("s", "s", "scheduler")
@@ -50,7 +50,7 @@ OWN: list[AnyClaim] = [
     Vacate("agent/n1"),
     Apply(node("n1")),
     Move("replica/t/a-0", 1, "start"),
-    Observe("Node", "n1", Condition(type="Disk", status="True")),
+    SetCondition("Node", "n1", Condition(type="Disk", status="True")),
 ]
 NOT_OWN: list[AnyClaim] = [
     Acquire("agent/n3", Duration(1)),
@@ -61,21 +61,21 @@ NOT_OWN: list[AnyClaim] = [
     Delete("Node", "n3"),
     Apply(Config(metadata=Metadata(name="c", tenant="t"), spec=DataSpec())),
     Delete("Workload", "w", "t"),
-    Observe("Workload", "w", Condition(type="Ready", status="True"), "t"),
+    SetCondition("Workload", "w", Condition(type="Ready", status="True"), "t"),
     Spawn("t", "w", 1, 0),
-    Note("n", EventSpec(regarding="workload/t/w", source="scheduler")),
+    RecordEvent("n", EventSpec(regarding="workload/t/w", source="scheduler")),
     Mark("n1", 1, NodeHealth.READY),
 ]
 
 
 @pytest.mark.parametrize("claim", OWN, ids=lambda claim: type(claim).__name__)
 def test_an_agent_speaks_for_its_nodes(claim: AnyClaim) -> None:
-    assert authorization.may_claim(AGENT, operation(claim)) == ""
+    assert authorization.claim_denial_reason(AGENT, operation(claim)) == ""
 
 
 @pytest.mark.parametrize("claim", NOT_OWN, ids=lambda claim: type(claim).__name__)
 def test_an_agent_speaks_for_nothing_else(claim: AnyClaim) -> None:
-    assert authorization.may_claim(AGENT, operation(claim))
+    assert authorization.claim_denial_reason(AGENT, operation(claim))
 
 
 def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
@@ -85,28 +85,28 @@ def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
     }
     for principal, own in roles.items():
         for role in Role:
-            assert (authorization.may_act(principal, Actor("x", role)) == "") == (role in own), (principal.role, role)
+            assert (authorization.actor_denial_reason(principal, Actor("x", role)) == "") == (role in own), (principal.role, role)
     assert not any({Role.OPERATOR, Role.USER, Role.AUTHORITY} & own for own in roles.values()), "people come in by another door"
-    assert authorization.may_act(AGENT, Actor("x", Role.AGENT, "agent/n9"))
+    assert authorization.actor_denial_reason(AGENT, Actor("x", Role.AGENT, "agent/n9"))
 
 
 def test_beats_and_orders_are_of_own_nodes_alone() -> None:
-    mine, other = Beat(MINE, NodeState("n1")), Beat(MINE, NodeState("n3"))
-    foreign = Beat(Actor("machine-1", Role.AGENT, "agent/n3"), NodeState("n1"))
-    assert authorization.may_beat(AGENT, [mine]) == "" and authorization.may_follow(AGENT, ["n1", "n2"]) == ""
-    assert all(authorization.may_beat(AGENT, [mine, one]) for one in (other, foreign))
-    assert authorization.may_follow(AGENT, ["n1", "n3"])
-    assert authorization.may_beat(SCHEDULER, [mine]) and authorization.may_follow(CONTROLLERS, ["n1"])
+    mine, other = NodeHeartbeat(MINE, NodeState("n1")), NodeHeartbeat(MINE, NodeState("n3"))
+    foreign = NodeHeartbeat(Actor("machine-1", Role.AGENT, "agent/n3"), NodeState("n1"))
+    assert authorization.heartbeat_denial_reason(AGENT, [mine]) == "" and authorization.assignments_denial_reason(AGENT, ["n1", "n2"]) == ""
+    assert all(authorization.heartbeat_denial_reason(AGENT, [mine, one]) for one in (other, foreign))
+    assert authorization.assignments_denial_reason(AGENT, ["n1", "n3"])
+    assert authorization.heartbeat_denial_reason(SCHEDULER, [mine]) and authorization.assignments_denial_reason(CONTROLLERS, ["n1"])
 
 
 def test_people_see_what_is_their_tenants_and_what_work_refers_to() -> None:
     for everyone in (ADMIN, VIEWER):
-        assert authorization.sees(everyone, "Workload", "t2") and authorization.sees(everyone, "Node", "", "n1")
+        assert authorization.may_read(everyone, "Workload", "t2") and authorization.may_read(everyone, "Node", "", "n1")
     for one in (MEMBER, LOOKER):
-        assert authorization.sees(one, "Workload", "t1") and not authorization.sees(one, "Workload", "t2")
-        assert authorization.sees(one, "Tenant", "", "t1") and not authorization.sees(one, "Tenant", "", "t2")
-        assert not authorization.sees(one, "Tenant", "") and authorization.sees(one, "PriorityClass", "")
-        assert not any(authorization.sees(one, kind, "") for kind in ("Node", "Policy", "Token", "Lease", "Grant"))
+        assert authorization.may_read(one, "Workload", "t1") and not authorization.may_read(one, "Workload", "t2")
+        assert authorization.may_read(one, "Tenant", "", "t1") and not authorization.may_read(one, "Tenant", "", "t2")
+        assert not authorization.may_read(one, "Tenant", "") and authorization.may_read(one, "PriorityClass", "")
+        assert not any(authorization.may_read(one, kind, "") for kind in ("Node", "Policy", "Token", "Lease", "Grant"))
     assert [authorization.may_write(one) for one in (ADMIN, MEMBER, VIEWER, LOOKER)] == [True, True, False, False]
 
 

@@ -6,9 +6,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from remit.law.admission import Permitted, permitted, unpermitted
-from remit.law.fetch_policy import why_no_address, why_no_host
-from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Rootfs, Unreadable, Volume, read_source
+from remit.law.admission import Permissions, permissions_of, permission_violation
+from remit.law.fetch_policy import address_denial_reason, host_denial_reason
+from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Rootfs, InvalidSource, Volume, parse_source
 from remit.model.kinds import PolicySpec, Template
 from remit.model.policies import PolicyMatch, PolicyRule
 
@@ -24,35 +24,35 @@ HIDDEN = ["localhost", "LOCALHOST.", "a.localhost", "metadata.google.internal", 
 
 @pytest.mark.parametrize("address", OWN)
 def test_an_address_that_is_not_public_is_refused__as_a_host_and_as_what_a_host_comes_to(address: str) -> None:
-    assert why_no_host(address, ())
-    assert why_no_address(ip_address(address), "good.example.org", ())
+    assert host_denial_reason(address, ())
+    assert address_denial_reason(ip_address(address), "good.example.org", ())
 
 
 @pytest.mark.parametrize("host", HIDDEN)
 def test_a_name_of_the_nodes_own_network_is_refused__and_a_number_that_hides_an_address(host: str) -> None:
-    assert why_no_host(host, ())
+    assert host_denial_reason(host, ())
 
 
 @pytest.mark.parametrize("host", ["example.org", "8.8.8.8", "2606:4700::1111", "a.b-c.example"])
 def test_what_is_public_is_not(host: str) -> None:
-    assert not why_no_host(host, ())
+    assert not host_denial_reason(host, ())
 
 
 def test_a_named_host_may_come_to_a_private_address_and_to_no_credentials() -> None:
     allow = ("files.internal",)
-    assert not why_no_host("files.internal", allow)
-    assert not why_no_address(ip_address("10.0.0.7"), "files.internal", allow)
-    assert not why_no_address(ip_address("127.0.0.1"), "files.internal", allow)
-    assert why_no_address(ip_address("10.0.0.7"), "other.example.org", allow)
-    assert "link-local" in why_no_address(ip_address("169.254.169.254"), "files.internal", allow)
+    assert not host_denial_reason("files.internal", allow)
+    assert not address_denial_reason(ip_address("10.0.0.7"), "files.internal", allow)
+    assert not address_denial_reason(ip_address("127.0.0.1"), "files.internal", allow)
+    assert address_denial_reason(ip_address("10.0.0.7"), "other.example.org", allow)
+    assert "link-local" in address_denial_reason(ip_address("169.254.169.254"), "files.internal", allow)
 
 
 def test_a_named_network_opens_itself_and_nothing_else() -> None:
     allow = ("10.0.0.0/8", "fd00::/8")
-    assert not why_no_address(ip_address("10.200.0.1"), "any.example.org", allow)
-    assert not why_no_address(ip_address("fd00::7"), "any.example.org", allow)
-    assert not why_no_address(ip_address("::ffff:10.0.0.1"), "any.example.org", allow)
-    assert why_no_address(ip_address("192.168.0.1"), "any.example.org", allow)
+    assert not address_denial_reason(ip_address("10.200.0.1"), "any.example.org", allow)
+    assert not address_denial_reason(ip_address("fd00::7"), "any.example.org", allow)
+    assert not address_denial_reason(ip_address("::ffff:10.0.0.1"), "any.example.org", allow)
+    assert address_denial_reason(ip_address("192.168.0.1"), "any.example.org", allow)
 
 
 # -- sources, as they are written ----------------------------------------------------------------------------------------------
@@ -66,15 +66,15 @@ def test_a_named_network_opens_itself_and_nothing_else() -> None:
      "file:/srv/%2e%2e/etc/passwd", "http://a.example\t/", "gopher://a.example/"],
 )  # fmt: skip
 def test_a_source_that_two_readers_might_read_differently_is_none(source: str) -> None:
-    with pytest.raises(Unreadable) as told:
-        read_source(source)
+    with pytest.raises(InvalidSource) as told:
+        parse_source(source)
     assert told.value.cure
 
 
 def test_a_source_is_read() -> None:
-    assert tuple(read_source("HTTPS://Files.Example.org:8443/a/b?c=d#e")) == ("https", "files.example.org", 8443, "/a/b?c=d")
-    assert tuple(read_source("http://[2606:4700::1]/")) == ("http", "2606:4700::1", 80, "/")
-    assert tuple(read_source("file:///srv/a%20b")) == ("file", "", 0, "/srv/a b")
+    assert tuple(parse_source("HTTPS://Files.Example.org:8443/a/b?c=d#e")) == ("https", "files.example.org", 8443, "/a/b?c=d")
+    assert tuple(parse_source("http://[2606:4700::1]/")) == ("http", "2606:4700::1", 80, "/")
+    assert tuple(parse_source("file:///srv/a%20b")) == ("file", "", 0, "/srv/a b")
 
 
 # -- what a policy permits -----------------------------------------------------------------------------------------------------
@@ -98,25 +98,25 @@ def test_permits_add_up_over_the_rules_that_speak_of_the_work() -> None:
         policy(PolicyPermit(artifact_hosts=("10.0.0.0/8",), host_paths=("/srv/data",)), labels={"app": "x"}),
         policy(PolicyPermit(host_paths=("/",)), tenants=("other",)),
     ]
-    assert permitted(policies, "risk", {"app": "x"}) == Permitted(("a.internal", "10.0.0.0/8"), ("/srv/data",))
-    assert permitted(policies, "risk", {}) == Permitted(("a.internal",))
-    assert permitted([], "risk", {}) == Permitted()
+    assert permissions_of(policies, "risk", {"app": "x"}) == Permissions(("a.internal", "10.0.0.0/8"), ("/srv/data",))
+    assert permissions_of(policies, "risk", {}) == Permissions(("a.internal",))
+    assert permissions_of([], "risk", {}) == Permissions()
 
 
 @pytest.mark.parametrize("source", ["http://169.254.169.254/latest", "http://localhost/x", "https://10.0.0.1/x"])
 def test_a_source_that_is_not_public_names_its_field_and_the_cure(source: str) -> None:
-    wrong = unpermitted(of_source(source), Permitted())
+    wrong = permission_violation(of_source(source), Permissions())
     assert wrong is not None
     assert wrong.field == "artifacts[1].source"
     assert "permit.artifactHosts" in wrong.cure
-    assert unpermitted(of_source(source), Permitted(hosts=("169.254.0.0/16", "localhost", "10.0.0.1"))) is None
+    assert permission_violation(of_source(source), Permissions(hosts=("169.254.0.0/16", "localhost", "10.0.0.1"))) is None
 
 
 def test_a_root_is_asked_the_same() -> None:
-    wrong = unpermitted(asks(rootfs=Rootfs(source="http://127.0.0.1/r", sha256=DIGEST)), Permitted())
+    wrong = permission_violation(asks(rootfs=Rootfs(source="http://127.0.0.1/r", sha256=DIGEST)), Permissions())
     assert wrong is not None
     assert wrong.field == "rootfs.source"
-    wrong = unpermitted(asks(rootfs=Rootfs(directory="/srv/root")), Permitted(paths=("/srv/roots",)))
+    wrong = permission_violation(asks(rootfs=Rootfs(directory="/srv/root")), Permissions(paths=("/srv/roots",)))
     assert wrong is not None
     assert wrong.field == "rootfs.directory"
 
@@ -124,8 +124,8 @@ def test_a_root_is_asked_the_same() -> None:
 @pytest.mark.parametrize("path", ["/", "/srv", "/srv/database", "/etc"])
 def test_a_path_of_the_nodes_needs_a_permit_for_it_or_for_what_is_above_it(path: str) -> None:
     template = asks(volumes=(Volume(name="v", path="v", host=HostPath(path=path)),))
-    wrong = unpermitted(template, Permitted(paths=("/srv/data",)))
+    wrong = permission_violation(template, Permissions(paths=("/srv/data",)))
     assert wrong is not None
     assert (wrong.field, "permit.hostPaths" in wrong.cure) == ("volumes[0].host.path", True)
-    assert unpermitted(template, Permitted(paths=(path,))) is None
-    assert unpermitted(template, Permitted(paths=("/",))) is None
+    assert permission_violation(template, Permissions(paths=(path,))) is None
+    assert permission_violation(template, Permissions(paths=("/",))) is None

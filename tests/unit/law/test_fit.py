@@ -12,7 +12,7 @@ from remit.model.claims import Code
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Node,
     NodeHealth,
     NodeSpec,
@@ -34,11 +34,11 @@ from tests.unit.law.scalar_fit import OneNode, PlainPeers
 
 
 def ask_for(
-    *devices: DeviceAsk, placement: Placement = Placement(), policies: tuple[PolicySpec, ...] = (), **resources: int
-) -> fit.Ask:
+    *devices: DeviceRequest, placement: Placement = Placement(), policies: tuple[PolicySpec, ...] = (), **resources: int
+) -> fit.Requirements:
     template = Template(command=("run",), resources=Amount(resources), devices=devices)
     spec = WorkloadSpec(type="service", template=template, placement=placement)
-    return requirements.make_ask("risk", "api", {"app": "api"}, spec, policies)
+    return requirements.compile_requirements("risk", "api", {"app": "api"}, spec, policies)
 
 
 def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> Left:
@@ -49,7 +49,7 @@ def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint
     return Left(made, {"cpu": 1000}, {})
 
 
-def misfits(ask: fit.Ask, *left: Left, standing: tuple[tuple[fit.Ask, int], ...] = ()) -> list[tuple[Code, ...]]:
+def misfits(ask: fit.Requirements, *left: Left, standing: tuple[tuple[fit.Requirements, int], ...] = ()) -> list[tuple[Code, ...]]:
     sites = [OneNode(one) for one in left]
     peers = PlainPeers(sites, [(other, left[row].node) for other, row in standing])
     return [fit.misfits(ask, site, peers) for site in sites]
@@ -62,46 +62,46 @@ FITS: tuple[Code, ...] = ()
 
 
 def test_the_charge_is_resources_and_devices_in_thousandths() -> None:
-    ask = ask_for(DeviceAsk(kind="gpu", count=2), DeviceAsk(kind="fpga", share="250m"), cpu=500)
+    ask = ask_for(DeviceRequest(kind="gpu", count=2), DeviceRequest(kind="fpga", share="250m"), cpu=500)
     assert ask.charge == Amount({"cpu": 500, "devices/gpu": 2000, "devices/fpga": 250})
 
 
 def test_overlapping_models_are_charged_once() -> None:
-    ask = ask_for(DeviceAsk(kind="gpu", count=1, models=("A", "B")), DeviceAsk(kind="gpu", count=2, models=("B", "C")))
+    ask = ask_for(DeviceRequest(kind="gpu", count=1, models=("A", "B")), DeviceRequest(kind="gpu", count=2, models=("B", "C")))
     assert ask.charge == Amount({"devices/gpu": 3000})
 
 
 def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say() -> None:
     spec = WorkloadSpec(type="job", template=Template(command=("run",)))
-    ask = requirements.make_ask("risk", "api", {requirements.WORKLOAD_LABEL: "forged"}, spec, ())
+    ask = requirements.compile_requirements("risk", "api", {requirements.WORKLOAD_LABEL: "forged"}, spec, ())
     assert ask.labels[requirements.WORKLOAD_LABEL] == "api"
 
 
 @pytest.mark.parametrize(
     ("devices", "why"),
     [
-        ([DeviceAsk(kind="gpu", share="250m"), DeviceAsk(kind="gpu", share="250m")], "two shares of gpu"),
-        ([DeviceAsk(kind="gpu", share="250m"), DeviceAsk(kind="gpu", count=1)], "a share and whole devices of gpu"),
-        ([DeviceAsk(kind="gpu", share="lots")], "not a quantity"),
-        ([DeviceAsk(kind="gpu", share="0")], "more than nothing"),
-        ([DeviceAsk(kind="gpu", share="1000m")], "less than one device"),
-        ([DeviceAsk(kind="gpu", count=1, models=("A", ""))], "without a name"),
+        ([DeviceRequest(kind="gpu", share="250m"), DeviceRequest(kind="gpu", share="250m")], "two shares of gpu"),
+        ([DeviceRequest(kind="gpu", share="250m"), DeviceRequest(kind="gpu", count=1)], "a share and whole devices of gpu"),
+        ([DeviceRequest(kind="gpu", share="lots")], "not a quantity"),
+        ([DeviceRequest(kind="gpu", share="0")], "more than nothing"),
+        ([DeviceRequest(kind="gpu", share="1000m")], "less than one device"),
+        ([DeviceRequest(kind="gpu", count=1, models=("A", ""))], "without a name"),
     ],
 )
-def test_an_ask_that_no_node_can_ever_meet_is_refused_with_its_reason(devices: list[DeviceAsk], why: str) -> None:
+def test_an_ask_that_no_node_can_ever_meet_is_refused_with_its_reason(devices: list[DeviceRequest], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ask_for(*devices)
 
 
 def test_model_sets_that_overlap_in_exponentially_many_ways_are_refused__not_enumerated() -> None:
-    around = [DeviceAsk(kind="gpu", count=1, models=("hub", f"m{n}")) for n in range(40)]
+    around = [DeviceRequest(kind="gpu", count=1, models=("hub", f"m{n}")) for n in range(40)]
     with pytest.raises(ValueError, match="too many ways"):
         ask_for(*around)
 
 
 def test_many_disjoint_or_nested_model_sets_are_no_trouble() -> None:
-    apart = [DeviceAsk(kind="gpu", count=1, models=(f"m{n}",)) for n in range(63)]
-    assert len(ask_for(*apart, DeviceAsk(kind="gpu", count=1)).whole) == 64
+    apart = [DeviceRequest(kind="gpu", count=1, models=(f"m{n}",)) for n in range(63)]
+    assert len(ask_for(*apart, DeviceRequest(kind="gpu", count=1)).whole_devices) == 64
 
 
 # -------------------------------------------------------------------------------------------------------------- resources
@@ -135,7 +135,7 @@ def test_what_is_left_may_be_taken_to_the_last__and_not_beyond() -> None:
     ],
 )
 def test_whole_devices_by_model(models: str, asks: list[tuple[int, str]], fits: bool) -> None:
-    ask = ask_for(*(DeviceAsk(kind="gpu", count=count, models=tuple(named)) for count, named in asks))
+    ask = ask_for(*(DeviceRequest(kind="gpu", count=count, models=tuple(named)) for count, named in asks))
     assert misfits(ask, node(models=models)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
 
 
@@ -144,12 +144,12 @@ def test_whole_devices_by_model(models: str, asks: list[tuple[int, str]], fits: 
     [({}, True), ({"gpu-0": 750}, True), ({"gpu-0": 751}, False), ({"gpu-0": 1000}, False)],
 )
 def test_a_share_goes_onto_one_device_that_has_that_much_left(used: dict[str, int], fits: bool) -> None:
-    ask = ask_for(DeviceAsk(kind="gpu", share="250m"))
+    ask = ask_for(DeviceRequest(kind="gpu", share="250m"))
     assert misfits(ask, node(models="A")._replace(used=used)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
 
 
 def test_shares_left_on_two_devices_do_not_add_up() -> None:
-    ask = ask_for(DeviceAsk(kind="gpu", share="500m"))
+    ask = ask_for(DeviceRequest(kind="gpu", share="500m"))
     left = node(models="AA")._replace(used={"gpu-0": 700, "gpu-1": 700})
     assert misfits(ask, left) == [(Code.DEVICE_TAKEN,)]
 
@@ -177,14 +177,14 @@ Operator = Literal["Equal", "Exists"]
 )
 def test_a_toleration_covers_by_key_and_value(toleration: Toleration, covers: bool, effect: TaintEffect) -> None:
     taint = Taint(key="a", value="x", effect=effect)
-    assert requirements.tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
+    assert requirements.is_tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
 
 
 @pytest.mark.parametrize(("taint", "toleration"), list(product(EFFECTS, ("", *EFFECTS))))
 def test_a_toleration_with_an_effect_covers_that_effect_alone(taint: TaintEffect, toleration: Any) -> None:
     covers = toleration in ("", taint) or taint == "PreferNoSchedule"
     asked = [Toleration(key="a", operator="Exists", effect=toleration)]
-    assert requirements.tolerated(Taint(key="a", effect=taint), asked) == covers
+    assert requirements.is_tolerated(Taint(key="a", effect=taint), asked) == covers
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(("a", "b", "c"), 2)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remit.law.overrides import Effects, in_force
-from remit.model.kinds import PRIORITY_MAX, Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.law.overrides import ActiveOverrides, active_overrides
+from remit.model.kinds import USER_PRIORITY_MAX, Override, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
@@ -26,62 +26,62 @@ def override(name: str, effect: Any, *, until_ms: int = 9_000, boot: str = BOOT,
     )
 
 
-def now(*overrides: Override) -> Effects:
-    return in_force(overrides, NOW)
+def now(*overrides: Override) -> ActiveOverrides:
+    return active_overrides(overrides, NOW)
 
 
 def test_it_holds_up_to_its_deadline_and_not_at_it() -> None:
     one = override("o", "pause-expansion", tenants=["t"], until_ms=5_000)
-    assert in_force([one], (BOOT, 4_999)).paused("t", "w") == "o"
-    assert in_force([one], (BOOT, 5_000)).paused("t", "w") == ""
-    assert in_force([one], (BOOT, 5_001)) == Effects()
+    assert active_overrides([one], (BOOT, 4_999)).paused_by("t", "w") == "o"
+    assert active_overrides([one], (BOOT, 5_000)).paused_by("t", "w") == ""
+    assert active_overrides([one], (BOOT, 5_001)) == ActiveOverrides()
 
 
 def test_without_a_time_to_compare_with__nothing_is_in_force() -> None:
     one = override("o", "avoid", regions=["eu"])
-    assert in_force([one], NOW).avoided(*NODE) == "o"
-    assert in_force([one], None) == Effects(), "nobody has told the time"
-    assert in_force([one], ("boot-2", 0)) == Effects(), "an instant of another boot says nothing about this deadline"
+    assert active_overrides([one], NOW).avoided_by(*NODE) == "o"
+    assert active_overrides([one], None) == ActiveOverrides(), "nobody has told the time"
+    assert active_overrides([one], ("boot-2", 0)) == ActiveOverrides(), "an instant of another boot says nothing about this deadline"
     unstamped = Override(metadata=one.metadata, spec=one.spec)
-    assert in_force([unstamped], NOW) == Effects(), "no authority has given it a term"
+    assert active_overrides([unstamped], NOW) == ActiveOverrides(), "no authority has given it a term"
 
 
 def test_what_is_paused_is_named_by_its_tenant_or_by_itself() -> None:
     effects = now(override("b", "pause-expansion", tenants=["t"]), override("a", "pause-expansion", workloads=["t/w", "u/w"]))
-    assert effects.paused("t", "w") == "a", "of two the first by name"
-    assert effects.paused("t", "other") == "b"
-    assert effects.paused("u", "w") == "a"
-    assert effects.paused("u", "other") == effects.paused("w", "t") == ""
+    assert effects.paused_by("t", "w") == "a", "of two the first by name"
+    assert effects.paused_by("t", "other") == "b"
+    assert effects.paused_by("u", "w") == "a"
+    assert effects.paused_by("u", "other") == effects.paused_by("w", "t") == ""
 
 
 @pytest.mark.parametrize(("sort", "name"), [("regions", "eu"), ("zones", "eu-a"), ("pools", "gpu"), ("nodes", "n1")])
 def test_a_place_is_avoided_by_any_one_of_its_names(sort: str, name: str) -> None:
     named: dict[str, Any] = {sort: ["other", name]}
     effects = now(override("o", "avoid", **named))
-    assert effects.avoided(*NODE) == "o"
-    assert [places.covers(*NODE) for places in effects.avoids] == [True]
-    assert effects.avoided("x", "x", "x", "x") == ""
+    assert effects.avoided_by(*NODE) == "o"
+    assert [places.covers(*NODE) for places in effects.excluded_places] == [True]
+    assert effects.avoided_by("x", "x", "x", "x") == ""
     shifted = (NODE[-1], *NODE[:-1])
-    assert effects.avoided(*shifted) == "", "the name of a node is not the name of a region"
+    assert effects.avoided_by(*shifted) == "", "the name of a node is not the name of a region"
 
 
 def test_a_pin_leaves_only_what_it_names__and_several_only_what_all_name() -> None:
     zone, pool = override("b", "pin", tenants=["t"], zones=["eu-a"]), override("a", "pin", workloads=["t/w"], pools=["gpu"])
     effects = now(zone, pool)
-    assert [places.override for places in effects.pinned("t", "w") or ()] == ["a", "b"]
-    assert effects.kept_off("t", "w", *NODE) == ""
-    assert effects.kept_off("t", "w", "eu", "eu-b", "gpu", "n2") == "b"
-    assert effects.kept_off("t", "w", "eu", "eu-a", "cpu", "n3") == "a"
-    assert effects.kept_off("t", "other", "eu", "eu-a", "cpu", "n3") == ""
-    assert effects.pinned("u", "w") is None
-    assert effects.kept_off("u", "w", "x", "x", "x", "x") == ""
+    assert [places.override for places in effects.pinned_places("t", "w") or ()] == ["a", "b"]
+    assert effects.excluded_by("t", "w", *NODE) == ""
+    assert effects.excluded_by("t", "w", "eu", "eu-b", "gpu", "n2") == "b"
+    assert effects.excluded_by("t", "w", "eu", "eu-a", "cpu", "n3") == "a"
+    assert effects.excluded_by("t", "other", "eu", "eu-a", "cpu", "n3") == ""
+    assert effects.pinned_places("u", "w") is None
+    assert effects.excluded_by("u", "w", "x", "x", "x", "x") == ""
 
 
 def test_within_one_pin_any_of_its_places_will_do() -> None:
     effects = now(override("o", "pin", tenants=["t"], zones=["eu-b"], nodes=["n1"]))
-    assert effects.kept_off("t", "w", *NODE) == ""
-    assert effects.kept_off("t", "w", "eu", "eu-b", "cpu", "n9") == ""
-    assert effects.kept_off("t", "w", "eu", "eu-c", "gpu", "n9") == "o"
+    assert effects.excluded_by("t", "w", *NODE) == ""
+    assert effects.excluded_by("t", "w", "eu", "eu-b", "cpu", "n9") == ""
+    assert effects.excluded_by("t", "w", "eu", "eu-c", "gpu", "n9") == "o"
 
 
 def test_boosts_add_up__and_one_that_names_work_twice_counts_once() -> None:
@@ -91,11 +91,11 @@ def test_boosts_add_up__and_one_that_names_work_twice_counts_once() -> None:
 
 
 def test_no_boost_lifts_work_above_what_people_may_have() -> None:
-    effects = now(*(override(f"o{n}", "boost", by=PRIORITY_MAX, tenants=["t"]) for n in range(3)))
-    assert effects.boost("t", "w") == PRIORITY_MAX
-    assert effects.boost("t", "w", 1_000) == PRIORITY_MAX - 1_000
-    assert effects.boost("t", "w", -1_000) == PRIORITY_MAX + 1_000
-    assert effects.boost("t", "w", PRIORITY_MAX + 1) == 0, "the system's own work is not pulled down"
+    effects = now(*(override(f"o{n}", "boost", by=USER_PRIORITY_MAX, tenants=["t"]) for n in range(3)))
+    assert effects.boost("t", "w") == USER_PRIORITY_MAX
+    assert effects.boost("t", "w", 1_000) == USER_PRIORITY_MAX - 1_000
+    assert effects.boost("t", "w", -1_000) == USER_PRIORITY_MAX + 1_000
+    assert effects.boost("t", "w", USER_PRIORITY_MAX + 1) == 0, "the system's own work is not pulled down"
 
 
 def test_repair_is_held_for_the_work_named_on_the_places_named() -> None:
@@ -104,18 +104,18 @@ def test_repair_is_held_for_the_work_named_on_the_places_named() -> None:
         override("b", "hold-repair", workloads=["u/w"]),
         override("c", "hold-repair", nodes=["n9"]),
     )
-    assert effects.repair_held("t", "w", *NODE) == "a"
-    assert effects.repair_held("t", "w", "eu", "eu-b", "gpu", "n2") == ""
-    assert effects.repair_held("v", "w", *NODE) == ""
-    assert effects.repair_held("u", "w", "eu", "eu-b", "gpu", "n2") == "b"
-    assert effects.repair_held("u", "w", "eu", "eu-b", "gpu", "n9") == "b"
-    assert effects.repair_held("v", "w", "eu", "eu-b", "gpu", "n9") == "c"
+    assert effects.repair_held_by("t", "w", *NODE) == "a"
+    assert effects.repair_held_by("t", "w", "eu", "eu-b", "gpu", "n2") == ""
+    assert effects.repair_held_by("v", "w", *NODE) == ""
+    assert effects.repair_held_by("u", "w", "eu", "eu-b", "gpu", "n2") == "b"
+    assert effects.repair_held_by("u", "w", "eu", "eu-b", "gpu", "n9") == "b"
+    assert effects.repair_held_by("v", "w", "eu", "eu-b", "gpu", "n9") == "c"
 
 
 def test_one_that_names_nothing_holds_nothing() -> None:
     effects = now(*(override(effect, effect) for effect in ("hold-repair", "avoid", "pause-expansion", "pin")))
-    assert effects.repair_held("t", "w", *NODE) == effects.avoided(*NODE) == effects.paused("t", "w") == ""
-    assert effects.pinned("t", "w") is None
+    assert effects.repair_held_by("t", "w", *NODE) == effects.avoided_by(*NODE) == effects.paused_by("t", "w") == ""
+    assert effects.pinned_places("t", "w") is None
 
 
 def test_the_autoscaler_is_frozen_and_a_budget_is_lent_where_it_says() -> None:
@@ -124,19 +124,19 @@ def test_the_autoscaler_is_frozen_and_a_budget_is_lent_where_it_says() -> None:
         override("b", "lend-budget", budget="west", tenants=["t"]),
         override("c", "lend-budget", budget="east", workloads=["t/w"]),
     )
-    assert effects.autoscaler_frozen("eu", "eu-a", "gpu") == "a"
-    assert effects.autoscaler_frozen("eu", "eu-a", "cpu") == ""
-    assert effects.lent("t", "w") == ("east", "west")
-    assert effects.lent("t", "other") == ("west",)
-    assert effects.lent("u", "w") == ()
+    assert effects.autoscaler_frozen_by("eu", "eu-a", "gpu") == "a"
+    assert effects.autoscaler_frozen_by("eu", "eu-a", "cpu") == ""
+    assert effects.lent_budgets("t", "w") == ("east", "west")
+    assert effects.lent_budgets("t", "other") == ("west",)
+    assert effects.lent_budgets("u", "w") == ()
 
 
 def test_an_effect_is_not_mistaken_for_another() -> None:
     effects = now(override("o", "boost", by=3, tenants=["t"]), override("p", "freeze-autoscaler", regions=["eu"]))
-    assert effects.paused("t", "w") == effects.avoided(*NODE) == effects.repair_held("t", "w", *NODE) == ""
-    assert effects.pinned("t", "w") is None
-    assert effects.avoids == ()
-    assert effects.lent("t", "w") == ()
+    assert effects.paused_by("t", "w") == effects.avoided_by(*NODE) == effects.repair_held_by("t", "w", *NODE) == ""
+    assert effects.pinned_places("t", "w") is None
+    assert effects.excluded_places == ()
+    assert effects.lent_budgets("t", "w") == ()
 
 
 def test_when_to_look_again_is_when_the_first_of_them_ends() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.law.timing import DRIFT_MAX_PERCENT, Tempo, lost_after_ms
-from remit.law.workload_rules import as_good
+from remit.law.timing import DRIFT_MAX_PERCENT, Timing, lost_after_ms
+from remit.law.workload_rules import is_equivalent
 from remit.model.kinds import Disruption, Rollout
 from remit.model.records import GenerationSpec
 from remit.model.resources import Duration
@@ -21,12 +21,12 @@ TERMS = ("suspect_ms", "unknown_ms", "eager_ms", "kill_grace_ms", "lease_ms", "c
 
 def test_at_a_beat_of_two_seconds_the_terms_are_those_that_people_are_told() -> None:
     told = {"suspect_ms": 6, "unknown_ms": 15, "eager_ms": 30, "kill_grace_ms": 5, "lease_ms": 24, "call_operator_ms": 300}
-    assert {name: getattr(Tempo(2_000), name) for name in TERMS} == {name: s * 1_000 for name, s in told.items()}
+    assert {name: getattr(Timing(2_000), name) for name in TERMS} == {name: s * 1_000 for name, s in told.items()}
 
 
 @given(st.integers(50, 30_000))
 def test_a_slower_beat_makes_every_term_longer_in_proportion(beat_ms: int) -> None:
-    slow, fast = Tempo(2 * beat_ms), Tempo(beat_ms)
+    slow, fast = Timing(2 * beat_ms), Timing(beat_ms)
     for name in TERMS:
         assert abs(getattr(slow, name) - 2 * getattr(fast, name)) <= 1, name
     assert fast.suspect_ms < fast.unknown_ms < fast.eager_ms
@@ -34,7 +34,7 @@ def test_a_slower_beat_makes_every_term_longer_in_proportion(beat_ms: int) -> No
 
 @given(st.integers(0, 10_000_000), st.integers(50, 60_000))
 def test_an_old_copy_is_surely_gone__even_if_its_clock_is_as_slow_as_is_allowed(fence_ms: int, beat_ms: int) -> None:
-    tempo = Tempo(beat_ms)
+    tempo = Timing(beat_ms)
     assert lost_after_ms(fence_ms, tempo) * 100 >= (fence_ms + tempo.kill_grace_ms) * (100 + DRIFT_MAX_PERCENT)
 
 
@@ -57,7 +57,7 @@ def generation(number: int, labels: dict[str, str] | None = None, **changed: Any
     ids=lambda changed: next(iter(changed)),
 )
 def test_what_a_replica_never_sees_replaces_nobody(changed: dict[str, Any]) -> None:
-    assert as_good(generation(1), generation(2, **changed))
+    assert is_equivalent(generation(1), generation(2, **changed))
 
 
 def test_what_it_runs_where_and_how_does() -> None:
@@ -70,6 +70,6 @@ def test_what_it_runs_where_and_how_does() -> None:
         {"fence": Duration(1)},
         {"replace": "fenced"},
     ):
-        assert not as_good(generation(1), generation(2, **changed)), changed
-    assert not as_good(generation(1), generation(2, labels={"a": "b"}))
-    assert as_good(generation(2), generation(2, replicas=9))
+        assert not is_equivalent(generation(1), generation(2, **changed)), changed
+    assert not is_equivalent(generation(1), generation(2, labels={"a": "b"}))
+    assert is_equivalent(generation(2), generation(2, replicas=9))

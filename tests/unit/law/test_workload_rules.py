@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.law.workload_rules import LIMITS, progress
+from remit.law.workload_rules import STAGE_REASONS, progress
 from remit.model.records import Phase
 
 PHASES = st.lists(st.sampled_from(list(Phase)), max_size=12)
@@ -41,5 +41,5 @@ def test_a_job_has_come_as_far_as_it_has_to_when_it_runs__and_what_is_over_was_m
 
 
 def test_every_limit_is_a_word_for_programs() -> None:
-    assert all(word.isalnum() and word[0].isupper() for word in LIMITS.values())
-    assert len(set(LIMITS.values())) == len(LIMITS)
+    assert all(word.isalnum() and word[0].isupper() for word in STAGE_REASONS.values())
+    assert len(set(STAGE_REASONS.values())) == len(STAGE_REASONS)

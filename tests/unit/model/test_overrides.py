@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from remit.model import kinds, objects
-from remit.model.manifests.field_rules import _EFFECTS
+from remit.model.manifests.field_rules import _EFFECT_SCOPES
 from remit.model.manifests.reader import read
-from remit.model.manifests.validation import judge
+from remit.model.manifests.validation import validate
 from tests.unit.model.manifests.test_reader import HEAD
 
 GOOD = {
@@ -30,7 +30,7 @@ def told(effect: str, scope: str, term: str = TERM) -> list[str]:
 
 
 def test_there_is_a_rule_for_every_effect() -> None:
-    assert set(_EFFECTS) == set(GOOD) == set(get_args(kinds.Effect))
+    assert set(_EFFECT_SCOPES) == set(GOOD) == set(get_args(kinds.OverrideEffect))
 
 
 @pytest.mark.parametrize("effect", sorted(GOOD))
@@ -42,7 +42,7 @@ def test_each_effect_is_taken_with_what_it_needs__and_stored_as_it_was_read(effe
     assert thing.spec.effect == effect and thing.spec.ttl == kinds.OVERRIDE_TTL_MS_MAX
     assert objects.decode(objects.encode(thing)) == thing
     assert objects.key(thing) == "override/thing"
-    assert judge(thing) == ()
+    assert validate(thing) == ()
 
 
 @pytest.mark.parametrize("effect", sorted(GOOD))

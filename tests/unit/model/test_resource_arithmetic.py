@@ -13,9 +13,9 @@ from remit.model.resources import (
     QUANTITY_MAX,
     Amount,
     Duration,
-    Hard,
-    Reclaimable,
-    Soft,
+    HardCapacity,
+    ReclaimableCapacity,
+    SoftCapacity,
     format_duration,
     format_quantity,
     parse_duration,
@@ -190,7 +190,7 @@ def test_fitting_is_a_partial_order_that_addition_keeps(a: Amount, b: Amount, c:
 
 @given(amounts, amounts)
 def test_what_is_over_a_limit_is_the_least_to_give_up(a: Amount, limit: Amount) -> None:
-    excess = a.over(limit)
+    excess = a.excess_over(limit)
     assert a - excess <= limit
     assert (not excess) == (a <= limit)
     assert all(a.get(name) - count == limit.get(name) for name, count in excess)
@@ -206,7 +206,7 @@ def test_equal_amounts_are_one_value(a: Amount, b: Amount) -> None:
 
 @given(amounts)
 def test_an_amount_written_into_a_manifest_is_read_back_equal(a: Amount) -> None:
-    assert Amount.parse(a.written()) == a
+    assert Amount.parse(a.to_manifest()) == a
 
 
 @pytest.mark.parametrize("value", [True, None, [], {"gpu": 1}, "many"])
@@ -217,12 +217,12 @@ def test_an_amount_that_is_no_quantity_is_refused(value: object) -> None:
 
 # ------------------------------------------------------------------------------------------------- three kinds of capacity
 
-CAPACITIES = (Hard, Reclaimable, Soft)
+CAPACITIES = (HardCapacity, ReclaimableCapacity, SoftCapacity)
 
 
 @pytest.mark.parametrize("one", CAPACITIES)
 @pytest.mark.parametrize("other", CAPACITIES)
-def test_only_capacity_of_one_kind_adds_subtracts_or_equals(one: type[Hard], other: type[Hard]) -> None:
+def test_only_capacity_of_one_kind_adds_subtracts_or_equals(one: type[HardCapacity], other: type[HardCapacity]) -> None:
     a, b = one(Amount({"cpu": 3})), other(Amount({"cpu": 3}))
     if one is other:
         assert a + b == one(Amount({"cpu": 6}))
@@ -238,7 +238,7 @@ def test_only_capacity_of_one_kind_adds_subtracts_or_equals(one: type[Hard], oth
 
 @pytest.mark.parametrize("kind", CAPACITIES)
 @pytest.mark.parametrize("stranger", [Amount({"cpu": 3}), 3, "3", None])
-def test_capacity_adds_to_nothing_that_is_not_capacity(kind: type[Hard], stranger: object) -> None:
+def test_capacity_adds_to_nothing_that_is_not_capacity(kind: type[HardCapacity], stranger: object) -> None:
     held = kind(Amount({"cpu": 3}))
     with pytest.raises(TypeError):
         held + stranger  # type: ignore[operator]
@@ -247,4 +247,4 @@ def test_capacity_adds_to_nothing_that_is_not_capacity(kind: type[Hard], strange
 
 @given(amounts, amounts)
 def test_capacity_covers_what_fits_into_it(held: Amount, ask: Amount) -> None:
-    assert Hard(held).covers(ask) == (ask <= held)
+    assert HardCapacity(held).covers(ask) == (ask <= held)

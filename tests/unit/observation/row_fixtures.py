@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicySpec, Tenant, TenantSpec, Workload
-from remit.model.metadata import Metadata, Stamp
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import AnyObject, encode, key
 from remit.model.policies import PolicyRule
 from remit.model.records import (
@@ -46,13 +46,13 @@ def work(name: str, cpu: str = "1", **more: Any) -> list[AnyObject]:
 def generation(made: Workload, number: int = 1) -> Generation:
     meta = made.metadata
     spec = GenerationSpec(workload=meta.name, generation=number, labels=dict(meta.labels), spec=made.spec)
-    return Generation(metadata=Stamp(name=f"{meta.name}/{number:08d}", tenant=meta.tenant), spec=spec)
+    return Generation(metadata=RecordMetadata(name=f"{meta.name}/{number:08d}", tenant=meta.tenant), spec=spec)
 
 
 def replica(name: str, index: int = 0, phase: str = "pending", on: str = "", uid: str = "u", **status: Any) -> Replica:
     holds = {"grants": ("tenant/t1",)} if on else {}
     return Replica(
-        metadata=Stamp(name=f"{name}-{index}", tenant="t1", uid=f"{uid}{name}{index}"),
+        metadata=RecordMetadata(name=f"{name}-{index}", tenant="t1", uid=f"{uid}{name}{index}"),
         spec=ReplicaSpec(workload=name, generation=1, index=index),
         status=ReplicaStatus(phase=Phase(phase), node=on, **{**holds, **status}),
     )
@@ -60,7 +60,7 @@ def replica(name: str, index: int = 0, phase: str = "pending", on: str = "", uid
 
 def policy(number: int, *rules: PolicyRule) -> PolicyRevision:
     spec = PolicyRevisionSpec(number=number, policies={"p": PolicySpec(rules=rules)} if rules else {})
-    return PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec)
+    return PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec)
 
 
 class Told:
@@ -108,7 +108,7 @@ class Told:
         return int(self.view.columns.free[resource][self.view.columns.rows[name]])
 
     def left(self, ledger: str = "tenant/t1", resource: str = "cpu") -> int:
-        return self.view.ledgers[ledger].left.get(resource, 0)
+        return self.view.ledgers[ledger].free.get(resource, 0)
 
     def shape(self, name: str) -> int:
         found = self.view.shapes.find("t1", name, 1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from remit.model.wire.agent_messages import Heard, NodeHeard
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeatAge
 from remit.observation.health import Hearing, is_mass
 from tests.unit.correction.controller_fixture import ready
 
-NODES = {"here": NodeHeard(500, "one"), "gone": NodeHeard(9_000, "one"), "new": NodeHeard(0, "")}
-HEARING = Hearing(Heard("one", 20_000, NODES), sent_ms=100_000)
+NODES = {"here": NodeHeartbeatAge(500, "one"), "gone": NodeHeartbeatAge(9_000, "one"), "new": NodeHeartbeatAge(0, "")}
+HEARING = Hearing(HeartbeatReport("one", 20_000, NODES), sent_ms=100_000)
 
 
 def test_of_a_node_that_was_never_heard_all_the_time_of_listening_is_silence() -> None:
@@ -22,26 +22,26 @@ def test_a_node_is_here_only_if_it_was_surely_heard__what_was_told_grows_old() -
 
 def test_a_node_is_settled_if_it_has_come_to_terms_with_this_incarnation() -> None:
     assert [HEARING.is_settled(name) for name in ("here", "new", "never")] == [True, False, False]
-    assert not HEARING._replace(heard=Heard("two", 0, NODES)).is_settled("here")
+    assert not HEARING._replace(heard=HeartbeatReport("two", 0, NODES)).is_settled("here")
 
 
 def test_masses_are_told_by_region_and_by_zone() -> None:
     nodes = [ready(f"a{n}") for n in range(4)] + [ready(f"b{n}", zone="b") for n in range(6)]
-    heard = {f"b{n}": NodeHeard(0) for n in range(6)}
-    hearing = Hearing(Heard("one", 20_000, heard), 0)
+    heard = {f"b{n}": NodeHeartbeatAge(0) for n in range(6)}
+    hearing = Hearing(HeartbeatReport("one", 20_000, heard), 0)
     regions, zones = hearing.masses(nodes, 6_000)
     assert (sorted(regions), sorted(zones)) == ([], [("r1", "a")])
-    regions, zones = Hearing(Heard("one", 20_000, {}), 0).masses(nodes, 6_000)
+    regions, zones = Hearing(HeartbeatReport("one", 20_000, {}), 0).masses(nodes, 6_000)
     assert (sorted(regions), sorted(zones)) == (["r1"], [("r1", "a"), ("r1", "b")])
 
 
 def test_nobody_at_all_is_a_mass_however_few_they_are__but_one_node_alone_is_none() -> None:
     """F35."""
     nodes = [ready("a1"), ready("a2")]
-    nobody = Hearing(Heard("one", 20_000, {}), 0)
+    nobody = Hearing(HeartbeatReport("one", 20_000, {}), 0)
     assert nobody.masses(nodes, 6_000) == (frozenset({"r1"}), frozenset({("r1", "a")}))
     assert nobody.masses(nodes[:1], 6_000) == (frozenset(), frozenset())
-    one = Hearing(Heard("one", 20_000, {"a1": NodeHeard(0)}), 0)
+    one = Hearing(HeartbeatReport("one", 20_000, {"a1": NodeHeartbeatAge(0)}), 0)
     assert one.masses(nodes, 6_000) == (frozenset(), frozenset())
 
 

@@ -22,11 +22,11 @@ def three() -> list[Left]:
     ]
 
 
-def as_site(columns: Columns) -> fit.Site:
+def as_site(columns: Columns) -> fit.NodeView:
     return columns
 
 
-def as_peers(peers: ColumnPeers) -> fit.Peers:
+def as_peers(peers: ColumnPeers) -> fit.PeerCounts:
     return peers
 
 
@@ -90,7 +90,7 @@ def test_a_hole_fits_nothing__and_the_next_node_fills_it() -> None:
     columns.drop("n3")
     ask = over(ask_for(), columns)
     assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, False]
-    assert fit.mask(ask, columns, ColumnPeers(columns, {}), fit.STATIC).tolist() == [True, False, False]
+    assert fit.mask(ask, columns, ColumnPeers(columns, {}), fit.STATIC_RULES).tolist() == [True, False, False]
     assert columns.put(node("n4").node) == 2
     assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, True]
 
@@ -141,7 +141,7 @@ def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
 
 def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
     columns = Columns(three())
-    index = fit.Index("risk", (("app", "api"),), "zone")
+    index = fit.PeerIndex("risk", (("app", "api"),), "zone")
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 1}})
     assert peers.counts(index).tolist() == [5, 1, 0]
     columns.put(node("n4", zone="c").node)
@@ -163,26 +163,26 @@ def test_what_is_in_no_nodes_capacity_has_no_column() -> None:
 
 def test_devices_count_by_model_and_by_kind() -> None:
     columns = Columns(three())
-    assert columns.whole["gpu", "A"].tolist() == [2, 0, 0]
-    assert columns.whole["gpu", "B"].tolist() == [1, 0, 0]
-    assert columns.whole["gpu", fit.ANY].tolist() == [3, 1, 0]
-    assert columns.room["gpu", fit.ANY].tolist() == [1000, 1000, 0]
+    assert columns.whole_devices["gpu", "A"].tolist() == [2, 0, 0]
+    assert columns.whole_devices["gpu", "B"].tolist() == [1, 0, 0]
+    assert columns.whole_devices["gpu", fit.ANY_MODEL].tolist() == [3, 1, 0]
+    assert columns.largest_shares["gpu", fit.ANY_MODEL].tolist() == [1000, 1000, 0]
 
 
 def test_a_device_without_a_model_counts_once() -> None:
-    whole, room = fit.devices_left([Device(name="d", kind="gpu")], {})
-    assert whole == {("gpu", fit.ANY): 1}
-    assert room == {("gpu", fit.ANY): 1000}
+    whole, room = fit.free_devices([Device(name="d", kind="gpu")], {})
+    assert whole == {("gpu", fit.ANY_MODEL): 1}
+    assert room == {("gpu", fit.ANY_MODEL): 1000}
 
 
 def test_room_is_the_largest_share_left_on_one_device__in_whatever_order_they_stand() -> None:
     devices = [Device(name=name, kind="gpu", model="A") for name in ("d0", "d1", "d2")]
-    whole, room = fit.devices_left(devices, {"d0": 900, "d1": 300, "d2": 1000})
+    whole, room = fit.free_devices(devices, {"d0": 900, "d1": 300, "d2": 1000})
     assert (whole["gpu", "A"], room["gpu", "A"]) == (0, 700)
 
 
 def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
-    assert fit.devices_left([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY): 0}, {("gpu", fit.ANY): 0})
+    assert fit.free_devices([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY_MODEL): 0}, {("gpu", fit.ANY_MODEL): 0})
 
 
 def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
@@ -201,7 +201,7 @@ def test_columns_of_no_nodes_fit_nothing_and_do_not_fail() -> None:
 
 def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes_but_in_the_total() -> None:
     columns = Columns(three())
-    index = fit.Index("risk", (("app", "api"),), "rack")
+    index = fit.PeerIndex("risk", (("app", "api"),), "rack")
     peers = ColumnPeers(columns, {index: {"r2": 4, "gone": 3}})
     assert peers.counts(index).tolist() == [0, 4, 0]
     assert peers.counts(index)[columns.domain("rack")[1]].tolist() == [0, 0, 4]
@@ -210,7 +210,7 @@ def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes
 
 def test_an_index_that_nobody_counted_is_empty() -> None:
     columns = Columns(three())
-    index = fit.Index("risk", (("app", "api"),), "zone")
+    index = fit.PeerIndex("risk", (("app", "api"),), "zone")
     peers = ColumnPeers(columns, {})
     assert peers.counts(index).tolist() == [0, 0, 0]
     assert peers.total(index) == 0
@@ -218,55 +218,55 @@ def test_an_index_that_nobody_counted_is_empty() -> None:
 
 def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
     columns = Columns(three())
-    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
+    index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 0}})
     anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
     nowhere = ask_for(placement=Placement(zones=("z",)))
     # The node in b is tainted, so b does not hold the least down either.
-    assert [peers.least(over(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
+    assert [peers.min_count(over(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
 
 
 def test_a_node_outside_every_domain_does_not_hold_the_least_down() -> None:
     columns = Columns([node("n1", rack="r1"), node("n2")])
-    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
-    assert ColumnPeers(columns, {index: {"r1": 3}}).least(over(ask_for(), columns), index) == 3
+    index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
+    assert ColumnPeers(columns, {index: {"r1": 3}}).min_count(over(ask_for(), columns), index) == 3
 
 
 def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> None:
     columns = Columns(three())
-    picks = fit.Index("risk", (("app", "api"),), "zone", carriers=True)
+    picks = fit.PeerIndex("risk", (("app", "api"),), "zone", owners=True)
     counted = {
         picks: {"a": 1},
         picks._replace(tenant="web"): {"a": 1},
         picks._replace(selector=(("app", "db"),)): {"a": 1},
-        picks._replace(carriers=False): {"a": 1},
+        picks._replace(owners=False): {"a": 1},
     }
     peers = ColumnPeers(columns, counted)
     asked = over(ask_for(), columns)
-    assert list(peers.shunners(asked)) == [picks]
-    assert fit.shunned(asked, columns, peers).tolist() == [False, True, False]
+    assert list(peers.anti_affinity_owners(asked)) == [picks]
+    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [False, True, False]
 
 
 def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_before() -> None:
     columns = Columns(three())
     peers = ColumnPeers(columns, {})
     asked = over(ask_for(), columns)
-    carriers = fit.Index("risk", (("app", "api"),), "node", carriers=True)
-    assert list(peers.shunners(asked)) == []
+    carriers = fit.PeerIndex("risk", (("app", "api"),), "node", owners=True)
+    assert list(peers.anti_affinity_owners(asked)) == []
     peers.add(carriers, "n2")
-    assert fit.shunned(asked, columns, peers).tolist() == [True, False, True]
+    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [True, False, True]
     peers.add(carriers, "n2", -1)
-    assert fit.shunned(asked, columns, peers).tolist() == [True, True, True]
+    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [True, True, True]
     assert peers.total(carriers) == 0
 
 
 def test_asks_of_one_run_do_not_see_each_others_places() -> None:
     """`least` keeps where the last ask could stand; another ask must not be given that answer."""
     columns = Columns([node("n1", zone="a"), node("n2", zone="b")])
-    index = fit.Index("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
+    index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeers(columns, {index: {"a": 5, "b": 2}})
     in_a, in_b = (over(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
-    assert [peers.least(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
+    assert [peers.min_count(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
 
 
 def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:

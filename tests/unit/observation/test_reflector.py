@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from remit.client.authority_client import Client
+from remit.client.authority_client import AuthorityClient
 from remit.commitment.authority import Authority
 from remit.model.claims import Actor, Apply, Role
 from remit.model.kinds import Region
@@ -78,8 +78,8 @@ class Following:
         await self.world.clock.sleep_ms(ms)
 
     async def declare(self, name: str) -> None:
-        client = Client({"a": self.authority}, Actor("op", Role.OPERATOR), self.world)
-        await client.ask(Apply(Region(metadata=Metadata(name=name))))
+        client = AuthorityClient({"a": self.authority}, Actor("op", Role.OPERATOR), self.world)
+        await client.submit(Apply(Region(metadata=Metadata(name=name))))
 
     async def seen_after_ms(self, name: str) -> int:
         began_ms = self.world.clock.now_ms()

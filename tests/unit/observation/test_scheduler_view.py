@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.law.fit import Index
-from remit.model.kinds import Affinity, DeviceAsk, NodeHealth, NodeStatus, Placement
-from remit.model.metadata import Stamp
+from remit.law.fit import PeerIndex
+from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, NodeStatus, Placement
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
 from remit.observation.frozen_view import differences
@@ -175,7 +175,7 @@ def test_only_what_waits_may_be_assumed_and_only_once() -> None:
 
 
 def test_assumed_devices_are_taken_and_given_back() -> None:
-    t = Told(*FURNITURE, *work("g", devices=(DeviceAsk(kind="gpu", count=1),)), replica("g"))
+    t = Told(*FURNITURE, *work("g", devices=(DeviceRequest(kind="gpu", count=1),)), replica("g"))
     row = t.view.columns.rows["n1"]
     t.view.assume(t.slot("g-0"), row, {"gpu-0": 1000}, ("tenant/t1",))
     assert t.view.columns.used[row] == {"gpu-0": 1000}
@@ -212,7 +212,7 @@ def test_another_of_a_victims_name_frees_nothing_for_the_reservation() -> None:
 
 def test_a_reserved_replica_counts_among_its_kind() -> None:
     t = Told(*FURNITURE, *work("v", "3"), *work("p", "3"), replica("v", phase="running", on="n1"), replica("p"))
-    kind = Index("t1", (("remit/workload", "p"),), "node")
+    kind = PeerIndex("t1", (("remit/workload", "p"),), "node")
     assert t.view.peers.total(kind) == 0
     victims = {"replica/t1/v-0": "uv0/1"}
     t.tell(replica("v", phase="draining", on="n1"), replica("p", phase="reserved", on="n1", victims=victims))
@@ -308,7 +308,7 @@ def test_slots_and_ids_of_what_went_are_used_again() -> None:
 def test_grants_burden_what_they_were_carved_out_of_in_whatever_order_they_are_told() -> None:
     def grant(name: str, parent: str, cpu: str) -> Grant:
         spec = GrantSpec(holder="scheduler", amount=amounts(cpu=cpu), parent=parent, tenant="t1")
-        return Grant(metadata=Stamp(name=name), spec=spec)
+        return Grant(metadata=RecordMetadata(name=name), spec=spec)
 
     t = told("a")
     child, parent = grant("child", "parent", "1"), grant("parent", "tenant/t1", "4")
@@ -354,7 +354,7 @@ def test_whoever_waits_is_woken_by_every_event() -> None:
 
 def test_counts_follow_their_replicas_and_nodes() -> None:
     t = told("a", "b")
-    by_zone = Index("t1", (), "zone")
+    by_zone = PeerIndex("t1", (), "zone")
     assert t.view.peers.total(by_zone) == 0
     t.tell(replica("a", phase="bound", on="n1"))
     t.view.assume(t.slot("b-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))

@@ -48,8 +48,8 @@ def test_those_whom_an_anti_affinity_shuns_differ_from_those_it_does_not() -> No
     t.tell(*work("x", placement=APART))
     assert t.shape("a") != t.shape("b") == t.shape("c")
     shuns = list(t.view.shapes.carriers("t1"))
-    assert t.view.peers.shunners(t.view.shapes.ask(t.shape("b"))) == shuns
-    assert t.view.peers.shunners(t.view.shapes.ask(t.shape("a"))) == []
+    assert t.view.peers.anti_affinity_owners(t.view.shapes.ask(t.shape("b"))) == shuns
+    assert t.view.peers.anti_affinity_owners(t.view.shapes.ask(t.shape("a"))) == []
     t.tell(*work("d", labels={"app": "shy"}))
     assert t.shape("d") == t.shape("b")
 
@@ -90,7 +90,7 @@ def test_asks_follow_the_policy_in_force() -> None:
     leased = policy(3)
     t.tell(replace(leased, spec=replace(leased.spec, deadline=Deadline(boot="b", at_ms=9))))
     ask = t.view.shapes.ask(t.shape("a"))
-    assert (ask.policy, ask.policy_until) == (3, Deadline(boot="b", at_ms=9))
+    assert (ask.policy, ask.policy_deadline) == (3, Deadline(boot="b", at_ms=9))
     t.tell(policy(2))
     assert t.view.shapes.ask(t.shape("a")).policy == 3
     assert t.view.policy is not None

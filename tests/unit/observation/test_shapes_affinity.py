@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remit.law.requirements import WORKLOAD_LABEL
 from remit.model.kinds import Affinity, Placement, Spread, Template, WorkloadSpec
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import Generation, GenerationSpec
 from remit.model.resources import Amount
@@ -17,7 +17,7 @@ SPREAD = Placement(topology_spread=(Spread(topology_key="zone", label_selector={
 def shape_of(shapes: Shapes, name: str, placement: Placement, **labels: str) -> int:
     spec = WorkloadSpec(type="job", template=Template(command=("x",), resources=Amount({"cpu": 100})), placement=placement)
     made = Generation(
-        metadata=Stamp(name=f"{name}/00000001", tenant="t1"),
+        metadata=RecordMetadata(name=f"{name}/00000001", tenant="t1"),
         spec=GenerationSpec(workload=name, generation=1, labels=labels, spec=spec),
     )
     return shapes.seen(shapes.put(f"t1/{name}/00000001", encode(made), 1)).shape
@@ -43,7 +43,7 @@ def test_a_term_that_means_its_own_kind_keeps_its_name() -> None:
     own = Placement(topology_spread=(Spread(topology_key="zone"),))
     a, b = shape_of(shapes, "a", own), shape_of(shapes, "b", own)
     assert a != b
-    assert [shapes.ask(one).spread[0].of.selector for one in (a, b)] == [((WORKLOAD_LABEL, "a"),), ((WORKLOAD_LABEL, "b"),)]
+    assert [shapes.ask(one).spread[0].peers.selector for one in (a, b)] == [((WORKLOAD_LABEL, "a"),), ((WORKLOAD_LABEL, "b"),)]
 
 
 def test_a_selector_may_name_the_workload_that_it_picks() -> None:

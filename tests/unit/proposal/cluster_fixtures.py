@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from remit.law.overrides import Instant
-from remit.model.claims import Bind, Explain, Ganged, Reserve
+from remit.model.claims import Bind, RecordDecision, BindGang, Reserve
 from remit.model.kinds import (
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Node,
     NodeHealth,
     NodeStatus,
@@ -24,7 +24,7 @@ from remit.model.kinds import (
     Toleration,
     Workload,
 )
-from remit.model.metadata import Deadline, Metadata, Stamp
+from remit.model.metadata import Deadline, Metadata, RecordMetadata
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import (
     Generation,
@@ -38,19 +38,19 @@ from remit.model.records import (
     ReplicaSpec,
     ReplicaStatus,
 )
-from remit.model.resources import DEVICES, Amount
+from remit.model.resources import DEVICES_PREFIX, Amount
 from remit.observation.frozen_view import still
 from remit.observation.scheduler_view import View
 from remit.proposal.cycle import Cycle
-from remit.proposal.explain.pending import Rules, explain_waiting
-from remit.proposal.explain.result_types import Change, Unblock, Waits
+from remit.proposal.explain.pending import PlacementInputs, explain_pending
+from remit.proposal.explain.result_types import Change, Remedy, PendingExplanation
 from remit.store.protocol import Head, Page, Row
 from tests.properties.authority_world import FakeClock, amounts
 
 HEAD_1 = Head("one", 1, 1, "a", 0, "")
 NOW: Instant = ("boot-1", 1_000_000)
-RULES = Rules(NOW)
-A_GPU = (DeviceAsk(kind="gpu", count=1, models=("A10",)),)
+RULES = PlacementInputs(NOW)
+A_GPU = (DeviceRequest(kind="gpu", count=1, models=("A10",)),)
 
 
 def rich(name: str = "t1") -> Tenant:
@@ -84,7 +84,7 @@ class Cluster:
         """A workload with its generation, replicas that wait, and replicas that run on these nodes."""
         meta = made.metadata
         spec = GenerationSpec(workload=meta.name, generation=1, labels=dict(meta.labels), spec=made.spec)
-        generation = Generation(metadata=Stamp(name=f"{meta.name}/{1:08d}", tenant=meta.tenant), spec=spec)
+        generation = Generation(metadata=RecordMetadata(name=f"{meta.name}/{1:08d}", tenant=meta.tenant), spec=spec)
         there = list(on)
         replicas = [self.replica(made, n, "", priority) for n in range(waiting)]
         replicas += [self.replica(made, waiting + n, node, priority, **status) for n, node in enumerate(there)]
@@ -95,7 +95,7 @@ class Cluster:
         meta = made.metadata
         held: dict[str, Any] = {"phase": Phase.RUNNING, "node": on, "grants": (f"tenant/{meta.tenant}",)} if on else {}
         return Replica(
-            metadata=Stamp(name=f"{meta.name}-{index}", tenant=meta.tenant, uid=f"u{meta.name}{index}"),
+            metadata=RecordMetadata(name=f"{meta.name}-{index}", tenant=meta.tenant, uid=f"u{meta.name}{index}"),
             spec=ReplicaSpec(workload=meta.name, generation=1, index=index, priority=priority),
             status=ReplicaStatus(**{**held, **status}),
         )
@@ -110,11 +110,11 @@ class Cluster:
 
         return still(clock or FakeClock(), HEAD_1, 1, pages)
 
-    def explained(self, workload: str = "w", tenant: str = "t1", priority: int = 0) -> Waits:
+    def explained(self, workload: str = "w", tenant: str = "t1", priority: int = 0) -> PendingExplanation:
         view = self.view()
         generation = view.shapes.find(tenant, workload, 1)
         assert generation is not None
-        return explain_waiting(view, generation, priority, RULES)
+        return explain_pending(view, generation, priority, RULES)
 
     def scheduled(self) -> Result:
         cycle = Cycle(self.view(), lambda limit: 0, "t")
@@ -125,11 +125,11 @@ class Cluster:
             match claim:
                 case Bind():
                     found.bound[claim.replica] = claim.node
-                case Ganged():
+                case BindGang():
                     found.bound.update({bind.replica: bind.node for bind in claim.members})
                 case Reserve():
                     found.reserved[claim.replica] = tuple(claim.victims)
-                case Explain(decision=decision) if decision.verdict == "waiting":
+                case RecordDecision(decision=decision) if decision.verdict == "waiting":
                     for name in decision.replicas:
                         found.waits[f"replica/{name}"] = decision.reason, decision.never
         return found
@@ -139,7 +139,7 @@ class Cluster:
 
     # -- doing what was suggested ------------------------------------------------------------------------------------------
 
-    def done(self, unblock: Unblock, workload: str = "w") -> Cluster:
+    def done(self, unblock: Remedy, workload: str = "w") -> Cluster:
         cluster = self
         for change in unblock.changes:
             cluster = cluster._do(change, workload)
@@ -193,12 +193,12 @@ class Cluster:
 
     def _grown(self, change: Change) -> Cluster:
         node = self._node(change.what)
-        resources = Amount({name: count for name, count in change.amount if not name.startswith(DEVICES)})
+        resources = Amount({name: count for name, count in change.amount if not name.startswith(DEVICES_PREFIX)})
         new = [
             Device(name=f"new-{kind}-{n}", kind=kind, model=change.models[0] if change.models else "")
             for name, count in change.amount
-            if name.startswith(DEVICES)
-            for kind in [name.removeprefix(DEVICES)]
+            if name.startswith(DEVICES_PREFIX)
+            for kind in [name.removeprefix(DEVICES_PREFIX)]
             for n in range(count // 1000)
         ]
         spec = replace(node.spec, capacity=node.spec.capacity + resources, devices=(*node.spec.devices, *new))
@@ -228,7 +228,7 @@ class Cluster:
             case "policy":
                 number = 1 + max(one.spec.number for one in self.of(PolicyRevision))
                 spec = PolicyRevisionSpec(number=number, policies={})
-                return self.with_(PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec))
+                return self.with_(PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec))
             case "overrides":
                 return self.with_(drop=[key(one) for one in self.of(Override)])
             case "shunned":
@@ -261,13 +261,13 @@ class Cluster:
         return self.with_(replace(made, spec=spec), replace(generation, spec=replace(generation.spec, spec=spec)))
 
 
-def smaller(unblock: Unblock) -> Iterator[Unblock]:
+def smaller(unblock: Remedy) -> Iterator[Remedy]:
     """Everything that is less than this, by the least there is."""
     for at, change in enumerate(unblock.changes):
         rest = [*unblock.changes[:at], *unblock.changes[at + 1 :]]
         if change.kind in ("quota", "grow", "shrink"):
             for name, count in change.amount:
-                by = 1000 if name.startswith(DEVICES) and change.kind == "grow" else 1
+                by = 1000 if name.startswith(DEVICES_PREFIX) and change.kind == "grow" else 1
                 less = Amount({**dict(change.amount.pairs), name: count - by})
                 yield replace(unblock, changes=(*rest, replace(change, amount=less)))
         elif change.kind in ("nodes", "members"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from remit.law.overrides import Instant
-from remit.model.claims import Accepted, AnyClaim, Apply, Bind, Explain, Ganged, Mark, Refused, Reserve, Spawn, Verdict
+from remit.model.claims import Accepted, AnyClaim, Apply, Bind, RecordDecision, BindGang, Mark, Refused, Reserve, Spawn, Verdict
 from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec, Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.records import DecisionSpec
@@ -17,7 +17,7 @@ from remit.observation.frozen_view import recount
 from remit.observation.scheduler_view import View
 from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
-from remit.proposal.queue.class_queues import Wait
+from remit.proposal.queue.class_queues import QueueWait
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, furnished, run, workload
 from tests.properties.test_scheduler_view import listed, told
 
@@ -129,7 +129,7 @@ class Mind:
     def slot(self, name: str, tenant: str = "t1") -> int:
         return self.view.replicas.slots[f"replica/{tenant}/{name}"]
 
-    def wait(self, name: str, tenant: str = "t1") -> Wait | None:
+    def wait(self, name: str, tenant: str = "t1") -> QueueWait | None:
         line = self.cycle.backlog.line_of(self.slot(name, tenant))
         assert line is not None, f"{name} is in no line"
         return line.wait
@@ -139,7 +139,7 @@ class Mind:
         return "" if wait is None else str(wait.reason)
 
     def decisions(self, word: str = "") -> list[DecisionSpec]:
-        found = [claim.decision for made in self.proposed for claim in made.claims if isinstance(claim, Explain)]
+        found = [claim.decision for made in self.proposed for claim in made.claims if isinstance(claim, RecordDecision)]
         return [one for one in found if not word or one.verdict == word]
 
 
@@ -147,7 +147,7 @@ def binds(made: Proposal) -> dict[str, str]:
     """Which replica a proposal puts where, gangs included."""
     found = {}
     for claim in made.claims:
-        for bind in claim.members if isinstance(claim, Ganged) else (claim,):
+        for bind in claim.members if isinstance(claim, BindGang) else (claim,):
             if isinstance(bind, Bind):
                 found[bind.replica.rpartition("/")[2]] = bind.node
     return found

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remit.law.fit import Ask
-from remit.model.claims import Accept, Code, Explain
+from remit.law.fit import Requirements
+from remit.model.claims import Accept, Code, RecordDecision
 from remit.model.kinds import Affinity, Placement, Spread
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from remit.proposal.attempts import words
-from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.attempts import event_names
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, PluginError, Score
 from tests.properties.authority_world import amounts, furnished, node, run
 from tests.unit.commitment.authority_fixture import incarnation, meets, move
@@ -33,7 +33,7 @@ def told(test: Any, **shape: Any) -> None:
     run(tell())
 
 
-def odd(ask: Ask) -> bool:
+def odd(ask: Requirements) -> bool:
     """Only work that spreads: the rest of the cluster must not notice the plug-in."""
     return bool(ask.spread)
 
@@ -48,7 +48,7 @@ class Fickle:
     def __init__(self, good: int) -> None:
         self.left = good
 
-    def __call__(self, ask: Ask, site: Any, peers: Any = None) -> Any:
+    def __call__(self, ask: Requirements, site: Any, peers: Any = None) -> Any:
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("no more")
@@ -103,7 +103,7 @@ def test_a_score_that_fails_makes_only_its_own_wait(where: str) -> None:
         await m.settle()
         assert m.reason("a-0") == Code.FAULT
 
-    told(test, scores=(*DEFAULT, theirs))
+    told(test, scores=(*DEFAULT_SCORES, theirs))
 
 
 def test_scores_out_of_range_make_no_place_impossible() -> None:
@@ -114,7 +114,7 @@ def test_scores_out_of_range_make_no_place_impossible() -> None:
         await m.settle()
         assert len(m.where()) == 8
 
-    told(test, scores=(*DEFAULT, theirs))
+    told(test, scores=(*DEFAULT_SCORES, theirs))
 
 
 def test_weights_that_no_number_holds_are_refused_at_once() -> None:
@@ -223,7 +223,7 @@ def test_a_new_slice_of_quota_wakes_who_waits_for_quota() -> None:
 
 
 def test_words_are_what_people_read() -> None:
-    assert words([("quota", "t1"), ("room",), ("member", ("a", "key"))]) == ("member", "quota", "room")
+    assert event_names([("quota", "t1"), ("room",), ("member", ("a", "key"))]) == ("member", "quota", "room")
 
 
 def test_records_stay_small_for_ten_thousand_members() -> None:
@@ -231,7 +231,7 @@ def test_records_stay_small_for_ten_thousand_members() -> None:
         m.limit = 1_000
         await want(m.scope, "a", 3_000, "9", replicas=3_000)
         made = await m.turn()
-        explains = [claim for claim in made.claims if isinstance(claim, Explain)]
+        explains = [claim for claim in made.claims if isinstance(claim, RecordDecision)]
         assert all(len(one.decision.replicas) <= 256 for one in explains)
         assert len(explains) <= 20
         await m.settle()

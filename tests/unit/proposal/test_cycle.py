@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Apply, Bind, Code, Delete, Forget, Ganged, Move, Refused, Report, Spawn
+from remit.model.claims import Apply, Bind, Code, Delete, Forget, BindGang, Move, Refused, Report, Spawn
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
 from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
@@ -495,7 +495,7 @@ async def test_a_gang_that_loses_a_race_is_tried_again_whole(m: Mind) -> None:
     await m.settle()
     assert len(m.where("g-")) == 2
     assert not any(isinstance(c, Bind) and "g-" in c.replica for p in m.proposed for c in p.claims)
-    assert any(isinstance(c, Ganged) for p in m.proposed for c in p.claims)
+    assert any(isinstance(c, BindGang) for p in m.proposed for c in p.claims)
 
 
 # -- shares ----------------------------------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ async def test_what_is_assumed_never_overdraws_a_quota(m: Mind) -> None:
     await m.see()
     for _ in range(4):
         m.propose()
-        assert all(left >= 0 for ledger in m.view.ledgers.values() for left in ledger.left.values())
+        assert all(left >= 0 for ledger in m.view.ledgers.values() for left in ledger.free.values())
     await m.settle()
     assert not refused(m)
     assert Code.OVER_QUOTA in {m.reason("a-2"), m.reason("b-2")}

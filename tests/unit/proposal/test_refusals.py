@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from remit.model.claims import Code, Explain, Refused
+from remit.model.claims import Code, RecordDecision, Refused
 from tests.unit.proposal.scheduler_fixture import Mind, binds, minds, quota, want
 
 STEP_MS = 20
@@ -73,7 +73,7 @@ async def test_the_first_of_a_line_is_refused_again_and_again__those_behind_it_a
     worst_ms = dict.fromkeys(told, 0)
     while m.now_ms < began_ms + 4 * MINUTE_MS:
         made = m.propose()
-        named = [name for claim in made.claims if isinstance(claim, Explain) for name in claim.decision.replicas]
+        named = [name for claim in made.claims if isinstance(claim, RecordDecision) for name in claim.decision.replicas]
         told |= dict.fromkeys(named, m.now_ms)
         worst_ms = {name: max(worst_ms[name], m.now_ms - told[name]) for name in told}
         m.learn(made, await m.ask(made) if not binds(made) else [_refusal(m) for _ in made.claims])

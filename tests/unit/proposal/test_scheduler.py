@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.endpoint import Silence, Status, Turned
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.endpoint import OutcomeUnknown, AuthorityStatus, NotLeader
 from remit.commitment.authority import Authority
 from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Role, Spawn, Verdict
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject
-from remit.proposal.scheduler import Rhythm, Scheduler
+from remit.proposal.scheduler import SchedulerTiming, Scheduler
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, USER, node, tenant, workload
@@ -29,21 +29,21 @@ class Wire(Passing):
         self.mode = "pass"
         self.asked: list[Operation] = []
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         if self.mode in ("turn", "away"):
-            raise Turned()
-        verdicts = await self.authority.ask(operations)
+            raise NotLeader()
+        verdicts = await self.authority.submit(operations)
         self.asked += operations
         if self.mode == "lose":
-            raise Silence("lost")
+            raise OutcomeUnknown("lost")
         return verdicts
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         return await self.authority.status()
 
     async def renew(self, actor: Actor, /) -> bool:
         if self.mode == "turn":
-            raise Silence("cut")
+            raise OutcomeUnknown("cut")
         return await self.authority.renew(actor)
 
 
@@ -53,19 +53,19 @@ class Town:
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self._group = world, store, authority, group
         self.wires: list[Wire] = []
-        self.failures: list[NoAnswer] = []
+        self.failures: list[RetriesExhausted] = []
         self._count = 0
 
     async def ask(self, actor: Actor, *claims: Any) -> list[Verdict]:
-        client = Client({"a": self.authority}, actor, self.world)
-        return await client.ask_many(claims)
+        client = AuthorityClient({"a": self.authority}, actor, self.world)
+        return await client.submit_many(claims)
 
     def scheduler(self) -> tuple[Scheduler, Wire, asyncio.Task[None]]:
         self._count += 1
         wire = Wire(self.authority)
         name = f"s{self._count}"
-        client = Client({"a": wire}, Actor(name, Role.SCHEDULER), self.world)
-        rhythm = Rhythm(lease_ms=3_000, idle_ms=2_000, batch=10)
+        client = AuthorityClient({"a": wire}, Actor(name, Role.SCHEDULER), self.world)
+        rhythm = SchedulerTiming(lease_ms=3_000, idle_ms=2_000, batch=10)
         made = Scheduler(self.store, self.store, client, self.world, name=name, rhythm=rhythm, failed=self.failures.append)
         return made, wire, self._group.create_task(made.run())
 

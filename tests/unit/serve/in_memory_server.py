@@ -12,13 +12,13 @@ from typing import Any
 from urllib.parse import quote
 
 from remit.assembly import Serving, serving
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.identity import TokenRole
-from remit.serve.auth.enrollment import provide
+from remit.serve.auth.enrollment import ensure_bootstrap_token
 from remit.serve.http.app import Application
 from remit.serve.http.route_table import ROUTES
 from remit.serve.http.routes import Route
-from remit.serve.server_context import Desk
+from remit.serve.server_context import ServerContext
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Store
 from remit.world.concurrency import ThreadOffload
@@ -49,7 +49,7 @@ class Reply:
 class Api:
     """One server. `complaints` are the bugs that it told of: a test that expects none looks there."""
 
-    def __init__(self, app: Application, desk: Desk, one: Serving, store: Store) -> None:
+    def __init__(self, app: Application, desk: ServerContext, one: Serving, store: Store) -> None:
         self.app, self.desk, self.serving, self.store = app, desk, one, store
         self.complaints: list[str] = []
 
@@ -205,9 +205,9 @@ async def api(
     """A server that leads, and whose board has seen that."""
     world, judging = production(), ThreadOffload("judge")
     store = MemoryStore() if store is None else store
-    tempo = Tempo(BEAT_MS)
+    tempo = Timing(BEAT_MS)
     one = serving(store, world, scope="test", name="server", beat_ms=BEAT_MS, term_ms=3 * BEAT_MS, tempo=tempo)
-    desk = Desk(one.standby, store, one.board, one.door, world, judging=judging, tempo=tempo, watchers_max=watchers_max)
+    desk = ServerContext(one.standby, store, one.board, one.door, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max)
     asked = Api(Application(routes, desk, lambda what, error: asked.complaints.append(f"{what}: {error!r}")), desk, one, store)
     running = asyncio.ensure_future(one.run()) if lead else None
     try:
@@ -216,7 +216,7 @@ async def api(
                 while one.standby.leading is None or not one.board.sober:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.005)
                 for role, token in TOKENS.items():
-                    await provide(desk, token, role, subject=role, nodes=["n1"] if role == "agent" else ())
+                    await ensure_bootstrap_token(desk, token, role, subject=role, nodes=["n1"] if role == "agent" else ())
         yield asked
         assert not asked.complaints, asked.complaints
     finally:

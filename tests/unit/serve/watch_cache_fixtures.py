@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from remit.model.objects import AnyObject, encode, key
 from remit.observation.watch_cache import Board
-from remit.proposal.explain.pending import Rules
-from remit.serve.diagnostics.view_snapshots import Look, Looking, Seen, view_of
+from remit.proposal.explain.pending import PlacementInputs
+from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots, CachedRows, build_view
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Change, Commit, Event, Head, Row
 from tests.properties.authority_world import FakeClock
@@ -57,9 +57,9 @@ class Told:
         """In the store alone: what a board does not show."""
         await self.store.commit(Commit(puts=[*((key(thing), encode(thing)) for thing in things), *raw]))
 
-    def looking(self) -> Looking:
-        return Looking(self.board, self.store, self.clock, self.offload)
+    def looking(self) -> ViewSnapshots:
+        return ViewSnapshots(self.board, self.store, self.clock, self.offload)
 
-    def look(self) -> Look:
-        seen = Seen(HEAD_1, self.board.revision, dict(self.board.rows))
-        return Look(seen, view_of(seen, self.clock), Rules((self.clock.boot(), self.clock.now_ms())))
+    def look(self) -> ViewSnapshot:
+        seen = CachedRows(HEAD_1, self.board.revision, dict(self.board.rows))
+        return ViewSnapshot(seen, build_view(seen, self.clock), PlacementInputs((self.clock.boot(), self.clock.now_ms())))

@@ -8,13 +8,13 @@ import time
 
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import Injection, Scenario
-from remit.simulate.seed_runner import Task
-from remit.simulate.simulation import Run
+from remit.simulate.seed_runner import SeedTask
+from remit.simulate.simulation import RunResult
 
 PRETENDED = Scenario("pretended", "nothing is run")
 
 
-def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> Run:
+def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> RunResult:
     fields: dict[str, object] = {
         "scenario": "pretended",
         "seed": seed,
@@ -36,25 +36,25 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "reasons": {},
         **more,
     }
-    return Run(**fields)  # type: ignore[arg-type]
+    return RunResult(**fields)  # type: ignore[arg-type]
 
 
 def broken(check: str = "one_copy", at_s: float = 10.0) -> Violation:
     return Violation(check, "S8", "local", "replica/acme/web-0", "it ran twice", round(at_s * 1000))
 
 
-def perform(task: Task) -> Run:
+def perform(task: SeedTask) -> RunResult:
     return pretended(task.seed)
 
 
-def perform_but_die(task: Task) -> Run:
+def perform_but_die(task: SeedTask) -> RunResult:
     """Seed 3 takes its process with it."""
     if task.seed == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return pretended(task.seed)
 
 
-def perform_but_hang(task: Task) -> Run:
+def perform_but_hang(task: SeedTask) -> RunResult:
     if task.seed == 2:
         time.sleep(600)
     return pretended(task.seed)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.simulate import scenarios
-from remit.simulate.faults.fault_schedule import draw, shaped
+from remit.simulate.faults.fault_schedule import draw_faults, draw_shape
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import BadScenario, load, names, parse, problems
 from remit.simulate.simulation import Simulation
@@ -204,13 +204,13 @@ def many() -> scenarios.Scenario:
 
 
 def test_a_plan_drawn_twice_is_the_same__and_another_seed_draws_another() -> None:
-    assert draw(many(), 1) == draw(many(), 1)
-    assert draw(many(), 1) != draw(many(), 2)
+    assert draw_faults(many(), 1) == draw_faults(many(), 1)
+    assert draw_faults(many(), 1) != draw_faults(many(), 2)
 
 
 def test_a_plan_is_in_the_order_of_time_within_the_run_and_numbered() -> None:
     for seed in range(30):
-        plan = draw(many(), seed)
+        plan = draw_faults(many(), seed)
         assert [one.at_s for one in plan] == sorted(one.at_s for one in plan)
         assert sorted(one.number for one in plan) == list(range(len(plan)))
         assert all(one.at_s >= 0 and one.at_s + one.lasts_s <= 600.0 for one in plan)
@@ -219,19 +219,19 @@ def test_a_plan_is_in_the_order_of_time_within_the_run_and_numbered() -> None:
 
 def test_a_fault_at_one_moment_comes_then__past_the_end_it_does_not() -> None:
     lines = '[[faults]]\nkind = "loss"\nat = "90s"\nsize = 0.5\n[[faults]]\nkind = "loss"\nat = "10m"'
-    plan = draw(replace(parse("at", GOOD + f'duration = "20m"\n{lines}'), duration="5m"), 1)
+    plan = draw_faults(replace(parse("at", GOOD + f'duration = "20m"\n{lines}'), duration="5m"), 1)
     assert [(one.at_s, one.kind, one.size, one.lasts_s) for one in plan] == [(90.0, "loss", 0.5, 0.0)]
 
 
 def test_a_fault_every_so_often_comes_about_that_often() -> None:
-    counts = [sum(one.kind == "loss" and one.number < 80 for one in draw(many(), seed)) for seed in range(50)]
+    counts = [sum(one.kind == "loss" and one.number < 80 for one in draw_faults(many(), seed)) for seed in range(50)]
     assert 15 < sum(counts) / 50 < 30
     assert len(set(counts)) > 5
 
 
 def test_a_swarm_draws_few_kinds_for_each_seed_and_all_in_the_end() -> None:
     scenario = parse("swarm", GOOD + 'swarm = 4\nduration = "1h"')
-    drawn = [{one.kind for one in draw(scenario, seed)} for seed in range(300)]
+    drawn = [{one.kind for one in draw_faults(scenario, seed)} for seed in range(300)]
     assert all(1 <= len(kinds) <= 4 for kinds in drawn)
     able = {name for name, kind in KINDS.items() if kind.swarms and kind.meets(scenario)}
     assert set().union(*drawn) == able
@@ -240,8 +240,8 @@ def test_a_swarm_draws_few_kinds_for_each_seed_and_all_in_the_end() -> None:
 
 def test_a_swarm_draws_a_cluster_and_a_load_for_each_seed_around_those_that_are_named() -> None:
     scenario = load("mayhem")
-    drawn = [shaped(scenario, seed) for seed in range(2_000)]
-    assert drawn == [shaped(scenario, seed) for seed in range(2_000)], "a seed is one shape"
+    drawn = [draw_shape(scenario, seed) for seed in range(2_000)]
+    assert drawn == [draw_shape(scenario, seed) for seed in range(2_000)], "a seed is one shape"
     for part, name, least, most in (
         ("cluster", "servers", 1, 3),
         ("cluster", "agents", 1, 4),
@@ -275,28 +275,28 @@ def test_a_shape_stays_within_what_a_scenario_may_say() -> None:
             if field:
                 parts[part][field] = bounds[end]
         scenario = replace(named, cluster=replace(named.cluster, **parts["cluster"]), load=replace(named.load, **parts["load"]))
-        assert not [problem for seed in range(200) for problem in problems(shaped(scenario, seed))]
+        assert not [problem for seed in range(200) for problem in problems(draw_shape(scenario, seed))]
     small = replace(named, cluster=replace(named.cluster, batch=2))
-    assert {shaped(small, seed).cluster.batch for seed in range(200)} == {1, 2}
-    assert all(shaped(parse("x", GOOD + "swarm = 1\n[load]\nper_minute = 0.001"), seed).load.per_minute for seed in range(9))
+    assert {draw_shape(small, seed).cluster.batch for seed in range(200)} == {1, 2}
+    assert all(draw_shape(parse("x", GOOD + "swarm = 1\n[load]\nper_minute = 0.001"), seed).load.per_minute for seed in range(9))
 
 
 def test_only_a_swarm_has_its_shape_drawn() -> None:
     scenario = load("calm")
-    assert shaped(scenario, 7) is scenario
+    assert draw_shape(scenario, 7) is scenario
 
 
 def test_a_drawn_shape_is_what_runs__a_replay_keeps_it_and_draws_no_other() -> None:
     scenario = parse("swarm", GOOD + 'swarm = 1\nduration = "2s"\nheal = "1s"')
     first = Simulation(scenario, 5).run()
-    assert first.played == shaped(scenario, 5) != scenario
+    assert first.played == draw_shape(scenario, 5) != scenario
     again = Simulation(first.played, 5, plan=first.plan).run()
     assert (again.digest, again.played) == (first.digest, first.played)
 
 
 def test_a_swarm_on_files_draws_nothing_that_needs_a_store_in_memory() -> None:
     scenario = parse("swarm", GOOD + 'swarm = 9\nduration = "1h"\n[cluster]\nstore = "sqlite"')
-    drawn = {one.kind for seed in range(100) for one in draw(scenario, seed)}
+    drawn = {one.kind for seed in range(100) for one in draw_faults(scenario, seed)}
     assert len(drawn) > 15
     assert not drawn & {"compaction", "backup", "restore", "damage"}
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from remit.simulate.checkers.judge import BESIDE
 from remit.simulate.checkers.liveness_checks import LOOKS
 from remit.simulate.checkers.registry import PROMISES
-from remit.simulate.faults.fault_schedule import draw
+from remit.simulate.faults.fault_schedule import draw_faults
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
-from remit.simulate.shrink import NotRepeated, read_replay, save, shrink
-from remit.simulate.simulation import CRASHED, Run
+from remit.simulate.shrink import NotReproduced, read_replay, save, shrink
+from remit.simulate.simulation import PROCESS_ENDED_CHECK, RunResult
 from tests.unit.simulate.fake_runs import broken, pretended
 
 SCENARIO = Scenario("pre tended/x", "nothing is run", duration="5m", heal="3m")
@@ -31,7 +31,7 @@ class Pretender:
 
     def __call__(
         self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None = None, until_s: float | None = None
-    ) -> Run:
+    ) -> RunResult:
         plan = PLAN if plan is None else plan
         until_s = scenario.duration_s + scenario.heal_s if until_s is None else until_s
         self.asked.append(tuple(one.number for one in plan))
@@ -106,7 +106,7 @@ def test_the_first_is_kept_before_the_search_begins_and_then_every_better_one() 
 def test_a_search_that_is_interrupted_has_what_it_found() -> None:
     pretender = Pretender(5, 28)
 
-    def impatient(*asked: Any, **more: Any) -> Run:
+    def impatient(*asked: Any, **more: Any) -> RunResult:
         if len(pretender.asked) > 8:
             raise KeyboardInterrupt
         return pretender(*asked, **more)
@@ -120,7 +120,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
 
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
-    with pytest.raises(NotRepeated, match="seed 7 of pretended did not fail again by one_copy_at_a_time"):
+    with pytest.raises(NotReproduced, match="seed 7 of pretended did not fail again by one_copy_at_a_time"):
         shrink(first, simulate=Pretender(1_000))
 
 
@@ -172,11 +172,11 @@ def test_a_replay_that_cannot_be_run_is_refused_with_its_field(change: dict[str,
 def test_whatever_was_drawn_is_a_plan_that_may_be_replayed(name: str, tmp_path: Path) -> None:
     scenario = load(name)
     for seed in range(1, 6):
-        replay = Replay(scenario, seed, scenario.duration_s, draw(scenario, seed))
+        replay = Replay(scenario, seed, scenario.duration_s, draw_faults(scenario, seed))
         assert read_replay(save(replay, tmp_path)) == replay
 
 
-@pytest.mark.parametrize("check", ["", CRASHED, *PROMISES, *LOOKS, *BESIDE])
+@pytest.mark.parametrize("check", ["", PROCESS_ENDED_CHECK, *PROMISES, *LOOKS, *BESIDE])
 def test_every_check_may_be_the_one_that_failed(check: str, tmp_path: Path) -> None:
     assert read_replay(save(Replay(SCENARIO, 1, 10.0, (), check), tmp_path)).violation == check
 

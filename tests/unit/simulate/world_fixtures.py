@@ -38,11 +38,11 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.role import Pace, Player, Seat
+from remit.simulate.actors.role import RunTiming, SimulatedRole, RoleContext
 from remit.simulate.world.event_loop import SimLoop
-from remit.simulate.world.network import Network, Weather
-from remit.simulate.world.processes import Machine, Main, Process
-from remit.simulate.world.store import Sent, StoreService, at_once
+from remit.simulate.world.network import Network, NetworkConditions
+from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
+from remit.simulate.world.store import CommitOrigin, StoreService, run_sync
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import Commit
 from remit.world.interfaces import Order
@@ -74,7 +74,7 @@ class Listener:
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         return
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         return
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
@@ -103,10 +103,10 @@ class Scene:
     def __init__(self, seed: str, scopes: Sequence[str], *, servers: int = 2) -> None:
         self.seed = seed
         self.loop = SimLoop(seed)  # type: ignore[abstract]  # as much of a loop as is used here
-        self.network = Network(self.loop, seed, Weather())
+        self.network = Network(self.loop, seed, NetworkConditions())
         self.listener = Listener()
-        self.pace = Pace()
-        self.processes: dict[str, Process] = {}
+        self.pace = RunTiming()
+        self.processes: dict[str, SimProcess] = {}
         self.failed: list[tuple[str, BaseException | None]] = []
         self.noted: list[tuple[AnyClaim, Verdict]] = []
         self.stores = {scope: StoreService(self.loop, self.network, scope, seed, self.listener) for scope in scopes}
@@ -115,34 +115,34 @@ class Scene:
             for name in self.servers[scope]:
                 self.start(name, self._server(scope, name))
 
-    def _server(self, scope: str, name: str) -> Main:
-        async def main(process: Process) -> None:
+    def _server(self, scope: str, name: str) -> ProcessMain:
+        async def main(process: SimProcess) -> None:
             store = process.port(self.stores[scope])
             await server(store, process.world, scope=scope, name=name, peers=self.servers[scope])
 
         return main
 
-    def start(self, name: str, main: Main) -> Process:
+    def start(self, name: str, main: ProcessMain) -> SimProcess:
         number = len(self.processes)
-        machine = Machine(self.loop, f"m-{name}", self.listener, start_ms=7_000_000 * (1 + number % 5), rate=1.0)
-        process = self.processes[name] = Process(self.loop, self.network, name, machine, self.seed, main)
+        machine = SimMachine(self.loop, f"m-{name}", self.listener, start_ms=7_000_000 * (1 + number % 5), rate=1.0)
+        process = self.processes[name] = SimProcess(self.loop, self.network, name, machine, self.seed, main)
         process.on_end = lambda ended, failure: self.failed.append((ended.name, failure))
         process.start()
         return process
 
-    def seat(self, process: Process, scope: str) -> Seat:
-        return Seat(process, self.stores[scope], self.servers[scope], self.listener, self.pace)
+    def seat(self, process: SimProcess, scope: str) -> RoleContext:
+        return RoleContext(process, self.stores[scope], self.servers[scope], self.listener, self.pace)
 
     def run(self, minutes: float) -> None:
         self.loop.run(self.loop.time() + 60 * minutes)
         assert not self.loop.failures, self.loop.failures
         assert not self.failed, self.failed
 
-    def do(self, scope: str, work: Callable[[Seat], Coroutine[Any, Any, T]], *, minutes: float = 2) -> T:
+    def do(self, scope: str, work: Callable[[RoleContext], Coroutine[Any, Any, T]], *, minutes: float = 2) -> T:
         """Let a person do something there, to its end."""
         said: list[T] = []
 
-        async def main(process: Process) -> None:
+        async def main(process: SimProcess) -> None:
             said.append(await work(self.seat(process, scope)))
             self.loop.stop()
             await asyncio.Event().wait()
@@ -155,7 +155,7 @@ class Scene:
 
     def rows(self, scope: str, prefix: str) -> dict[str, Any]:
         """What the store has, as its own truth."""
-        page = at_once(self.stores[scope].store.range(prefix))
+        page = run_sync(self.stores[scope].store.range(prefix))
         return {row.key: decode(row.value) for row in page.rows}
 
     def restore(self, scope: str, backup: Snapshot, incarnation: str) -> None:
@@ -167,13 +167,13 @@ class Scene:
             self.processes[name].start()
 
     def backup(self, scope: str) -> Snapshot:
-        return at_once(cast(MemoryStore, self.stores[scope].store).backup())
+        return run_sync(cast(MemoryStore, self.stores[scope].store).backup())
 
     def accepted(self, kind: type[Claim]) -> int:
         """How many claims of a kind were accepted, by the players who noted them."""
         return sum(1 for claim, verdict in self.noted if isinstance(claim, kind) and isinstance(verdict, Accepted))
 
-    def note(self, player: Player) -> None:
+    def note(self, player: SimulatedRole) -> None:
         """Write down what a player hears."""
         heard = player.heard
 
@@ -187,15 +187,15 @@ class Scene:
         self.loop.finish()
 
 
-async def must(seat: Seat, role: Role, *claims: AnyClaim, lease: str = "") -> list[Accepted]:
+async def must(seat: RoleContext, role: Role, *claims: AnyClaim, lease: str = "") -> list[Accepted]:
     client = seat.client(Actor("person", role))
     if lease:
-        taken = await client.ask(Acquire(lease, HOUR))
+        taken = await client.submit(Acquire(lease, HOUR))
         assert isinstance(taken, Accepted), taken
         client.actor = Actor("person", role, lease, taken.number)
     said = []
     for claim in claims:
-        verdict = await client.ask(claim)
+        verdict = await client.submit(claim)
         assert isinstance(verdict, Accepted), (claim, verdict)
         said.append(verdict)
     return said
@@ -214,7 +214,7 @@ def node(name: str, region: str, zone: str, *, cpu: int = 8_000, gpus: int = 0) 
     return Apply(Node(metadata=Metadata(name=name, labels={"disk": "ssd"}), spec=spec))
 
 
-async def furnish_region(seat: Seat) -> None:
+async def furnish_region(seat: RoleContext) -> None:
     region = seat.scope
     nodes = [node(f"{region}-n{n}", region, "ab"[n % 2], gpus=2 if n < 2 else 0) for n in range(4)]
     made = await must(
@@ -224,12 +224,12 @@ async def furnish_region(seat: Seat) -> None:
     await must(seat, Role.NODES, *marks, lease="node-lifecycle/person")
 
 
-async def furnish_upper(seat: Seat) -> None:
+async def furnish_upper(seat: RoleContext) -> None:
     regions = [Apply(Region(metadata=Metadata(name="r1"), spec=RegionSpec(zones=("a", "b"))))]
     await must(seat, Role.OPERATOR, *regions, tenant("t1"), tenant("t2"))
 
 
-async def furnish_work(seat: Seat) -> None:
+async def furnish_work(seat: RoleContext) -> None:
     """Somebody's work in a region: one replica bound, one that waits."""
     template = Template(command=("work", "-", "0"), resources=Amount({"cpu": 500}))
     work = Workload(metadata=Metadata(name="w", tenant="t1"), spec=WorkloadSpec(type="service", template=template, replicas=2))

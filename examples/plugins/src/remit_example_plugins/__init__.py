@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from remit.law.fit import Ask, Peers, Site
+from remit.law.fit import Requirements, PeerCounts, NodeView
 from remit.model.claims import Code
 from remit.model.kinds import NodeExpression
-from remit.proposal.placement.plugins import Cure, Filter, Score
+from remit.proposal.placement.plugins import UnblockEvent, Filter, Score
 
 HOT: Final = 4_000
 """Work that asks for so many thousandths of a processor runs hot; lesser work needs no power that anybody counts."""
@@ -24,21 +24,21 @@ TIERS: Final = {"gold": 1.0, "silver": 0.5}
 """The label `tier` of the node, and how good it is; any other is worth nothing."""
 
 
-def watts(ask: Ask) -> int:
+def watts(ask: Requirements) -> int:
     cpu = dict(ask.resources).get("cpu", 0)
     return -(-cpu * WATTS // 1_000) if cpu >= HOT else 0
 
 
-def is_hot(ask: Ask) -> bool:
+def is_hot(ask: Requirements) -> bool:
     return watts(ask) > 0
 
 
-def rack_power(ask: Ask, site: Site, peers: Peers) -> Any:
+def rack_power(ask: Requirements, site: NodeView, peers: PeerCounts) -> Any:
     """At least so many watts: `Gt` compares whole numbers, and a label that is none is no match."""
     return site.labelled((NodeExpression(key=HAS, operator="Gt", values=(str(watts(ask) - 1),)),))
 
 
-def tier(ask: Ask, site: Any) -> Any:
+def tier(ask: Requirements, site: Any) -> Any:
     return sum(
         worth * site.labelled((NodeExpression(key="tier", operator="In", values=(name,)),)) for name, worth in TIERS.items()
     )
@@ -48,7 +48,7 @@ RACK_POWER: Final = Filter(
     "rack-power",
     Code.SELECTOR,
     rack_power,
-    cures=(Cure.NODE, Cure.WORKLOAD),
+    cures=(UnblockEvent.NODE, UnblockEvent.WORKLOAD),
     applies=is_hot,
     reason="the rack has less power than the workload needs",
 )

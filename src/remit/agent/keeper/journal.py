@@ -1,10 +1,8 @@
 """Append-only journal of process starts, so that a restarted keeper recovers its children.
 
-A file that is only added to, so that one who was killed finds again what it had started.
-
-Three things are written of each start. That it is *begun*, durably, before it is: whoever reads this starts it never again. As
-what it *runs*, and how it *ended*: these need not outlive the machine, which would end it too. A file of mostly forgotten
-starts is written anew.
+Three records are written per start. The first marks the *begin* of the start; it is durable before the start, so that no later
+keeper repeats it. The other two hold the *process id* and the *exit status*. They need not survive a crash of the machine,
+which ends the process anyway. The file is compacted when most of its records are of forgotten attempts.
 """
 
 from __future__ import annotations
@@ -16,46 +14,48 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from remit.agent.attempts import Copy
-from remit.agent.keeper.protocol import NEVER, Begun
+from remit.agent.attempts import AttemptId
+from remit.agent.keeper.protocol import NO_START, ProcessRecord
 from remit.world.interfaces import Disk, DiskError, Missing, Offload
 
-REWRITE_LINES: Final = 10_000
-"""A longer file is written anew once most of what it tells is forgotten."""
+COMPACT_LINES: Final = 10_000
+"""A longer file is compacted once most of its records are obsolete."""
 
 _encoder = msgspec.json.Encoder()
-_lines: msgspec.json.Decoder[Begun] = msgspec.json.Decoder(Begun)
+_record_decoder: msgspec.json.Decoder[ProcessRecord] = msgspec.json.Decoder(ProcessRecord)
 
 
 class Journal:
-    """It blocks: called through an offload, one call at a time. `starts` is what was read, by copy: the latest of each."""
+    """The journal file. Its methods block: they are called through an offload, one at a time. `read` returns the latest record
+    of each attempt.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._path = disk, path
         self._lines = 0
         self._torn = False
-        """May the last line have been cut off? Then the next one begins on a line of its own."""
+        """The last line may be incomplete after a failed write, so the next write begins with a newline."""
 
-    def read(self) -> dict[Copy, Begun]:
+    def read(self) -> dict[AttemptId, ProcessRecord]:
         self._disk.make_directory(self._path.parent)
         try:
             data = self._disk.read(self._path)
         except Missing:
             return {}
         self._torn = bool(data) and not data.endswith(b"\n")
-        found: dict[Copy, Begun] = {}
+        found: dict[AttemptId, ProcessRecord] = {}
         for line in data.split(b"\n"):
-            kept = _read_line(line)
+            kept = _decode_line(line)
             if kept is None:
                 continue
             self._lines += 1
-            if kept.number == NEVER:
+            if kept.number == NO_START:
                 found.pop(kept.copy, None)
             else:
                 found[kept.copy] = kept
         return found
 
-    def write(self, entries: Sequence[Begun], *, durably: bool) -> None:
+    def write(self, entries: Sequence[ProcessRecord], *, durably: bool) -> None:
         self._lines += len(entries)
         lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
         torn, self._torn = self._torn, True
@@ -63,34 +63,37 @@ class Journal:
         self._torn = False
 
     def grown(self, live: int) -> bool:
-        return self._lines > REWRITE_LINES + 4 * live
+        return self._lines > COMPACT_LINES + 4 * live
 
-    def rewrite(self, entries: list[Begun]) -> None:
+    def rewrite(self, entries: list[ProcessRecord]) -> None:
         self._disk.write_atomically(self._path, b"".join(_encoder.encode(one) + b"\n" for one in entries))
         self._lines = len(entries)
 
 
-class Scribe:
-    """Writes in groups: whoever comes while one group is being written is in the next, with one write and one force for all."""
+class GroupCommitWriter:
+    """Group commit: entries that arrive during a write go into the next one, with one append and one fsync for the whole group.
+    """
 
     def __init__(self, journal: Journal, offload: Offload) -> None:
         self._journal, self._offload = journal, offload
         self._turn = asyncio.Lock()
-        self._waiting: list[_Line] = []
+        self._waiting: list[_PendingWrite] = []
 
-    async def write(self, entries: Sequence[Begun], *, durably: bool, first: Callable[[], None] | None = None) -> None:
-        """Returns once they are written, and `first` was done before. Raises `DiskError`: then they may be written or not."""
-        line = _Line(entries, durably, first, asyncio.get_running_loop().create_future())
+    async def write(self, entries: Sequence[ProcessRecord], *, durably: bool, first: Callable[[], None] | None = None) -> None:
+        """Write entries; returns once they are written. `first` runs before, in the same offloaded call. Raises `DiskError`;
+        the entries may have been written even then.
+        """
+        line = _PendingWrite(entries, durably, first, asyncio.get_running_loop().create_future())
         self._waiting.append(line)
         if len(self._waiting) == 1:  # the first of a group writes for all of it
             await self._write_group()
         await line.written
 
     async def _write_group(self) -> None:
-        group: list[_Line] = []
+        group: list[_PendingWrite] = []
         try:
             async with self._turn:
-                await asyncio.sleep(0)  # whoever asks in the same moment is in it, too
+                await asyncio.sleep(0)  # include writes requested in the same iteration of the event loop
                 group, self._waiting = self._waiting, []
                 failures = await self._offload(lambda: self._written(group))
         except BaseException:
@@ -100,15 +103,15 @@ class Scribe:
                 line.written.cancel()
             raise
         for line, error in zip(group, failures, strict=True):
-            if line.written.done():  # nobody waits for it any more
+            if line.written.done():  # its caller was cancelled
                 continue
             if error is None:
                 line.written.set_result(None)
             else:
                 line.written.set_exception(error)
 
-    def _written(self, group: Sequence[_Line]) -> list[DiskError | None]:
-        """What has failed for each."""
+    def _written(self, group: Sequence[_PendingWrite]) -> list[DiskError | None]:
+        """Write a group. Returns the error of each entry, or None."""
         failures = [line.prepared() for line in group]
         lines = [line for line, error in zip(group, failures, strict=True) if error is None]
         try:
@@ -119,8 +122,8 @@ class Scribe:
         return failures
 
 
-class _Line(NamedTuple):
-    entries: Sequence[Begun]
+class _PendingWrite(NamedTuple):
+    entries: Sequence[ProcessRecord]
     durably: bool
     first: Callable[[], None] | None
     written: asyncio.Future[None]
@@ -134,14 +137,14 @@ class _Line(NamedTuple):
         return None
 
 
-def forgotten(kept: Begun) -> Begun:
-    """What is written when a copy is forgotten."""
-    return msgspec.structs.replace(kept, number=NEVER, ports={}, failed="", cure="")
+def tombstone(kept: ProcessRecord) -> ProcessRecord:
+    """Return the journal record that marks an attempt as forgotten."""
+    return msgspec.structs.replace(kept, number=NO_START, ports={}, failed="", cure="")
 
 
-def _read_line(line: bytes) -> Begun | None:
-    """None for a line that was cut off by a crash: what it would have told was not relied on yet."""
+def _decode_line(line: bytes) -> ProcessRecord | None:
+    """Decode a line. None for a line that a crash cut off: its write was never acknowledged."""
     try:
-        return _lines.decode(line) if line else None
-    except (msgspec.DecodeError, ValueError, RecursionError):  # no JSON, no text, or brackets without end
+        return _record_decoder.decode(line) if line else None
+    except (msgspec.DecodeError, ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         return None

@@ -1,14 +1,14 @@
 """Keeper process: starts and stops processes, enforces fencing deadlines, streams its process table.
 
-A small process beside the agent: it starts, holds the deadlines, and outlives it.
+A small process beside the agent, which it outlives.
 
-The deadline of what must never run twice is the last renewal of its node's lease that was answered, counted from when it was
-*sent*, and its fence. It holds whatever becomes of the agent: dead, stopped, or with an event loop that stands still. So
-looking at the deadline and starting is one step, and it is the keeper's.
+The fencing deadline of a workload that must never run twice is the send time of the last accepted renewal of its node's
+lease, plus its fence. It holds whatever happens to the agent: killed, stopped, or with a blocked event loop. Therefore the
+keeper checks the deadline and starts the process in one step.
 
-It is the parent of all that runs here, so it alone learns how each ended; and it writes down that a start is begun before it
-is (journal.py), so a copy that was begun is never begun again, whoever asks. What work says is held to a size here too
-(saying.py): that must go on without an agent.
+The keeper is the parent of all processes, so only it learns their exit status. It writes each start to the journal
+(journal.py) before it performs it, so that a repeated request cannot start it twice. It also bounds the log files of
+processes (log_retention.py), because that has to continue without an agent.
 """
 
 from __future__ import annotations
@@ -22,93 +22,98 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.agent.attempts import Copy, is_copy_name, known_by
-from remit.agent.keeper.journal import Journal, Scribe, forgotten
-from remit.agent.keeper.log_retention import Sayings
+from remit.agent.attempts import AttemptId, is_attempt_name, attempt_from_env
+from remit.agent.keeper.journal import Journal, GroupCommitWriter, tombstone
+from remit.agent.keeper.log_retention import LogRetention
 from remit.agent.keeper.protocol import (
-    NEVER,
-    Answer,
-    Bar,
-    Begin,
-    Begun,
-    Drop,
-    Halt,
-    Quit,
-    Renewed,
-    Table,
-    Use,
-    Uses,
+    NO_START,
+    KeeperReply,
+    BlockStart,
+    StartProcess,
+    ProcessRecord,
+    ForgetProcess,
+    StopProcess,
+    Shutdown,
+    ConfirmRenewals,
+    ProcessTable,
+    ProcessUsage,
+    GetUsage,
     encode,
-    read_word,
+    decode_message,
 )
 from remit.world.interfaces import DiskError, Ended, NotStarted, Running, World, WorldError
 
-LOOK_MS: Final = 1_000
-"""It looks at the deadlines at least so often while it holds any; and whenever one comes."""
+DEADLINE_CHECK_MS: Final = 1_000
+"""Interval between two checks of the fencing deadlines while any exist. A deadline that is nearer is checked when it comes."""
 
 IDLE_MS: Final = 60_000
-LATE_MS: Final = 20
-BARRED_MAX: Final = 10_000
+STALL_MS: Final = 20
+BLOCKED_STARTS_MAX: Final = 10_000
 
-QUIT_LOOK_MS: Final = 50
+SHUTDOWN_POLL_MS: Final = 50
 
 
-def _unsaid(_: str) -> None:
+def _discard(_: str) -> None:
     return
 
 
-class _Reader:
-    """What one reader of the table has not been told yet: of each copy the last, so a slow one costs no more than the table."""
+class _TableSubscriber:
+    """Changes of the table that one subscriber has not received. Only the latest state of each attempt is stored, so a slow
+    subscriber costs no more memory than the table.
+    """
 
     def __init__(self) -> None:
-        self._news: dict[Copy, Begun | None] = {}
+        self._news: dict[AttemptId, ProcessRecord | None] = {}
         self._came = asyncio.Event()
 
-    def tell(self, copy: Copy, kept: Begun | None) -> None:
+    def tell(self, copy: AttemptId, kept: ProcessRecord | None) -> None:
         self._news[copy] = kept
         self._came.set()
 
-    async def next(self) -> Table:
+    async def next(self) -> ProcessTable:
         await self._came.wait()
         self._came.clear()
         news, self._news = self._news, {}
         kept = tuple(one for one in news.values() if one is not None)
-        return Table(kept=kept, gone=tuple(copy for copy, one in news.items() if one is None))
+        return ProcessTable(kept=kept, gone=tuple(copy for copy, one in news.items() if one is None))
 
 
 class Keeper:
-    """Satisfies `world.promises.Service`. `run` goes on until one says `Quit`. `sayings`: what work says, if it is kept.
-    `rooms`: where each copy that was ever begun here has a directory of its name. `tell` is for people.
+    """Implements `world.interfaces.Service`. `run` returns after a `Shutdown` message.
+
+    `sayings` bounds the log files, if given. `rooms` is the directory with one subdirectory for each attempt ever started
+    here. `tell` writes a line for operators.
     """
 
     def __init__(
         self,
         world: World,
         journal: Path,
-        sayings: Sayings | None = None,
+        sayings: LogRetention | None = None,
         *,
         rooms: Path | None = None,
-        tell: Callable[[str], None] = _unsaid,
+        tell: Callable[[str], None] = _discard,
     ) -> None:
         self._world, self._sayings, self._rooms, self._say = world, sayings, rooms, tell
         self._journal = Journal(world.disk, journal)
-        self._scribe = Scribe(self._journal, world.offload)
-        self._starts: dict[Copy, Begun] = {}
+        self._scribe = GroupCommitWriter(self._journal, world.offload)
+        self._starts: dict[AttemptId, ProcessRecord] = {}
         self._renewed_ms: dict[str, int] = {}
-        self._beginning: dict[Copy, asyncio.Lock] = {}
-        self._ending_ms: dict[Copy, int] = {}
-        """When each that was asked to end is made to."""
-        self._barred: dict[Copy, None] = {}
-        """Copies of which nothing more is begun. Whoever asked for a start may have been slow, or may be gone by now."""
-        self._promised: dict[Copy, Begun] = {}
-        """Starts that are being written down, and are begun right after. A journal that is written anew keeps them."""
-        self._unwritten: dict[Copy, Begun] = {}
-        """Of which copies the last could not be written. It is tried again at this instant, or with what is written before."""
+        self._beginning: dict[AttemptId, asyncio.Lock] = {}
+        self._ending_ms: dict[AttemptId, int] = {}
+        """When each stopping process will be killed."""
+        self._barred: dict[AttemptId, None] = {}
+        """Attempts whose starts are refused. The request for such a start may be late, and its sender may be gone by now."""
+        self._promised: dict[AttemptId, ProcessRecord] = {}
+        """Starts that are being written to the journal and are performed next. A compaction of the journal includes them."""
+        self._unwritten: dict[AttemptId, ProcessRecord] = {}
+        """Attempts whose last record could not be written. Writing is retried at `_again_ms`, or together with the next write.
+        """
         self._again_ms = 0
         self._news = asyncio.Event()
         self._quitting = False
         self._over = asyncio.Event()
-        self._readers: list[_Reader] = []
+        self._readers: list[_TableSubscriber] = []
         self._group: asyncio.TaskGroup | None = None
         self._ready = asyncio.Event()
 
@@ -127,34 +132,34 @@ class Keeper:
             for task in tasks:
                 task.cancel()
 
-    # -- what is asked of it ---------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------------
 
     async def request(self, body: bytes, /) -> bytes:
         await self._ready.wait()
-        match read_word(body):
-            case Begin() as begin:
-                return encode(Answer(kept=await self._begin(begin)))
-            case Halt(key, uid, attempt, grace_ms, why):
-                self._halt(Copy(key, uid, attempt), grace_ms, why)
-            case Bar(key, uid, attempt):
-                return encode(Answer(kept=await self._bar(Copy(key, uid, attempt))))
-            case Drop(key, uid, attempt):
-                await self._drop(Copy(key, uid, attempt))
-            case Renewed(sent_ms):
+        match decode_message(body):
+            case StartProcess() as begin:
+                return encode(KeeperReply(kept=await self._begin(begin)))
+            case StopProcess(key, uid, attempt, grace_ms, why):
+                self._halt(AttemptId(key, uid, attempt), grace_ms, why)
+            case BlockStart(key, uid, attempt):
+                return encode(KeeperReply(kept=await self._bar(AttemptId(key, uid, attempt))))
+            case ForgetProcess(key, uid, attempt):
+                await self._drop(AttemptId(key, uid, attempt))
+            case ConfirmRenewals(sent_ms):
                 self._renew(sent_ms)
-            case Uses():
-                return encode(Answer(uses=self._uses()))
-            case Quit(grace_ms):
+            case GetUsage():
+                return encode(KeeperReply(uses=self._uses()))
+            case Shutdown(grace_ms):
                 await self._quit(grace_ms)
-        return encode(Answer())
+        return encode(KeeperReply())
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        """The whole table, and then what changes."""
+        """Stream the full table, then its changes."""
         await self._ready.wait()
-        reader = _Reader()
+        reader = _TableSubscriber()
         self._readers.append(reader)
         try:
-            yield encode(Table(whole=True, kept=tuple(self._starts.values())))
+            yield encode(ProcessTable(whole=True, kept=tuple(self._starts.values())))
             while True:
                 yield encode(await reader.next())
         finally:
@@ -162,36 +167,39 @@ class Keeper:
 
     # -- starting --------------------------------------------------------------------------------------------------------
 
-    async def _begin(self, begin: Begin) -> Begun | None:
-        copy = known_by(begin.order.env)
+    async def _begin(self, begin: StartProcess) -> ProcessRecord | None:
+        copy = attempt_from_env(begin.order.env)
         async with self._turn(copy):
             return await self._begin_one(begin, copy)
 
-    def _turn(self, copy: Copy) -> asyncio.Lock:
-        """One at a time decides whether a copy is begun. A lock is kept while anybody may wait for it: two would let two in."""
-        if len(self._beginning) > BARRED_MAX:
+    def _turn(self, copy: AttemptId) -> asyncio.Lock:
+        """Return the lock under which an attempt is started or blocked. A lock in use is never discarded: with two locks for
+        one attempt, two starts could run at once.
+        """
+        if len(self._beginning) > BLOCKED_STARTS_MAX:
             self._beginning = {one: lock for one, lock in self._beginning.items() if lock.locked() or one in self._starts}
         return self._beginning.setdefault(copy, asyncio.Lock())
 
-    async def _begin_one(self, begin: Begin, copy: Copy) -> Begun | None:
+    async def _begin_one(self, begin: StartProcess, copy: AttemptId) -> ProcessRecord | None:
         known = self._starts.get(copy)
         if known is not None and (known.number >= begin.number or known.alive):
             return known
         kept = self._as_begun(begin, copy)
         if copy in self._barred:
             now_ms = self._world.clock.now_ms()
-            return replace(kept, ended=Ended(), ended_ms=now_ms, failed="its end was told already", cure="nothing to do")
+            failed, cure = "its end was already reported", "nothing to do"
+            return replace(kept, ended=Ended(), ended_ms=now_ms, failed=failed, cure=cure)
         if self._quitting:
-            return _never(kept, "its keeper is about to end", "ask the next one")
+            return _not_started(kept, "the keeper is shutting down", "retry: the next keeper will start it")
         if self._left_ms(kept) <= 0:
             return None
         self._promised[copy] = kept
         try:
             await self._scribe.write([kept], durably=True, first=partial(self._make_rooms, begin.rooms))
-            self._starts[copy] = kept  # readers are told what has come of it: that is a moment away
+            self._starts[copy] = kept  # subscribers are informed of the outcome, a moment later
         except DiskError as error:
-            # Not begun: what was not surely written down must not run. Whoever asks again may find a better disk.
-            return _never(kept, error.cause, error.cure)
+            # Not started: a start that is not durably recorded must not happen. A later request may find the disk working.
+            return _not_started(kept, error.cause, error.cure)
         finally:
             del self._promised[copy]
         return await self._start(begin, kept)
@@ -200,9 +208,9 @@ class Keeper:
         for room in rooms:
             self._world.disk.make_directory(room, durably=False)
 
-    def _as_begun(self, begin: Begin, copy: Copy) -> Begun:
+    def _as_begun(self, begin: StartProcess, copy: AttemptId) -> ProcessRecord:
         env = begin.order.env
-        return Begun(
+        return ProcessRecord(
             node=env["REMIT_NODE"],
             scope=env["REMIT_SCOPE"],
             key=copy.key,
@@ -216,11 +224,12 @@ class Keeper:
             boot=self._world.clock.boot(),
         )
 
-    async def _start(self, begin: Begin, kept: Begun) -> Begun:
-        """Its start is on record. Whatever comes of it, it is not begun again under this number."""
+    async def _start(self, begin: StartProcess, kept: ProcessRecord) -> ProcessRecord:
+        """Start a process whose start is recorded. Its number is not used again, even if the start fails."""
         try:
             if self._left_ms(kept) <= 0:
-                raise NotStarted("its fence passed while it was being started", "nothing to do: it is placed anew")
+                cause = "its fencing deadline passed while it was being started"
+                raise NotStarted(cause, "nothing to do: it is scheduled again")
             running = await self._world.runner.start(begin.order._replace(not_after_ms=self._deadline_ms(kept)))
         except NotStarted as error:
             kept = replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms(), failed=error.cause, cure=error.cure)
@@ -230,37 +239,42 @@ class Keeper:
         self._tell(kept)
         self._watch(kept)
         self._news.set()
-        await self._write(kept)  # whoever was answered may rely on it: the next keeper finds this process
+        await self._write(kept)  # the reply implies that a restarted keeper will find this process
         return kept
 
-    async def _find_again(self, kept: Begun) -> None:
-        """After a restart: what runs is watched again. What was begun and is not known to run is ended, if it does run."""
+    async def _find_again(self, kept: ProcessRecord) -> None:
+        """Recover a record after a restart of the keeper.
+
+        A live process is watched again. A start without a known process is cleaned up, in case it happened after all.
+        """
         boot, now_ms = self._world.clock.boot(), self._world.clock.now_ms()
         if kept.boot != boot:
-            # The machine was started anew: nothing of it can be left, and its instants mean nothing on this clock.
+            # The machine was rebooted: no process can be left, and times of the old boot cannot be compared with this clock.
             ended = Ended() if kept.ended is None else kept.ended
             await self._note(replace(kept, boot=boot, since_ms=now_ms, ended=ended, ended_ms=now_ms))
         elif kept.alive and kept.pid and self._world.runner.alive(kept.running):
             self._watch(kept)
             if kept.fence_ms:
-                # It should have died with its keeper, which alone knew how long it may run.
+                # It should have died with the previous keeper, which was the only one to know its deadline.
                 self._fence(kept)
         elif kept.alive:
             self._spawn(self._clear(kept), f"clear {kept.key}")
 
     async def _end_strangers(self) -> None:
-        """Of what has a room here and is not in the journal nobody will ever ask: the journal was lost, or is damaged."""
+        """Stop processes that have a directory here and no journal entry: the journal was lost or damaged, so no agent knows of
+        them.
+        """
         known = {copy.file_name for copy in self._starts}
         names: tuple[str, ...] = ()
         with suppress(DiskError):
             if self._rooms is not None:
                 names = await self._world.offload(partial(self._world.disk.list, self._rooms))
         for name in names:
-            if name not in known and is_copy_name(name):
+            if name not in known and is_attempt_name(name):
                 await self._world.runner.clear(name)
 
-    async def _clear(self, kept: Begun) -> None:
-        """Its first process is gone, or never known; others that came of it may be there."""
+    async def _clear(self, kept: ProcessRecord) -> None:
+        """Stop what is left of an attempt whose main process is gone or was never recorded."""
         if kept.pid:
             await self._end(kept.running, kept.grace_ms)
         else:
@@ -269,10 +283,10 @@ class Keeper:
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
-    def _watch(self, kept: Begun) -> None:
+    def _watch(self, kept: ProcessRecord) -> None:
         async def wait() -> None:
             ended = await self._world.runner.wait(kept.running)
-            await self._end(kept.running, kept.grace_ms)  # whatever it has left behind
+            await self._end(kept.running, kept.grace_ms)  # descendants that outlived it
             current = self._starts.get(kept.copy)
             if current is not None and current.running == kept.running:
                 self._ending_ms.pop(kept.copy, None)
@@ -280,7 +294,7 @@ class Keeper:
 
         self._spawn(wait(), f"wait for {kept.pid}")
 
-    def _halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
+    def _halt(self, copy: AttemptId, grace_ms: int, why: str = "") -> None:
         kept = self._starts.get(copy)
         if kept is None or not kept.alive or not kept.pid:
             return
@@ -292,27 +306,27 @@ class Keeper:
             self._tell(replace(kept, why=why))
         self._spawn(self._end(kept.running, grace_ms), f"end {kept.pid}")
 
-    async def _bar(self, copy: Copy) -> Begun | None:
-        async with self._turn(copy):  # what is being begun comes first
+    async def _bar(self, copy: AttemptId) -> ProcessRecord | None:
+        async with self._turn(copy):  # a start in progress finishes first
             kept = self._starts.get(copy)
             if kept is None or not kept.alive:
                 self._begin_no_more(copy)
         return kept
 
-    def _begin_no_more(self, copy: Copy) -> None:
+    def _begin_no_more(self, copy: AttemptId) -> None:
         self._barred[copy] = None
-        while len(self._barred) > BARRED_MAX:
+        while len(self._barred) > BLOCKED_STARTS_MAX:
             del self._barred[next(iter(self._barred))]
 
     async def _end(self, running: Running, grace_ms: int) -> None:
-        """Until it is done: what may not be ended, or not now, is not forgotten for that."""
+        """Stop a process, and retry until it succeeds, so that a failure to signal it does not leave it running unnoticed."""
         while True:
             try:
                 return await self._world.runner.stop(running, grace_ms=grace_ms)
             except (WorldError, OSError):
-                await self._world.clock.sleep_ms(LOOK_MS)
+                await self._world.clock.sleep_ms(DEADLINE_CHECK_MS)
 
-    def _fence(self, kept: Begun) -> None:
+    def _fence(self, kept: ProcessRecord) -> None:
         self._tell(replace(kept, fenced=True))
         self._halt(kept.copy, kept.grace_ms)
 
@@ -321,15 +335,16 @@ class Keeper:
         while alive := [kept.copy for kept in self._starts.values() if kept.alive]:
             for copy in alive:
                 self._halt(copy, grace_ms)
-            await self._world.clock.sleep_ms(QUIT_LOOK_MS)
+            await self._world.clock.sleep_ms(SHUTDOWN_POLL_MS)
         self._over.set()
 
     async def _hold_deadlines(self) -> None:
-        until_ms = self._world.clock.now_ms() + LOOK_MS
+        until_ms = self._world.clock.now_ms() + DEADLINE_CHECK_MS
         while True:
-            if self._world.clock.now_ms() > until_ms + LATE_MS:
-                # This process stood still. Renewals that came meanwhile are heard first: they may say that nothing is over.
-                await self._world.clock.sleep_ms(LATE_MS)
+            if self._world.clock.now_ms() > until_ms + STALL_MS:
+                # This process was suspended. Renewals that arrived meanwhile are read first, because they may have extended the
+                # deadlines.
+                await self._world.clock.sleep_ms(STALL_MS)
             self._news.clear()
             wait_ms = IDLE_MS
             for kept in tuple(self._starts.values()):
@@ -337,26 +352,26 @@ class Keeper:
                     continue
                 left_ms = self._left_ms(kept)
                 if left_ms > 0:
-                    wait_ms = min(wait_ms, LOOK_MS, left_ms)
+                    wait_ms = min(wait_ms, DEADLINE_CHECK_MS, left_ms)
                 elif kept.pid:
                     self._fence(kept)
             if self._unwritten:
                 again_ms = self._again_ms - self._world.clock.now_ms()
                 if again_ms <= 0:
                     self._spawn(self._write(), "write again")
-                wait_ms = min(wait_ms, again_ms if again_ms > 0 else LOOK_MS)
+                wait_ms = min(wait_ms, again_ms if again_ms > 0 else DEADLINE_CHECK_MS)
             until_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
                     await self._news.wait()
 
-    def _left_ms(self, kept: Begun) -> int:
-        """How long it may still run without a renewal."""
+    def _left_ms(self, kept: ProcessRecord) -> int:
+        """How long the process may still run without a renewal."""
         deadline_ms = self._deadline_ms(kept)
-        return LOOK_MS if deadline_ms is None else deadline_ms - self._world.clock.now_ms()
+        return DEADLINE_CHECK_MS if deadline_ms is None else deadline_ms - self._world.clock.now_ms()
 
-    def _deadline_ms(self, kept: Begun) -> int | None:
-        """None: it runs for ever. Of a node whose renewals are not known, nothing more may start."""
+    def _deadline_ms(self, kept: ProcessRecord) -> int | None:
+        """None: the process has no deadline. Without a known renewal of its node, a process with a fence must not start."""
         if not kept.fence_ms:
             return None
         return self._renewed_ms.get(kept.node, kept.since_ms if kept.pid else 0) + kept.fence_ms
@@ -364,42 +379,45 @@ class Keeper:
     def _renew(self, sent_ms: dict[str, int]) -> None:
         now_ms = self._world.clock.now_ms()
         for node, at_ms in sent_ms.items():
-            if at_ms <= now_ms:  # nobody renews in the future
+            if at_ms <= now_ms:  # ignore renewals with a send time in the future
                 self._renewed_ms[node] = max(at_ms, self._renewed_ms.get(node, 0))
 
-    # -- what is known ---------------------------------------------------------------------------------------------------
+    # -- records and journal ---------------------------------------------------------------------------------------------------
 
-    async def _drop(self, copy: Copy) -> None:
+    async def _drop(self, copy: AttemptId) -> None:
         kept = self._starts.get(copy)
         if kept is None or kept.alive:
             return
         del self._starts[copy]
-        self._begin_no_more(copy)  # one who asked for it and heard nothing may have asked twice
+        self._begin_no_more(copy)  # an agent that got no reply may have sent the start twice
         for reader in self._readers:
             reader.tell(copy, None)
-        await self._write(forgotten(kept))
+        await self._write(tombstone(kept))
 
-    async def _note(self, kept: Begun) -> None:
-        """What runs and how it ended. Where that cannot be written it is known here all the same, and written with the rest."""
+    async def _note(self, kept: ProcessRecord) -> None:
+        """Publish a record and write it to the journal. A failed write is retried with the next; the record counts meanwhile.
+        """
         self._tell(kept)
         await self._write(kept)
 
-    def _tell(self, kept: Begun) -> None:
+    def _tell(self, kept: ProcessRecord) -> None:
         self._starts[kept.copy] = kept
         for reader in self._readers:
             reader.tell(kept.copy, kept)
 
-    async def _write(self, *news: Begun) -> None:
-        """And what could not be written before, as it stands now: a keeper that is killed finds by it what runs."""
+    async def _write(self, *news: ProcessRecord) -> None:
+        """Write records, together with the current state of those that could not be written before. A restarted keeper finds
+        its processes by them.
+        """
         unwritten, self._unwritten = self._unwritten, {}
-        entries = [*(self._starts.get(copy, forgotten(one)) for copy, one in unwritten.items()), *news]
+        entries = [*(self._starts.get(copy, tombstone(one)) for copy, one in unwritten.items()), *news]
         if not entries:
             return
         try:
             await self._scribe.write(entries, durably=False)
         except DiskError:
             self._unwritten |= {one.copy: one for one in entries}
-            self._again_ms = self._world.clock.now_ms() + LOOK_MS
+            self._again_ms = self._world.clock.now_ms() + DEADLINE_CHECK_MS
             self._news.set()
             return
         if self._journal.grown(len(self._starts)):
@@ -407,8 +425,10 @@ class Keeper:
             with suppress(DiskError):
                 await self._world.offload(lambda: self._journal.rewrite(live))
 
-    async def _read(self) -> dict[Copy, Begun]:
-        """Until its journal can be read a keeper starts and ends nothing: it does not know what is its own."""
+    async def _read(self) -> dict[AttemptId, ProcessRecord]:
+        """Read the journal, and retry until it can be read. Before that the keeper cannot tell which processes are its own, so
+        it starts and stops nothing.
+        """
         said = ""
         while True:
             try:
@@ -416,20 +436,20 @@ class Keeper:
             except DiskError as error:
                 if str(error) != said:
                     said = str(error)
-                    self._say(f"nothing is begun or ended until the journal can be read: {said}")
-                await self._world.clock.sleep_ms(LOOK_MS)
+                    self._say(f"no process is started or stopped until the journal can be read: {said}")
+                await self._world.clock.sleep_ms(DEADLINE_CHECK_MS)
 
-    def _uses(self) -> tuple[Use, ...]:
+    def _uses(self) -> tuple[ProcessUsage, ...]:
         runs = [kept for kept in self._starts.values() if kept.alive and kept.pid]
         used = [(kept, self._world.runner.usage(kept.running)) for kept in runs]
-        return tuple(Use(kept.uid, kept.attempt, use.cpu_ms, use.memory_bytes) for kept, use in used)
+        return tuple(ProcessUsage(kept.uid, kept.attempt, use.cpu_ms, use.memory_bytes) for kept, use in used)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._group is None:
-            raise RuntimeError("a keeper that does not run starts and ends nothing")
+            raise RuntimeError("Keeper.run is not active: no task can be started")
         self._group.create_task(work, name=name)
 
 
-def _never(kept: Begun, failed: str, cure: str) -> Begun:
-    """What is answered of a start that was not begun."""
-    return replace(kept, number=NEVER, ended=Ended(), failed=failed, cure=cure)
+def _not_started(kept: ProcessRecord, failed: str, cure: str) -> ProcessRecord:
+    """Return the reply for a start that did not happen."""
+    return replace(kept, number=NO_START, ended=Ended(), failed=failed, cure=cure)

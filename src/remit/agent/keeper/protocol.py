@@ -1,13 +1,11 @@
 """Messages between agent and keeper, the agent's client stub, and the keeper launcher.
 
-Words, and the agent's end of them; the keeper itself is in keeper.py.
+Agent and keeper are processes on one machine: they share the boot clock, and no network lies between them. Both ends of the
+protocol may run different versions during an upgrade, so message tags and field names are fixed. The keeper itself is in
+keeper.py.
 
-The two are processes of one machine: they share its boot clock, and no network lies between them.
-
-It starts one where there is none; what a keeper does is in keeper.py.
-
-A keeper holds its lock while it lives, also while it is stopped. So one that does not answer and still has its lock is left
-alone: a second one beside it would start again what it runs.
+The launcher starts a keeper if none runs. A keeper holds its lock as long as it lives, also while it is stopped (SIGSTOP). A
+keeper that does not answer but holds its lock is therefore left alone: a second one would start the same processes again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from remit.agent.attempts import Copy
+from remit.agent.attempts import AttemptId
 from remit.world.interfaces import (
     Busy,
     Clock,
@@ -35,18 +33,23 @@ from remit.world.interfaces import (
     WorldError,
 )
 
-NEVER: Final = -1
-"""The number of a start that was not begun: it may be asked for again."""
+NO_START: Final = -1
+"""The `number` of a record of a start that did not happen. The start may be requested again. In the journal it marks a
+forgotten attempt.
+"""
 
-ANSWER_MS: Final = 10_000
-"""So long a keeper is waited for. One that is stopped answers when it goes on; what was asked is then asked again."""
+REPLY_TIMEOUT_MS: Final = 10_000
+"""How long a reply of the keeper is waited for. A stopped keeper replies after it continues; the agent has repeated the request
+by then.
+"""
 
 
-class Begun(Struct, frozen=True, omit_defaults=True):
-    """One start of a copy, as the keeper knows it: the `number`th within its attempt. `ended` is there once it has.
+class ProcessRecord(Struct, frozen=True, omit_defaults=True):
+    """The keeper's record of one process of an attempt.
 
-    `since_ms` is when it was started, on the clock of `boot`. One that never ran says why not: `failed` and `cure`. One that
-    was ended says `why` it was told to, where that is more than that nobody wants it any more.
+    `number` counts the restarts within the attempt; 0 is the first start. `ended` is set once the process has exited.
+    `since_ms` is the time of the start on the clock of `boot`. If the process never ran, `failed` and `cure` explain it. If
+    it was stopped for a reason other than a missing assignment, `why` is that reason.
     """
 
     node: str
@@ -65,15 +68,15 @@ class Begun(Struct, frozen=True, omit_defaults=True):
     ended: Ended | None = None
     ended_ms: int = 0
     fenced: bool = False
-    """It was ended because nobody had renewed its node's lease for too long."""
+    """It was stopped because its node's lease had not been renewed within the fence."""
     failed: str = ""
     cure: str = ""
     why: str = ""
     boot: str = ""
 
     @property
-    def copy(self) -> Copy:
-        return Copy(self.key, self.uid, self.attempt)
+    def copy(self) -> AttemptId:
+        return AttemptId(self.key, self.uid, self.attempt)
 
     @property
     def running(self) -> Running:
@@ -85,12 +88,12 @@ class Begun(Struct, frozen=True, omit_defaults=True):
 
     @property
     def stage(self) -> tuple[int, bool, bool]:
-        """How far it has come: of two words on a copy the one that is further stands."""
+        """How far the process has come. Of two records of one attempt, the one with the higher stage is newer."""
         return self.number, self.ended is not None, self.pid != 0
 
 
-class Use(Struct, frozen=True):
-    """What a copy takes."""
+class ProcessUsage(Struct, frozen=True):
+    """Resources used by an attempt: cumulative CPU time and current memory."""
 
     uid: str
     attempt: int
@@ -98,9 +101,10 @@ class Use(Struct, frozen=True):
     memory_bytes: int
 
 
-class Begin(Struct, frozen=True, tag="begin"):
-    """Start a copy, unless that start was begun before, or its deadline has passed. `rooms` are directories that it needs, and
-    that are made if they are not there.
+class StartProcess(Struct, frozen=True, tag="begin"):
+    """Start a process, unless this start was performed before or its fencing deadline has passed.
+
+    `rooms` are directories that the process needs; missing ones are created.
     """
 
     order: Order
@@ -111,8 +115,8 @@ class Begin(Struct, frozen=True, tag="begin"):
     rooms: tuple[Path, ...] = ()
 
 
-class Halt(Struct, frozen=True, tag="halt"):
-    """End a copy and all that came of it: ask, and after `grace_ms` make it. `why` is told of it afterwards."""
+class StopProcess(Struct, frozen=True, tag="halt"):
+    """Stop a process and its descendants: SIGTERM, then SIGKILL after `grace_ms`. `why` is recorded as the result."""
 
     key: str
     uid: str
@@ -121,60 +125,64 @@ class Halt(Struct, frozen=True, tag="halt"):
     why: str = ""
 
 
-class Bar(Struct, frozen=True, tag="bar"):
-    """Unless it runs, begin no more of this copy, whoever has asked for that or will."""
+class BlockStart(Struct, frozen=True, tag="bar"):
+    """Unless the attempt runs now, perform no further start of it, whether requested before or after this message."""
 
     key: str
     uid: str
     attempt: int
 
 
-class Drop(Struct, frozen=True, tag="drop"):
-    """Forget a copy that has ended: nobody will ask for it again."""
+class ForgetProcess(Struct, frozen=True, tag="drop"):
+    """Forget an attempt that has ended. It will not be requested again."""
 
     key: str
     uid: str
     attempt: int
 
 
-class Renewed(Struct, frozen=True, tag="renewed"):
-    """A renewal of each of these nodes' leases that was sent at that instant has been answered."""
+class ConfirmRenewals(Struct, frozen=True, tag="renewed"):
+    """Renewals of these nodes' leases, sent at the given times, were accepted."""
 
     sent_ms: dict[str, int]
 
 
-class Uses(Struct, frozen=True, tag="uses"):
-    """What do all copies take?"""
+class GetUsage(Struct, frozen=True, tag="uses"):
+    """Request the resource usage of all attempts."""
 
 
-class Quit(Struct, frozen=True, tag="quit"):
-    """End all copies, each as by `Halt`, and then yourself. It is answered once nothing runs any more."""
+class Shutdown(Struct, frozen=True, tag="quit"):
+    """Stop all processes as `StopProcess` does, then exit. The reply is sent once no process is left."""
 
     grace_ms: int
 
 
-Word = Begin | Halt | Bar | Drop | Renewed | Uses | Quit
+KeeperMessage = StartProcess | StopProcess | BlockStart | ForgetProcess | ConfirmRenewals | GetUsage | Shutdown
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
-    """`kept` after a `Begin`; None there: it is past its deadline, and nothing was started. After a `Bar`: what is known."""
+class KeeperReply(Struct, frozen=True, omit_defaults=True):
+    """Reply to a message.
 
-    kept: Begun | None = None
-    uses: tuple[Use, ...] = ()
+    After `StartProcess`, `kept` is the record of the start; None: the fencing deadline has passed and nothing was started. After
+    `BlockStart`, `kept` is the record of the attempt, if any.
+    """
+
+    kept: ProcessRecord | None = None
+    uses: tuple[ProcessUsage, ...] = ()
 
 
-class Table(Struct, frozen=True, omit_defaults=True):
-    """What changed among the starts. The first of a stream is the whole table."""
+class ProcessTable(Struct, frozen=True, omit_defaults=True):
+    """Changes of the process table. The first message of a stream is the full table (`whole`)."""
 
     whole: bool = False
-    kept: tuple[Begun, ...] = ()
+    kept: tuple[ProcessRecord, ...] = ()
     gone: tuple[tuple[str, str, int], ...] = ()
 
 
 def _encode_hook(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not said to a keeper")
+    raise TypeError(f"{type(value).__name__} cannot be sent to a keeper")
 
 
 def _decode_hook(type_: type, value: object) -> object:
@@ -184,77 +192,82 @@ def _decode_hook(type_: type, value: object) -> object:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
-_words: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word, dec_hook=_decode_hook)
-_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-_tables: msgspec.json.Decoder[Table] = msgspec.json.Decoder(Table)
+_message_decoder: msgspec.json.Decoder[KeeperMessage] = msgspec.json.Decoder(KeeperMessage, dec_hook=_decode_hook)
+_reply_decoder: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
+_table_decoder: msgspec.json.Decoder[ProcessTable] = msgspec.json.Decoder(ProcessTable)
 
 
-def encode(said: Word | Answer | Table) -> bytes:
+def encode(said: KeeperMessage | KeeperReply | ProcessTable) -> bytes:
     return _encoder.encode(said)
 
 
-def read_word(body: bytes) -> Word:
-    return _words.decode(body)
+def decode_message(body: bytes) -> KeeperMessage:
+    return _message_decoder.decode(body)
 
 
-class Keeping:
-    """The agent's end. Raises `LinkError` where there is no answer in time: then the table says what came of it."""
+class KeeperClient:
+    """Client of the keeper. Raises `LinkError` if no reply arrives in time; the process table then shows the outcome."""
 
     def __init__(self, link: Link, keeper: str, clock: Clock) -> None:
         self._link, self._keeper, self._clock = link, keeper, clock
 
     async def begin(
         self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int], rooms: Sequence[Path] = ()
-    ) -> Begun | None:
-        return (await self._say(Begin(order, number, fence_ms, grace_ms, dict(ports), tuple(rooms)))).kept
+    ) -> ProcessRecord | None:
+        return (await self._say(StartProcess(order, number, fence_ms, grace_ms, dict(ports), tuple(rooms)))).kept
 
-    async def halt(self, copy: Copy, grace_ms: int, why: str = "") -> None:
-        await self._say(Halt(*copy, grace_ms, why))
+    async def halt(self, copy: AttemptId, grace_ms: int, why: str = "") -> None:
+        await self._say(StopProcess(*copy, grace_ms, why))
 
-    async def bar(self, copy: Copy) -> Begun | None:
-        """If what comes back is not alive, the copy does not run and never will."""
-        return (await self._say(Bar(*copy))).kept
+    async def bar(self, copy: AttemptId) -> ProcessRecord | None:
+        """Block further starts of an attempt. If the returned record is None or not alive, the attempt does not run and never
+        will.
+        """
+        return (await self._say(BlockStart(*copy))).kept
 
-    async def drop(self, copy: Copy) -> None:
-        await self._say(Drop(*copy))
+    async def drop(self, copy: AttemptId) -> None:
+        await self._say(ForgetProcess(*copy))
 
-    async def renewed(self, sent_ms: Mapping[str, int], within_ms: int = ANSWER_MS) -> None:
-        await self._say(Renewed(dict(sent_ms)), within_ms)
+    async def renewed(self, sent_ms: Mapping[str, int], within_ms: int = REPLY_TIMEOUT_MS) -> None:
+        await self._say(ConfirmRenewals(dict(sent_ms)), within_ms)
 
-    async def uses(self, within_ms: int = ANSWER_MS) -> Sequence[Use]:
-        return (await self._say(Uses(), within_ms)).uses
+    async def uses(self, within_ms: int = REPLY_TIMEOUT_MS) -> Sequence[ProcessUsage]:
+        return (await self._say(GetUsage(), within_ms)).uses
 
     async def quit(self, grace_ms: int) -> None:
-        """Returns when all work has ended, however long that takes."""
-        await self._say(Quit(grace_ms), within_ms=2 * grace_ms + ANSWER_MS)
+        """Stop all processes and the keeper. Returns once all have ended."""
+        await self._say(Shutdown(grace_ms), within_ms=2 * grace_ms + REPLY_TIMEOUT_MS)
 
-    async def table(self) -> AsyncGenerator[Table, None]:
-        """The whole table, and then what changes, until the keeper is gone."""
+    async def table(self) -> AsyncGenerator[ProcessTable, None]:
+        """Stream the full table, then its changes, until the keeper is gone."""
         async for item in self._link.stream(self._keeper, b""):
-            yield _tables.decode(item)
+            yield _table_decoder.decode(item)
 
-    async def _say(self, word: Word, within_ms: int = ANSWER_MS) -> Answer:
+    async def _say(self, word: KeeperMessage, within_ms: int = REPLY_TIMEOUT_MS) -> KeeperReply:
         try:
             async with self._clock.timeout_ms(within_ms):
                 body = await self._link.request(self._keeper, encode(word))
         except TimeoutError:
-            raise Unheard(
-                f"the keeper did not answer for {within_ms} ms", "see whether it is stopped, and let it go on"
-            ) from None
+            cure = "check whether its process is stopped, and continue it with SIGCONT"
+            raise Unheard(f"the keeper did not answer for {within_ms} ms", cure) from None
         try:
-            return _answers.decode(body)
+            return _reply_decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise LinkError(f"the keeper said what cannot be read ({error})", "do both run the same version?") from error
+            cure = "run agent and keeper at the same version"
+            raise LinkError(f"the keeper's reply cannot be decoded ({error})", cure) from error
 
 
 BACKOFF_MS: Final = 250
 BACKOFF_MS_MAX: Final = 15_000
-STEADY_MS: Final = 60_000
-"""One that lived for so long had come up well: the pauses begin anew."""
+STABLE_MS: Final = 60_000
+"""A keeper that lived this long had started properly: the backoff is reset."""
 
 
-class Reviver:
-    """Called whenever the keeper does not answer. `order` starts one, in a session of its own: it outlives this process."""
+class KeeperLauncher:
+    """Starts a keeper if none runs. Called whenever the keeper does not answer.
+
+    `order` starts it in its own session, so that it outlives the agent.
+    """
 
     def __init__(self, world: World, order: Order, lock: Path, tell: Callable[[str], None]) -> None:
         self._world, self._order, self._lock, self._tell = world, order, lock, tell
@@ -271,23 +284,23 @@ class Reviver:
             )
             self._started = None
         now_ms = self._world.clock.now_ms()
-        if now_ms < self._not_before_ms or await self._world.offload(lambda: is_held(self._world.disk, self._lock)):
+        if now_ms < self._not_before_ms or await self._world.offload(lambda: is_locked(self._world.disk, self._lock)):
             return
-        self._failures = 0 if now_ms - self._started_ms > STEADY_MS else self._failures + 1
+        self._failures = 0 if now_ms - self._started_ms > STABLE_MS else self._failures + 1
         self._not_before_ms = now_ms + min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._failures, 10))
         self._started_ms = now_ms
         try:
             self._started = await self._world.runner.start(self._order)
         except WorldError as error:
-            self._tell(f"no keeper can be started: {error}")
+            self._tell(f"the keeper cannot be started: {error}")
 
 
-def is_held(disk: Disk, lock: Path) -> bool:
-    """Does somebody have this lock now?"""
+def is_locked(disk: Disk, lock: Path) -> bool:
+    """Return whether another process holds this lock."""
     try:
         with disk.lock(lock):
             return False
     except Busy:
         return True
-    except Missing:  # its directory is not there
+    except Missing:  # its directory does not exist
         return False

@@ -1,1 +1,1 @@
-"""Load generators and processes of the benchmarks."""
+"""Load generators and child processes of the benchmarks."""

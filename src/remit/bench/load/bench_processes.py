@@ -1,23 +1,20 @@
 """Child processes of a benchmark and their CPU time.
 
-Children by their handles, CPU time from /proc. No aims.
-
-Those of a scope, as people start them; nothing is decided here.
-
-Each is a process of its own in one directory, so what is measured is what is run in earnest. What they do is not known here.
+Components run in processes of their own, started as an operator would start them, so that the measurement is realistic. CPU
+time is read from /proc. Goals are set by the benchmarks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - children on pipes, which must not outlive us: no work  # noqa: TID251 - children that are started and ended as a person would
+from asyncio.subprocess import DEVNULL, PIPE, Process  # noqa: TID251 - child processes on pipes, which end with the benchmark
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from remit.agent.setup import Directory
+from remit.agent.setup import AgentDirectory
 from remit.cli.session.token_files import issued_in
 from remit.client.api import Api
 from remit.model.identity import TokenRole
@@ -34,12 +31,12 @@ END_MS_MAX: Final = 20_000
 CLOCK: Final = BootClock()
 
 
-class PartFailed(Exception):
-    """A process of the benchmark ended, or did not say what was awaited."""
+class BenchProcessError(Exception):
+    """A process of the benchmark ended, or did not print the expected line."""
 
 
-class Part:
-    """One process. It is told to end by SIGTERM or the end of its stdin, and is killed if it does not."""
+class BenchProcess:
+    """One child process. It is ended by SIGTERM or the end of its stdin, and killed if it does not exit."""
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name, self._process, self._log = name, process, log
@@ -49,21 +46,21 @@ class Part:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """What it has taken since it began, all its threads, and children that have ended."""
+        """Return its CPU time so far, including all threads and children that have ended."""
         found = member(self.pid)
         if found is None:
-            raise self._failed("is gone")
+            raise self._failed("has ended")
         return found.cpu_ms / 1000
 
     async def line(self, within_ms: int = START_MS_MAX) -> str:
-        """The next line that it writes on stdout."""
+        """Return the next line it prints on stdout."""
         if self._process.stdout is None:
             raise self._failed("has no stdout")
         try:
             async with CLOCK.timeout_ms(within_ms):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise self._failed(f"said nothing for {within_ms // 1000} s") from None
+            raise self._failed(f"printed nothing for {within_ms // 1000} s") from None
         if not line:
             raise self._failed("ended")
         return line.decode().rstrip("\n")
@@ -83,25 +80,25 @@ class Part:
                 process.kill()
                 await process.wait()
 
-    def _failed(self, what: str) -> PartFailed:
+    def _failed(self, what: str) -> BenchProcessError:
         said = self._log.read_text(errors="replace").splitlines()[-5:] if self._log.exists() else []
-        return PartFailed(f"{self.name} (process {self.pid}) {what}: {' / '.join(said) or 'it wrote nothing'}")
+        return BenchProcessError(f"{self.name} (process {self.pid}) {what}: {' / '.join(said) or 'no output'}")
 
 
-class Parts:
-    """All processes of one run; `directory` has what each wrote on stderr."""
+class BenchProcesses:
+    """All processes of one run. `directory` has the stderr of each."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self._directory, self._stack = directory, stack
-        self.by_name: dict[str, Part] = {}
+        self.by_name: dict[str, BenchProcess] = {}
 
-    async def start(self, name: str, *words: str, module: str = "remit.cli") -> Part:
+    async def start(self, name: str, *words: str, module: str = "remit.cli") -> BenchProcess:
         log = self._directory / f"{name}.log"
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
                 sys.executable, "-m", module, *words, stdin=PIPE, stdout=PIPE, stderr=errors
             )
-        part = self.by_name[name] = Part(name, process, log)
+        part = self.by_name[name] = BenchProcess(name, process, log)
         self._stack.push_async_callback(part.end)
         return part
 
@@ -110,14 +107,14 @@ class Parts:
 
 
 @asynccontextmanager
-async def parts(directory: Path) -> AsyncIterator[Parts]:
-    """Whatever happens, none of them is left."""
+async def bench_processes(directory: Path) -> AsyncIterator[BenchProcesses]:
+    """Yield an empty set of processes, and end all of them afterwards."""
     async with AsyncExitStack() as stack:
-        yield Parts(directory, stack)
+        yield BenchProcesses(directory, stack)
 
 
-def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """CPU seconds between two looks; of one that began meanwhile, all."""
+def cpu_spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the CPU seconds between two readings; for processes that started in between, all of theirs."""
     return {name: after[name] - before.get(name, 0.0) for name in after}
 
 
@@ -126,23 +123,23 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def micros(cpu: Mapping[str, float], count: int, prefix: str = "") -> dict[str, Any]:
-    """CPU microseconds of each process for each of `count` things."""
+def cpu_micros(cpu: Mapping[str, float], count: int, prefix: str = "") -> dict[str, Any]:
+    """Return the CPU microseconds of each process per item."""
     return {f"{prefix}{name}_us": seconds * 1e6 / max(1, count) for name, seconds in cpu.items()}
 
 
-BEAT: Final = "2s"
+HEARTBEAT_INTERVAL: Final = "2s"
 
 LAST_LINES: Final = 5
-NAME: Final = "bench"
+NODE_PREFIX: Final = "bench"
 
 
-class NotUp(Exception):
-    """A part does not come up; the last that it said is in the words."""
+class ClusterStartError(Exception):
+    """A process does not start; the message has the last lines of its output."""
 
 
-class Cluster:
-    """All parts in `root`. `start` returns once every node is ready; whoever called it calls `end`."""
+class ProcessCluster:
+    """All components of a scope, in `root`. `start` returns once every node is ready; the caller must call `end`."""
 
     def __init__(self, root: Path, nodes: int, clock: Clock) -> None:
         self._root, self._nodes, self._clock = root, nodes, clock
@@ -157,8 +154,8 @@ class Cluster:
     async def start(self) -> None:
         await self._start("server", "--data", str(self.store), "--listen", "127.0.0.1:0")
         self.url = (await self._said("server", " at http")).partition(" at ")[2].partition(",")[0]
-        nodes = [f"{NAME}-{number}" for number in range(1, self._nodes + 1)]
-        played = ("--name", NAME, "--nodes", str(self._nodes), "--cpu", "64", "--memory", "256Gi", "--data", str(self.agent))
+        nodes = [f"{NODE_PREFIX}-{number}" for number in range(1, self._nodes + 1)]
+        played = ("--name", NODE_PREFIX, "--nodes", str(self._nodes), "--cpu", "64", "--memory", "256Gi", "--data", str(self.agent))
         async with self.api() as api:
             await self._start("scheduler", *await self._asks(api, "scheduler"))
             await self._start("controllers", *await self._asks(api, "controllers"))
@@ -166,13 +163,13 @@ class Cluster:
             await self._until_ready(api)
 
     async def _asks(self, api: Api, role: TokenRole, nodes: Sequence[str] = ()) -> tuple[str, ...]:
-        """Whom a part asks, and as whom: each has a token of its own."""
+        """Return the options with which a component reaches the server. Each has its own token."""
         file = self._root / f"{role}.token"
         await issued_in(file, api, RandomIds(), role, nodes=nodes)
         return "--server", self.url, "--token-file", str(file)
 
     async def end(self) -> None:
-        """The agent first: it takes its keeper, and all that this has started, with it."""
+        """Stop all components. The agent is first: it stops its keeper and all processes."""
         for name in ("agent", "controllers", "scheduler", "server"):
             process = self._parts.get(name)
             if process is not None and process.returncode is None:
@@ -180,9 +177,9 @@ class Cluster:
                 await process.wait()
 
     def cpu_ms(self) -> dict[str, int]:
-        """What each part has taken so far. The keeper's is with all that it has started: helpers, and the work itself."""
+        """Return the CPU time of each component so far. The keeper's includes its helpers and the replicas it started."""
         taken = {name: _cpu_ms([procfs.member(process.pid)]) for name, process in self._parts.items()}
-        keeper = Directory(self.agent).keeper_pid
+        keeper = AgentDirectory(self.agent).keeper_pid
         if keeper.exists():
             taken["keeper"] = _cpu_ms(procfs.tree(int(keeper.read_text())))
         return taken
@@ -190,7 +187,7 @@ class Cluster:
     async def _start(self, name: str, *words: str) -> None:
         with (self._root / f"{name}.log").open("ab") as log:
             self._parts[name] = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
-                sys.executable, "-m", "remit.cli", name, *words, "--beat", BEAT, stdin=DEVNULL, stdout=log, stderr=log
+                sys.executable, "-m", "remit.cli", name, *words, "--beat", HEARTBEAT_INTERVAL, stdin=DEVNULL, stdout=log, stderr=log
             )
 
     async def _said(self, name: str, words: str) -> str:
@@ -201,7 +198,7 @@ class Cluster:
                 if words in line:
                     return line
             if self._parts[name].returncode is not None or self._clock.now_ms() > until_ms:
-                raise NotUp(f"`remit {name}` does not come up: {' / '.join(lines[-LAST_LINES:]) or 'it said nothing'}")
+                raise ClusterStartError(f"`remit {name}` did not start: {' / '.join(lines[-LAST_LINES:]) or 'no output'}")
             await self._clock.sleep_ms(20)
 
     async def _until_ready(self, api: Api) -> None:
@@ -212,7 +209,7 @@ class Cluster:
                 return
             if self._clock.now_ms() > until_ms or self._parts["agent"].returncode is not None:
                 said = " / ".join(self._lines("agent")[-LAST_LINES:])
-                raise NotUp(f"{self._nodes} nodes are not ready after {START_MS_MAX // 1000} s: {said or 'nothing was said'}")
+                raise ClusterStartError(f"{self._nodes} nodes are not ready after {START_MS_MAX // 1000} s: {said or 'no output'}")
             await self._clock.sleep_ms(50)
 
     def _lines(self, name: str) -> list[str]:

@@ -1,10 +1,10 @@
 """Plain ASGI echo server as baseline (`-m`).
 
-The plainest ASGI application on the same socket and parser: a yardstick. It only echoes.
+The smallest ASGI application on the same socket and HTTP parser as the API server.
 
     python -m remit.bench.load.echo_server
 
-It says its port, and ends with its stdin.
+Prints its port, and exits when its stdin ends.
 """
 
 from __future__ import annotations

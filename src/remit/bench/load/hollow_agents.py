@@ -1,14 +1,14 @@
 """Agents of nodes that run nothing (`-m`).
 
-Hollow agents: leases, declarations, orders and beats are real; no work is done.
+Leases, node registration, assignments and heartbeats are real; no process is started.
 
     python -m remit.bench.load.hollow_agents SERVER TOKENS_FILE NODES BEAT_MS
 
-Each host is an agent with a token and its share of the nodes, as `remit agent` hosts several: it holds a lease for each, beats
-for all of them in one request at the scope's rate, and follows their orders in one stream, which it keeps and does not read.
-It says `ready` once every node is declared; at each `fared` on its stdin how its beats did; and at each `start` it says of all
-that was bound to its nodes that it starts. What nobody starts for a minute would be taken back and placed anew, in the middle
-of another run.
+Each agent has a token and a share of the nodes, like `remit agent` with several nodes. It holds a lease per node, sends the
+heartbeats of all in one request at the scope's rate, and follows their assignments in one stream without decoding them. The
+process prints `ready` once every node is registered. For `fared` on its stdin it prints heartbeat statistics. For `start` it
+reports all replicas bound to its nodes as starting: otherwise they would be released after a minute and placed again, in the
+middle of another run.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import msgspec
 import uvloop
 
 from remit.bench.load.bench_processes import quantile
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.http_link import Connected, connect
-from remit.law.timing import Tempo
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.http_link import ScopeConnection, connect
+from remit.law.timing import Timing
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Move, Role
 from remit.model.kinds import Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.model.wire.agent_messages import Beat, NodeState, OrdersOf, decode_orders
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, AssignmentsRequest, decode_assignments
 from remit.world.interfaces import LinkError
 from remit.world.production import production
 
 ZONES: Final = ("eu-a", "eu-b", "eu-c")
-CLAIMS: Final = 500
+CLAIM_BATCH_MAX: Final = 500
 CAPACITY: Final = Amount({"cpu": 32_000, "memory": 64 << 30})
 
 
@@ -45,18 +45,18 @@ def node(index: int) -> Node:
     return Node(metadata=Metadata(name=f"node-{index}"), spec=spec)
 
 
-def shares(nodes: int, hosts: int) -> list[list[Node]]:
-    """Which nodes each host has."""
+def split_nodes(nodes: int, hosts: int) -> list[list[Node]]:
+    """Return the nodes of each agent."""
     everyone, share = [node(index) for index in range(nodes)], -(-nodes // hosts)
     return [everyone[start : start + share] for start in range(0, nodes, share)]
 
 
-class Host:
-    """One agent of several nodes."""
+class HollowAgent:
+    """One agent with several nodes."""
 
-    def __init__(self, connected: Connected, name: str, nodes: list[Node], tempo: Tempo) -> None:
+    def __init__(self, connected: ScopeConnection, name: str, nodes: list[Node], tempo: Timing) -> None:
         self._connected, self._name, self._nodes, self._tempo = connected, name, nodes, tempo
-        self._client: Client = connected.client_for(Actor(name, Role.AGENT))
+        self._client: AuthorityClient = connected.client_for(Actor(name, Role.AGENT))
         self._actors: list[Actor] = []
         self.latencies_ms: list[float] = []
         self.lost = 0
@@ -69,11 +69,11 @@ class Host:
     async def join(self) -> None:
         ttl = Duration(self._tempo.lease_ms)
         leases = [f"{Role.AGENT}/{one.metadata.name}" for one in self._nodes]
-        for lease, verdict in zip(leases, await self._client.ask_many([Acquire(lease, ttl) for lease in leases]), strict=True):
+        for lease, verdict in zip(leases, await self._client.submit_many([Acquire(lease, ttl) for lease in leases]), strict=True):
             if not isinstance(verdict, Accepted):
                 raise RuntimeError(f"{lease}: {verdict.detail}")
             self._actors.append(Actor(self._name, Role.AGENT, lease, verdict.number))
-        for verdict in await self._client.ask_many([Apply(one, expect=0) for one in self._nodes], actors=self._actors):
+        for verdict in await self._client.submit_many([Apply(one, expect=0) for one in self._nodes], actors=self._actors):
             if not isinstance(verdict, Accepted):
                 raise RuntimeError(verdict.detail)
 
@@ -82,40 +82,40 @@ class Host:
         await clock.sleep_ms(first_ms)
         settled = self._client.incarnation
         beats = [
-            Beat(actor, NodeState(one.metadata.name, settled)) for actor, one in zip(self._actors, self._nodes, strict=True)
+            NodeHeartbeat(actor, NodeState(one.metadata.name, settled)) for actor, one in zip(self._actors, self._nodes, strict=True)
         ]
         due_ms = clock.now_ms()
         while True:
-            due_ms += self._tempo.beat_ms
+            due_ms += self._tempo.heartbeat_ms
             began_ms = clock.now_ms()
             try:
-                held, _ = await self._client.beat(beats, deadline_ms=2 * self._tempo.beat_ms)
+                held, _ = await self._client.heartbeat(beats, deadline_ms=2 * self._tempo.heartbeat_ms)
                 self.lost += held.count(False) if isinstance(held, (list, tuple)) else 0
-            except NoAnswer:
+            except RetriesExhausted:
                 self.lost += len(beats)
             self.latencies_ms.append(clock.now_ms() - began_ms)
             await clock.sleep_ms(max(1, due_ms - clock.now_ms()))
 
     async def follow(self) -> None:
-        wanted = msgspec.json.encode(OrdersOf(tuple(one.metadata.name for one in self._nodes)))
+        wanted = msgspec.json.encode(AssignmentsRequest(tuple(one.metadata.name for one in self._nodes)))
         while True:
             try:
                 async with aclosing(self._connected.link.stream(self._connected.names[0], wanted)) as lines:
                     async for line in lines:
                         self._told.append(line)
             except LinkError:
-                await self._connected.world.clock.sleep_ms(self._tempo.beat_ms)
+                await self._connected.world.clock.sleep_ms(self._tempo.heartbeat_ms)
 
     async def start(self) -> int:
-        """How many are starting now of all that it was told of."""
-        rows = {row.key: row for line in self._told for row in decode_orders(line).replicas}
+        """Report all bound replicas received so far as starting. Returns how many were accepted."""
+        rows = {row.key: row for line in self._told for row in decode_assignments(line).replicas}
         self._told.clear()
         bound = [row for row in rows.values() if row.replica.status.phase is Phase.BOUND]
         mine = {one.metadata.name: actor for one, actor in zip(self._nodes, self._actors, strict=True)}
         started = 0
-        for first in range(0, len(bound), CLAIMS):
-            some = bound[first : first + CLAIMS]
-            verdicts = await self._client.ask_many(
+        for first in range(0, len(bound), CLAIM_BATCH_MAX):
+            some = bound[first : first + CLAIM_BATCH_MAX]
+            verdicts = await self._client.submit_many(
                 [Move(row.key, row.revision, "start", row.replica.status.attempt) for row in some],
                 actors=[mine[row.replica.status.node] for row in some],
             )
@@ -123,8 +123,8 @@ class Host:
         return started
 
 
-class Fared(msgspec.Struct):
-    """How the beats of all hosts went."""
+class HeartbeatStats(msgspec.Struct):
+    """Heartbeat statistics of all agents."""
 
     beats: int
     p50_ms: float
@@ -136,12 +136,12 @@ class Fared(msgspec.Struct):
 async def main(server: str, tokens: list[str], nodes: int, beat_ms: int) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    tempo, world = Tempo(beat_ms), production()
+    tempo, world = Timing(beat_ms), production()
     async with AsyncExitStack() as open_, asyncio.TaskGroup() as group:
         open_.push_async_callback(world.offload.close)
-        hosted = list(zip(tokens, shares(nodes, len(tokens)), strict=True))
+        hosted = list(zip(tokens, split_nodes(nodes, len(tokens)), strict=True))
         crew = [
-            Host(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", mine, tempo)
+            HollowAgent(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", mine, tempo)
             for index, (token, mine) in enumerate(hosted)
         ]
         running = []
@@ -151,22 +151,22 @@ async def main(server: str, tokens: list[str], nodes: int, beat_ms: int) -> None
                 group.create_task(host.beat(beat_ms * index // len(crew))),
                 group.create_task(host.follow()),
             ]
-        _say("ready")
+        _print_line("ready")
         while word := (await stdin.readline()).strip():
             if word == b"start":
-                _say(str(sum([await host.start() for host in crew])))
+                _print_line(str(sum([await host.start() for host in crew])))
                 continue
             waits = [wait for host in crew for wait in host.latencies_ms] or [0.0]
             lost, told = sum(host.lost for host in crew), sum(host.told for host in crew)
-            fared = Fared(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, told)
-            _say(msgspec.json.encode(fared).decode())
+            fared = HeartbeatStats(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, told)
+            _print_line(msgspec.json.encode(fared).decode())
             for host in crew:
                 host.latencies_ms.clear()
         for task in running:
             task.cancel()
 
 
-def _say(word: str) -> None:
+def _print_line(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

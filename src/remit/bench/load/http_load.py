@@ -1,6 +1,6 @@
 """Prepared HTTP requests, load runs, baseline measurements.
 
-Requests written out whole, and a load that sends them. No aims here.
+Requests are encoded before a run and sent by a load generator process. Goals are set by the benchmarks.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from remit.bench.load.bench_processes import CLOCK, PartFailed, Parts, micros, quantile, spent
-from remit.bench.load.load_generator import Found, ToSend
+from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, cpu_micros, quantile, cpu_spent
+from remit.bench.load.load_generator import LoadResult, LoadPlan
 from remit.cli.local.server import TOKEN_NAME
 from remit.cli.session.token_files import new_token
-from remit.client.http_transport import Wire
-from remit.model.identity import Token, TokenRole, TokenSpec, digest_of, expiry
+from remit.client.http_transport import HttpTransport
+from remit.model.identity import Token, TokenRole, TokenSpec, token_digest, expiry_after
 from remit.model.kinds import Tenant, TenantSpec
-from remit.model.manifests.validation import written
+from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.policies import TenantLimits
@@ -31,18 +31,18 @@ from remit.world.production import production
 from remit.world.randomness import RandomIds
 
 TENANT: Final = "bench"
-SHAPES: Final = 40
-"""Classes of jobs: so many different specs take turns."""
+SPECS: Final = 40
+"""Number of distinct specs that jobs cycle through."""
 
-PATIENCE_MS: Final = 300_000
+LOAD_TIMEOUT_MS: Final = 300_000
 COMMITS: Final = 300
 ROWS: Final = 256
-TERM_MS: Final = 86_400_000
-KNOWN_MS: Final = 500
+TOKEN_TTL_MS: Final = 86_400_000
+TOKEN_CACHE_MS: Final = 500
 
 
-class Server:
-    """Where it answers, and with which token."""
+class ServerTarget:
+    """Address and token of a server."""
 
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
@@ -56,9 +56,9 @@ class Server:
         return head.encode() + b"\r\n" + body
 
 
-def job(name: str, index: int, *, own: bool = False) -> dict[str, Any]:
-    """A job of one replica, of one of so many shapes. `own`: no other has a spec like it."""
-    shape = index % SHAPES
+def job_manifest(name: str, index: int, *, own: bool = False) -> dict[str, Any]:
+    """Return the manifest of a job with one replica and one of SHAPES specs. `own`: with a spec that no other job has."""
+    shape = index % SPECS
     resources = {"cpu": f"{20 + shape}m", "memory": f"{64 + 8 * (shape % 8)}Mi"}
     env = {"JOB": name} if own else {"MODE": "batch"}
     return {
@@ -73,51 +73,51 @@ def job(name: str, index: int, *, own: bool = False) -> dict[str, Any]:
     }
 
 
-def created(server: Server, jobs: Iterable[dict[str, Any]]) -> list[bytes]:
-    """One request a job."""
+def create_requests(server: ServerTarget, jobs: Iterable[dict[str, Any]]) -> list[bytes]:
+    """Return one create request per job."""
     path = f"/v1/tenants/{TENANT}/workloads"
     return [server.request("POST", path, msgspec.json.encode(one)) for one in jobs]
 
 
-def applied(server: Server, jobs: Sequence[dict[str, Any]], each: int) -> list[bytes]:
-    """So many jobs a request."""
+def apply_requests(server: ServerTarget, jobs: Sequence[dict[str, Any]], each: int) -> list[bytes]:
+    """Return apply requests with `each` jobs per request."""
     pieces = [jobs[start : start + each] for start in range(0, len(jobs), each)]
     return [server.request("POST", "/v1/apply", msgspec.json.encode(piece)) for piece in pieces]
 
 
-class Loads:
-    """Starts loads, each a process of its own; several at once have names of their own."""
+class LoadLauncher:
+    """Starts load generators, each in its own process. Concurrent ones need different names."""
 
-    def __init__(self, running: Parts, directory: Path) -> None:
+    def __init__(self, running: BenchProcesses, directory: Path) -> None:
         self._running, self._directory, self._born = running, directory, 0
 
     async def ready(
         self,
-        server: Server,
+        server: ServerTarget,
         requests: Sequence[bytes],
         *,
         connections: int,
         per_s: float = 0.0,
         for_s: float = 0.0,
         name: str = "load",
-    ) -> Loading:
+    ) -> LoadProcess:
         self._born += 1
         at = self._directory / f"load-{self._born}"
         at.mkdir()
         (at / "requests").write_bytes(msgspec.msgpack.encode(list(requests)))
         found = at / "found"
-        plan = ToSend(server.host, server.port, str(at / "requests"), str(found), connections, per_s, for_s)
+        plan = LoadPlan(server.host, server.port, str(at / "requests"), str(found), connections, per_s, for_s)
         (at / "plan").write_bytes(msgspec.json.encode(plan))
         part = await self._running.start(name, str(at / "plan"), module="remit.bench.load.load_generator")
         if await part.line() != "ready":
-            raise PartFailed("the load does not begin as it should")
-        return Loading(self._running, found, name)
+            raise BenchProcessError("the load generator did not report that it is ready")
+        return LoadProcess(self._running, found, name)
 
 
-class Loading:
-    """One load that waits to begin."""
+class LoadProcess:
+    """One load generator that waits for its start."""
 
-    def __init__(self, running: Parts, found: Path, name: str = "load") -> None:
+    def __init__(self, running: BenchProcesses, found: Path, name: str = "load") -> None:
         self._running, self._found, self._name = running, found, name
         self._part = running.by_name[name]
 
@@ -125,29 +125,29 @@ class Loading:
         gc.collect()
         self._part.tell("go")
 
-    async def done(self) -> Found:
-        await self._part.line(PATIENCE_MS)
-        return msgspec.msgpack.decode(self._found.read_bytes(), type=Found)
+    async def done(self) -> LoadResult:
+        await self._part.line(LOAD_TIMEOUT_MS)
+        return msgspec.msgpack.decode(self._found.read_bytes(), type=LoadResult)
 
     async def end(self) -> None:
-        """Its name is free for the next."""
+        """Stop the process; its name can be used again."""
         await self._part.end()
         del self._running.by_name[self._name]
 
 
-async def asked(
-    loads: Loads, running: Parts, server: Server, what: str, requests: Sequence[bytes], **how: Any
+async def measure_load(
+    loads: LoadLauncher, running: BenchProcesses, server: ServerTarget, what: str, requests: Sequence[bytes], **how: Any
 ) -> dict[str, Any]:
-    """One row: how many a second were answered, and what each cost every process."""
+    """Run a load. Returns a row with the request rate, latencies, and CPU time of every process per request."""
     load = await loads.ready(server, requests, **how)
     before = running.cpu_s()
     load.begin()
     found = await load.done()
-    cpu = spent(before, running.cpu_s())
+    cpu = cpu_spent(before, running.cpu_s())
     await load.end()
     wrong = [status for status in found.status if status >= 300]
     if wrong:
-        raise PartFailed(f"{what}: {len(wrong)} of {len(found.status)} were answered with {wrong[0]}: {found.problem}")
+        raise BenchProcessError(f"{what}: {len(wrong)} of {len(found.status)} requests failed with status {wrong[0]}: {found.problem}")
     count, waits = len(found.status), found.latencies_ms()
     seconds = (max(found.done_ns) - min(found.sent_ns)) / 1e9
     return {
@@ -156,69 +156,69 @@ async def asked(
         "per_s": count / seconds,
         "p50_ms": quantile(waits, 0.5),
         "p99_ms": quantile(waits, 0.99),
-        **micros(cpu, count),
+        **cpu_micros(cpu, count),
     }
 
 
-async def started(running: Parts, directory: Path, beat_ms: int) -> Server:
-    """A server with an empty store on a real disk, and the tenant that all is asked for."""
+async def start_server(running: BenchProcesses, directory: Path, beat_ms: int) -> ServerTarget:
+    """Start a server with an empty store on a real disk, and create the benchmark's tenant."""
     data = directory / "data"
     part = await running.start("server", "server", "--data", str(data), "--listen", "127.0.0.1:0", "--beat", f"{beat_ms}ms")
     url = (await part.line()).partition(" at ")[2].partition(",")[0]
-    server = Server(url, (data / TOKEN_NAME).read_text().strip())
+    server = ServerTarget(url, (data / TOKEN_NAME).read_text().strip())
     quota = Amount({"cpu": 10**12, "memory": 10**16})
     limits = TenantLimits(workloads=10**7, replicas=10**7, bytes=1 << 40, requests_per_second=10**6, requests_burst=10**7)
     await _declare(server, [Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=quota, limits=limits))])
     return server
 
 
-async def tokens(server: Server, wanted: Sequence[tuple[TokenRole, Sequence[str]]]) -> list[str]:
-    """New ones of these roles, each with its nodes, once the server knows them."""
+async def create_tokens(server: ServerTarget, wanted: Sequence[tuple[TokenRole, Sequence[str]]]) -> list[str]:
+    """Create tokens with these roles and nodes. Returns them once the server accepts them."""
     ids = RandomIds()
     made, declared = list[str](), list[AnyObject]()
     for role, nodes in wanted:
         made.append(new_token(ids))
-        spec = TokenSpec(role=role, digest=digest_of(made[-1]), expires=expiry(CLOCK.wall(), TERM_MS), nodes=tuple(nodes))
+        spec = TokenSpec(role=role, digest=token_digest(made[-1]), expires=expiry_after(CLOCK.wall(), TOKEN_TTL_MS), nodes=tuple(nodes))
         declared.append(Token(metadata=Metadata(name=f"bench-{role}-{ids.nonce()}"), spec=spec))
     await _declare(server, declared)
-    await CLOCK.sleep_ms(KNOWN_MS)  # the server looks them up on its board, which follows
+    await CLOCK.sleep_ms(TOKEN_CACHE_MS)  # the server looks tokens up in its watch cache, which lags behind the store
     return made
 
 
-async def _declare(server: Server, things: Sequence[AnyObject]) -> None:
-    wire = Wire(server.token)
+async def _declare(server: ServerTarget, things: Sequence[AnyObject]) -> None:
+    wire = HttpTransport(server.token)
     try:
-        answer = await wire.call("POST", f"{server.url}/v1/apply", msgspec.json.encode([written(thing) for thing in things]))
+        answer = await wire.call("POST", f"{server.url}/v1/apply", msgspec.json.encode([to_manifest(thing) for thing in things]))
     finally:
         await wire.close()
     if answer.status != 200 or b'"refused"' in answer.body:
-        raise PartFailed(f"{answer.status}: {answer.body[:300]!r}")
+        raise BenchProcessError(f"{answer.status}: {answer.body[:300]!r}")
 
 
-# ------------------------------------------------------------------------------------------------------------ yardsticks
+# ------------------------------------------------------------------------------------------------------------- baselines
 
 
-async def echoes(loads: Loads, running: Parts, count: int) -> dict[str, Any]:
-    """The plainest application on the same parser, asked by the same load."""
+async def measure_echo(loads: LoadLauncher, running: BenchProcesses, count: int) -> dict[str, Any]:
+    """Measure the echo server, on the same HTTP parser and with the same load generator."""
     part = await running.start("echo", module="remit.bench.load.echo_server")
-    server = Server(f"http://127.0.0.1:{int(await part.line())}", "none")
-    row = await asked(
-        loads, running, server, "yardstick: plain ASGI echo", created(server, jobs("echo", count)), connections=64
+    server = ServerTarget(f"http://127.0.0.1:{int(await part.line())}", "none")
+    row = await measure_load(
+        loads, running, server, "yardstick: plain ASGI echo", create_requests(server, job_manifests("echo", count)), connections=64
     )
     await part.end()
     del running.by_name["echo"]
     return row
 
 
-def jobs(prefix: str, count: int, *, own: bool = False) -> list[dict[str, Any]]:
-    return [job(f"{prefix}-{index}", index, own=own) for index in range(count)]
+def job_manifests(prefix: str, count: int, *, own: bool = False) -> list[dict[str, Any]]:
+    return [job_manifest(f"{prefix}-{index}", index, own=own) for index in range(count)]
 
 
-async def commits(directory: Path) -> dict[str, Any]:
-    """The raw store on the same disk, with the same sync: one row at a time, and a batch at a time."""
+async def measure_raw_store(directory: Path) -> dict[str, Any]:
+    """Measure the raw store on the same disk with the same sync: one row per commit, and a batch per commit."""
     world = production()
     store = await SqliteStore.open(directory, offload=world.offload, holder="bench", incarnation="bench")
-    value = msgspec.json.encode(job("yardstick", 0))
+    value = msgspec.json.encode(job_manifest("yardstick", 0))
     try:
         start = CLOCK.now_ns()
         for index in range(COMMITS):

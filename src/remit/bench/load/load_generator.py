@@ -1,12 +1,12 @@
 """HTTP load generator (`-m`).
 
-Requests that were encoded before, on a few connections. Nothing is judged here.
+Sends requests that were encoded before, on a few connections.
 
     python -m remit.bench.load.load_generator PLAN
 
-It shares the processors with the server that it measures, so it does as little as can be: raw streams, no parsing beyond the
-status and the length. It says `ready` once connected, begins at the next line of its stdin, and then writes what it found to
-the plan's `found` and `done` to its stdout; so on for every line, until its stdin ends.
+It shares the CPUs with the server under test, so it does as little as possible: raw streams, and no parsing beyond status
+and length. It prints `ready` once connected and starts at the next line on its stdin. Then it writes its results to the
+plan's `found` and prints `done`. It repeats this for every line, until its stdin ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ import uvloop
 from remit.world.clock import BootClock
 
 CLOCK: Final = BootClock()
-NAP_S: Final = 0.002
+SLEEP_S_MIN: Final = 0.002
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length: "
 
 
-class ToSend(msgspec.Struct, omit_defaults=True):
-    """What to send: `requests` names a file of msgpack, a list of whole requests. `per_s`: one at a time, evenly; else each
-    connection sends its next one as soon as it was answered. `for_s`: begin again at the front until so much time has passed.
+class LoadPlan(msgspec.Struct, omit_defaults=True):
+    """The requests to send. `requests` names a msgpack file with a list of encoded requests.
+
+    With `per_s`, requests are sent evenly at that rate; otherwise each connection sends its next request as soon as the last
+    one is answered. With `for_s`, the list is repeated until that time has passed.
     """
 
     host: str
@@ -43,8 +45,8 @@ class ToSend(msgspec.Struct, omit_defaults=True):
     for_s: float = 0.0
 
 
-class Found(msgspec.Struct):
-    """By request, in the order of sending: which it was, when it was sent and answered (boot clock), and the status."""
+class LoadResult(msgspec.Struct):
+    """Result by request, in order of sending: index of the request, times of sending and answer (boot clock), and status."""
 
     which: list[int]
     sent_ns: list[int]
@@ -57,10 +59,10 @@ class Found(msgspec.Struct):
         return [(done - sent) / 1e6 for sent, done in zip(self.sent_ns, self.done_ns, strict=True)]
 
 
-class Caller(asyncio.Protocol):
-    """One connection, with one request under way at most."""
+class LoadConnection(asyncio.Protocol):
+    """One connection, with at most one request in flight."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadRun) -> None:
         self._load, self._held = load, b""
         self._transport: asyncio.Transport | None = None
         self.at = -1
@@ -93,24 +95,24 @@ class Caller(asyncio.Protocol):
         self._held = held
 
 
-class Load:
-    """One plan, run again for every time it is asked for."""
+class LoadRun:
+    """Runs one plan, as often as requested."""
 
-    def __init__(self, plan: ToSend, requests: list[bytes]) -> None:
+    def __init__(self, plan: LoadPlan, requests: list[bytes]) -> None:
         self._plan, self._requests = plan, requests
-        self._callers: list[Caller] = []
-        self._free: deque[Caller] = deque()
+        self._callers: list[LoadConnection] = []
+        self._free: deque[LoadConnection] = deque()
         self._due: deque[int] = deque()
         self._ending = False
 
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(self._plan.connections):
-            _, caller = await loop.create_connection(lambda: Caller(self), self._plan.host, self._plan.port)
+            _, caller = await loop.create_connection(lambda: LoadConnection(self), self._plan.host, self._plan.port)
             self._callers.append(caller)
 
-    async def run(self) -> Found:
-        self._found = Found([], [], [], [])
+    async def run(self) -> LoadResult:
+        self._found = LoadResult([], [], [], [])
         self._over = asyncio.get_running_loop().create_future()
         self._answers = self._next = 0
         before = _cpu_s()
@@ -129,18 +131,18 @@ class Load:
         start, count = CLOCK.now_ns(), len(self._requests)
         if self._plan.for_s:
             count = int(self._plan.for_s * self._plan.per_s)
-        self._next = count  # all are spoken for
+        self._next = count  # all are scheduled
         self._left = count
         for index in range(count):
             due = start + int(index * 1e9 / self._plan.per_s)
             if (pause := due - CLOCK.now_ns()) > 0:
-                await asyncio.sleep(max(NAP_S, pause / 1e9))  # a little late, and then several at once: it costs less
+                await asyncio.sleep(max(SLEEP_S_MIN, pause / 1e9))  # sleeping longer and sending several at once costs less CPU
             if self._free:
                 self._send(self._free.popleft(), index)
             else:
                 self._due.append(index)
 
-    def _go_on(self, caller: Caller) -> None:
+    def _go_on(self, caller: LoadConnection) -> None:
         again = self._plan.for_s and CLOCK.now_ns() < self._until_ns
         if self._next < len(self._requests) or again:
             self._send(caller, self._next)
@@ -148,7 +150,7 @@ class Load:
         elif self._answers == self._next and not self._over.done():
             self._over.set_result(None)
 
-    def _send(self, caller: Caller, index: int) -> None:
+    def _send(self, caller: LoadConnection, index: int) -> None:
         found, which = self._found, index % len(self._requests)
         found.which.append(which)
         found.sent_ns.append(CLOCK.now_ns())
@@ -156,7 +158,7 @@ class Load:
         found.status.append(0)
         caller.send(len(found.which) - 1, self._requests[which])
 
-    def answered(self, caller: Caller, status: int, answer: bytes) -> None:
+    def answered(self, caller: LoadConnection, status: int, answer: bytes) -> None:
         found = self._found
         found.done_ns[caller.at] = CLOCK.now_ns()
         found.status[caller.at] = status
@@ -187,29 +189,29 @@ def _cpu_s() -> float:
     return spent.user + spent.system
 
 
-async def main(plan: ToSend, requests: list[bytes], found_at: Path) -> None:
+async def main(plan: LoadPlan, requests: list[bytes], found_at: Path) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    load = Load(plan, requests)
+    load = LoadRun(plan, requests)
     await load.connect()
-    _say("ready")
+    _print_line("ready")
     while await stdin.readline():
-        _write(found_at, await load.run())
-        _say("done")
+        _write_result(found_at, await load.run())
+        _print_line("done")
     load.close()
 
 
-def _write(found_at: Path, found: Found) -> None:
+def _write_result(found_at: Path, found: LoadResult) -> None:
     found_at.write_bytes(msgspec.msgpack.encode(found))
 
 
-def _say(word: str) -> None:
+def _print_line(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ToSend)
+        plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=LoadPlan)
         requests = msgspec.msgpack.decode(Path(plan.requests).read_bytes(), type=list[bytes])
         runner.run(main(plan, requests, Path(plan.found)))

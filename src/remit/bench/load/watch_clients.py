@@ -1,10 +1,10 @@
 """Many watch connections (`-m`).
 
-Many watches on raw streams, which count what they are told and look at nothing else.
+Opens watches on raw streams and counts the changes without parsing them.
 
     python -m remit.bench.load.watch_clients HOST PORT TOKEN PATH COUNT
 
-It says `ready` once all of them have been answered, and for every line of its stdin how many changes came in all.
+Prints `ready` once all watches are answered, and the total number of changes for every line on its stdin.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import uvloop
 CHANGED: Final = b'{"type":"changed"'
 
 
-class Listener(asyncio.Protocol):
-    """One watch. A word that is cut in two by the stream is counted once its rest has come."""
+class WatchConnection(asyncio.Protocol):
+    """One watch. A marker that is split between two reads is counted when its rest arrives."""
 
     def __init__(self, request: bytes) -> None:
         self._request, self._rest = request, b""
@@ -41,15 +41,15 @@ async def main(host: str, port: int, token: str, path: str, count: int) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     request = f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {token}\r\n\r\n".encode()
-    listeners = [(await loop.create_connection(lambda: Listener(request), host, port))[1] for _ in range(count)]
+    listeners = [(await loop.create_connection(lambda: WatchConnection(request), host, port))[1] for _ in range(count)]
     for one in listeners:
         await one.begun
-    _say("ready")
+    _print_line("ready")
     while await stdin.readline():
-        _say(str(sum(one.changes for one in listeners)))
+        _print_line(str(sum(one.changes for one in listeners)))
 
 
-def _say(word: str) -> None:
+def _print_line(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

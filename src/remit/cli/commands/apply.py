@@ -189,7 +189,7 @@ def _show_waits(console: Console, waits: Any) -> None:
 
     from remit.cli.output.explanations import funnel_line, nearest_words, unblock_words
     from remit.model.objects import dec_hook
-    from remit.proposal.explain.result_types import Nearest, Passage, Unblock
+    from remit.proposal.explain.result_types import NearestNodeExplanation, FilterFunnel, Remedy
 
     verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
     why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
@@ -198,13 +198,13 @@ def _show_waits(console: Console, waits: Any) -> None:
         soft_wrap=True,
     )
     if waits.get("passage"):
-        passage = msgspec.convert(waits["passage"], Passage, dec_hook=dec_hook)
+        passage = msgspec.convert(waits["passage"], FilterFunnel, dec_hook=dec_hook)
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
     if waits.get("nearest"):
-        nearest = msgspec.convert(waits["nearest"], Nearest, dec_hook=dec_hook)
+        nearest = msgspec.convert(waits["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
         console.print(Text(f"      nearest fit: {escaped(nearest_words(nearest))}"), soft_wrap=True)
     for one in waits.get("unblocks") or ():
-        unblock = msgspec.convert(one, Unblock, dec_hook=dec_hook)
+        unblock = msgspec.convert(one, Remedy, dec_hook=dec_hook)
         console.print(Text(f"      unblocks if {escaped(unblock_words(unblock))}"), soft_wrap=True)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remit.model.kinds import NodePool, Workload
     from remit.model.objects import AnyObject
     from remit.observation.scheduler_view import View
-    from remit.proposal.explain.capacity import Capacity, Where
+    from remit.proposal.explain.capacity import CapacityAnswer, ReplicaDistribution
     from remit.world.interfaces import Clock
 
 OK, SHORT, MISUSE = 0, 1, 2
@@ -103,27 +103,27 @@ def capacity(
     sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
 
 
-def _ask(flags: Flags, workload: Workload, count: int | None) -> Capacity:
+def _ask(flags: Flags, workload: Workload, count: int | None) -> CapacityAnswer:
     """The server's answer is the same as would be found here."""
     import msgspec
 
     from remit.cli.session.server_call import Asked, ask
     from remit.model.objects import dec_hook
-    from remit.proposal.explain.capacity import Capacity
+    from remit.proposal.explain.capacity import CapacityAnswer
 
     found = ask(Asked(flags.reach()), lambda api: api.capacity(workload, count))
-    return msgspec.convert(found, Capacity, dec_hook=dec_hook)
+    return msgspec.convert(found, CapacityAnswer, dec_hook=dec_hook)
 
 
-def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> Capacity:
+def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> CapacityAnswer:
     from remit.cli.session.offline_store import Unreadable, rules_of
-    from remit.proposal.explain.capacity import room_for
+    from remit.proposal.explain.capacity import compute_capacity
     from remit.proposal.placement.plugins import PluginError
 
     workload = _workload(manifest)
     with _place(data, cluster) as (view, pools, clock):
         try:
-            return room_for(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
+            return compute_capacity(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
         except ValueError as error:
@@ -178,7 +178,7 @@ def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[View, list[
 # -- what it looks like --------------------------------------------------------------------------------------------------------
 
 
-def _print(found: Capacity, output: str) -> None:
+def _print(found: CapacityAnswer, output: str) -> None:
     from remit.cli.output.console import console, until_nobody_reads
     from remit.cli.output.serialization import spelt
     from remit.model.objects import encode
@@ -190,7 +190,7 @@ def _print(found: Capacity, output: str) -> None:
             _show(console(), found)
 
 
-def _show(console: Console, found: Capacity) -> None:
+def _show(console: Console, found: CapacityAnswer) -> None:
     from rich.text import Text
 
     from remit.cli.output.explanations import STANDS_IN, funnel_line, line, many, nearest_words, unblock_words
@@ -248,7 +248,7 @@ def _cause_words(cause: str) -> str:
     return f"as {cause}" if cause.startswith("pool ") else f"on {cause} nodes"
 
 
-def _show_where(console: Console, where: Where) -> None:
+def _show_where(console: Console, where: ReplicaDistribution) -> None:
     from remit.cli.output.explanations import line
 
     if not where.nodes:

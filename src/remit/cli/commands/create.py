@@ -18,15 +18,15 @@ import click
 from remit.cli.main import examples
 from remit.cli.session.server_call import FAILED, OK, Asked, Failure, ask, asks_server
 from remit.model.metadata import FILE_NAME
-from remit.model.problems import escaped, shown
-from remit.model.secrets import PLAIN_SIGNS_MAX
+from remit.model.problems import escaped, quoted
+from remit.model.secrets import PLAIN_CHARS_MAX
 
 if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.secrets import Config, Secret
 
 STDIN: Final = "-"
-_BYTES_MAX: Final = 4 * PLAIN_SIGNS_MAX
+_BYTES_MAX: Final = 4 * PLAIN_CHARS_MAX
 
 
 @click.group(no_args_is_help=True, epilog=examples("remit create secret db --from-file password=-"))
@@ -121,11 +121,11 @@ def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
 
 def _add(data: dict[str, str], key: str, value: str) -> None:
     if not re.search(FILE_NAME, key):
-        raise click.UsageError(f"{shown(key)} is no key; use letters, digits, -, _ and ., as in a file's name")
+        raise click.UsageError(f"{quoted(key)} is no key; use letters, digits, -, _ and ., as in a file's name")
     if key in data:
         raise click.UsageError(f"the key {key} is said twice; keep one of the two")
-    if len(value) > PLAIN_SIGNS_MAX:
-        raise click.UsageError(f"{key} has {len(value)} characters, and {PLAIN_SIGNS_MAX} are the most")
+    if len(value) > PLAIN_CHARS_MAX:
+        raise click.UsageError(f"{key} has {len(value)} characters, and {PLAIN_CHARS_MAX} are the most")
     data[key] = value
 
 

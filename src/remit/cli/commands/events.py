@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from remit.cli.output.console import Cells, Column
     from remit.client.api import Api
-    from remit.model.wire.api_types import AccountItem, AuditItem
+    from remit.model.wire.api_types import HistoryEvent, AuditItem
 
 LIMIT: Final = 100
 LOOK_MS: Final = 2_000
@@ -95,11 +95,11 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         found = chosen(await api.account(regarding, limit=limit), type_)
 
 
-def chosen(items: Sequence[AccountItem], type_: str) -> list[AccountItem]:
+def chosen(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
     return [item for item in items if not type_ or item.type == type_.capitalize()]
 
 
-def _key(item: AccountItem) -> tuple[str, str, str, str]:
+def _key(item: HistoryEvent) -> tuple[str, str, str, str]:
     return item.regarding, item.reason, item.message, item.first or item.at
 
 
@@ -114,7 +114,7 @@ def columns(*, about: bool) -> tuple[Column, ...]:
     return (Column("TYPE"), Column("REASON"), Column("AGE"), Column("FROM"), *regarding, *more, Column("MESSAGE", fluid=True))
 
 
-def row(item: AccountItem, wall: str, *, about: bool) -> Cells:
+def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
     from remit.cli.output.console import BAD, Cell
 
     regarding = (item.regarding,) if about else ()
@@ -122,7 +122,7 @@ def row(item: AccountItem, wall: str, *, about: bool) -> Cells:
     return (type_, item.reason, when(item, wall), item.source, *regarding, str(item.revision), item.at, item.message or "-")
 
 
-def when(item: AccountItem, wall: str) -> str:
+def when(item: HistoryEvent, wall: str) -> str:
     """`12s`, or `12s (x147 over 59m)` of what repeats."""
     from remit.cli.output.object_columns import age, span
 

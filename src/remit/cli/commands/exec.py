@@ -20,7 +20,7 @@ from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.client.exec_session import Session
+    from remit.client.exec_session import ExecClientSession
 
 NOT_RUN: Final = 125
 """With this Remit itself ends if the command was not run, or what became of it is not known."""
@@ -125,7 +125,7 @@ async def _one_of(api: Api, tenant: str, workload: str) -> str:
     return best.metadata.name
 
 
-async def _talk(session: Session, wish: Wish, held: ExitStack) -> None:
+async def _talk(session: ExecClientSession, wish: Wish, held: ExitStack) -> None:
     """Until the command has ended."""
     from remit.cli.output.terminal import resized, window
 
@@ -147,7 +147,7 @@ async def _talk(session: Session, wish: Wish, held: ExitStack) -> None:
             task.cancel()
 
 
-async def _pass_on(session: Session) -> None:
+async def _pass_on(session: ExecClientSession) -> None:
     from remit.cli.output.terminal import typed
 
     while data := await typed():
@@ -155,23 +155,23 @@ async def _pass_on(session: Session) -> None:
     await session.end_input()
 
 
-async def _show(session: Session, wish: Wish) -> None:
+async def _show(session: ExecClientSession, wish: Wish) -> None:
     from remit.cli.output.terminal import Tame
-    from remit.model.wire.exec_frames import Part
+    from remit.model.wire.exec_frames import ExecFrameType
 
-    streams = {Part.STDOUT: sys.stdout, Part.STDERR: sys.stderr}
+    streams = {ExecFrameType.STDOUT: sys.stdout, ExecFrameType.STDERR: sys.stderr}
     # Whoever asks for a terminal wants to be steered by the command; nobody else does.
     tame = {part: Tame() for part, stream in streams.items() if stream.isatty() and not wish.terminal and not wish.raw}
     async for said in session.parts():
-        stream = streams[Part(said.part)]
-        if said.part in tame:
-            stream.write(tame[Part(said.part)].feed(said.body))
+        stream = streams[ExecFrameType(said.type)]
+        if said.type in tame:
+            stream.write(tame[ExecFrameType(said.type)].feed(said.body))
         else:
             stream.buffer.write(said.body)
         stream.flush()
 
 
-def _code(session: Session) -> int:
+def _code(session: ExecClientSession) -> int:
     over = session.over
     if over is None or (over.code is None and over.signal is None):
         why = over.why if over is not None and over.why else "what became of the command is not known"

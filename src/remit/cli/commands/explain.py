@@ -13,12 +13,12 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.contexts import Flags
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown, there_are
+from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted, suggest_names
 
 if TYPE_CHECKING:
     from remit.cli.session.offline_store import Scope
-    from remit.proposal.explain.pending import Rules
-    from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+    from remit.proposal.explain.pending import PlacementInputs
+    from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 
 KINDS = ("workload", "replica")
 SHORT = {
@@ -94,7 +94,7 @@ def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bo
     from remit.model.kinds import Workload
     from remit.model.objects import dec_hook
     from remit.model.records import Replica
-    from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+    from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
     from remit.world.clock import BootClock
 
     asked = Asked(flags.reach())
@@ -109,14 +109,14 @@ def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bo
             raise await missing(api, asked, Meant("Workload" if workload else "Replica", name)) from error
 
     found = ask(asked, explained)
-    shape: Any = WorkloadTold if workload else ReplicaTold
-    told: ReplicaTold | WorkloadTold = msgspec.convert(found, shape, dec_hook=dec_hook)
+    shape: Any = WorkloadExplanation if workload else ReplicaExplanation
+    told: ReplicaExplanation | WorkloadExplanation = msgspec.convert(found, shape, dec_hook=dec_hook)
     _print(told, output, verbose, BootClock().wall())
 
 
 def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str, verbose: bool) -> None:
     from remit.cli.session.offline_store import Unreadable, opened, rules_of
-    from remit.proposal.explain.subjects import NoNode
+    from remit.proposal.explain.subjects import NodeNotFound
     from remit.proposal.placement.plugins import PluginError
 
     with opened(data) as scope:
@@ -125,9 +125,9 @@ def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str,
             told = (
                 _replica(scope, tenant, name, rules, node) if kind == "replica" else _workload(scope, tenant, name, rules, node)
             )
-        except NoNode:
+        except NodeNotFound:
             nodes = sorted(scope.view.columns.rows)
-            raise Unreadable(f"there is no node {shown(node)}; {there_are(node, nodes, 'nodes')}") from None
+            raise Unreadable(f"there is no node {quoted(node)}; {suggest_names(node, nodes, 'nodes')}") from None
         except PluginError as error:
             raise Unreadable(escaped(str(error))) from error
     _print(told, output, verbose, scope.clock.wall())  # out here: that it cannot be printed is no fault of the data's
@@ -138,34 +138,34 @@ def _meant(what: str, tenant: str) -> tuple[str, str, str]:
     kind, _, rest = what.partition("/")
     kind = SHORT.get(kind.lower(), kind.lower())
     if not rest and kind not in KINDS:
-        raise click.UsageError(f"{shown(what)} names no kind; write workload/{escaped(what)} or replica/{escaped(what)}")
+        raise click.UsageError(f"{quoted(what)} names no kind; write workload/{escaped(what)} or replica/{escaped(what)}")
     if kind == "node":
         raise click.UsageError("name the work, and the node with it: remit explain workload/NAME --node NODE")
     if kind not in KINDS:
-        cure = did_you_mean(meant(kind, KINDS)) or f"explained are {one_of(KINDS)}"
-        raise click.UsageError(f"there is nothing to explain about a {shown(kind)}; {cure}")
+        cure = did_you_mean(closest_name(kind, KINDS)) or f"explained are {one_of(KINDS)}"
+        raise click.UsageError(f"there is nothing to explain about a {quoted(kind)}; {cure}")
     owner, slash, name = rest.partition("/")
     if not slash:
         owner, name = "", rest
     if owner and tenant and owner != tenant:
-        raise click.UsageError(f"{shown(what)} is of tenant {shown(owner)}, and --tenant says {shown(tenant)}; name one")
+        raise click.UsageError(f"{quoted(what)} is of tenant {quoted(owner)}, and --tenant says {quoted(tenant)}; name one")
     if not name:
-        raise click.UsageError(f"{shown(what)} has no name; write {kind}/NAME")
+        raise click.UsageError(f"{quoted(what)} has no name; write {kind}/NAME")
     return kind, owner or tenant, name
 
 
-def _workload(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> WorkloadTold:
+def _workload(scope: Scope, tenant: str, name: str, rules: PlacementInputs, node: str) -> WorkloadExplanation:
     from remit.observation.column_table import NONE
-    from remit.serve.diagnostics.history import told_of_workload
+    from remit.serve.diagnostics.history import workload_explanation
 
     workloads = scope.view.shapes.workloads
     there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
     tenant = _owner(there, "workload", tenant, name)
-    return told_of_workload(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
+    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
 
 
-def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> ReplicaTold:
-    from remit.serve.diagnostics.history import told_of_replica
+def _replica(scope: Scope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
+    from remit.serve.diagnostics.history import replica_explanation
 
     there = [key.partition("/")[2] for key in scope.view.replicas.slots]
     tenant = _owner(there, "replica", tenant, name)
@@ -174,7 +174,7 @@ def _replica(scope: Scope, tenant: str, name: str, rules: Rules, node: str) -> R
         raise click.ClickException(
             f"replica {tenant}/{name} was listed and is not there: the data is damaged; restore a backup"
         )
-    return told_of_replica(scope.view, *found, scope.written(tenant), rules, node)
+    return replica_explanation(scope.view, *found, scope.written(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
@@ -187,12 +187,12 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
     if owners and not tenant:
         raise Unreadable(f"{len(owners)} tenants have a {kind} {name}: {one_of(owners)}; say which with --tenant")
     if owners:
-        raise Unreadable(f"tenant {shown(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
+        raise Unreadable(f"tenant {quoted(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
     names = sorted({path.partition("/")[2] for path in paths if not tenant or path.startswith(f"{tenant}/")})
-    raise Unreadable(f"there is no {kind} {shown(name)}; {there_are(name, names, f'{kind}s')}")
+    raise Unreadable(f"there is no {kind} {quoted(name)}; {suggest_names(name, names, f'{kind}s')}")
 
 
-def _print(told: ReplicaTold | WorkloadTold, output: str, verbose: bool, wall: str) -> None:
+def _print(told: ReplicaExplanation | WorkloadExplanation, output: str, verbose: bool, wall: str) -> None:
     from remit.cli.output.console import console, until_nobody_reads
     from remit.cli.output.explanations import show
     from remit.cli.output.serialization import spelt

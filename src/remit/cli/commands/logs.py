@@ -16,7 +16,7 @@ import click
 from remit.cli.main import examples
 from remit.cli.session.kind_names import Meant, thing_meant
 from remit.cli.session.server_call import FAILED, OK, Asked, Failure, ask, asks_server, refusal
-from remit.model.problems import escaped, shown
+from remit.model.problems import escaped, quoted
 
 if TYPE_CHECKING:
     from remit.client.api import Api
@@ -119,7 +119,7 @@ async def guessed(api: Api, asked: Asked, name: str) -> Meant:
         else:
             return Meant(kind.__name__, name)
     raise Failure(
-        f"there is neither a workload nor a replica {shown(name)} in tenant {escaped(asked.reach.tenant)}",
+        f"there is neither a workload nor a replica {quoted(name)} in tenant {escaped(asked.reach.tenant)}",
         "`remit get wl,rp` lists them",
     )
 

@@ -16,7 +16,7 @@ import click
 from remit.cli.main import examples
 from remit.cli.session.kind_names import Meant, thing_meant
 from remit.cli.session.server_call import Asked, ask, asks_server
-from remit.model.problems import escaped, shown
+from remit.model.problems import escaped, quoted
 
 if TYPE_CHECKING:
     from remit.cli.output.console import Cell, Cells
@@ -105,7 +105,7 @@ async def _replicas(api: Api, asked: Asked, workload: str, sort_by: str, output:
         if output == "json":
             _print_json("ReplicaTopList", found)
         elif not found:
-            click.echo(f"no replica{f' of {shown(workload)}' if workload else ''} runs", err=True)
+            click.echo(f"no replica{f' of {quoted(workload)}' if workload else ''} runs", err=True)
         else:
             tenant = [Column("TENANT")] if asked.everyone else []
             Sheet(console(), [*tenant, *columns]).show(replica_row(one, everyone=asked.everyone) for one in found)

@@ -16,7 +16,7 @@ import click
 from remit.cli.main import examples
 from remit.cli.session.kind_names import Meant, complete_kind, thing_meant, things_meant
 from remit.cli.session.server_call import Asked, Failure, ask, asks_server
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
 
 if TYPE_CHECKING:
     from remit.cli.session.wait_conditions import Goal
@@ -104,7 +104,7 @@ def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
             return Conditioned(thing, tenant, path, "Failed", "True")
         case "failed":
             raise click.UsageError("--for=failed is of workloads; of a replica write --for=phase=failed")
-    raise click.UsageError(f"{shown(text)} cannot be waited for; write {GOALS}")
+    raise click.UsageError(f"{quoted(text)} cannot be waited for; write {GOALS}")
 
 
 def _check(thing: Meant, kinds: tuple[str, ...], what: str) -> None:
@@ -119,7 +119,7 @@ def _phase(thing: Meant, word: str) -> str:
     phases: dict[str, Any] = {"Replica": Phase, "Node": NodeHealth, "Grant": GrantPhase}
     known = [str(one.value) for one in phases[thing.kind]]
     if word.lower() not in known:
-        raise click.UsageError(f"there is no phase {shown(word)}; {did_you_mean(meant(word, known)) or one_of(known)}")
+        raise click.UsageError(f"there is no phase {quoted(word)}; {did_you_mean(closest_name(word, known)) or one_of(known)}")
     return word.lower()
 
 

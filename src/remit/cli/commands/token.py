@@ -119,8 +119,8 @@ def _called(role: str, subject: str, tenant: str, nonce: str) -> str:
 def _declared(
     made: str, called: str, role: TokenRole, subject: str, tenant: str, nodes: tuple[str, ...], expires: str
 ) -> Token:
-    from remit.model.identity import Token, TokenSpec, digest_of, expiry
-    from remit.model.manifests.validation import judge
+    from remit.model.identity import Token, TokenSpec, token_digest, expiry_after
+    from remit.model.manifests.validation import validate
     from remit.model.metadata import Metadata
     from remit.model.resources import parse_duration
     from remit.world.clock import BootClock
@@ -133,14 +133,14 @@ def _declared(
         raise click.BadParameter("a token lasts for some time, and for ten years at most", param_hint="--expires")
     spec = TokenSpec(
         role=role,
-        digest=digest_of(made),
-        expires=expiry(BootClock().wall(), term_ms),
+        digest=token_digest(made),
+        expires=expiry_after(BootClock().wall(), term_ms),
         subject=subject,
         tenant=tenant,
         nodes=tuple(sorted(set(nodes))),
     )
     thing = Token(metadata=Metadata(name=called), spec=spec)
-    for problem in judge(thing):
+    for problem in validate(thing):
         raise click.UsageError(escaped(str(problem)))
     return thing
 

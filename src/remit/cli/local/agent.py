@@ -34,10 +34,10 @@ from remit.world.net.tls import Trust
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
-    from remit.agent.setup import Directory
-    from remit.client.authority_client import Client
-    from remit.client.endpoint import Status
-    from remit.client.http_link import Connected
+    from remit.agent.setup import AgentDirectory
+    from remit.client.authority_client import AuthorityClient
+    from remit.client.endpoint import AuthorityStatus
+    from remit.client.http_link import ScopeConnection
     from remit.world.interfaces import Order, World
     from remit.world.net.connections import Listen
     from remit.world.net.rpc_client import SocketLink
@@ -130,7 +130,7 @@ def agent(
     The work outlives it: a keeper beside it, which it starts, holds the deadlines of what must never run twice, and the next
     agent on the same directory finds everything again. `remit keeper --end --data DIR` ends all of that.
     """
-    from remit.agent.keeper.log_retention import log_bounds as read_bounds
+    from remit.agent.keeper.log_retention import parse_log_bounds as read_bounds
 
     joined = Credentials(data.absolute() / "run" / "joined")
     join_token = _join_token(join_token, known=joined.known)
@@ -181,12 +181,12 @@ class _Asked:
 
 
 async def _run(asked: _Asked) -> None:
-    from remit.agent.setup import Directory
+    from remit.agent.setup import AgentDirectory
     from remit.client.http_link import connect
     from remit.world.interfaces import Busy, DiskError, WorldError
     from remit.world.production import production
 
-    directory = Directory(asked.data)
+    directory = AgentDirectory(asked.data)
     try:
         directory.make()
     except (OSError, ValueError, DiskError) as error:
@@ -208,7 +208,7 @@ async def _run(asked: _Asked) -> None:
             try:
                 complain = Complaints(asked.logging.of("agent", world.clock))
                 await _join(asked, world, complain)
-                connected = connect(asked.urls, asked.token, world, trust=asked.trust, tell=complain)
+                connected = connect(asked.urls, asked.token, world, trust=asked.trust, log=complain)
             except (ValueError, WorldError) as error:
                 raise click.ClickException(escaped(str(error))) from error
             async with connected:
@@ -227,12 +227,12 @@ def _named(servers: tuple[str, ...]) -> tuple[str, ...]:
 
 async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
     """Become who it is, if it has not yet, or is not any more; then be that one. The join token is not needed again."""
-    from remit.agent.credentials import Place, join
+    from remit.agent.credentials import JoinTarget, join
 
     if asked.join_token and not (asked.joined.known and await _is_known(asked, world)):
         equipment = await world.offload(world.host.equipment)
         nodes = tuple(asked.declared.names(equipment))
-        await join(asked.joined, Place(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
+        await join(asked.joined, JoinTarget(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
         click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.place))}")
     if asked.joined.known:
         asked.token = asked.joined.token
@@ -243,7 +243,7 @@ async def _is_known(asked: _Asked, world: World) -> bool:
     """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing, unless its
     name has run out: a server that is shown an old certificate hangs up, and says no word to it ever again.
     """
-    from remit.agent.credentials import NotJoined, has_run_out, renew
+    from remit.agent.credentials import NotJoined, have_expired, renew
     from remit.world.interfaces import WorldError
 
     try:
@@ -252,7 +252,7 @@ async def _is_known(asked: _Asked, world: World) -> bool:
     except NotJoined as error:
         return error.status != NOBODY
     except (WorldError, TimeoutError):
-        return not has_run_out(asked.joined, world)
+        return not have_expired(asked.joined, world)
     return True
 
 
@@ -275,15 +275,15 @@ def _join_token(said: str, *, known: bool) -> str:
 
 
 @asynccontextmanager
-async def _renewing(asked: _Asked, connected: Connected, complain: Complaints) -> AsyncIterator[None]:
-    from remit.agent.credentials import renewing
+async def _renewing(asked: _Asked, connected: ScopeConnection, complain: Complaints) -> AsyncIterator[None]:
+    from remit.agent.credentials import run_renewals
 
     if not asked.joined.known:
         yield
         return
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
-            renewing(asked.joined, asked.urls, connected.world, connected.link.show, complain), name="renewing"
+            run_renewals(asked.joined, asked.urls, connected.world, connected.link.use_certificate, complain), name="renewing"
         )
         yield
         task.cancel()
@@ -302,12 +302,12 @@ def _link(asked: _Asked, port: int) -> SocketLink:
         raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
 
 
-async def _host(asked: _Asked, directory: Directory, connected: Connected) -> None:
+async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnection) -> None:
     """Everything but the directory's lock: declare, run, and say so."""
-    from remit.agent.keeper.protocol import Reviver
-    from remit.agent.setup import agent as build
-    from remit.agent.setup import answering
-    from remit.law.timing import Tempo
+    from remit.agent.keeper.protocol import KeeperLauncher
+    from remit.agent.setup import build_agent as build
+    from remit.agent.setup import build_callbacks
+    from remit.law.timing import Timing
     from remit.model.claims import Actor, Role
 
     world = connected.world
@@ -330,15 +330,15 @@ async def _host(asked: _Asked, directory: Directory, connected: Connected) -> No
         raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
     one = build(
         world, client, connected.names, directory, nodes,
-        name=name, scope=status.scope, tempo=Tempo(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
+        name=name, scope=status.scope, tempo=Timing(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
         callback=callback,
         note=complain.log.debug,
         lends=lends,
-        revive=Reviver(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
+        revive=KeeperLauncher(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
     from remit.cli.local.agent_options import announced
 
-    heard = _link(asked, port).serve(LOGS, answering(world, one, callback))
+    heard = _link(asked, port).serve(LOGS, build_callbacks(world, one, callback))
     async with heard, _counting(asked, one, complain), _renewing(asked, connected, complain):
         click.echo(announced(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
         try:
@@ -366,27 +366,27 @@ async def _counting(asked: _Asked, one: Agent, complain: Complaints) -> AsyncIte
     if asked.metrics is None:
         yield
         return
-    from remit.serve.metrics.collectors import of_agent, of_log
-    from remit.serve.metrics.exposition import Metrics, exposed
+    from remit.serve.metrics.collectors import agent_metrics, log_metrics
+    from remit.serve.metrics.exposition import MetricsRegistry, serve_metrics
 
-    async with exposed(Metrics(of_agent(one), of_log(complain.log)), asked.metrics) as where:
+    async with serve_metrics(MetricsRegistry(agent_metrics(one), log_metrics(complain.log)), asked.metrics) as where:
         click.echo(f"agent: what it counts is at {where}")
         yield
 
 
-async def _status(client: Client, complain: Complaints, world: World) -> Status:
+async def _status(client: AuthorityClient, complain: Complaints, world: World) -> AuthorityStatus:
     """Of the scope; waited for, since an agent without one has nothing to do."""
-    from remit.client.authority_client import NoAnswer
+    from remit.client.authority_client import RetriesExhausted
 
     while True:
         try:
             return await client.status(deadline_ms=ANSWER_MS)
-        except NoAnswer as error:
-            complain(f"no server answers yet: {error.why}")
+        except RetriesExhausted as error:
+            complain(f"no server answers yet: {error.reason}")
             await world.clock.sleep_ms(AGAIN_MS)
 
 
-def _identity(directory: Directory, world: World) -> str:
+def _identity(directory: AgentDirectory, world: World) -> str:
     """What tells this agent from another of the same name: made once, and kept."""
     from remit.world.interfaces import DiskError, Missing
 
@@ -401,7 +401,7 @@ def _identity(directory: Directory, world: World) -> str:
         raise click.ClickException(escaped(str(error))) from error
 
 
-def keeper_order(directory: Directory, bounds: str = "") -> Order:
+def keeper_order(directory: AgentDirectory, bounds: str = "") -> Order:
     from remit.world.interfaces import Order
 
     return Order(
@@ -413,9 +413,9 @@ def keeper_order(directory: Directory, bounds: str = "") -> Order:
     )
 
 
-async def _leave(asked: _Asked, directory: Directory, one: Agent, world: World) -> None:
-    from remit.agent.keeper.protocol import Keeping
-    from remit.agent.setup import KEEPER, vault
+async def _leave(asked: _Asked, directory: AgentDirectory, one: Agent, world: World) -> None:
+    from remit.agent.keeper.protocol import KeeperClient
+    from remit.agent.setup import KEEPER, build_secret_files
     from remit.world.interfaces import LinkError
 
     count = one.running()
@@ -426,8 +426,8 @@ async def _leave(asked: _Asked, directory: Directory, one: Agent, world: World) 
         return
     click.echo(f"agent: ends {count} replicas, and the keeper")
     try:
-        await Keeping(world.link, KEEPER, world.clock).quit(END_GRACE_MS)
+        await KeeperClient(world.link, KEEPER, world.clock).quit(END_GRACE_MS)
     except LinkError as error:
         click.echo(f"agent: {error}", err=True)
         return
-    await world.offload(vault(directory).destroy)  # what that work was to read
+    await world.offload(build_secret_files(directory).destroy)  # what that work was to read

@@ -18,7 +18,7 @@ import click
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
-    from remit.agent.setup import Lends
+    from remit.agent.setup import HostPermissions
     from remit.model.kinds import Device, Node, Taint
     from remit.world.interfaces import Confinement, Equipment
 
@@ -55,11 +55,11 @@ class Declared(NamedTuple):
 
 def nodes_of(declared: Declared, found: Equipment, port: int) -> list[Node]:
     """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
-    from remit.model.manifests.validation import judge
+    from remit.model.manifests.validation import validate
 
     nodes = [_node(declared, found, one, index, port) for index, one in enumerate(declared.names(found))]
     for node in nodes:
-        for problem in judge(node):
+        for problem in validate(node):
             raise click.UsageError(escaped(str(problem)))
     return nodes
 
@@ -139,7 +139,7 @@ def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool,
     """One line: what is registered, and how far its work is held back."""
     first = nodes[0]
     many = f"node {first.metadata.name}" if len(nodes) == 1 else f"nodes {first.metadata.name} to {nodes[-1].metadata.name}"
-    has = first.spec.capacity.written()
+    has = first.spec.capacity.to_manifest()
     amounts = ", ".join(f"{value} {name}" for name, value in has.items())
     devices = f", {len(first.spec.devices)} devices" if first.spec.devices else ""
     each = " each" if len(nodes) > 1 else ""
@@ -189,8 +189,8 @@ class Lending(NamedTuple):
         said += [("--work-user", self.user)] if self.user else []
         return tuple(word for pair in (*said, ("--artifact-cache", self.artifact_cache)) for word in pair)
 
-    def lends(self) -> Lends:
-        from remit.agent.setup import Lends
+    def lends(self) -> HostPermissions:
+        from remit.agent.setup import HostPermissions
         from remit.model.resources import parse_quantity
         from remit.world.interfaces import NotStarted
         from remit.world.process.isolation import work_user
@@ -200,7 +200,7 @@ class Lending(NamedTuple):
         except NotStarted as error:
             raise click.BadParameter(escaped(str(error)), param_hint="--work-user") from error
         cache = parse_quantity("memory", self.artifact_cache)
-        return Lends(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden, user)
+        return HostPermissions(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden, user)
 
 
 def lending_options(command: Callable[..., None]) -> Callable[..., None]:

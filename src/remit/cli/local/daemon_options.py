@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from remit.model.problems import escaped, shown
+from remit.model.problems import escaped, quoted
 from remit.model.resources import parse_duration
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ListenType(click.ParamType["Listen"]):
 
         host, colon, port = str(value).rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{shown(str(value))} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
+            self.fail(f"{quoted(str(value))} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
         return Listen(host.strip("[]") or "127.0.0.1", int(port))
 
 
@@ -60,7 +60,7 @@ class BeatType(click.ParamType[int]):
     name = "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from remit.law.timing import BEAT_MS_MAX, BEAT_MS_MIN
+        from remit.law.timing import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 
         if isinstance(value, int):
             return value
@@ -68,8 +68,8 @@ class BeatType(click.ParamType[int]):
             found = parse_duration(str(value))
         except ValueError as error:
             self.fail(f"{escaped(str(error))}; write one such as {BEAT} or 500ms", param, ctx)
-        if not BEAT_MS_MIN <= found <= BEAT_MS_MAX:
-            self.fail(f"{escaped(str(value))} is no beat; from {BEAT_MS_MIN}ms to {BEAT_MS_MAX // 1000}s are", param, ctx)
+        if not HEARTBEAT_MS_MIN <= found <= HEARTBEAT_MS_MAX:
+            self.fail(f"{escaped(str(value))} is no beat; from {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s are", param, ctx)
         return found
 
 

@@ -23,7 +23,7 @@ from remit.model.problems import escaped
 from remit.model.resources import parse_duration
 
 if TYPE_CHECKING:
-    from remit.agent.setup import Directory
+    from remit.agent.setup import AgentDirectory
     from remit.world.interfaces import Disk, World
 
 PATIENCE_MS: Final = 60_000
@@ -79,35 +79,35 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
     """The agent of a directory; and its keeper with all that it runs, also what a keeper that was killed has left behind.
     Answers what has ended, in words.
     """
-    from remit.agent.keeper.protocol import is_held
-    from remit.agent.setup import Directory, vault
+    from remit.agent.keeper.protocol import is_locked
+    from remit.agent.setup import AgentDirectory, build_secret_files
     from remit.world.process.procfs import ask_to_go, watched
 
-    directory, lines = Directory(root), list[str]()
+    directory, lines = AgentDirectory(root), list[str]()
     if not directory.run.exists():
         return lines
-    if is_held(world.disk, directory.agent_lock):
+    if is_locked(world.disk, directory.agent_lock):
         pid = _agent_pid(directory)
         with watched(pid) as is_there:
             _asked(lambda: ask_to_go(pid))
             await _until(
                 world,
-                lambda: not is_held(world.disk, directory.agent_lock) and not is_there(),
+                lambda: not is_locked(world.disk, directory.agent_lock) and not is_there(),
                 f"the agent (process {pid}) does not end",
             )
         lines.append(f"the agent (process {pid}) has ended")
-    keeps = is_held(world.disk, directory.keeper_lock)
+    keeps = is_locked(world.disk, directory.keeper_lock)
     if with_work and (keeps or has_left_work(directory, world.disk)):
         with watched(_pid_in(directory.keeper_pid) if keeps else None) as is_there:
             lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
             await _until(world, lambda: not is_there(), "the keeper does not end")
     if with_work:
-        await world.offload(vault(directory).destroy)
+        await world.offload(build_secret_files(directory).destroy)
         await world.offload(directory.tidy)
     return lines
 
 
-def _agent_pid(directory: Directory) -> int:
+def _agent_pid(directory: AgentDirectory) -> int:
     pid = _pid_in(directory.agent_pid)
     if pid is None:
         raise click.ClickException(f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it")
@@ -180,20 +180,20 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
     """End all that runs there, and its keeper; also what one that was killed has left behind. Answers with what came of it;
     raises ClickException if it did not end.
     """
-    from remit.agent.keeper.protocol import Keeping, is_held
-    from remit.agent.setup import KEEPER, Directory
+    from remit.agent.keeper.protocol import KeeperClient, is_locked
+    from remit.agent.setup import KEEPER, AgentDirectory
     from remit.world.interfaces import LinkError, Unreached
     from remit.world.production import production
 
-    directory = Directory(root)
+    directory = AgentDirectory(root)
     world = production(directory.addresses)
     try:
-        if directory.run.is_dir() and is_held(world.disk, directory.agent_lock):
+        if directory.run.is_dir() and is_locked(world.disk, directory.agent_lock):
             raise click.ClickException(f"an agent runs on {escaped(str(root))}, and would start a keeper anew; end it first")
         try:
-            await Keeping(world.link, KEEPER, world.clock).quit(grace_ms)
+            await KeeperClient(world.link, KEEPER, world.clock).quit(grace_ms)
         except Unreached as error:
-            if directory.run.is_dir() and is_held(world.disk, directory.keeper_lock):
+            if directory.run.is_dir() and is_locked(world.disk, directory.keeper_lock):
                 raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
             if not has_left_work(directory, world.disk):
                 await _forget(directory, world)
@@ -203,7 +203,7 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
             return f"no keeper runs on {root}; what one has left behind has ended"
         except LinkError as error:
             raise click.ClickException(f"the keeper of {escaped(str(root))} did not end: {error}") from error
-        while is_held(world.disk, directory.keeper_lock):
+        while is_locked(world.disk, directory.keeper_lock):
             await world.clock.sleep_ms(20)
         await _forget(directory, world)
         return f"all work on {root} has ended, and its keeper"
@@ -211,21 +211,21 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
         await world.offload.close()
 
 
-async def _forget(directory: Directory, world: World) -> None:
+async def _forget(directory: AgentDirectory, world: World) -> None:
     """What the work that has ended was to read, and the place in the machine's memory where it lay: nobody else removes that.
 
     Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
     """
-    from remit.agent.setup import vault
+    from remit.agent.setup import build_secret_files
     from remit.world.interfaces import Busy, DiskError
 
     if not directory.run.is_dir():
         return
     with suppress(Busy, DiskError), world.disk.lock(directory.agent_lock):
-        await world.offload(vault(directory).destroy)
+        await world.offload(build_secret_files(directory).destroy)
 
 
-def has_left_work(directory: Directory, disk: Disk) -> bool:
+def has_left_work(directory: AgentDirectory, disk: Disk) -> bool:
     """Does the journal of a keeper that is gone tell of work that may run still?"""
     from remit.agent.keeper.journal import Journal
     from remit.world.interfaces import DiskError
@@ -238,11 +238,11 @@ def has_left_work(directory: Directory, disk: Disk) -> bool:
         raise click.ClickException(escaped(str(error))) from error
 
 
-async def _end_what_is_left(directory: Directory, world: World, grace_ms: int) -> None:
+async def _end_what_is_left(directory: AgentDirectory, world: World, grace_ms: int) -> None:
     """By a keeper in this process: it finds again what the other had started, and ends it."""
     from remit.agent.keeper.log_retention import LogBounds
-    from remit.agent.keeper.protocol import Quit, encode
-    from remit.agent.setup import keeper as build
+    from remit.agent.keeper.protocol import Shutdown, encode
+    from remit.agent.setup import build_keeper as build
     from remit.world.interfaces import Busy
 
     try:
@@ -250,7 +250,7 @@ async def _end_what_is_left(directory: Directory, world: World, grace_ms: int) -
             one = build(world, directory, LogBounds(), click.echo)
             async with asyncio.TaskGroup() as group:
                 group.create_task(one.run())
-                await one.request(encode(Quit(grace_ms)))
+                await one.request(encode(Shutdown(grace_ms)))
             world.disk.remove(directory.keeper_pid)
     except Busy as error:
         raise click.ClickException(f"another keeper has just been started ({error.cause}); do this again") from error

@@ -23,8 +23,8 @@ import gc  # noqa: E402
 
 import msgspec  # noqa: E402
 
-from remit.agent.keeper.log_retention import LogBounds, log_bounds  # noqa: E402
-from remit.agent.setup import KEEPER, Directory, keeper  # noqa: E402
+from remit.agent.keeper.log_retention import LogBounds, parse_log_bounds  # noqa: E402
+from remit.agent.setup import KEEPER, AgentDirectory, build_keeper  # noqa: E402
 from remit.model.problems import escaped  # noqa: E402
 from remit.world.clock import BootClock  # noqa: E402
 from remit.world.interfaces import Busy, WorldError  # noqa: E402
@@ -36,12 +36,12 @@ GARBAGE = 20_000
 """What it makes for a start is let go without a collector, but for the odd exception: that looks through all of it rarely."""
 
 
-async def keep(directory: Directory, bounds: LogBounds) -> None:
+async def keep(directory: AgentDirectory, bounds: LogBounds) -> None:
     world = production(directory.addresses)
     try:
         with world.disk.lock(directory.keeper_lock):
             directory.tell_pid(world.disk, directory.keeper_pid, os.getpid())
-            one = keeper(world, directory, bounds, tell)
+            one = build_keeper(world, directory, bounds, tell)
             async with world.link.serve(KEEPER, one):
                 await one.run()
             world.disk.remove(directory.keeper_pid)
@@ -56,7 +56,7 @@ def tell(words: str) -> None:
 
 
 def main() -> int:
-    directory = Directory(Path(sys.argv[1]).absolute())
+    directory = AgentDirectory(Path(sys.argv[1]).absolute())
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o077)
@@ -66,7 +66,7 @@ def main() -> int:
     gc.set_threshold(GARBAGE, 20, 50)
     try:
         directory.make()
-        asyncio.run(keep(directory, log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
+        asyncio.run(keep(directory, parse_log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
     except Busy as error:
         print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
         return BUSY

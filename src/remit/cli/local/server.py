@@ -31,7 +31,7 @@ from remit.cli.local.daemon_options import (
 )
 from remit.cli.main import examples
 from remit.cli.session.token_files import token_in
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.problems import escaped
 from remit.store.protocol import StoreError
 from remit.world.clock import BootClock
@@ -91,7 +91,7 @@ def server(
     place = token_file or data / TOKEN_NAME
     try:
         logging = Logging(log_format, log_level)
-        run_until_ended(lambda: serve(data, listen, scope, name, place, Tempo(beat_ms), logging, secured), quick=True)
+        run_until_ended(lambda: serve(data, listen, scope, name, place, Timing(beat_ms), logging, secured), quick=True)
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
 
@@ -102,7 +102,7 @@ async def serve(
     scope: str,
     name: str,
     token_file: Path,
-    tempo: Tempo,
+    tempo: Timing,
     logging: Logging = Logging(),
     secured: Secured | None = None,
 ) -> None:
@@ -209,11 +209,11 @@ def _run(
                 await run()
                 return
             # Only who tells what it counts pays for loading what tells it.
-            from remit.serve.metrics.collectors import of_log
-            from remit.serve.metrics.exposition import Metrics, exposed
+            from remit.serve.metrics.collectors import log_metrics
+            from remit.serve.metrics.exposition import MetricsRegistry, serve_metrics
 
-            counted = Metrics(of_log(complain.log))
-            async with exposed(counted, metrics) as where:
+            counted = MetricsRegistry(log_metrics(complain.log))
+            async with serve_metrics(counted, metrics) as where:
                 click.echo(f"remit {sort}: what it counts is at {where}")
                 await run(metrics=counted)
 

@@ -21,7 +21,7 @@ from remit.model.problems import escaped
 if TYPE_CHECKING:
     from remit.cli.output.simulation_report import Shown
     from remit.simulate.scenarios import Injection, Replay, Scenario
-    from remit.simulate.simulation import Run, Simulation
+    from remit.simulate.simulation import RunResult, Simulation
 
 HELD, BROKEN, MISUSED = 0, 1, 2
 """The last is click's own. A story of nothing is misuse that only the run could tell."""
@@ -229,18 +229,18 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
 
 
 def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
-    from remit.simulate.seed_runner import Task, Totals, swarm
+    from remit.simulate.seed_runner import SeedTask, RunTotals, run_seeds
 
-    def tasks() -> Iterator[Task]:
-        return (Task(asked.scenario, seed, asked.until_s) for seed in asked.seeds)
+    def tasks() -> Iterator[SeedTask]:
+        return (SeedTask(asked.scenario, seed, asked.until_s) for seed in asked.seeds)
 
-    totals = Totals()
-    failing: list[Run] = []
-    early: dict[int, Run] = {}
+    totals = RunTotals()
+    failing: list[RunResult] = []
+    early: dict[int, RunResult] = {}
     seeds = iter(asked.seeds)
     next_seed = next(seeds)
     with shown.progress(len(asked.seeds), totals) as note:
-        for done in swarm(tasks(), min(manner.jobs, len(asked.seeds))):
+        for done in run_seeds(tasks(), min(manner.jobs, len(asked.seeds))):
             totals.add(done.run, done.cpu_s)
             if manner.as_json:
                 early[done.run.seed] = done.run
@@ -255,7 +255,7 @@ def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
     return BROKEN if failing else HELD
 
 
-def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[Run]) -> None:
+def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[RunResult]) -> None:
     """Whoever interrupts the shrinking is told of the others all the same."""
     checks: dict[str, None] = {}
     interrupted = False
@@ -293,23 +293,23 @@ def escaped_lines(text: str) -> str:
     return "\n".join(escaped(line) for line in text.split("\n"))
 
 
-def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: Run) -> bool:
+def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: RunResult) -> bool:
     """Was it interrupted? What was found by then is saved and told before this returns."""
     from remit.cli.session.source_revision import revision
-    from remit.simulate.seed_runner import LOST
-    from remit.simulate.shrink import NotRepeated, shrink
+    from remit.simulate.seed_runner import RUN_LOST_CHECK
+    from remit.simulate.shrink import NotReproduced, shrink
 
     again = f"remit simulate {asked.words} --seed {run.seed}"
     if asked.plan is not None:
         return False
-    if not manner.shrinks or run.violations[0].check == LOST:
+    if not manner.shrinks or run.violations[0].check == RUN_LOST_CHECK:
         shown.again(again)
         return False
     kept = _Kept(manner.save)
     try:
         with shown.waiting("looking for the least that breaks it") as tell:
             shrunk = shrink(run, asked.until_s, revision=revision(), tell=tell, keep=kept)
-    except NotRepeated as error:
+    except NotReproduced as error:
         shown.unsteady(str(error))
         shown.again(again)
         return False

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from remit.assembly import ApiServer
     from remit.client.api import Api
     from remit.model.objects import AnyObject
-    from remit.serve.server_context import Desk
+    from remit.serve.server_context import ServerContext
     from remit.world.interfaces import Order, Running, World
     from remit.world.net.connections import Listen
     from remit.world.net.server_keys import Secured
@@ -160,9 +160,9 @@ def up(
 
 def _refuse_long(root: Path) -> None:
     """Said now, and not by an agent that ends again and again."""
-    from remit.agent.setup import SOCKET_BYTES_MAX, Directory
+    from remit.agent.setup import SOCKET_BYTES_MAX, AgentDirectory
 
-    socket = Directory(root / AGENT).socket
+    socket = AgentDirectory(root / AGENT).socket
     if len(os.fsencode(socket)) > SOCKET_BYTES_MAX:
         long = f"{escaped(str(socket))} has more than {SOCKET_BYTES_MAX} bytes, which no socket may"
         raise click.ClickException(f"{long}\n  name a shorter directory with --data")
@@ -192,14 +192,14 @@ async def _run(here: Installation, world: World) -> None:
     from remit.cli.session.token_files import token_in
     from remit.client.api import Api
     from remit.client.http_link import connect
-    from remit.law.timing import Tempo
+    from remit.law.timing import Timing
 
     say = Complaints(here.logging.of("remit", world.clock))
     token, new = token_in(here.token, world.ids)
     async with AsyncExitStack() as open_:
         server = await open_.enter_async_context(served(
             here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
-            tempo=Tempo(here.beat_ms), complain=say.bug, log=say.log, secured=here.secured, tell=say,
+            tempo=Timing(here.beat_ms), complain=say.bug, log=say.log, secured=here.secured, tell=say,
         ))  # fmt: skip
         tokens, trust = await _provide(here, server.desk), server.trust
         scheduling = await open_.enter_async_context(connect([server.url], tokens["scheduler"], world, trust=trust))
@@ -223,7 +223,7 @@ async def _run(here: Installation, world: World) -> None:
             await beside.end()
 
 
-async def _provide(here: Installation, desk: Desk) -> dict[str, str]:
+async def _provide(here: Installation, desk: ServerContext) -> dict[str, str]:
     """A token for each part that this process starts: none of them may do what another may."""
     from remit.cli.local.agent_options import Declared
     from remit.cli.session.token_files import provided_in
@@ -240,40 +240,40 @@ async def _provide(here: Installation, desk: Desk) -> dict[str, str]:
     return made
 
 
-def _introduce(here: Installation, desk: Desk, token: str, nodes: list[str]) -> None:
+def _introduce(here: Installation, desk: ServerContext, token: str, nodes: list[str]) -> None:
     """Over TLS an agent is known by its certificate as well: the one beside us is given what others get by joining."""
     from remit.agent.credentials import Credentials
-    from remit.agent.setup import PASSABLE, Directory
-    from remit.law.certificate_identity import agent_of
-    from remit.model.identity import Joined
+    from remit.agent.setup import PASSABLE, AgentDirectory
+    from remit.law.certificate_identity import agent_identity
+    from remit.model.identity import JoinResponse
     from remit.world.net.certificates import made_key, request_for
 
     if desk.tls is None:
         return
-    directory, key = Directory(here.data / AGENT), made_key()
+    directory, key = AgentDirectory(here.data / AGENT), made_key()
     here.data.chmod(PASSABLE)
     directory.make()
     known, servers = Credentials(directory.run / "joined"), b""
     if desk.tls.ca_file is not None:
         servers = desk.tls.ca_file.read_bytes()
     if _is_introduced(known, token, nodes, desk.tls.ca):
-        known.keep(desk.world.disk, key=b"", said=Joined("", ""), servers=servers)
+        known.keep(desk.world.disk, key=b"", said=JoinResponse("", ""), servers=servers)
         return
-    pair = desk.tls.authority.agent(request_for(key), agent_of(nodes))
-    said = Joined("", "", pair.calling.decode(), pair.answering.decode(), desk.tls.ca.decode())
+    pair = desk.tls.authority.agent(request_for(key), agent_identity(nodes))
+    said = JoinResponse("", "", pair.calling.decode(), pair.answering.decode(), desk.tls.ca.decode())
     known.keep(desk.world.disk, key=key, said=said, token=token, servers=servers)
 
 
 def _is_introduced(known: Credentials, token: str, nodes: list[str], authority: bytes) -> bool:
     """By an earlier start, for the same nodes, and not for much too short a time: its agent renews what it has by itself."""
-    from remit.law.certificate_identity import agent_of
+    from remit.law.certificate_identity import agent_identity
     from remit.world.net.certificates import NoCertificate, bearer_in, due_s, issued_by
 
     try:
         if not known.known or not known.secure or known.token != token:
             return False
         calling = (known.place / "calling.pem").read_bytes()
-        return bearer_in(calling) == agent_of(nodes) and issued_by(calling, authority) and due_s(calling) > 0
+        return bearer_in(calling) == agent_identity(nodes) and issued_by(calling, authority) and due_s(calling) > 0
     except (OSError, NoCertificate):
         return False
 
@@ -372,19 +372,19 @@ class Beside:
         self._running: Running | None = None
 
     async def watch_over(self) -> None:
-        from remit.agent.keeper.protocol import is_held
-        from remit.agent.setup import PASSABLE, Directory
+        from remit.agent.keeper.protocol import is_locked
+        from remit.agent.setup import PASSABLE, AgentDirectory
         from remit.cli.local.down import end_agent
 
-        directory, pause_ms = Directory(self._root), PAUSE_MS
+        directory, pause_ms = AgentDirectory(self._root), PAUSE_MS
         self._here.data.chmod(PASSABLE)
         asked = self._here.server / AGENT_ASKS
-        if is_held(self._world.disk, directory.agent_lock) and _line_in(asked) != self._words():
+        if is_locked(self._world.disk, directory.agent_lock) and _line_in(asked) != self._words():
             # It outlived the `up` that started it, and asks elsewhere, or plays other nodes. What it runs is not touched.
             await end_agent(self._root, self._world, with_work=False)
         asked.write_text(self._words() + "\n")
         while True:
-            if is_held(self._world.disk, directory.agent_lock):
+            if is_locked(self._world.disk, directory.agent_lock):
                 await self._world.clock.sleep_ms(LOOK_MS)
                 continue
             began_ms = self._world.clock.now_ms()

@@ -23,7 +23,7 @@ from remit.cli.main import examples
 from remit.model.manifests.documents import JSON_BYTES_MAX
 from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject, key
-from remit.model.problems import Problem, did_you_mean, escaped, meant, shown
+from remit.model.problems import Problem, did_you_mean, escaped, closest_name, quoted
 
 ENDINGS = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")
 
@@ -246,8 +246,8 @@ def schema(kind: str | None, all_kinds: bool) -> None:
         by_lower = {name.lower(): name for name in objects.KINDS}
         known = by_lower.get(kind.lower())
         if known is None:
-            cure = did_you_mean(meant(kind, objects.KINDS)) or f"known are {', '.join(objects.DECLARED)}"
-            raise click.UsageError(f"there is no kind {shown(kind)}; {cure}")
+            cure = did_you_mean(closest_name(kind, objects.KINDS)) or f"known are {', '.join(objects.DECLARED)}"
+            raise click.UsageError(f"there is no kind {quoted(kind)}; {cure}")
         click.echo(json.dumps(schema(known), indent=2))
     else:
         width = max(map(len, SUMMARIES))

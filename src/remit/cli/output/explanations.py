@@ -15,26 +15,26 @@ from rich.console import Console
 from rich.text import Text
 
 from remit.cli.output.console import BAD
-from remit.law.lifecycle import WAITS
+from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
 from remit.model.problems import escaped
-from remit.model.records import Candidate, Phase
+from remit.model.records import DecisionCandidate, Phase
 from remit.model.resources import Amount, format_duration
 from remit.proposal.explain.result_types import (
     Change,
-    Chosen,
-    Evidence,
-    Nearest,
-    NodeAnswer,
-    Passage,
-    Preemption,
-    QuotaTold,
-    ReplicaTold,
-    Told,
-    Unblock,
-    Waits,
-    WorkloadTold,
+    PlacementExplanation,
+    ExplanationEvidence,
+    NearestNodeExplanation,
+    NodeFitExplanation,
+    FilterFunnel,
+    PreemptionExplanation,
+    QuotaExplanation,
+    ReplicaExplanation,
+    HistoryEntry,
+    Remedy,
+    PendingExplanation,
+    WorkloadExplanation,
 )
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
@@ -84,7 +84,7 @@ STANDS_IN: Final = {
 """By word of `Preemption.why` and of capacity, why not."""
 
 
-def funnel_line(passage: Passage, quota: QuotaTold | None = None) -> str:
+def funnel_line(passage: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
     """`nodes 120 -> ready 118 -> room 3`; each number is what is left of the one before it."""
     parts = [f"nodes {passage.nodes}", *(f"{PASSED.get(step.filter, step.filter)} {step.left}" for step in passage.steps)]
     if quota is not None and quota.covers < quota.wanted:
@@ -92,7 +92,7 @@ def funnel_line(passage: Passage, quota: QuotaTold | None = None) -> str:
     return " -> ".join(parts)
 
 
-def nearest_words(nearest: Nearest) -> str:
+def nearest_words(nearest: NearestNodeExplanation) -> str:
     refused = ", ".join(nearest.refused)
     return (
         f"{nearest.node}, short by {nearest.lacks}" + (f" ({refused})" if refused else "")
@@ -101,7 +101,7 @@ def nearest_words(nearest: Nearest) -> str:
     )
 
 
-def unblock_words(unblock: Unblock) -> str:
+def unblock_words(unblock: Remedy) -> str:
     """All of its changes in one line, and where it would fit then."""
     said = ", and ".join(change_words(change) for change in unblock.changes)
     named = ", ".join(unblock.nodes)
@@ -149,14 +149,14 @@ def _eased_words(change: Change) -> str:
     return EASED.get(change.what, f"plug-in {change.what} lets it pass")
 
 
-def preemption_words(preemption: Preemption) -> str:
+def preemption_words(preemption: PreemptionExplanation) -> str:
     victims = ", ".join(f"{one.replica} (priority {one.priority})" for one in preemption.victims)
     if preemption.possible:
         return f"{victims} on {preemption.node}, at the scheduler's next turn"
     return STANDS_IN.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
 
 
-def quota_words(quota: QuotaTold) -> str:
+def quota_words(quota: QuotaExplanation) -> str:
     if quota.dead:
         return f"{quota.ledger} is dead ({quota.dead})"
     left = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
@@ -199,13 +199,13 @@ HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
 
 
-def show(console: Console, told: ReplicaTold | WorkloadTold, *, verbose: bool, wall: str) -> None:
-    if isinstance(told, ReplicaTold):
+def show(console: Console, told: ReplicaExplanation | WorkloadExplanation, *, verbose: bool, wall: str) -> None:
+    if isinstance(told, ReplicaExplanation):
         _replica(console, told, verbose, wall)
     else:
         _workload(console, told, verbose, wall)
     if told.there is not None:
-        _node(console, told.there, told.here if isinstance(told, ReplicaTold) else None)
+        _node(console, told.there, told.here if isinstance(told, ReplicaExplanation) else None)
     line(console, "evidence", _evidence(told.evidence))
     if verbose:
         _history(console, told.history)
@@ -224,7 +224,7 @@ def line(console: Console, lead: str, text: str | Text, style: str = "") -> None
 # -- a workload ----------------------------------------------------------------------------------------------------------------
 
 
-def _workload(console: Console, told: WorkloadTold, verbose: bool, wall: str) -> None:
+def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: str) -> None:
     console.print(Text.assemble(("workload ", ""), (f"{told.tenant}/{told.name}", "bold")), soft_wrap=True)
     missing = f"; {told.missing:,} not made yet" if told.missing else ""
     line(console, "progress", f"{counted(told.stages)} of {told.wanted:,} wanted{missing}")
@@ -251,7 +251,7 @@ def _limit_words(limit: str, detail: str) -> str:
 
 
 def _phase_words(phase: Phase) -> str:
-    wait = WAITS.get(phase)
+    wait = PHASE_TIMEOUTS.get(phase)
     if wait is None:
         return f"{phase}"
     limit = format_duration(wait.limit_ms) if wait.limit_ms else "the workload's fence"
@@ -261,7 +261,7 @@ def _phase_words(phase: Phase) -> str:
 # -- a replica -----------------------------------------------------------------------------------------------------------------
 
 
-def _replica(console: Console, told: ReplicaTold, verbose: bool, wall: str) -> None:
+def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: str) -> None:
     console.print(
         Text.assemble(
             ("replica ", ""), (f"{told.tenant}/{told.name}", "bold"), f"  generation {told.generation}, attempt {told.attempt}"
@@ -274,7 +274,7 @@ def _replica(console: Console, told: ReplicaTold, verbose: bool, wall: str) -> N
     ago = age_words(told.since, wall)
     on = f" on {told.node}" if told.node else ""
     line(console, "stands", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
-    if told.phase in WAITS:
+    if told.phase in PHASE_TIMEOUTS:
         line(console, "", _phase_words(Phase(told.phase)))
     if told.said:
         line(console, "meanwhile", told.said)
@@ -291,7 +291,7 @@ def _replica(console: Console, told: ReplicaTold, verbose: bool, wall: str) -> N
         _chosen(console, told, told.chosen, verbose, wall)
 
 
-def _chosen(console: Console, told: ReplicaTold, chosen: Chosen | None, verbose: bool, wall: str) -> None:
+def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str) -> None:
     if chosen is None:
         line(console, "why here", f"the decision is no longer kept; --node {told.node} says whether it would fit there now")
         return
@@ -321,7 +321,7 @@ def _chosen(console: Console, told: ReplicaTold, chosen: Chosen | None, verbose:
         line(console, "ledger", f"{chosen.grant or 'none'} had {chosen.left} left")
 
 
-def _reasons(told: Sequence[Told]) -> str:
+def _reasons(told: Sequence[HistoryEntry]) -> str:
     names = list(dict.fromkeys(one.reason for one in told if one.reason))
     return f" ({', '.join(names)})" if names else ""
 
@@ -329,7 +329,7 @@ def _reasons(told: Sequence[Told]) -> str:
 # -- what waits ----------------------------------------------------------------------------------------------------------------
 
 
-def _waits(console: Console, name: str, waits: Waits, since: str, history: Sequence[Told], verbose: bool, wall: str) -> None:
+def _waits(console: Console, name: str, waits: PendingExplanation, since: str, history: Sequence[HistoryEntry], verbose: bool, wall: str) -> None:
     ago = age_words(since, wall)
     reason = waits.reason or "none"
     style = STYLES[waits.verdict]
@@ -368,18 +368,18 @@ def _waits(console: Console, name: str, waits: Waits, since: str, history: Seque
         _funnel(console, waits.passage)
 
 
-def _verdict(waits: Waits) -> str:
+def _verdict(waits: PendingExplanation) -> str:
     return {"now": "now", "not-now": 'not-now (not "never")', "never": "never (as declared now)"}[waits.verdict]
 
 
-def _why(waits: Waits) -> str:
+def _why(waits: PendingExplanation) -> str:
     if waits.verdict == "now":
         first = waits.candidates[0].node if waits.candidates else "a node"
         return f"nothing stands in its way: it would go to {first} at its turn"
     return f"{waits.meaning}; {waits.detail}"
 
 
-def _again(waits: Waits, history: Sequence[Told], wall: str) -> str:
+def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
     """At the latest so long after its last attempt, or when what it waits for happens. The times are of wall clocks."""
     sooner = f"sooner when this changes: {', '.join(waits.cures)} ({waits.cure})"
     last = next((one for one in reversed(history) if one.by == "scheduler" and one.at), None)
@@ -391,13 +391,13 @@ def _again(waits: Waits, history: Sequence[Told], wall: str) -> str:
     return f"by {until:%H:%M:%S} UTC at the latest; {sooner}"
 
 
-def _candidates(console: Console, candidates: Iterable[Candidate], chosen: str) -> None:
+def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chosen: str) -> None:
     for one in candidates:
         parts = ", ".join(f"{name} {score}" for name, score in one.parts.items())
         line(console, "", Text(f"{one.node}  score {one.score} ({parts})", style="green" if one.node == chosen else ""))
 
 
-def _funnel(console: Console, passage: Passage) -> None:
+def _funnel(console: Console, passage: FilterFunnel) -> None:
     """Every step, and that it adds up."""
     for step in passage.steps:
         why = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
@@ -409,7 +409,7 @@ def _funnel(console: Console, passage: Passage) -> None:
 # -- one node ------------------------------------------------------------------------------------------------------------------
 
 
-def _node(console: Console, there: NodeAnswer, here: NodeAnswer | None) -> None:
+def _node(console: Console, there: NodeFitExplanation, here: NodeFitExplanation | None) -> None:
     if there.fits:
         line(console, f"on {there.node}", Text("it would fit there now", style="green"))
         line(console, "", f"score {there.score} ({_parts(there.parts)})")
@@ -427,12 +427,12 @@ def _parts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {score}" for name, score in parts.items())
 
 
-def _evidence(evidence: Evidence) -> str:
+def _evidence(evidence: ExplanationEvidence) -> str:
     policy = f"policy {evidence.policy}" if evidence.policy else "no policy"
     return f"revision {evidence.revision}, read {evidence.age_ms} ms ago; {policy}; overrides {listed(evidence.overrides)}"
 
 
-def _history(console: Console, history: Sequence[Told]) -> None:
+def _history(console: Console, history: Sequence[HistoryEntry]) -> None:
     shown = history[-HISTORY_SHOWN:]
     for number, one in enumerate(shown):
         reason = f" {one.reason}" if one.reason else ""

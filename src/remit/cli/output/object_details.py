@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from remit.cli.session.kind_names import Meant
     from remit.cli.session.server_call import Asked
     from remit.client.api import Api
-    from remit.model.wire.api_types import AccountItem
+    from remit.model.wire.api_types import HistoryEvent
 
 INDENT: Final = 14
 EVENTS_SHOWN: Final = 20
@@ -88,7 +88,7 @@ def field(to: Console, name: str, value: str, style: str = "") -> None:
     to.print(Text.assemble((f"{name + ':':<{INDENT}}", "bold"), (escaped(value), style)), soft_wrap=True)
 
 
-def _head(to: Console, thing: AnyObject, account: Sequence[AccountItem], wall: str) -> None:
+def _head(to: Console, thing: AnyObject, account: Sequence[HistoryEvent], wall: str) -> None:
     meta, kind = thing.metadata, type(thing).__name__
     field(to, kind.lower(), meta.name)
     if meta.tenant:
@@ -184,20 +184,20 @@ def _conditions(to: Console, conditions: Sequence[Condition], wall: str) -> None
 async def _explained(api: Api, to: Console, thing: Workload | Replica, tenant: str, wall: str) -> None:
     """Why it waits, if it does; and of what has a place, why there."""
     from remit.cli.output.explanations import show as show_explained
-    from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+    from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 
     told = await or_none(api.explain(type(thing), thing.metadata.name, tenant=tenant))
     if told is None:
         return
-    shape: Any = WorkloadTold if isinstance(thing, Workload) else ReplicaTold
-    found: ReplicaTold | WorkloadTold = msgspec.convert(told, shape, dec_hook=dec_hook)
-    if isinstance(found, WorkloadTold) and not found.groups:
+    shape: Any = WorkloadExplanation if isinstance(thing, Workload) else ReplicaExplanation
+    found: ReplicaExplanation | WorkloadExplanation = msgspec.convert(told, shape, dec_hook=dec_hook)
+    if isinstance(found, WorkloadExplanation) and not found.groups:
         return
     title(to, "\nWhy")
     show_explained(to, found, verbose=False, wall=wall)
 
 
-def _account(to: Console, account: Sequence[AccountItem], wall: str) -> None:
+def _account(to: Console, account: Sequence[HistoryEvent], wall: str) -> None:
     if not account:
         return
     title(to, "\nWhat happened")

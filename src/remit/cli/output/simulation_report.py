@@ -25,9 +25,9 @@ from remit.simulate.checkers.judge import judged
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import Injection, Scenario, load, names
-from remit.simulate.seed_runner import Totals
-from remit.simulate.shrink import Shrunk
-from remit.simulate.simulation import Run
+from remit.simulate.seed_runner import RunTotals
+from remit.simulate.shrink import ShrinkResult
+from remit.simulate.simulation import RunResult
 from remit.world.clock import BootClock
 
 STORY_LINES_MAX: Final = 40
@@ -44,7 +44,7 @@ def checks(letter: str) -> dict[str, list[str]]:
     return {guarded: names for guarded, names in every if guarded.startswith(letter)}
 
 
-def for_programs(run: Run) -> str:
+def for_programs(run: RunResult) -> str:
     """One line; its shape is promised to those who read it."""
     return _json(
         {
@@ -90,10 +90,10 @@ class Shown:
         if not self.as_json:
             self._told.print(table)
 
-    def line(self, run: Run) -> None:
+    def line(self, run: RunResult) -> None:
         click.echo(for_programs(run))
 
-    def run(self, run: Run) -> None:
+    def run(self, run: RunResult) -> None:
         scenario = run.played
         self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", seed {run.seed}: {scenario.summary}")))
         self._facts({"cluster": _cluster(scenario), "load": _load(scenario)})
@@ -103,7 +103,7 @@ class Shown:
             self._held(scenario, run)
         self._unknown(run)
 
-    def totals(self, scenario: Scenario, totals: Totals) -> None:
+    def totals(self, scenario: Scenario, totals: RunTotals) -> None:
         seconds = max((self._clock.now_ms() - self._began_ms) / 1000, 0.001)
         self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", {totals.seeds:,} seeds: {scenario.summary}")))
         self._facts(
@@ -121,7 +121,7 @@ class Shown:
         )
         self._faults(totals.faults)
 
-    def broken(self, run: Run) -> None:
+    def broken(self, run: RunResult) -> None:
         for violation in run.violations[:VIOLATIONS_SHOWN_MAX]:
             self._violation(run.seed, violation)
         if len(run.violations) > VIOLATIONS_SHOWN_MAX:
@@ -144,7 +144,7 @@ class Shown:
         for line in rest[-STORY_LINES_MAX:]:
             self._told.print(_text(f"  {line}"))
 
-    def shrunk(self, first: Run, shrunk: Shrunk) -> None:
+    def shrunk(self, first: RunResult, shrunk: ShrinkResult) -> None:
         replay = shrunk.replay
         cut = "" if shrunk.whole else " (the search was cut short)"
         self._facts(
@@ -160,7 +160,7 @@ class Shown:
         if shrunk.run.story != first.story:
             self._story(shrunk.run.story)
 
-    def expected(self, check: str, run: Run) -> None:
+    def expected(self, check: str, run: RunResult) -> None:
         seen = {violation.check for violation in run.violations}
         said = "it breaks as it did when it was saved" if check in seen else f"when it was saved {check} was broken: not so now"
         self._facts({"replay": said})
@@ -208,7 +208,7 @@ class Shown:
         table.add_row("", f"{sum(faults.values()):,}", "in all")
         self._told.print(table)
 
-    def _held(self, scenario: Scenario, run: Run) -> None:
+    def _held(self, scenario: Scenario, run: RunResult) -> None:
         guarded = checks("S")
         safety = f"{', '.join(guarded)}, by {sum(map(len, guarded.values()))} checks at every commit, answer, start and end"
         healed_s = run.simulated_s - scenario.duration_s
@@ -221,7 +221,7 @@ class Shown:
         self._told.print(Text.assemble("  ", ("held", "bold green")))
         self._facts({"  safety": safety, "  liveness": liveness})
 
-    def _unknown(self, run: Run) -> None:
+    def _unknown(self, run: RunResult) -> None:
         for why in run.unknown[:UNKNOWN_SHOWN_MAX]:
             self._facts({"unknown": why})
         if len(run.unknown) > UNKNOWN_SHOWN_MAX:
@@ -239,7 +239,7 @@ class Shown:
         yield self._now_and_then(lambda more: f"{what}: {more}")
 
     @contextmanager
-    def progress(self, seeds: int, totals: Totals) -> Iterator[Callable[[], None]]:
+    def progress(self, seeds: int, totals: RunTotals) -> Iterator[Callable[[], None]]:
         """Call what it yields when `totals` has changed. On a terminal one line that changes, elsewhere a line now and then."""
         self._began_ms = self._clock.now_ms()
         if self._errors.is_terminal:
@@ -261,7 +261,7 @@ class Shown:
 
         return note
 
-    def _so_far(self, seeds: int, totals: Totals) -> str:
+    def _so_far(self, seeds: int, totals: RunTotals) -> str:
         seconds = max((self._clock.now_ms() - self._began_ms) / 1000, 0.001)
         most = sorted(totals.faults.items(), key=lambda one: (-one[1], one[0]))[:5]
         kinds = ", ".join(f"{name} {count:,}" for name, count in most)
@@ -276,7 +276,7 @@ def _text(text: str, style: str = "") -> Text:
     return Text(escaped(text), style)
 
 
-def _amounts(one: Run | Totals) -> str:
+def _amounts(one: RunResult | RunTotals) -> str:
     return f"{one.events:,} events, {one.commits:,} commits, {one.decided:,} of them with decisions"
 
 

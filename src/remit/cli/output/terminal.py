@@ -20,18 +20,18 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from remit.model.problems import escaped
-from remit.model.wire.exec_frames import INPUT_BYTES, Window
+from remit.model.wire.exec_frames import INPUT_BYTES_MAX, TerminalSize
 
 KEYBOARD = 0
 
 
-def window() -> Window:
+def window() -> TerminalSize:
     """Of the terminal that is typed at, or shown on."""
     for stream in (KEYBOARD, 1, 2):
         with suppress(OSError):
             size = os.get_terminal_size(stream)
-            return Window(max(1, min(size.lines, 10_000)), max(1, min(size.columns, 10_000)))
-    return Window()
+            return TerminalSize(max(1, min(size.lines, 10_000)), max(1, min(size.columns, 10_000)))
+    return TerminalSize()
 
 
 @contextmanager
@@ -70,7 +70,7 @@ async def typed() -> bytes:
             await came
         finally:
             loop.remove_reader(KEYBOARD)
-    return os.read(KEYBOARD, INPUT_BYTES)
+    return os.read(KEYBOARD, INPUT_BYTES_MAX)
 
 
 def is_typed_at() -> bool:

@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
 
 if TYPE_CHECKING:
     from remit.world.net.tls import Trust
@@ -56,8 +56,8 @@ class Contexts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         found = self.get(name)
         if found is None:
             names = [one.name for one in self.contexts]
-            cure = did_you_mean(meant(name, names)) or (f"there are {one_of(names)}" if names else "none is set yet")
-            raise Unconfigured(f"there is no context {shown(name)}; {escaped(cure)}")
+            cure = did_you_mean(closest_name(name, names)) or (f"there are {one_of(names)}" if names else "none is set yet")
+            raise Unconfigured(f"there is no context {quoted(name)}; {escaped(cure)}")
         return found
 
 
@@ -111,7 +111,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
 def load(path: Path) -> Contexts:
     """What is in the file; nothing, if there is none. Mistakes in it are told with their lines."""
     from remit.model.manifests.documents import read_documents
-    from remit.model.manifests.type_checks import Shapes
+    from remit.model.manifests.type_checks import TypeChecker
     from remit.model.problems import Problems
 
     try:
@@ -125,10 +125,10 @@ def load(path: Path) -> Contexts:
         return Contexts()
     problems = Problems(str(path))
     documents = read_documents(data, str(path), problems)
-    shapes, value = Shapes(problems, None), None
+    shapes, value = TypeChecker(problems, None), None
     for document in documents:
         value = shapes.check(document, msgspec.inspect.type_info(Contexts), ())
-    told = problems.told()
+    told = problems.sorted_problems()
     if told or len(documents) != 1:
         said = "\n  ".join(str(problem) for problem in told) or f"{escaped(str(path))} has {len(documents)} documents"
         raise Unconfigured(f"the file of contexts is not right\n  {said}\n  mend it, or move it away and begin anew")
@@ -264,7 +264,7 @@ def server_url(text: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
-        raise Unconfigured(f"{shown(text)} is no server\n  write it like http://127.0.0.1:7420")
+        raise Unconfigured(f"{quoted(text)} is no server\n  write it like http://127.0.0.1:7420")
     if parts.username or parts.password:
-        raise Unconfigured(f"{shown(parts.hostname)} is named with a password\n  write the token into a file: --token-file")
+        raise Unconfigured(f"{quoted(parts.hostname)} is named with a password\n  write the token into a file: --token-file")
     return url

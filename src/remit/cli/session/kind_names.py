@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from remit.model.problems import an, did_you_mean, escaped, meant, one_of, shown
+from remit.model.problems import an, did_you_mean, escaped, closest_name, one_of, quoted
 
 
 class Word(NamedTuple):
@@ -85,8 +85,8 @@ def kind_of(word: str) -> str:
         return found
     here = _ELSEWHERE.get(word.lower())
     known = [name for one in WORDS for name in (one.kind.lower(), one.many)]
-    cure = f"here they are {here}" if here else did_you_mean(meant(word, known[:64])) or "`remit schema` lists the kinds"
-    raise click.UsageError(f"there is no kind {shown(word)}; {cure}")
+    cure = f"here they are {here}" if here else did_you_mean(closest_name(word, known[:64])) or "`remit schema` lists the kinds"
+    raise click.UsageError(f"there is no kind {quoted(word)}; {cure}")
 
 
 def is_owned(kind: str) -> bool:
@@ -106,10 +106,10 @@ def things_meant(words: Sequence[str]) -> tuple[list[str], list[Meant]]:
     if not rest:
         return kinds, []
     if len(kinds) > 1:
-        raise click.UsageError(f"{shown(first)} are several kinds, and so have no names in common; write KIND/NAME for each")
+        raise click.UsageError(f"{quoted(first)} are several kinds, and so have no names in common; write KIND/NAME for each")
     mixed = next((word for word in rest if "/" in word and kinds[0] not in _SLASHED), None)
     if mixed is not None:
-        raise click.UsageError(f"{shown(mixed)} names a kind of its own; write {escaped(first)}/NAME for all, or NAME for all")
+        raise click.UsageError(f"{quoted(mixed)} names a kind of its own; write {escaped(first)}/NAME for all, or NAME for all")
     return [], [Meant(kinds[0], _name(word, kinds[0])) for word in rest]
 
 
@@ -119,12 +119,12 @@ def thing_meant(word: str, default: str = "") -> Meant:
     if not slash:
         if default:
             return Meant(default, _name(word, default))
-        raise click.UsageError(f"{shown(word)} names no kind; write KIND/NAME, such as workload/{escaped(word) or 'web'}")
+        raise click.UsageError(f"{quoted(word)} names no kind; write KIND/NAME, such as workload/{escaped(word) or 'web'}")
     kind = kind_of(head)
     tenant, slash, name = rest.partition("/")
     if slash and kind not in _SLASHED:
         if not is_owned(kind):
-            raise click.UsageError(f"{shown(word)}: {an(kind.lower())} belongs to no tenant; write {kind.lower()}/NAME")
+            raise click.UsageError(f"{quoted(word)}: {an(kind.lower())} belongs to no tenant; write {kind.lower()}/NAME")
         return Meant(kind, _name(name, kind), tenant)
     return Meant(kind, _name(rest, kind))
 

@@ -12,7 +12,7 @@ from remit.cli.session.kind_names import ENDPOINTS, Meant, is_owned, many_word
 from remit.cli.session.server_call import Failure
 from remit.client.api_caller import ApiError
 from remit.model.objects import KINDS
-from remit.model.problems import escaped, one_of, shown
+from remit.model.problems import escaped, one_of, quoted
 
 if TYPE_CHECKING:
     from remit.cli.session.server_call import Asked
@@ -50,7 +50,7 @@ async def find(api: Api, asked: Asked, thing: Meant) -> Any:
         for item in listed.items:
             if thing.name in (item.replica, item.service):
                 return item
-        raise Failure(f"nothing serves as {shown(thing.name)}", "`remit get endpoints` lists what does")
+        raise Failure(f"nothing serves as {quoted(thing.name)}", "`remit get endpoints` lists what does")
     try:
         return await api.get(class_of(thing.kind), thing.name, tenant=tenant_of(asked, thing))
     except ApiError as error:
@@ -63,7 +63,7 @@ async def missing(api: Api, asked: Asked, thing: Meant) -> Failure:
     """That it is not there, and what may have been meant: one of another tenant, or of a like name."""
     tenant = tenant_of(asked, thing)
     whose = f" in tenant {tenant}" if tenant else ""
-    what = f"there is no {thing.kind.lower()} {shown(thing.name)}{escaped(whose)}"
+    what = f"there is no {thing.kind.lower()} {quoted(thing.name)}{escaped(whose)}"
     lists = f"`remit get {many_word(thing.kind)}{' -A' if tenant else ''}` lists them"
     try:
         same = await api.list(class_of(thing.kind), tenant="", fields=f"metadata.name={thing.name}") if tenant else None

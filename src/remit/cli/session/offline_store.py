@@ -21,10 +21,10 @@ from remit.model.problems import escaped
 from remit.model.records import Replica
 from remit.observation.frozen_view import still
 from remit.observation.scheduler_view import View
-from remit.proposal.explain.pending import Rules
-from remit.proposal.placement.builtin_plugins import DEFAULT
+from remit.proposal.explain.pending import PlacementInputs
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import installed_filters, installed_scores
-from remit.serve.diagnostics.history import Written
+from remit.serve.diagnostics.history import StoredHistory
 from remit.store.protocol import Corrupt, StoreError
 from remit.store.sqlite.offline_reader import Glimpse
 from remit.world.clock import BootClock
@@ -59,9 +59,9 @@ class Scope(NamedTuple):
     def pools(self) -> list[NodePool]:
         return [thing for row in self.glimpse.rows("nodepool/") if isinstance(thing := decode(row.value), NodePool)]
 
-    def written(self, tenant: str) -> Written:
+    def written(self, tenant: str) -> StoredHistory:
         """What was written down about a tenant's replicas."""
-        return Written(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH))
+        return StoredHistory(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH))
 
 
 @contextmanager
@@ -86,6 +86,6 @@ def opened(directory: Path) -> Iterator[Scope]:
         raise Unreadable(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
 
 
-def rules_of(clock: Clock) -> Rules:
+def rules_of(clock: Clock) -> PlacementInputs:
     """As a scheduler on this machine would have them, with the plug-ins that are installed here."""
-    return Rules((clock.boot(), clock.now_ms()), installed_filters(), (*DEFAULT, *installed_scores()))
+    return PlacementInputs((clock.boot(), clock.now_ms()), installed_filters(), (*DEFAULT_SCORES, *installed_scores()))

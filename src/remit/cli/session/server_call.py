@@ -117,7 +117,7 @@ def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
     except ApiError as error:
         raise refusal(error) from error
     except Unanswered as error:
-        raise Failure(escaped(f"{asked.reach.server} does not answer: {error.why}"), _after_silence(error)) from error
+        raise Failure(escaped(f"{asked.reach.server} does not answer: {error.reason}"), _after_silence(error)) from error
 
 
 async def _alone(work: Coroutine[Any, Any, T]) -> T:
@@ -133,17 +133,17 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
 
 async def _reached(reach: Reach) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
-    from remit.client.http_transport import Untrusted, Wire
+    from remit.client.http_transport import UntrustedCertificate, HttpTransport
     from remit.world.interfaces import LinkError
     from remit.world.net.tls import Unusable
 
     try:
-        wire = Wire(reach.token, reach.trust)
+        wire = HttpTransport(reach.token, reach.trust)
     except Unusable as error:
         raise Failure(escaped(error.cause), escaped(error.cure)) from error
     try:
         await wire.call("GET", f"{reach.server}/healthz")
-    except Untrusted as error:
+    except UntrustedCertificate as error:
         raise Failure(escaped(error.cause), escaped(error.cure)) from error
     except LinkError as error:
         named = f"context {reach.context}" if reach.context else "--server"

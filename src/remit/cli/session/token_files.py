@@ -19,7 +19,7 @@ from remit.world.interfaces import Ids
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.serve.server_context import Desk
+    from remit.serve.server_context import ServerContext
 
 TOKEN_BYTES_MAX: Final = 512
 TOKEN_NONCES: Final = 3
@@ -30,30 +30,30 @@ def new_token(ids: Ids) -> str:
     return TOKEN_PREFIX + "".join(ids.nonce() for _ in range(TOKEN_NONCES))
 
 
-async def provided_in(file: Path, desk: Desk, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()) -> str:
+async def provided_in(file: Path, desk: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()) -> str:
     """The token of a component that this process starts itself: the one in the file while that is good, else a new one."""
-    from remit.serve.auth.enrollment import provide
+    from remit.serve.auth.enrollment import ensure_bootstrap_token
 
     ids = desk.world.ids
     token, _ = token_in(file, ids)
-    if not await provide(desk, token, role, subject=subject, nodes=nodes):
+    if not await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes):
         token, _ = token_in(file, ids, anew=True)
-        await provide(desk, token, role, subject=subject, nodes=nodes)
+        await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes)
     return token
 
 
 async def issued_in(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
     """The token in a file, which is made with its file if there is none: an admin tells the server of it."""
-    from remit.model.identity import Token, TokenSpec, digest_of, expiry
+    from remit.model.identity import Token, TokenSpec, token_digest, expiry_after
     from remit.model.metadata import Metadata
-    from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, called
+    from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, bootstrap_token_name
     from remit.world.clock import BootClock
 
     token, new = token_in(file, ids)
     if new:
-        expires = expiry(BootClock().wall(), BOOTSTRAP_TOKEN_TTL_MS)
-        spec = TokenSpec(role=role, digest=digest_of(token), expires=expires, subject=file.name, nodes=tuple(nodes))
-        await api.create(Token(metadata=Metadata(name=called(role, token)), spec=spec))
+        expires = expiry_after(BootClock().wall(), BOOTSTRAP_TOKEN_TTL_MS)
+        spec = TokenSpec(role=role, digest=token_digest(token), expires=expires, subject=file.name, nodes=tuple(nodes))
+        await api.create(Token(metadata=Metadata(name=bootstrap_token_name(role, token)), spec=spec))
     return token
 
 

@@ -1,11 +1,9 @@
-"""Admission of declared objects: policies, tenant limits, token rules.
+"""Admission of declared objects: policies, tenant limits, token rules. Pure.
 
-Asked whichever way it came. Pure.
+The same checks apply whichever way an object arrives. Only growth and changed fields are refused: after a rule was tightened
+or a limit lowered, an existing object can still be scaled down or changed in other fields.
 
-Only what grows, or is said anew, is refused: a rule that was made tighter since, or a limit that was lowered, keeps nobody from
-scaling down, nor from touching something else.
-
-What a token then allows is law/authorization.py's. Pure.
+law/authorization.py decides what a token allows; this module decides which tokens may be declared.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import refuse
-from remit.law.admission import BY_POLICY, forbidden, settled
-from remit.law.charges import COUNTED, SAYS, takes
+from remit.law.admission import BY_POLICY_CONDITION, apply_policy_defaults, forbidden_field
+from remit.law.charges import LIMIT_FIELDS, LIMITED_KINDS, limit_charges
 from remit.model.claims import Code, Operation, Refused, Role
 from remit.model.identity import Token
 from remit.model.kinds import Policy, Tenant, Workload, WorkloadSpec
@@ -28,12 +26,13 @@ PEOPLE: Final = frozenset({Role.USER, Role.OPERATOR})
 
 
 def admits(draft: Draft, operation: Operation, thing: AnyObject, before: Any) -> Refused | None:
-    """`before` is what stands there, or None."""
+    """Refuse an object that policies or tenant limits forbid. `before` is the current object, or None."""
     if isinstance(thing, Policy):
         return _known_ranks(draft, thing)
-    if not isinstance(thing, COUNTED):
+    if not isinstance(thing, LIMITED_KINDS):
         return None
-    # A controller that rolls back sends what was admitted once: it is given what is in force, and not turned away.
+    # A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and is not
+    # refused.
     if isinstance(thing, Workload) and operation.actor.role in PEOPLE and (before is None or _differs(before, thing)):
         refused = _by_policy(draft, operation, thing, before)
         if refused is not None:
@@ -42,7 +41,7 @@ def admits(draft: Draft, operation: Operation, thing: AnyObject, before: Any) ->
 
 
 def _differs(before: Workload, after: Workload) -> bool:
-    """In what policies look at."""
+    """Return whether the fields that policies read have changed."""
     mine, spec = before.spec, after.spec
     return (mine.priority_class, mine.placement, before.metadata.labels) != (
         spec.priority_class,
@@ -52,13 +51,17 @@ def _differs(before: Workload, after: Workload) -> bool:
 
 
 def _by_policy(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
-    """Whoever answers for no tenant grants a class by writing it; one that was granted stays while nobody writes another."""
+    """Check the policies that match the workload.
+
+    An actor without a tenant (an operator) may use any priority class. A class that was admitted stays until another is
+    requested.
+    """
     meta = workload.metadata
     terms = draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
     stands = before is not None and before.spec.priority_class == workload.spec.priority_class
     granted = stands or not operation.actor.tenant
-    found = forbidden(workload.spec, terms, lambda name: _value(draft, name), granted=granted)
-    return None if found is None else refuse(Code.POLICY, f"{found.field}: {found.words}")
+    found = forbidden_field(workload.spec, terms, lambda name: _value(draft, name), may_raise_priority=granted)
+    return None if found is None else refuse(Code.POLICY, f"{found.field}: {found.message}")
 
 
 def _value(draft: Draft, rank: str) -> int | None:
@@ -70,7 +73,7 @@ def _known_ranks(draft: Draft, policy: Policy) -> Refused | None:
     for at, rule in enumerate(policy.spec.rules):
         for field, rank in (("priorityClass", rule.priority_class), ("defaults.priorityClass", rule.defaults.priority_class)):
             if rank and _value(draft, rank) is None:
-                detail = f"spec.rules[{at}].{field}: there is no priority class {rank}; declare it first"
+                detail = f"spec.rules[{at}].{field}: priority class {rank} does not exist; declare it first"
                 return refuse(Code.INVALID, detail)
     return None
 
@@ -80,28 +83,31 @@ def _within(draft: Draft, thing: AnyObject, before: Any) -> Refused | None:
     found = draft.thing(key_of("Tenant", tenant))
     if found is None or not isinstance(found[0], Tenant):
         return None
-    had = takes(before)
-    for limit, amount in takes(thing).items():
+    had = limit_charges(before)
+    for limit, amount in limit_charges(thing).items():
         more, most = amount - had.get(limit, 0), int(getattr(found[0].spec.limits, limit))
         if more <= 0:
             continue
         used = draft.books.used.get((tenant, limit), 0) + draft.used.get((tenant, limit), 0)
         if used + more > most:
-            field = SAYS.get(limit, "metadata.tenant")
-            detail = f"{field}: tenant {tenant} has {used} {limit} of at most {most}, and {more} more are too many: "
+            field = LIMIT_FIELDS.get(limit, "metadata.tenant")
+            detail = (
+                f"{field}: tenant {tenant} uses {used} of {most} {limit}, {more} more exceed the limit by "
+                f"{used + more - most}; "
+            )
             return refuse(Code.LIMIT, detail + f"delete some, or ask an operator to raise spec.limits.{limit} of the tenant")
     return None
 
 
 def given(draft: Draft, workload: Workload) -> tuple[Workload, WorkloadSpec]:
-    """The workload with a condition that tells what it was given, and its spec as it is to run."""
+    """Return the workload with a condition that lists the defaults applied by policies, and its spec with these defaults."""
     meta, status = workload.metadata, workload.status
     admission = draft.asks_now().admission
-    spec, words = settled(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
-    conditions = tuple(one for one in status.conditions if one.type != BY_POLICY)
+    spec, words = apply_policy_defaults(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
+    conditions = tuple(one for one in status.conditions if one.type != BY_POLICY_CONDITION)
     if words:
         told = Condition(
-            type=BY_POLICY,
+            type=BY_POLICY_CONDITION,
             status="True",
             reason=f"PolicyRevision{admission.number}",
             message="; ".join(words)[:4_096],
@@ -119,46 +125,61 @@ _TOKENS = key_of("Token", "")
 
 
 def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused | None:
-    """Whose token it is, and for what, does not change: an answer that was given to one must never be another's by its name."""
+    """Check a declared token. Its owner and role never change: an answer given to one holder must not reach another by reuse of
+    the name.
+    """
     spec, name = token.spec, token.metadata.name
     if spec.tenant and draft.thing(key_of("Tenant", spec.tenant)) is None:
-        return refuse(Code.NOT_FOUND, f"spec.tenant: there is no tenant {spec.tenant}")
+        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist; declare it first")
     if before is None:
         if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
-            return refuse(Code.LIMIT, f"there are {TOKENS_MAX} tokens already; delete those that have ended")
-        if any(one.spec.digest == spec.digest for one in _tokens(draft)):  # else whoever shows it would be somebody else now
-            return refuse(Code.EXISTS, "spec.digest: another token has it; make a new one")
+            return refuse(Code.LIMIT, f"the scope has reached its limit of {TOKENS_MAX} tokens; delete expired or revoked ones")
+        if any(
+            one.spec.digest == spec.digest for one in _tokens(draft)
+        ):  # otherwise one secret would authenticate as two tokens
+            return refuse(Code.EXISTS, "spec.digest: another token has the same secret; generate a new one")
         return _alone(draft, token) if spec.joined else None
     was = before.spec
     if was.revoked and not spec.revoked:
-        return refuse(Code.EXISTS, f"token {name} was revoked, for good; make a new one")
+        return refuse(Code.EXISTS, f"spec.revoked: token {name} was revoked, which is final; create a new token")
     if was.spent and spec.spent != was.spent:
-        return refuse(Code.EXISTS, f"token {name} was used, by one agent for good; make a new one")
+        return refuse(
+            Code.EXISTS, f"spec.spent: token {name} was already used by an agent to join, which is final; create a new token"
+        )
     if replace(spec, revoked=was.revoked, expires=was.expires, spent=was.spent) != was:
-        return refuse(Code.EXISTS, f"token {name} exists; only when it ends may be changed. Make a new one for anything else")
+        return refuse(
+            Code.EXISTS,
+            f"token {name} exists, and only spec.expires, spec.revoked and spec.spent may change; create a new token instead",
+        )
     return None
 
 
 def _alone(draft: Draft, token: Token) -> Refused | None:
-    """Whoever looked before asking may have looked at the same time as another, at another server: here one comes first."""
+    """Refuse a join token's nodes that another agent has. Two servers may have checked this at the same time; here one comes
+    first.
+    """
     for one in _tokens(draft):
         if one.spec.role != "agent" or one.spec.revoked or one.spec.expires <= draft.moment.wall:
             continue
         if taken := sorted(set(one.spec.nodes) & set(token.spec.nodes)):
-            known = f"known by the token {one.metadata.name}"
-            return refuse(Code.EXISTS, f"spec.nodes: node {taken[0]} has an agent already, {known}")
+            known = f"by token {one.metadata.name}"
+            return refuse(
+                Code.EXISTS,
+                f"spec.nodes: node {taken[0]} already has an agent, identified {known}; revoke that token first, or "
+                "choose another name",
+            )
     return None
 
 
 def void_with_tenant(draft: Draft, tenant: str) -> None:
-    """Else a later tenant of the same name would be open to the members of this one."""
+    """Revoke the tokens of a deleted tenant. Otherwise they would be valid for a later tenant of the same name."""
     for token in _tokens(draft):
         if token.spec.tenant == tenant:
             _revoke(draft, token)
 
 
 def void_with_node(draft: Draft, node: str) -> None:
-    """An agent whose last node is gone has nothing left to speak for."""
+    """Revoke the tokens of agents whose last node is deleted."""
     for token in _tokens(draft):
         spec = token.spec
         if node in spec.nodes and all(draft.thing(key_of("Node", one)) is None for one in spec.nodes if one != node):

@@ -1,7 +1,4 @@
-"""Apply, delete, finalizers, owner references and policy revisions.
-
-What people and controllers want, and the numbered policies. Pure.
-"""
+"""Apply and delete of declared objects: preconditions, finalizers, owner references, policy revisions. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +12,21 @@ from remit.commitment.draft import Draft
 from remit.commitment.rulings.admission import admits, allowed_token, given, void_with_node, void_with_tenant
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
 from remit.commitment.rulings.transitions import make_replicas
-from remit.law.admission import loosens, permitted, ranks_in, unheld, unpermitted
+from remit.law.admission import (
+    isolation_violation,
+    overrides_isolation,
+    permission_violation,
+    permissions_of,
+    priority_classes_in,
+)
 from remit.law.overrides import is_live
-from remit.law.requirements import WORKLOAD_LABEL, make_ask
-from remit.law.workload_rules import begins_with
+from remit.law.requirements import WORKLOAD_LABEL, compile_requirements
+from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
 from remit.model.identity import Token
 from remit.model.kinds import Node, Override, OverrideStatus, Placement, Policy, PolicySpec, Tenant, Workload, WorkloadSpec
-from remit.model.manifests.validation import judge
-from remit.model.metadata import Deadline, Metadata, Owner, Stamp
+from remit.model.manifests.validation import validate
+from remit.model.metadata import Deadline, Metadata, Owner, RecordMetadata
 from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
 from remit.model.problems import an
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
@@ -31,7 +34,7 @@ from remit.model.secrets import Secret, is_sealed
 
 GENERATIONS_KEPT = 10
 FILL_MAX = 100
-"""More replicas than that are not made with their workload: one claim would be a large part of a batch."""
+"""Maximum number of replicas created together with their workload. More would make one claim a large part of a batch."""
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20
 OVERRIDES_MAX = 1_000
@@ -52,7 +55,7 @@ DECLARERS: dict[str, frozenset[Role]] = {
     "Override": frozenset({Role.OPERATOR}),
     "Token": frozenset({Role.OPERATOR}),
 }
-"""Who may declare each kind; the rest are the authority's own records."""
+"""Roles that may declare each kind. All other kinds are records of the authority."""
 
 ANY_DECLARER = frozenset(role for roles in DECLARERS.values() for role in roles)
 
@@ -62,23 +65,23 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     thing = claim.thing
     kind, meta = type(thing).__name__, thing.metadata
     if kind not in DECLARED or not isinstance(meta, Metadata):
-        return refuse(Code.INVALID, f"{an(kind)} is the authority's own record; it is not declared")
+        return refuse(Code.INVALID, f"kind: {an(kind)} is a record of the authority and cannot be declared")
     if operation.actor.role not in DECLARERS[kind]:
         declarers = ", ".join(sorted(DECLARERS[kind]))
-        return refuse(Code.ROLE, f"{an(kind)} is declared by {declarers}, not by {operation.actor.role}")
+        return refuse(Code.ROLE, f"kind: {an(kind)} may be declared by {declarers}, not by role {operation.actor.role}")
     if (refused := _foreign(operation, meta.tenant)) is not None:
         return refused
-    problems = judge(thing)
+    problems = validate(thing)
     if problems:
-        # Every one, as far as the answer has room: whoever mends one mistake at a time asks once for each.
+        # Report all problems that fit into the answer, so that the user can fix them in one round.
         code = Code.RESERVED if any(problem.reserved for problem in problems) else Code.INVALID
-        return refuse(code, " | ".join(problem.words for problem in problems[:8]))
+        return refuse(code, " | ".join(problem.description for problem in problems[:8]))
     if (
         isinstance(thing, Secret)
         and (bare := next((k for k, v in thing.spec.data.items() if not is_sealed(v)), None)) is not None
     ):
         return refuse(
-            Code.INVALID, f"spec.data.{bare}: it is not sealed; secrets are declared by a server's API, which does that"
+            Code.INVALID, f"spec.data.{bare}: not sealed; declare secrets through the HTTP API of a server, which seals them"
         )
     found = draft.thing(key(thing))
     before = None if found is None else found[0]
@@ -109,16 +112,16 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         ),
     )
     if hasattr(thing, "status"):
-        # What is observed is not declared: a new node is joining, whatever it says of itself.
+        # Status is observed, not declared: a new node starts as joining, whatever its manifest contains.
         stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
     if isinstance(stamped, Override) and (before is None or before.spec != stamped.spec):
         stamped = replace(stamped, status=OverrideStatus(deadline=_term(draft, stamped)))
     if isinstance(stamped, Workload) and changed:
         stamped, spec = given(draft, stamped)
         kept = _keep_generation(draft, stamped, spec)
-        if claim.fill and before is None and begins_with(spec) <= FILL_MAX:
-            # What the controller of workloads would ask for next, without the way there and back.
-            make_replicas(draft, kept, range(begins_with(spec)))
+        if claim.fill and before is None and initial_replicas(spec) <= FILL_MAX:
+            # What the workload controller would request next, without the round trip.
+            make_replicas(draft, kept, range(initial_replicas(spec)))
     draft.put(stamped)
     if isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
@@ -126,27 +129,34 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
 
 
 def _room_for(draft: Draft, policy: Policy) -> Refused | None:
-    """All policies stand in one row, so that a number stands for all of them; and a row has its bounds."""
+    """Refuse a policy with which the policies no longer fit into one row: they share a row so that one revision number covers
+    all.
+    """
     size = len(encode({**_policies(draft), policy.metadata.name: policy.spec}))
     if size <= POLICIES_BYTES_MAX:
         return None
-    return refuse(Code.LIMIT, f"with it all policies have {size} bytes, {POLICIES_BYTES_MAX} at most: shorten or delete some")
+    return refuse(
+        Code.LIMIT,
+        f"spec: with this policy all policies have {size} bytes, {POLICIES_BYTES_MAX} are allowed; shorten or delete some",
+    )
 
 
 def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:
     if expect is None:
         return None
     if expect == 0 and found is not None:
-        return refuse(Code.EXISTS, f"{name} exists, at revision {found[1]}")
+        return refuse(Code.EXISTS, f"{name} exists already, at revision {found[1]}; update it instead of creating it")
     if expect and found is None:
-        return refuse(Code.NOT_FOUND, f"there is no {name} any more")
+        return refuse(Code.NOT_FOUND, f"{name} no longer exists; create it again if you need it")
     if expect and found is not None and (found[1] != expect or expect < 0):
-        return refuse(Code.REVISION, f"{name} was seen at revision {expect} and has changed since")
+        return refuse(
+            Code.REVISION, f"{name} was read at revision {expect} and has changed since; read it again and reapply the change"
+        )
     return None
 
 
 def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
-    """What each kind asks of what else is there; its own fields have been judged."""
+    """Check what each kind requires of other objects and of the caller. The object's own fields were validated before."""
     if found is not None and found[0].metadata.deleting:
         return _of_one_going(found[0], thing)
     if thing.metadata.tenant and (refused := _allowed_in(draft, thing.metadata.tenant, new=found is None)) is not None:
@@ -154,7 +164,9 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
     if isinstance(thing, Node):
         own = f"{Role.AGENT}/{thing.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
-            return refuse(Code.NOT_OWNER, f"an agent declares only its own node, {operation.actor.lease}")
+            return refuse(
+                Code.NOT_OWNER, f"metadata.name: an agent declares only its own node; this one acts for {operation.actor.lease}"
+            )
         if operation.actor.role is Role.AGENT:
             return _allowed_node(draft, thing, None if found is None else found[0])
     if isinstance(thing, Policy):
@@ -169,50 +181,63 @@ def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[
 
 
 def _foreign(operation: Operation, tenant: str) -> Refused | None:
-    """Whoever belongs to a tenant declares nothing anywhere else, whatever way the claim has come."""
+    """Refuse changes outside the actor's tenant, whichever way the claim arrived."""
     mine = operation.actor.tenant
     if not mine or tenant == mine:
         return None
-    return refuse(Code.TENANT, f"metadata.tenant: {operation.actor.name} acts in tenant {mine}, not in {tenant or 'none'}")
+    return refuse(
+        Code.TENANT,
+        f"metadata.tenant: {operation.actor.name} may act only in tenant {mine}, not in {tenant or 'cluster-wide objects'}",
+    )
 
 
 def _allowed_node(draft: Draft, node: Node, before: Node | None) -> Refused | None:
-    """What an agent may say of its own node: what it has, and where it is reached. What people have set on it is theirs: a node
-    that could label itself, or lift its own taint, would choose whose work it gets.
+    """Check what an agent declares for its own node: only capacity, devices and address.
+
+    Labels, taints and the other fields belong to operators. A node that could label itself, or remove its own taint, would
+    choose which work it receives.
     """
     meta, spec = node.metadata, node.spec
     if meta.owners or meta.finalizers:
-        return refuse(Code.NOT_OWNER, f"metadata: an agent sets no owners or finalizers on node {meta.name}")
+        return refuse(
+            Code.NOT_OWNER, f"metadata: an agent may not set owners or finalizers of node {meta.name}; an operator may"
+        )
     if before is not None:
         was = before.spec
         told = replace(was, capacity=spec.capacity, devices=spec.devices, address=spec.address, port=spec.port)
         if told != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
             return refuse(
-                Code.NOT_OWNER, f"an agent changes capacity, devices, address and port of node {meta.name}, and no more"
+                Code.NOT_OWNER,
+                f"spec: an agent may change only capacity, devices, address and port of node {meta.name}; an operator "
+                "may change the rest",
             )
     pool = draft.thing(key_of("NodePool", spec.pool))
     if pool is not None and not spec.capacity <= pool[0].spec.capacity:
-        most = f"nodes of pool {spec.pool} have at most {pool[0].spec.capacity}"
-        return refuse(Code.INVALID, f"spec.capacity: {most}, and this one says {spec.capacity}")
+        most = f"pool {spec.pool} allows at most {pool[0].spec.capacity} per node"
+        return refuse(Code.INVALID, f"spec.capacity: {most}, node {node.metadata.name} declares {spec.capacity}")
     return None
 
 
 def _allowed_in(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
     found = draft.thing(key_of("Tenant", tenant))
     if found is None:
-        return refuse(Code.NOT_FOUND, f"metadata.tenant: there is no tenant {tenant}")
+        return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist; declare it first")
     if new and found[0].metadata.deleting:
-        return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted, and takes nothing new")
+        return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted and accepts no new objects")
     return None
 
 
 def _allowed_override(draft: Draft, override: Override, before: Override | None) -> Refused | None:
-    """A script that sends the same again and again must not keep it in force for ever; nor may anybody believe that it does."""
+    """Check a declared override. An expired one is not restarted by the same spec: a script that applies it repeatedly must not
+    keep it in force forever.
+    """
     name, now = override.metadata.name, (draft.moment.boot, draft.moment.now_ms)
     if before is not None and before.spec == override.spec and not is_live(before, now):
-        return refuse(Code.EXISTS, f"override {name} has ended, and the same spec does not begin again: delete it first")
+        return refuse(
+            Code.EXISTS, f"override {name} has expired, and applying the same spec does not restart it; delete it first"
+        )
     if before is None and len(draft.keys(key_of("Override", ""))) >= OVERRIDES_MAX:
-        return refuse(Code.LIMIT, f"there are {OVERRIDES_MAX} overrides already; delete those that have ended")
+        return refuse(Code.LIMIT, f"the scope has reached its limit of {OVERRIDES_MAX} overrides; delete expired ones")
     return None
 
 
@@ -221,47 +246,53 @@ def _term(draft: Draft, override: Override) -> Deadline:
 
 
 def _home_of_policy(draft: Draft) -> Refused | None:
-    """Policies are published in one scope; where they come on lease from above, a local one would share their numbers."""
+    """Refuse local policies in a scope that leases its policies from the scope above: the revision numbers would clash."""
     latest = draft.in_force()
     if latest is None or latest.spec.deadline is None:
         return None
-    return refuse(Code.NOT_OWNER, f"policy revision {latest.spec.number} comes from the scope above: publish there")
+    return refuse(Code.NOT_OWNER, f"policy revision {latest.spec.number} comes from the scope above; change policies there")
 
 
 def _allowed_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
     if spec.priority_class and draft.thing(key_of("PriorityClass", spec.priority_class)) is None:
-        return refuse(Code.NOT_FOUND, f"spec.priorityClass: there is no priority class {spec.priority_class}")
-    if spec.template.devices or spec.placement != _ANYWHERE:  # nothing else can be asked for so that nothing could ever give it
+        return refuse(
+            Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist; declare it first"
+        )
+    if (
+        spec.template.devices or spec.placement != _ANYWHERE
+    ):  # only these fields can contain requirements that no node could ever satisfy
         try:
-            make_ask(meta.tenant, meta.name, meta.labels, spec, ())
+            compile_requirements(meta.tenant, meta.name, meta.labels, spec, ())
         except ValueError as error:
             return refuse(Code.INVALID, f"spec.template.devices: {error}")
-    same = before is not None and before.spec.template == spec.template  # what was permitted stays, whoever writes it again
+    same = (
+        before is not None and before.spec.template == spec.template
+    )  # what was permitted stays permitted when it is applied again
     return None if same else _permitted(draft, operation, workload)
 
 
 def _permitted(draft: Draft, operation: Operation, workload: Workload) -> Refused | None:
-    """It may ask for nothing of the machines that no policy permits. The node looks again, when it comes to that."""
+    """Refuse access to host resources that no policy permits. The node checks again when it starts a replica."""
     meta, template = workload.metadata, workload.spec.template
-    loose = bool(operation.actor.tenant) and loosens(template)  # whoever runs the whole of it may say how work is held
+    loose = bool(operation.actor.tenant) and overrides_isolation(template)  # an operator may relax isolation without a policy
     if not (template.artifacts or template.volumes or template.rootfs or loose):
         return None
     labels = {**meta.labels, WORKLOAD_LABEL: meta.name}
-    permit = permitted(_policies(draft).values(), meta.tenant, labels)
-    wrong = unpermitted(template, permit) or (unheld(template, permit) if loose else None)
-    return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.why}; {wrong.cure}")
+    permit = permissions_of(_policies(draft).values(), meta.tenant, labels)
+    wrong = permission_violation(template, permit) or (isolation_violation(template, permit) if loose else None)
+    return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.reason}; {wrong.cure}")
 
 
 def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Generation:
-    """Keep this generation, as it runs, and let go of old ones that no replica is of any more."""
+    """Store this generation with its effective spec, and delete old generations that no longer have replicas."""
     meta = workload.metadata
     name = f"{meta.name}/{meta.generation:08d}"
     spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=runs)
-    generation = Generation(metadata=Stamp(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec)
+    generation = Generation(metadata=RecordMetadata(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec)
     draft.put(generation)
     if meta.generation <= GENERATIONS_KEPT:
-        return generation  # there cannot be more than their numbers
+        return generation  # at most GENERATIONS_KEPT generations can exist
     for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
         found = draft.thing(old)
         if found is not None and not draft.alike((meta.tenant, meta.name, found[0].spec.generation)):
@@ -272,22 +303,22 @@ def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Ge
 @ruling(Delete, ANY_DECLARER, Coordination.HARD, "nothing is deleted while something depends on it")
 def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     if claim.kind not in DECLARERS:
-        return refuse(Code.INVALID, f"kind: {an(claim.kind)} is not declared, so not deleted either")
+        return refuse(Code.INVALID, f"kind: {an(claim.kind)} is a record of the authority and cannot be deleted")
     role = operation.actor.role
     cleans = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
     if role not in DECLARERS[claim.kind] and role is not Role.WORKLOADS:
-        return refuse(Code.ROLE, f"{an(claim.kind)} is not deleted by {role}")
-    if role is Role.AGENT:  # it would declare it anew, without the labels and taints that people have set on it
-        return refuse(Code.NOT_OWNER, f"node {claim.name} is deleted by people, not by an agent")
+        return refuse(Code.ROLE, f"kind: role {role} may not delete {an(claim.kind)}")
+    if role is Role.AGENT:  # it would declare the node again, without the labels and taints that operators set
+        return refuse(Code.NOT_OWNER, f"node {claim.name} may be deleted by an operator, not by an agent")
     if (refused := _foreign(operation, claim.tenant)) is not None:
         return refused
     name = key_of(claim.kind, claim.name, claim.tenant)
     found = draft.thing(name)
     if found is None:
-        return refuse(Code.NOT_FOUND, f"there is no {name}")
+        return refuse(Code.NOT_FOUND, f"{name} does not exist")
     thing = found[0]
     if cleans and not thing.metadata.deleting and not orphaned(draft, thing):
-        return refuse(Code.ROLE, f"{role} deletes {an(claim.kind)} only if all that own it are gone, or it is being deleted")
+        return refuse(Code.ROLE, f"role {role} may delete {name} only if all its owners are gone or it is being deleted")
     refused = _expected(name, claim.expect, found) or _free(draft, claim.kind, claim.name, claim.tenant)
     if refused is not None:
         return refused
@@ -295,7 +326,7 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
 
 
 def _end(draft: Draft, thing: AnyObject) -> int:
-    """It goes, and 1 is answered; or it is marked, and goes once nobody holds it by a finalizer and no replica is left."""
+    """Delete the object and return 1; or mark it as being deleted and return 0, if finalizers or replicas remain."""
     meta = thing.metadata
     generations: Sequence[str] = ()
     held = bool(meta.finalizers) if isinstance(meta, Metadata) else False
@@ -319,21 +350,21 @@ def _end(draft: Draft, thing: AnyObject) -> int:
 
 
 def _of_one_going(before: Any, thing: AnyObject) -> Refused | None:
-    """Of what is being deleted only the finalizers may change, and they only go; and annotations, by which those who hold it
-    say how far they are.
+    """Check a change of an object that is being deleted: finalizers may only be removed, and annotations may change, because
+    the holders of finalizers report their progress there.
     """
     mine, meta = before.metadata, thing.metadata
     if not isinstance(meta, Metadata) or not set(meta.finalizers) <= set(mine.finalizers):
-        return refuse(Code.DELETING, f"{key(thing)} is being deleted: finalizers only go")
+        return refuse(Code.DELETING, f"metadata.finalizers: {key(thing)} is being deleted; finalizers can only be removed")
     same = (before.spec, mine.labels) == (thing.spec, meta.labels)
     owned = [(one.kind, one.name) for one in mine.owners] == [(one.kind, one.name) for one in meta.owners]
     if not same or not owned or not mine.finalizers:
-        return refuse(Code.DELETING, f"{key(thing)} is being deleted: only finalizers and annotations may change")
+        return refuse(Code.DELETING, f"{key(thing)} is being deleted; only finalizers and annotations may change")
     return None
 
 
 def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
-    """Whoever held it by a finalizer holds it no more. The last one lets it go, if nothing depends on it."""
+    """Update the finalizers of an object that is being deleted. Without finalizers and dependents it is deleted."""
     mine, meta = before.metadata, thing.metadata
     if not isinstance(meta, Metadata):
         return 0
@@ -346,7 +377,9 @@ def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
 
 
 def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
-    """Its owners, each by the uid of what stands there: a later one of that name is another. What was owned before stays so."""
+    """Return the owner references with the uid of each owner, so that a later object of the same name is not taken for the
+    owner. References that existed before are kept.
+    """
     meta, known = thing.metadata, {}
     if not isinstance(meta, Metadata):
         return ()
@@ -359,19 +392,22 @@ def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] |
             found.append(kept)
             continue
         if meta.tenant and one.kind not in TENANTED and (one.kind, one.name) != ("Tenant", meta.tenant):
-            # Else whoever ends something of nobody's, or another tenant, would end this one's objects too; and its uid is told.
-            which = f"{one.kind} {one.name} is not of tenant {meta.tenant}"
-            return refuse(Code.INVALID, f"metadata.owners: {which}; name what is of the same tenant, or nothing")
+            # Otherwise deleting a cluster-wide object or another tenant would delete this tenant's objects, and its uid would
+            # be disclosed.
+            which = f"{one.kind} {one.name} does not belong to tenant {meta.tenant}"
+            return refuse(Code.INVALID, f"metadata.owners: {which}; reference an object of the same tenant, or none")
         uid = _uid_of(draft, one, meta.tenant)
         if uid is None or one.uid not in ("", uid):
             which = f" with uid {one.uid}" if one.uid else ""
-            return refuse(Code.INVALID, f"metadata.owners: there is no {one.kind} {one.name}{which}; declare it first")
+            return refuse(Code.INVALID, f"metadata.owners: {one.kind} {one.name}{which} does not exist; declare it first")
         found.append(replace(one, uid=uid))
     return tuple(found)
 
 
 def orphaned(draft: Draft, thing: AnyObject) -> bool:
-    """Had it owners, and are all of them gone? What stands there now under the same name is another."""
+    """Return whether the object had owners and all of them are gone. An object of the same name with another uid is not the
+    owner.
+    """
     meta = thing.metadata
     if not isinstance(meta, Metadata) or not meta.owners:
         return False
@@ -383,49 +419,52 @@ def _is_gone(stands: str | None, uid: str) -> bool:
 
 
 def _uid_of(draft: Draft, owner: Owner, tenant: str) -> str | None:
-    """The uid of what stands under an owner's name, in the tenant of what is owned; None if nothing does."""
+    """Return the uid of the object with an owner's name, in the tenant of the owned object; None if there is none."""
     found = draft.thing(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
     return None if found is None else str(found[0].metadata.uid)
 
 
 def _free(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
-    """Is anything left that depends on it?"""
+    """Refuse to delete an object that others depend on."""
     match kind:
         case "Policy":
             return _home_of_policy(draft)
         case "Node":
             ledger = draft.node(name)
-            if ledger is not None and ledger.held:
-                return refuse(Code.IN_USE, f"node {name} holds {ledger.held} replicas; drain it first")
+            if ledger is not None and ledger.holders:
+                return refuse(Code.IN_USE, f"node {name} holds {ledger.holders} replicas; drain it first")
             if draft.thing(key_of("Summary", AWAITED_NODE + name)) is not None:
-                awaited = "has not reported since the restore, and may be running what nobody knows of"
-                return refuse(Code.AWAITING_REPORTS, f"node {name} {awaited}; it becomes ready, or lost, before it goes")
+                awaited = "has not reported since the restore and may be running replicas unknown here"
+                return refuse(Code.AWAITING_REPORTS, f"node {name} {awaited}; wait until it is ready or lost")
         case "Tenant":
             ledgers = [draft.grant(f"tenant/{name}"), draft.grant(f"tenant/{name}/emergency")]
             owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{name}/")]
-            if owned or any(ledger is not None and ledger.taken() for ledger in ledgers):
-                return refuse(Code.IN_USE, f"tenant {name} still has objects, work or grants; delete them first")
+            if owned or any(ledger is not None and ledger.committed() for ledger in ledgers):
+                return refuse(Code.IN_USE, f"tenant {name} still has objects, running work or grants; delete these first")
         case "PriorityClass":
             users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == name]
             users += [k for k in draft.keys("generation/") if (g := draft.thing(k)) and g[0].spec.spec.priority_class == name]
-            users += [f"policy/{k}" for k, policy in _policies(draft).items() if name in ranks_in(policy)]
+            users += [f"policy/{k}" for k, policy in _policies(draft).items() if name in priority_classes_in(policy)]
             if users:
                 return refuse(Code.IN_USE, f"priority class {name} is used by {users[0]}")
         case "Secret" | "Config":
             user = _reader(draft, f"{kind.lower()}s", name, tenant)
             if user:
                 return refuse(
-                    Code.IN_USE, f"{kind.lower()} {name} is read by {user}; take it out of template.{kind.lower()}s first"
+                    Code.IN_USE,
+                    f"{kind.lower()} {name} is used by {user}; remove it from spec.template.{kind.lower()}s there first",
                 )
         case "Region":
             inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == name]
             if inside:
-                return refuse(Code.IN_USE, f"region {name} has {len(inside)} nodes; delete them first")
+                return refuse(Code.IN_USE, f"region {name} has {len(inside)} nodes; delete these first")
     return None
 
 
 def _reader(draft: Draft, mounts: str, name: str, tenant: str) -> str:
-    """A workload of which a replica may still be started with it: by its spec, or by an older one that has replicas left."""
+    """Return the key of a workload that may still start replicas with this secret or config: by its current spec, or by an
+    older generation that has replicas. Empty if there is none.
+    """
     for one in draft.keys(f"workload/{tenant}/"):
         found = draft.thing(one)
         if found is None or found[0].metadata.deleting:
@@ -450,20 +489,23 @@ def _publish(draft: Draft, policies: dict[str, PolicySpec], number: int = 0, dea
     latest = draft.in_force()
     number = number or (1 if latest is None else latest.spec.number + 1)
     spec = PolicyRevisionSpec(number=number, policies=policies, deadline=deadline)
-    draft.put(PolicyRevision(metadata=Stamp(name=f"{number:08d}"), spec=spec))
+    draft.put(PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec))
     for old in draft.keys("policyrevision/")[:-POLICY_REVISIONS_KEPT]:
         draft.drop(old)
     return number
 
 
-@ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered one after another")
+@ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered in sequence")
 def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refused:
     away = _home_of_policy(draft)
     if away is not None:
         return away
     found = draft.thing(key_of("PolicyRevision", f"{claim.to:08d}"))
     if found is None:
-        return refuse(Code.NOT_FOUND, f"policy revision {claim.to} is not kept; the last {POLICY_REVISIONS_KEPT} are")
+        return refuse(
+            Code.NOT_FOUND,
+            f"to: policy revision {claim.to} does not exist or is no longer stored; the last {POLICY_REVISIONS_KEPT} are",
+        )
     policies: dict[str, PolicySpec] = dict(found[0].spec.policies)
     for name in draft.keys("policy/"):
         if name.removeprefix("policy/") not in policies:
@@ -480,18 +522,25 @@ def _fresh(draft: Draft, name: str) -> Metadata:
     return Metadata(name=name, uid=draft.uid(), created=draft.moment.wall)
 
 
-@ruling(Adopt, frozenset({Role.POLICY}), Coordination.BOUNDED, "the higher number stands; one number has one content")
+@ruling(Adopt, frozenset({Role.POLICY}), Coordination.BOUNDED, "the higher number wins; one number has one content")
 def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
     latest = draft.in_force()
     if latest is not None and claim.number < latest.spec.number:
-        return refuse(Code.REVISION, f"policy revision {latest.spec.number} is in force here, {claim.number} is older")
+        return refuse(Code.REVISION, f"number: policy revision {latest.spec.number} is in force, {claim.number} is older")
     if latest is not None and claim.number == latest.spec.number and claim.policies != latest.spec.policies:
-        return refuse(Code.OPERATION_MISMATCH, f"policy revision {claim.number} is known here with other content")
+        return refuse(
+            Code.OPERATION_MISMATCH,
+            f"policies: revision {claim.number} is already stored here with different content; publish a new number",
+        )
     if claim.asked_ms > draft.moment.now_ms:
-        return refuse(Code.INVALID, "asked_ms: the lease cannot have been asked for in the future")
+        return refuse(
+            Code.INVALID,
+            f"asked_ms: {claim.asked_ms} is in the future (now {draft.moment.now_ms}); send the time of the request "
+            "on this scope's clock",
+        )
     until_ms = claim.asked_ms + claim.ttl
     known = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline
     if known is not None and known.boot == draft.moment.boot:
-        until_ms = max(until_ms, known.at_ms)  # of two leases on one number the longer stands, in any order of arrival
+        until_ms = max(until_ms, known.at_ms)  # of two leases on one number the longer wins, in any order of arrival
     deadline = Deadline(boot=draft.moment.boot, at_ms=until_ms)
     return _publish(draft, dict(claim.policies), claim.number, deadline)

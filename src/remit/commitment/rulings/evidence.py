@@ -1,7 +1,4 @@
-"""Mergeable evidence: events, decisions, summaries, conditions.
-
-Events, decisions, summaries, conditions: they merge in any order. Pure.
-"""
+"""Mergeable evidence: events, decisions, summaries, conditions. They merge in any order. Pure."""
 
 from __future__ import annotations
 
@@ -12,64 +9,75 @@ from msgspec.structs import replace
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import EVERYONE, Coordination, refuse, ruling
-from remit.model.claims import Code, Explain, Note, Observe, Operation, Refused, Report
-from remit.model.metadata import DNS_LABEL, Condition, Stamp
+from remit.model.claims import Code, Operation, RecordDecision, RecordEvent, Refused, Report, SetCondition
+from remit.model.metadata import DNS_LABEL, Condition, RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Decision, Event, Summary
 
 CONDITIONS_MAX = 32
 SUMMARIES_MAX = 10_000
 NAME_BYTES_MAX = 240
-"""Two of them and a kind fit into a key."""
+"""Two names and a kind fit into one key."""
 
 
-@ruling(Note, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
-def note(draft: Draft, operation: Operation, claim: Note) -> int | Refused:
+@ruling(RecordEvent, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
+def note(draft: Draft, operation: Operation, claim: RecordEvent) -> int | Refused:
     unnamed = _unnamed(claim.name)
     if unnamed is not None:
         return unnamed
-    draft.note(Event(metadata=Stamp(name=claim.name), spec=claim.event))
+    draft.note(Event(metadata=RecordMetadata(name=claim.name), spec=claim.event))
     return 0
 
 
-@ruling(Explain, EVERYONE, Coordination.BOUNDED, "decisions are a set; they are evidence of a choice, and bind nobody")
-def explain(draft: Draft, operation: Operation, claim: Explain) -> int | Refused:
+@ruling(
+    RecordDecision,
+    EVERYONE,
+    Coordination.BOUNDED,
+    "decisions are a set of evidence about choices; no later decision depends on them",
+)
+def explain(draft: Draft, operation: Operation, claim: RecordDecision) -> int | Refused:
     unnamed = _unnamed(claim.name)
     if unnamed is not None:
         return unnamed
     if re.fullmatch(DNS_LABEL, claim.tenant) is None:
         return refuse(Code.INVALID, f"tenant: {claim.tenant!r} is not a DNS label")
-    draft.note(Decision(metadata=Stamp(name=claim.name, tenant=claim.tenant), spec=claim.decision))
+    draft.note(Decision(metadata=RecordMetadata(name=claim.name, tenant=claim.tenant), spec=claim.decision))
     return 0
 
 
-@ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) stands")
+@ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) wins")
 def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
     unnamed = _unnamed(claim.name)
     if unnamed is not None:
         return unnamed
     if claim.name.startswith(AWAITED_NODE):
-        return refuse(Code.NOT_OWNER, f"{claim.name}: who is awaited after a restore is the authority's own record")
+        return refuse(
+            Code.NOT_OWNER,
+            f"name: {claim.name} is reserved for the authority's record of nodes awaited after a restore; use another name",
+        )
     found = draft.thing(key_of("Summary", claim.name))
     before = None if found is None else found[0]
-    after = Summary(metadata=Stamp(name=claim.name), spec=claim.summary)
+    after = Summary(metadata=RecordMetadata(name=claim.name), spec=claim.summary)
     if before is None and len(draft.keys("summary/")) >= SUMMARIES_MAX:
-        return refuse(Code.LIMIT, f"there are {SUMMARIES_MAX} summaries already")
+        return refuse(Code.LIMIT, f"the scope has reached its limit of {SUMMARIES_MAX} summaries")
     merged = after if before is None else merge_summaries(before, after)
     if merged is not before:
         draft.put(merged)
     return merged.spec.sequence
 
 
-@ruling(Observe, EVERYONE, Coordination.SOFT, "of two conditions of one type the later (generation, transition) stands")
-def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused:
+@ruling(SetCondition, EVERYONE, Coordination.SOFT, "of two conditions of one type the later (generation, transition) wins")
+def observe(draft: Draft, operation: Operation, claim: SetCondition) -> int | Refused:
     found = draft.thing(key_of(claim.kind, claim.name, claim.tenant))
     if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
-        return refuse(Code.NOT_FOUND, f"there is no {claim.kind} {claim.name} with conditions")
+        return refuse(Code.NOT_FOUND, f"{claim.kind} {claim.name} does not exist, or its kind has no conditions")
     thing = found[0]
     known = {condition.type for condition in thing.status.conditions}
     if len(known) >= CONDITIONS_MAX and claim.condition.type not in known:
-        return refuse(Code.LIMIT, f"{claim.kind} {claim.name} has {CONDITIONS_MAX} conditions already")
+        return refuse(
+            Code.LIMIT,
+            f"{claim.kind} {claim.name} has reached its limit of {CONDITIONS_MAX} condition types; reuse one of them",
+        )
     merged = merge_conditions(thing.status.conditions, (claim.condition,))
     if merged != thing.status.conditions:
         draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
@@ -77,13 +85,15 @@ def observe(draft: Draft, operation: Operation, claim: Observe) -> int | Refused
 
 
 def _unnamed(name: str) -> Refused | None:
-    """A name becomes part of a key, which has its bounds."""
+    """Refuse a name that cannot be part of a key."""
     size = len(name.encode())
-    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; 1 to {NAME_BYTES_MAX}")
+    return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; use 1 to {NAME_BYTES_MAX}")
 
 
 def merge_summaries(one: Summary, other: Summary) -> Summary:
-    """Commutative, associative, idempotent: ties (which an honest holder never makes) go to the larger text."""
+    """Return the newer summary. Commutative, associative and idempotent: ties, which a correct holder never creates, go to the
+    larger text.
+    """
 
     def rank(summary: Summary) -> tuple[int, int, str]:
         spec = summary.spec
@@ -93,7 +103,9 @@ def merge_summaries(one: Summary, other: Summary) -> Summary:
 
 
 def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """By type, the later stands; of too many, the latest do. In order of type: the order of arrival leaves no trace."""
+    """Merge conditions by type: the later one wins, and the latest are kept if there are too many. The result is sorted by
+    type, so it does not depend on the order of arrival.
+    """
 
     def rank(c: Condition) -> tuple[int, str, str, str, str]:
         return c.observed_generation, c.last_transition, c.status, c.reason, c.message

@@ -1,21 +1,20 @@
-"""Which incarnation of another scope is accepted; rejects messages of any other.
+"""Tracks which incarnation of each other scope is accepted, and rejects messages from any other. Pure.
 
-Letters of any other are refused. Pure.
+Scopes exchange authority by messages: an offer (accept), a report (credit), a confirmation after a restore (vouch). A
+message may arrive late, twice, or after either side was restored and has lost state. So each message names two incarnations,
+the sender's and the recipient's. It is processed only if it is addressed to this incarnation and was sent by the one that
+this scope has accepted. This is sufficient, because:
 
-Authority crosses a border by letters: an offer (accept), a report (credit), a word after a restore (vouch). They may come late,
-twice, or after either side was restored and has forgotten. So each names two incarnations, the sender's and the recipient's. It
-is heeded only if it is addressed to this one, and sent by the one that this scope recognises. Why that is enough:
+- Accepting an incarnation is a separate step, before any new message is sent to the peer. Later messages name the new
+  incarnation and are written from books that already ignore messages of the old one, so their content stays true until read.
+- A restore ends an incarnation for good, and a replaced incarnation is never accepted again. So no message of an earlier pair
+  is ever processed, whatever either side has lost since.
 
-- To recognise is a step of its own, before anything new is said to the peer. The letters that follow name the new incarnation,
-  and were written from books in which the old one's letters no longer count: what they say stays true until they are read.
-- An incarnation ends for good at a restore, and one that was replaced is not recognised again. So no letter of a past pair is
-  ever heeded, whatever either side has forgotten since.
+    issuer restored   the holder accepts it, then confirms its holdings   until then the issuer grants nothing to other scopes
+    holder restored   the issuer accepts it, then offers the grants anew  until then the holder's grants are void
+    both              each accepts the other; then both of the above
 
-    issuer restored   the holder recognises it, then vouches              until then the issuer grants nothing to other scopes
-    holder restored   the issuer recognises it, then offers anew          until then the holder's grants are void
-    both              each recognises the other; then both of the above
-
-Nobody is trusted at first sight: the first contact is a `recognise` too.
+The first contact needs a `recognise` claim too.
 """
 
 from __future__ import annotations
@@ -28,36 +27,54 @@ from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import BUDGETEERS, Coordination, refuse, ruling
-from remit.law.ledgers import SCOPE
-from remit.model.claims import Accept, Code, Credit, Operation, Recognise, Refused, Vouch
-from remit.model.metadata import DNS_LABEL, Stamp
+from remit.law.ledgers import SCOPE_PREFIX
+from remit.model.claims import Accept, AcceptIncarnation, Code, ConfirmHoldings, Credit, Operation, Refused
+from remit.model.metadata import DNS_LABEL, RecordMetadata
 from remit.model.objects import key_of
-from remit.model.records import Grant, Peer, PeerSpec, Standing
+from remit.model.records import Grant, Peer, PeerConfirmation, PeerSpec
 
 PEER: Final = key_of("Peer", "")
 PEERS_MAX: Final = 10_000
 FORMER_MAX: Final = 100
-"""The oldest fall out. What guards against a late word is `replaces`; this guards against one that reads it too late."""
+"""Former incarnations kept per peer; the oldest are dropped. `replaces` already rejects a late `recognise` claim. This list
+also rejects one whose `replaces` was read after the change.
+"""
 
 
-@ruling(Recognise, BUDGETEERS, Coordination.HARD, "of a peer one incarnation is dealt with, and never again one before it")
-def recognise(draft: Draft, operation: Operation, claim: Recognise) -> int | Refused:
-    """Answers how many came before. Between two incarnations serials and reports count anew."""
-    name = claim.peer.removeprefix(SCOPE)
-    if not claim.incarnation or not claim.peer.startswith(SCOPE) or re.fullmatch(DNS_LABEL, name) is None:
-        return refuse(Code.INVALID, f"peer, incarnation: {SCOPE}NAME of another scope, and which incarnation of it")
+@ruling(
+    AcceptIncarnation,
+    BUDGETEERS,
+    Coordination.HARD,
+    "one incarnation of a peer is accepted at a time, and never an earlier one again",
+)
+def recognise(draft: Draft, operation: Operation, claim: AcceptIncarnation) -> int | Refused:
+    """Accept a new incarnation of a peer. Return how many preceded it. Serials and report numbers restart with it."""
+    name = claim.peer.removeprefix(SCOPE_PREFIX)
+    if not claim.incarnation or not claim.peer.startswith(SCOPE_PREFIX) or re.fullmatch(DNS_LABEL, name) is None:
+        return refuse(
+            Code.INVALID,
+            f"peer, incarnation: need the name of another scope ({SCOPE_PREFIX}NAME) and its incarnation; got {claim.peer!r}, "
+            f"{claim.incarnation!r}",
+        )
     known = on_record(draft, claim.peer)
     if claim.incarnation == known.incarnation:
         return len(known.former)
     if claim.incarnation in known.former:
         return refuse(
             Code.GRANT_VOID,
-            f"incarnation {claim.incarnation} of {claim.peer} is over here: ask it anew; a restore there starts another",
+            f"incarnation {claim.incarnation} of {claim.peer} was replaced and is never accepted again; read the "
+            "peer's current "
+            "incarnation and recognise that one",
         )
     if claim.replaces != known.incarnation:
-        return refuse(Code.REVISION, f"on record for {claim.peer} is {_named(known.incarnation)}, not {_named(claim.replaces)}")
+        return refuse(
+            Code.REVISION,
+            f"replaces: the accepted incarnation of {claim.peer} is {_named(known.incarnation)}, not "
+            f"{_named(claim.replaces)}; read the "
+            "record and retry",
+        )
     if draft.thing(PEER + claim.peer) is None and len(draft.keys(PEER)) >= PEERS_MAX:
-        return refuse(Code.LIMIT, f"there are {PEERS_MAX} peers already")
+        return refuse(Code.LIMIT, f"the scope has reached its limit of {PEERS_MAX} peers")
     ended = parted(known)
     note(draft, claim.peer, replace(ended, incarnation=claim.incarnation, standing=known.standing))
     for key in draft.keys("grant/"):
@@ -65,44 +82,47 @@ def recognise(draft: Draft, operation: Operation, claim: Recognise) -> int | Ref
     return len(ended.former)
 
 
-def misaddressed(draft: Draft, peer: str, letter: Accept | Credit | Vouch) -> Refused | None:
-    """Is this letter between two others than this incarnation and the one of `peer` that is recognised here?"""
+def misaddressed(draft: Draft, peer: str, letter: Accept | Credit | ConfirmHoldings) -> Refused | None:
+    """Refuse a message that is not from the accepted incarnation of `peer` to this incarnation."""
     own, known = draft.moment.incarnation, on_record(draft, peer).incarnation
     if letter.to != own:
         return refuse(
             Code.GRANT_VOID,
-            f"addressed to {_named(letter.to)}, this is incarnation {own}: {peer} recognises it and writes anew",
+            f"to: the message is addressed to {_named(letter.to)}, this is incarnation {own}; {peer} must recognise "
+            "it and send again",
         )
     if not known or letter.sender != known:
         return refuse(
             Code.GRANT_VOID,
-            f"sent by {_named(letter.sender)} of {peer}, recognised here is {_named(known)}: "
-            f"ask {peer} which it is now, recognise that, and it writes anew",
+            f"sender: the message is from {_named(letter.sender)} of {peer}, accepted here is {_named(known)}; "
+            f"read the current incarnation of {peer}, recognise it, and let it send again",
         )
     return None
 
 
 def awaited_peers(draft: Draft) -> list[str]:
-    """The peers that have not vouched since this scope was restored."""
+    """Return the peers that have not confirmed their holdings since this scope was restored."""
     peers = [name.removeprefix(PEER) for name in draft.keys(PEER)]
-    return [peer for peer in peers if on_record(draft, peer).standing is Standing.AWAITED]
+    return [peer for peer in peers if on_record(draft, peer).standing is PeerConfirmation.AWAITED]
 
 
 def lenders(draft: Draft) -> list[str]:
-    """Those of them that this scope has dealt with, so that they may hold of it what it does not remember."""
+    """Return the awaited peers that this scope had contact with: they may hold grants that the backup does not contain."""
     if not draft.books.peers_awaited:
         return []
     return [peer for peer in awaited_peers(draft) if on_record(draft, peer).incarnation or on_record(draft, peer).former]
 
 
 def forgetful(draft: Draft, unheard: Sequence[str]) -> Refused | None:
-    """Until these have been heard of, what is still there to be given or drawn is not known."""
+    """Refuse until these peers have confirmed their holdings: before that, the free amount is not known."""
     if not unheard:
         return None
     own = draft.moment.incarnation
     return refuse(
         Code.AWAITING_REPORTS,
-        f"restored: first {', '.join(unheard)} recognise incarnation {own} and vouch for what they hold, or are declared lost",
+        f"the scope was restored: {', '.join(unheard)} must first recognise incarnation {own} and vouch for the "
+        "grants they hold; "
+        "or declare them lost",
     )
 
 
@@ -112,17 +132,19 @@ def on_record(draft: Draft, peer: str) -> PeerSpec:
 
 
 def note(draft: Draft, peer: str, spec: PeerSpec) -> None:
-    draft.put(Peer(metadata=Stamp(name=peer), spec=spec))
+    draft.put(Peer(metadata=RecordMetadata(name=peer), spec=spec))
 
 
 def parted(known: PeerSpec) -> PeerSpec:
-    """The record once the incarnation on it is dealt with no longer, and nothing is waited for."""
+    """Return the record of a peer whose incarnation is no longer accepted and from which nothing is awaited."""
     former = (*known.former, known.incarnation) if known.incarnation else known.former
     return PeerSpec(former=former[-FORMER_MAX:])
 
 
 def _count_anew(draft: Draft, key: str, peer: str) -> None:
-    """A restored peer may have forgotten how far it had counted; the letters that did count are refused from now on."""
+    """Reset the counters of a grant shared with a restored peer, which may have lost how far it had counted. Messages with the
+    old numbers are refused from now on because of their incarnation.
+    """
     found = draft.thing(key)
     if found is None:
         return

@@ -1,7 +1,4 @@
-"""Bind, reserve (with preemption victims) and gang bind.
-
-Bind, reserve and gang: the claims on scarce room. Pure: it reads and writes a draft.
-"""
+"""Placement claims: bind, reserve (with preemption victims) and gang bind. Pure: reads and writes a draft."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from remit.commitment.books import AWAITED_NODE, add, decode_replica, generation
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.peer_scopes import forgetful, lenders
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.law.charges import copy_of, held_by
-from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left, misfit, static_answer
+from remit.law.charges import attempt_key, still_holds
+from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, cached_static_misfit, free_devices, misfit
 from remit.law.fit import devices as fit_devices
-from remit.law.ledgers import DEVICE, GrantLedger, NodeLedger
-from remit.law.lifecycle import PLACED_BY, SNAPSHOT_FRESH_MS, edge
-from remit.model.claims import Bind, Code, Ganged, Operation, Refused, Reserve, Role
+from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
+from remit.law.lifecycle import BINDING_TRANSITIONS, SNAPSHOT_AGE_MS_MAX, find_transition
+from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve, Role
 from remit.model.kinds import Device
 from remit.model.metadata import Deadline
 from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaStatus
-from remit.model.resources import WHOLE, format_quantity
+from remit.model.resources import WHOLE_DEVICE, format_quantity
 
 SCHEDULERS = frozenset({Role.SCHEDULER})
 CHAIN_MAX = 64
@@ -39,7 +36,12 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
         return found
     ask = draft.ask(generation_of(found))
     if ask is not None and ask.gang and draft.held(ask.generation) < ask.gang:
-        return refuse(Code.GANG_SHORT, f"{claim.replica} is one of a gang of at least {ask.gang}: bind them together")
+        return refuse(
+            Code.GANG_SHORT,
+            f"{claim.replica} belongs to a gang of at least {ask.gang}, {draft.held(ask.generation)} are bound; bind "
+            "the members "
+            "in one gang claim",
+        )
     placed = place(draft, operation, claim, found, ask)
     if isinstance(placed, Refused):
         return placed
@@ -51,11 +53,11 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
 
 
 def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
-    """Bind it in one go, if it is as most are: without devices or terms, on its tenant's own quota, pending or reserved there,
-    and it fits.
+    """Fast path of a bind for the common case; return whether it was bound.
 
-    The same conditions as in `place` and the same postings as of any bind, without the way through the rules one by one.
-    Whatever is not plain is left to them; so is every refusal.
+    Applies to replicas without devices and placement terms, charged to their tenant's own quota, that are pending or
+    reserved on this node and fit. The conditions are those of `place`, and the postings those of any bind, without
+    evaluating each rule. Every other case, and every refusal, is left to the rules.
     """
     books, name = draft.books, claim.replica
     kept = books.replicas.get(name)
@@ -66,13 +68,13 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     generation = meta.tenant, spec.workload, spec.generation
     ask = books.asks.get(generation) or books.ask(generation)
     ground = _plain_ground(draft, operation, claim, ask)
-    if ask is None or ground is None or status.phase not in PLACED_BY:
+    if ask is None or ground is None or status.phase not in BINDING_TRANSITIONS:
         return False
     reserved = status.phase is Phase.RESERVED
     if reserved and (status.grants != ask.quota or _misses_reservation(draft, claim, replica) is not None):
         return False
-    # What is reserved is posted, now that all of its victims have gone.
-    free, left = ground[0].free, ground[1].left
+    # Now that all victims are gone, a reservation has posted its full need, so nothing more is taken.
+    free, left = ground[0].free, ground[1].free
     for resource, count in ask.resources:
         if free.get(resource, 0) < (0 if reserved else count):
             return False
@@ -96,39 +98,43 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
 
 
 def _plain_ground(
-    draft: Draft, operation: Operation, claim: Bind | Reserve, ask: Ask | None
+    draft: Draft, operation: Operation, claim: Bind | Reserve, ask: Requirements | None
 ) -> tuple[NodeLedger, GrantLedger] | None:
-    """The node and the quota, if it takes no more than a look at what is left of them to decide."""
+    """Return the ledgers of node and quota, if their free amounts alone decide the claim; None otherwise."""
     books = draft.books
-    if ask is None or not (ask.plain and ask.open) or (ask.fenced and books.awaited):
+    if ask is None or not (ask.resources_only and ask.open) or (ask.fenced and books.awaited):
         return None
     if draft.policy is not None or books.peers_awaited or (draft.reshaped and ask.generation[:2] in draft.reshaped):
         return None
     ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
-    if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
+    if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX:
         return None
     facts = ledger.facts
-    if not (facts.ready and facts.open) or static_answer(ask, ledger) is not None or draft.shunners(ask):
+    if not (facts.ready and facts.open) or cached_static_misfit(ask, ledger) is not None or draft.anti_affinity_owners(ask):
         return None
     return ledger, quota
 
 
-@ruling(Reserve, SCHEDULERS, Coordination.HARD, "room that victims free belongs to their preemptor; no ledger above its limit")
+@ruling(
+    Reserve, SCHEDULERS, Coordination.HARD, "capacity freed by victims belongs to their preemptor; no ledger above its limit"
+)
 def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused:
-    """Checked as if the victims were gone; posted less what they still hold (see draft.py)."""
+    """Reserve capacity for a replica and drain its victims. Checked as if the victims were gone, posted minus what they still
+    hold (see draft.py).
+    """
     found = find(draft, claim.replica, claim.at)
     if isinstance(found, Refused):
         return found
-    row = edge("reserve", found.status.phase)
+    row = find_transition("reserve", found.status.phase)
     if row is None:
-        return refuse(Code.PHASE, f"{claim.replica} is {found.status.phase}; only a pending replica is reserved for")
+        return refuse(Code.PHASE, f"{claim.replica} is {found.status.phase}; capacity is reserved only for a pending replica")
     leaving: dict[str, tuple[Replica, Replica]] = {}
     for victim, at in claim.victims.items():
         ruled = _victim(draft, claim, found, victim, at)
         if isinstance(ruled, Refused):
             return ruled
         leaving[victim] = ruled
-    copies = {victim: copy_of(after) for victim, (_, after) in leaving.items()}
+    copies = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
     if _plainly_reserved(draft, operation, claim, found, leaving, copies):
         return 0
     gone = {victim: _moved(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
@@ -153,12 +159,14 @@ def _plainly_reserved(
     leaving: Mapping[str, tuple[Replica, Replica]],
     copies: dict[str, str],
 ) -> bool:
-    """The same for a reservation: what its victims hold is counted as free, and only the sums are looked at."""
+    """Fast path of a reservation: the victims' capacity counts as free, and only the sums are compared. Return whether it was
+    made.
+    """
     ask = None if claim.devices else draft.ask(generation_of(found))
     ground = _plain_ground(draft, operation, claim, ask)
     if ask is None or ground is None:
         return False
-    free, left = ground[0].free.copy(), ground[1].left.copy()
+    free, left = ground[0].free.copy(), ground[1].free.copy()
     for before, _ in leaving.values():
         theirs = draft.ask(generation_of(before))
         if theirs is None or before.status.devices:
@@ -184,11 +192,11 @@ def _plainly_reserved(
     return True
 
 
-@ruling(Ganged, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
-def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refused:
-    """Members that do not fit are left out; the answer is how many were bound."""
+@ruling(BindGang, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
+def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refused:
+    """Bind the members of a gang that fit, and return how many. Refused as a whole if fewer than the minimum fit."""
     trial = draft.fork()
-    bound, minimum, groups, last = 0, 0, set(), refuse(Code.GANG_SHORT, "no member")
+    bound, minimum, groups, last = 0, 0, set(), refuse(Code.GANG_SHORT, "the claim has no members")
     for member in claim.members:
         found = find(trial, member.replica, member.at)
         if isinstance(found, Refused):
@@ -196,11 +204,12 @@ def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refuse
             continue
         ask = trial.ask(generation_of(found))
         if ask is None or not ask.gang:
-            return refuse(Code.INVALID, f"{member.replica} is not of a gang: bind it alone")
-        groups.add(ask.generation)  # its minimum is counted by generation: see `bind`
+            return refuse(Code.INVALID, f"{member.replica} does not belong to a gang; use a bind claim")
+        groups.add(ask.generation)  # the minimum is counted per generation: see `bind`
         if len(groups) > 1:
             return refuse(
-                Code.INVALID, f"{member.replica} is of another gang, or another generation of it: one claim binds one gang"
+                Code.INVALID,
+                f"{member.replica} belongs to another gang or another generation; one claim binds members of one gang",
             )
         minimum = max(minimum, ask.gang)
         placed = place(trial, operation, member, found, ask)
@@ -211,7 +220,8 @@ def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refuse
         bound += 1
     if bound < max(minimum, 1):
         return refuse(
-            Code.GANG_SHORT, f"{bound} of at least {max(minimum, 1)} members fit; the last misfit: {last.code}: {last.detail}"
+            Code.GANG_SHORT,
+            f"{bound} members fit, the gang needs at least {max(minimum, 1)}; last misfit: {last.code}: {last.detail}",
         )
     draft.absorb(trial)
     return bound
@@ -220,27 +230,31 @@ def bind_gang(draft: Draft, operation: Operation, claim: Ganged) -> int | Refuse
 def find(draft: Draft, name: str, at: int) -> Replica | Refused:
     found = draft.replica(name)
     if found is None:
-        return refuse(Code.NOT_FOUND, f"there is no {name}")
+        return refuse(Code.NOT_FOUND, f"{name} does not exist")
     if found[1] != at or at < 0:
-        return refuse(Code.REVISION, f"{name} was seen at revision {at} and has changed since")
+        return refuse(Code.REVISION, f"{name} was observed at revision {at} and has changed since; read it again")
     return found[0]
 
 
-def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica, ask: Ask | None) -> Replica | Refused:
-    """The replica as it would be bound; every guard of the lifecycle table's `bind` and `confirm` is here, in its order."""
+def place(
+    draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica, ask: Requirements | None
+) -> Replica | Refused:
+    """Return the replica as it would be bound. Checks every guard of `bind` and `confirm` in the lifecycle table, in order."""
     status = replica.status
-    if status.phase not in PLACED_BY:
-        return refuse(Code.PHASE, f"{claim.replica} is {status.phase}; only a pending or reserved replica is bound")
-    if operation.evidence.age_ms > SNAPSHOT_FRESH_MS:
+    if status.phase not in BINDING_TRANSITIONS:
+        return refuse(Code.PHASE, f"{claim.replica} is {status.phase}; only a pending or reserved replica can be bound")
+    if operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX:
         return refuse(
-            Code.STALE_EVIDENCE, f"the snapshot is {operation.evidence.age_ms} ms old, {SNAPSHOT_FRESH_MS} is the limit"
+            Code.STALE_EVIDENCE,
+            f"the snapshot is {operation.evidence.age_ms} ms old, the limit is {SNAPSHOT_AGE_MS_MAX} ms; decide again "
+            "on a newer one",
         )
     if status.phase is not Phase.RESERVED:
         return _placed(draft, operation, claim, replica, ask)
     wrong = _misses_reservation(draft, claim, replica)
     if wrong is not None:
         return wrong
-    # As if the reservation was given up: what it held is there for the binding it was made for.
+    # Decide as if the reservation were cancelled: the capacity it holds is available to this binding.
     waiting = ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt, failures=status.failures)
     pending = Replica(metadata=replica.metadata, spec=replica.spec, status=waiting)
     draft.put_replica(claim.replica, replica, pending)
@@ -250,23 +264,37 @@ def place(draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Re
 
 
 def _placed(
-    draft: Draft, operation: Operation, claim: Bind | Reserve, replica: Replica, ask: Ask | None, *, drawn: bool = False
+    draft: Draft,
+    operation: Operation,
+    claim: Bind | Reserve,
+    replica: Replica,
+    ask: Requirements | None,
+    *,
+    drawn: bool = False,
 ) -> Replica | Refused:
     ledger = draft.node(claim.node)
     if ask is None or ledger is None:
         return refuse(
-            Code.NOT_FOUND, f"there is no node {claim.node}" if ledger is None else f"{claim.replica} has no generation"
+            Code.NOT_FOUND,
+            f"node {claim.node} does not exist" if ledger is None else f"{claim.replica} has no stored generation",
         )
     if ask.fenced and draft.books.awaited and draft.keys(key_of("Summary", AWAITED_NODE)):
-        return refuse(Code.AWAITING_REPORTS, f"restored: {claim.replica} may be running on a node that has not reported yet")
+        return refuse(
+            Code.AWAITING_REPORTS,
+            f"the scope was restored: {claim.replica} must never run twice, and may be running on a node that has not "
+            "reported yet",
+        )
     if not ask.open:
-        return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted")
-    if ask.policy_until is not None and not _ahead(draft, ask.policy_until):
-        return refuse(Code.POLICY_LAPSED, f"policy revision {ask.policy} is past its lease here")
+        return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted; {claim.replica} is not placed")
+    if ask.policy_deadline is not None and not _ahead(draft, ask.policy_deadline):
+        return refuse(
+            Code.POLICY_LAPSED,
+            f"the lease on policy revision {ask.policy} has expired here; it must be renewed from the scope above",
+        )
     code = misfit(ask, ledger, draft)
     if code is not None:
-        return refuse(code, f"{claim.replica} does not fit {claim.node}: {_why(code, ask, ledger)}")
-    if claim.devices or ask.whole or ask.shares:
+        return refuse(code, f"{claim.replica} does not fit node {claim.node}: {_why(code, ask, ledger)}")
+    if claim.devices or ask.whole_devices or ask.device_shares:
         wrong = _check_devices(ask, ledger, claim.devices)
         if wrong is not None:
             return wrong
@@ -289,14 +317,20 @@ def _placed(
 
 
 def _misses_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> Refused | None:
-    """Why this is not the binding that the reservation was made for, or not yet."""
+    """Refuse a binding that differs from the reservation, or comes before all victims have stopped."""
     status = replica.status
     if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
-        return refuse(Code.INVALID, f"{claim.replica} is reserved on {status.node}; bind it as reserved, or unreserve it first")
+        return refuse(
+            Code.INVALID,
+            f"{claim.replica} is reserved on node {status.node}; bind it with the reserved node, devices and grant, "
+            "or unreserve it first",
+        )
     for victim, copy in status.victims.items():
         found = draft.replica(victim)
-        if found is not None and held_by(found[0], copy):
-            return refuse(Code.VICTIMS, f"{victim} is {found[0].status.phase} and has not gone yet")
+        if found is not None and still_holds(found[0], copy):
+            return refuse(
+                Code.VICTIMS, f"victim {victim} of {claim.replica} is still {found[0].status.phase}; wait until it has stopped"
+            )
     return None
 
 
@@ -304,17 +338,22 @@ def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int
     found = find(draft, name, at)
     if isinstance(found, Refused):
         return found
-    if edge("preempt", found.status.phase) is None or found.status.node != claim.node:
+    if find_transition("preempt", found.status.phase) is None or found.status.node != claim.node:
         return refuse(
             Code.VICTIMS,
-            f"{name} is {found.status.phase} on {found.status.node or 'no node'}; it frees nothing on {claim.node}",
+            f"victim {name} is {found.status.phase} on {found.status.node or 'no node'}; preempting it frees nothing on "
+            f"{claim.node}",
         )
     if not _preempts(draft, preemptor):
-        return refuse(Code.VICTIMS, f"the priority class of {claim.replica} preempts nobody")
+        return refuse(Code.VICTIMS, f"the priority class of {claim.replica} does not allow preemption")
     if found.spec.priority >= preemptor.spec.priority:
-        return refuse(Code.VICTIMS, f"{name} has priority {found.spec.priority}, not below {preemptor.spec.priority}")
+        return refuse(
+            Code.VICTIMS,
+            f"victim {name} has priority {found.spec.priority}, which is not lower than {preemptor.spec.priority} of "
+            f"{claim.replica}",
+        )
     own = found.metadata.tenant == preemptor.metadata.tenant
-    by = claim.replica if own else f"work of another tenant, of priority {preemptor.spec.priority}"
+    by = claim.replica if own else f"a replica of another tenant with priority {preemptor.spec.priority}"
     return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {by}")
 
 
@@ -329,52 +368,65 @@ def _moved(replica: Replica, **changes: object) -> Replica:
     return replace(replica, status=replace(replica.status, **changes))
 
 
-def _check_devices(ask: Ask, ledger: NodeLedger, devices: Mapping[str, int]) -> Refused | None:
-    """Do the devices named satisfy the ask exactly, and are they free?"""
+def _check_devices(ask: Requirements, ledger: NodeLedger, devices: Mapping[str, int]) -> Refused | None:
+    """Refuse unless the named devices match the requirements exactly and are free."""
     known = ledger.facts.devices
     if any(name not in known for name in devices):
-        return refuse(Code.DEVICE_MISMATCH, f"{ledger.node.metadata.name} has no such device: {', '.join(sorted(devices))}")
-    # The whole devices named, as if they were all there is: the ask must fit on them, and leave none over.
-    whole = [known[name] for name, amount in devices.items() if amount == WHOLE]
-    counts, _ = devices_left(whole, {})
-    parts = [(known[name], amount) for name, amount in devices.items() if amount != WHOLE]
-    exact = len(whole) == sum(one.amount for one in ask.whole) and len(parts) == len(ask.shares)
+        return refuse(
+            Code.DEVICE_MISMATCH, f"devices: node {ledger.node.metadata.name} does not have all of {', '.join(sorted(devices))}"
+        )
+    # Treat the named whole devices as the only ones of the node: the requirements must fit on them and use all of them.
+    whole = [known[name] for name, amount in devices.items() if amount == WHOLE_DEVICE]
+    counts, _ = free_devices(whole, {})
+    parts = [(known[name], amount) for name, amount in devices.items() if amount != WHOLE_DEVICE]
+    exact = len(whole) == sum(one.amount for one in ask.whole_devices) and len(parts) == len(ask.device_shares)
     if (
         not exact
-        or not fit_devices(ask, cast(Any, _Named(counts)), NOBODY)
-        or not all(_has_part(one, parts) for one in ask.shares)
+        or not fit_devices(ask, cast(Any, _Named(counts)), NO_PEERS)
+        or not all(_has_part(one, parts) for one in ask.device_shares)
     ):
-        return refuse(Code.DEVICE_MISMATCH, f"{', '.join(sorted(devices)) or 'no device'}: not what is asked for")
+        return refuse(
+            Code.DEVICE_MISMATCH,
+            f"devices: {', '.join(sorted(devices)) or 'none'} of node {ledger.node.metadata.name} do not match what "
+            "the workload requires",
+        )
     for name, amount in devices.items():
-        if ledger.free.get(DEVICE + name, 0) < amount:
-            return refuse(Code.DEVICE_TAKEN, f"device {name} on {ledger.node.metadata.name} is taken")
+        if ledger.free.get(DEVICE_PREFIX + name, 0) < amount:
+            return refuse(
+                Code.DEVICE_TAKEN, f"devices: {name} of node {ledger.node.metadata.name} is in use by another replica"
+            )
     return None
 
 
 class _Named(NamedTuple):
-    """As much of a site as the rule about devices asks of it."""
+    """The part of a node view that the device rule reads."""
 
-    whole: Mapping[Model, int]
+    whole: Mapping[DeviceModel, int]
 
 
-def _has_part(one: Devices, parts: Sequence[tuple[Device, int]]) -> bool:
+def _has_part(one: DeviceRequirement, parts: Sequence[tuple[Device, int]]) -> bool:
     return any(
         device.kind == one.kind and amount == one.amount and (not one.models or device.model in one.models)
         for device, amount in parts
     )
 
 
-def charge(draft: Draft, operation: Operation, ask: Ask, name: str, *, drawn: bool = False) -> tuple[str, ...] | Refused:
-    """Every ledger that a draw on grant `name` is charged to, each of them alive and with room for it; or why not.
+def charge(
+    draft: Draft, operation: Operation, ask: Requirements, name: str, *, drawn: bool = False
+) -> tuple[str, ...] | Refused:
+    """Return all ledgers that a draw on grant `name` is charged to, if each is alive and has enough left; or the refusal.
 
-    What a reservation has `drawn` before the grant ran out stays drawn: only new draws end with it.
+    With `drawn`, a reservation has drawn the amount before: it stays valid when the grant expires, which ends only new
+    draws.
     """
     ledger = draft.grant(name)
     if ledger is None:
-        return refuse(Code.NOT_FOUND, f"there is no grant {name}")
+        return refuse(Code.NOT_FOUND, f"grant {name} does not exist")
     if ledger.grant is None:
         if name != ask.quota[0]:
-            return refuse(Code.NOT_OWNER, f"{name} is not the quota of tenant {ask.tenant}")
+            return refuse(
+                Code.NOT_OWNER, f"grant: {name} is not the quota of tenant {ask.tenant}; draw on {ask.quota[0]} or on a grant"
+            )
         charged = ask.quota
     else:
         ruled = _drawn(draft, operation, ask, ledger)
@@ -384,49 +436,52 @@ def charge(draft: Draft, operation: Operation, ask: Ask, name: str, *, drawn: bo
     for one in charged:
         own = draft.grant(one)
         if own is None:
-            return refuse(Code.NOT_FOUND, f"there is no grant {one}")
+            return refuse(Code.NOT_FOUND, f"grant {one} does not exist")
         dead = lifeless(draft, own) if own.grant is not None and not drawn else None
         if dead is None and not drawn and draft.books.peers_awaited and (own.grant is None or not own.grant.spec.issuer):
             dead = forgetful(draft, lenders(draft))
         if dead is not None:
             return dead
-        short = own.short_of(ask.charge.pairs)
+        short = own.shortage_for(ask.charge.pairs)
         if short is not None:
             quota = own.grant is None or own.grant.spec.purpose == "quota"
-            need, left = format_quantity(short.resource, short.need), format_quantity(short.resource, max(short.left, 0))
+            need, left = format_quantity(short.resource, short.need), format_quantity(short.resource, max(short.available, 0))
             return refuse(
-                Code.OVER_QUOTA if quota else Code.GRANT_SHORT, f"{one} has {left} {short.resource} left, {need} is needed"
+                Code.OVER_QUOTA if quota else Code.GRANT_SHORT, f"{one} has {left} {short.resource} free, {need} is needed"
             )
     return charged
 
 
-def _drawn(draft: Draft, operation: Operation, ask: Ask, ledger: GrantLedger) -> tuple[str, ...] | Refused:
-    """Which ledgers a draw on this grant is charged to, by its purpose."""
+def _drawn(draft: Draft, operation: Operation, ask: Requirements, ledger: GrantLedger) -> tuple[str, ...] | Refused:
+    """Return the ledgers that a draw on this grant is charged to, which depends on its purpose."""
     grant = ledger.grant
     if grant is None:
         return (ledger.name,)
     spec = grant.spec
-    if ledger.lent_away:
-        return refuse(Code.NOT_OWNER, f"{ledger.name} is held by {spec.holder}; only that scope draws on it")
+    if ledger.granted_to_other_scope:
+        return refuse(Code.NOT_OWNER, f"grant {ledger.name} is held by scope {spec.holder}; only that scope draws on it")
     if not spec.issuer and spec.holder not in (operation.actor.name, operation.actor.lease):
-        return refuse(Code.NOT_OWNER, f"{ledger.name} is held by {spec.holder}, not by {operation.actor.name}")
+        return refuse(
+            Code.NOT_OWNER, f"grant {ledger.name} is held by {spec.holder}; {operation.actor.name} may not draw on it"
+        )
     if spec.tenant and spec.tenant != ask.tenant:
-        return refuse(Code.NOT_OWNER, f"{ledger.name} is for tenant {spec.tenant}, not {ask.tenant}")
+        return refuse(Code.NOT_OWNER, f"grant {ledger.name} is for tenant {spec.tenant}; {ask.tenant} may not draw on it")
     if spec.purpose == "quota":
         return (ledger.name,)
     if spec.purpose == "budget":
         if ask.tenant not in spec.shares:
-            return refuse(Code.NOT_OWNER, f"budget {ledger.name} has no share for tenant {ask.tenant}")
+            return refuse(Code.NOT_OWNER, f"budget {ledger.name} has no share for tenant {ask.tenant}; add one to spec.shares")
         return (ledger.name, f"{ledger.name}/{ask.tenant}")
     slice_ = tenant_slice(draft, ask.tenant)
     if slice_ is None:
-        return refuse(Code.OVER_QUOTA, f"tenant {ask.tenant} has no quota in this scope")
+        return refuse(Code.OVER_QUOTA, f"tenant {ask.tenant} has no quota in this scope; grant it a quota slice")
     return (ledger.name, slice_)
 
 
 def tenant_slice(draft: Draft, tenant: str) -> str | None:
-    """The slice of it that this scope holds from another, else the tenant's own quota: where a slice is held is not its home,
-    and the tenant is there with no quota at all, so that it may declare its work.
+    """Return the ledger of a tenant's quota: the slice that this scope holds from another scope, else the tenant's own quota.
+
+    In a scope that holds a slice the tenant is also declared, with no quota of its own, so that it can declare workloads.
     """
     for name in draft.keys("grant/"):
         found = draft.thing(name)
@@ -436,35 +491,37 @@ def tenant_slice(draft: Draft, tenant: str) -> str | None:
 
 
 def lifeless(draft: Draft, ledger: GrantLedger) -> Refused | None:
-    """Why nothing may be drawn on this grant any more: it, or one that it was carved out of, is closed or ran out."""
+    """Refuse draws on a grant that is closed, void or expired, or whose parents are."""
     at: GrantLedger | None = ledger
     for _ in range(CHAIN_MAX):
         if at is None:
             return None
-        if not at.live:
-            return refuse(Code.GRANT_VOID, f"grant {at.name} is {at.grant.status.phase if at.grant else 'gone'}")
-        if not at.alive(draft.moment.now_ms):
-            return refuse(Code.GRANT_EXPIRED, f"grant {at.name} ran out")
+        if not at.is_live:
+            return refuse(
+                Code.GRANT_VOID, f"grant {at.name} is {at.grant.status.phase if at.grant else 'gone'}; draw on another grant"
+            )
+        if not at.is_unexpired(draft.moment.now_ms):
+            return refuse(Code.GRANT_EXPIRED, f"grant {at.name} has expired; renew it, or draw on another grant")
         at = draft.grant(at.parent) if at.parent else None
-    return refuse(Code.GRANT_VOID, f"grant {ledger.name} is handed down over more than {CHAIN_MAX} steps")
+    return refuse(Code.GRANT_VOID, f"grant {ledger.name} has more than {CHAIN_MAX} levels of parents")
 
 
 def _ahead(draft: Draft, deadline: Deadline) -> bool:
     return deadline.boot == draft.moment.boot and draft.moment.now_ms < deadline.at_ms
 
 
-def _why(code: Code, ask: Ask, ledger: NodeLedger) -> str:
+def _why(code: Code, ask: Requirements, ledger: NodeLedger) -> str:
     match code:
         case Code.NO_ROOM:
             short = [
-                f"{name} {format_quantity(name, need)} asked, {format_quantity(name, max(ledger.free.get(name, 0), 0))} left"
+                f"{name}: {format_quantity(name, need)} needed, {format_quantity(name, max(ledger.free.get(name, 0), 0))} free"
                 for name, need in ask.resources
                 if ledger.free.get(name, 0) < need
             ]
             return ", ".join(short)
         case Code.NODE_UNREADY:
-            return f"it is {ledger.node.status.health}"
+            return f"the node is {ledger.node.status.health}"
         case Code.PLACE | Code.POLICY:
-            return f"region {ledger.region}, zone {ledger.zone}, pool {ledger.pool}"
+            return f"the node is in region {ledger.region}, zone {ledger.zone}, pool {ledger.pool}"
         case _:
             return code.value

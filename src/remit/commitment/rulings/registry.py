@@ -1,14 +1,12 @@
-"""Register of rulings: claim type, allowed roles, coordination class, refusal constructor.
+"""Registry of rulings: claim type, allowed roles, coordination class; and the constructor of refusals.
 
-The register of rulings; each stands elsewhere.
+The coordination class states where agreement on a claim is needed:
 
-The coordination class says where a claim's truth must be agreed:
+    hard      before commit: two branches could each be valid and together break an invariant
+    bounded   decided locally within bounds, with evidence; branches merge safely
+    soft      hints and observations; branches merge safely
 
-    hard      before it is committed: alone, two branches could each be right and together break an invariant
-    bounded   decided locally inside bounds, evidence left behind; branches merge without harm
-    soft      hints and observations; branches merge without harm
-
-`tests/properties` shows both halves: every claim that is not hard merges safely, every hard one has a counter-example.
+`tests/properties` shows both halves: every claim that is not hard merges safely, and every hard one has a counterexample.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ class Coordination(StrEnum):
 
 
 Decider = Callable[[Draft, Operation, Any], "int | Refused"]
-"""Writes what follows from the claim into the draft and answers a number; or refuses, and leaves the draft as it was."""
+"""Writes the changes of a claim into the draft and returns a number; or refuses and leaves the draft unchanged."""
 
 F = TypeVar("F", bound=Callable[..., "int | Refused"])
 
 
 class Ruling(NamedTuple):
-    """`protects`: the invariant that makes it hard, or the reason why branches merge."""
+    """The ruling of one claim type. `protects` is the invariant that makes it hard, or the reason why branches merge."""
 
     decide: Decider
     roles: frozenset[Role]
@@ -50,7 +48,7 @@ LOOPS: Final = frozenset(
 EVERYONE: Final = frozenset(Role) - {Role.AUTHORITY}
 BUDGETEERS: Final = frozenset({Role.BUDGETS, Role.OPERATOR})
 UNLEASED: Final = frozenset({Role.USER, Role.OPERATOR, Role.AUTHORITY})
-"""Roles that act without a lease: people, and the authority itself."""
+"""Roles that act without a lease: users, operators, and the authority itself."""
 
 
 def ruling(claim: type[Claim], roles: frozenset[Role], coordination: Coordination, protects: str) -> Callable[[F], F]:
@@ -65,5 +63,5 @@ DETAIL_MAX: Final = 500
 
 
 def refuse(code: Code, detail: str) -> Refused:
-    """`detail` may quote the asker; what is stored of it is bounded."""
+    """Build a refusal. `detail` may quote the caller, so its stored length is limited."""
     return Refused(code, detail if len(detail) <= DETAIL_MAX else detail[:DETAIL_MAX] + "…")

@@ -1,7 +1,4 @@
-"""Lifecycle moves of replicas, spawn and forget, node health marks.
-
-Everything the lifecycle table allows but placing. Pure.
-"""
+"""Lifecycle moves of replicas, spawn and forget, node health marks. Pure. Placement is in placement.py."""
 
 from __future__ import annotations
 
@@ -14,43 +11,50 @@ from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.placement import find
 from remit.commitment.rulings.registry import LOOPS, Coordination, refuse, ruling
-from remit.law.lifecycle import NODE_EDGES, OWNER, WAITS, Row, edge
+from remit.law.lifecycle import NODE_HEALTH_TRANSITIONS, OWNERS, PHASE_TIMEOUTS, Transition, find_transition
 from remit.law.timing import lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
 from remit.model.kinds import NodeHealth, WorkloadSpec
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Generation, Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
 PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
-"""Transitions with claims of their own."""
+"""Transitions that have claim types of their own."""
 
 
-@ruling(Spawn, frozenset({Role.WORKLOADS}), Coordination.HARD, "no more replicas than desired and the surge")
+@ruling(Spawn, frozenset({Role.WORKLOADS}), Coordination.HARD, "no more replicas than desired plus the surge")
 def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     generation = (claim.tenant, claim.workload, claim.generation)
     owner = draft.thing(key_of("Workload", claim.workload, claim.tenant))
     shape = draft.thing(generation_key(generation))
     if owner is None or shape is None:
-        return refuse(Code.NOT_FOUND, f"there is no workload {claim.tenant}/{claim.workload} at generation {claim.generation}")
+        return refuse(
+            Code.NOT_FOUND,
+            f"workload {claim.tenant}/{claim.workload} has no generation {claim.generation}, or does not exist; read it again",
+        )
     if owner[0].metadata.deleting:
-        return refuse(Code.DELETING, f"workload {claim.workload} is being deleted")
+        return refuse(Code.DELETING, f"workload {claim.tenant}/{claim.workload} is being deleted; no replicas are created")
     spec: WorkloadSpec = owner[0].spec
     limit = _most(spec)
     there = draft.members(claim.tenant, claim.workload)
     if there + claim.count > limit:
-        return refuse(Code.LIMIT, f"{claim.workload} has {there} replicas of at most {limit}; {claim.count} more are too many")
+        return refuse(
+            Code.LIMIT,
+            f"workload {claim.tenant}/{claim.workload} has {there} of at most {limit} replicas; {claim.count} more "
+            "exceed the limit",
+        )
     indexes = range(claim.first, claim.first + claim.count)
     for index in indexes:
         if draft.replica(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
-            return refuse(Code.EXISTS, f"there is a replica {claim.tenant}/{claim.workload}-{index} already")
+            return refuse(Code.EXISTS, f"replica {claim.tenant}/{claim.workload}-{index} exists already; choose a free index")
     make_replicas(draft, shape[0], indexes)
     return claim.count
 
 
 def make_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
-    """Pending replicas of a generation, none of which is there yet."""
+    """Create pending replicas of a generation. None of these indexes exists yet."""
     tenant, workload, number = of.metadata.tenant, of.spec.workload, of.spec.generation
     runs: WorkloadSpec = of.spec.spec
     rank = draft.thing(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
@@ -59,14 +63,14 @@ def make_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
     for index in indexes:
         name = f"{workload}-{index}"
         replica = Replica(
-            metadata=Stamp(name=name, tenant=tenant, uid=draft.uid()),
+            metadata=RecordMetadata(name=name, tenant=tenant, uid=draft.uid()),
             spec=ReplicaSpec(workload=workload, generation=number, index=index, priority=priority),
         )
         draft.put_replica(key_of("Replica", name, tenant), None, replica)
 
 
 def _most(spec: WorkloadSpec) -> int:
-    """How many replicas a workload may have that are not released. A job is not rolled over, and has no surge."""
+    """Return how many unreleased replicas a workload may have. Jobs are not rolled out, so they have no surge."""
     if spec.type == "daemon":
         return REPLICAS_MAX
     return max(spec.replicas, spec.completions) + (spec.rollout.max_surge if spec.type == "service" else 0)
@@ -75,21 +79,34 @@ def _most(spec: WorkloadSpec) -> int:
 MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})
 
 
-@ruling(Move, MOVERS, Coordination.HARD, "each transition from where the last one ended, by its owner; one result per attempt")
+@ruling(
+    Move,
+    MOVERS,
+    Coordination.HARD,
+    "a transition starts where the last one ended, and is made by its owner; one result per attempt",
+)
 def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
-    owner = OWNER.get(claim.transition)
+    owner = OWNERS.get(claim.transition)
     if owner is None or claim.transition in PLACED:
-        return refuse(Code.INVALID, f"{claim.transition} is not a transition that a move may name")
+        return refuse(Code.INVALID, f"transition: {claim.transition!r} cannot be made by a move; see docs/lifecycle.md")
     if owner is not operation.actor.role:
-        return refuse(Code.ROLE, f"{claim.transition} is owned by {owner}, not by {operation.actor.role}")
+        return refuse(
+            Code.ROLE, f"transition {claim.transition} is owned by role {owner}; {operation.actor.role} may not make it"
+        )
     replica = find(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
-    row = edge(claim.transition, replica.status.phase, replica.status.before)
+    row = find_transition(claim.transition, replica.status.phase, replica.status.before)
     if row is None or row.target is None:
-        return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; {claim.transition} does not start there")
-    if operation.evidence.age_ms > row.fresh_ms:
-        return refuse(Code.STALE_EVIDENCE, f"the evidence is {operation.evidence.age_ms} ms old; {row.fresh_ms} at most")
+        return refuse(
+            Code.PHASE, f"{claim.replica} is {replica.status.phase}; {claim.transition} does not start from that phase"
+        )
+    if operation.evidence.age_ms > row.evidence_age_ms_max:
+        return refuse(
+            Code.STALE_EVIDENCE,
+            f"the evidence is {operation.evidence.age_ms} ms old, {claim.transition} allows {row.evidence_age_ms_max} "
+            "ms; observe again",
+        )
     for guard in row.guards:
         if guard in GUARDED:
             refused: Refused | None = GUARDED[guard](draft, operation, claim, replica)
@@ -99,8 +116,8 @@ def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
     return 0
 
 
-def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
-    """Where the move leaves the replica. What it held goes with the phases that hold."""
+def _after(status: ReplicaStatus, row: Transition, claim: Move) -> ReplicaStatus:
+    """Return the status after the move. What the replica held is cleared when it enters a phase that holds nothing."""
     match row.target:
         case Phase.PENDING:
             again = status.attempt + (row.name == "requeue")
@@ -129,59 +146,82 @@ def _after(status: ReplicaStatus, row: Row, claim: Move) -> ReplicaStatus:
             )
 
 
-def _carried(row: Row, claim: Move) -> str:
-    """An attempt has one result, and only a transition that ends it may bring that."""
+def _carried(row: Transition, claim: Move) -> str:
+    """Return the result that the move carries. An attempt has one result, and only a transition that ends it may set it."""
     return claim.result if "result" in row.guards else ""
 
 
 def _attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     if claim.attempt != replica.status.attempt:
-        return refuse(Code.ATTEMPT, f"{claim.replica} is in attempt {replica.status.attempt}, not {claim.attempt}")
+        return refuse(
+            Code.ATTEMPT,
+            f"{claim.replica} is in attempt {replica.status.attempt}, the move names attempt {claim.attempt}; read it again",
+        )
     return None
 
 
 def _own_node(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     if operation.actor.lease != agent_lease(replica.status.node):
-        return refuse(Code.NOT_OWNER, f"{claim.replica} is on {replica.status.node}, not with {operation.actor.name}")
+        return refuse(
+            Code.NOT_OWNER,
+            f"{claim.replica} is on node {replica.status.node}; only that node's agent may move it, not {operation.actor.name}",
+        )
     return None
 
 
 def _result(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    return None if claim.result else refuse(Code.INVALID, f"{claim.transition} must carry a result")
+    return None if claim.result else refuse(Code.INVALID, f"result: {claim.transition} must carry a result")
 
 
 def _wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    limit = WAITS[replica.status.phase].limit_ms
+    limit = PHASE_TIMEOUTS[replica.status.phase].limit_ms
     lasted = draft.waiting_ms(claim.replica)
     if lasted < limit:
-        return refuse(Code.WAIT, f"{claim.replica} has been {replica.status.phase} for {lasted} ms of {limit}")
+        return refuse(
+            Code.WAIT,
+            f"{claim.replica} has been {replica.status.phase} for {lasted} ms; {claim.transition} is allowed after {limit} ms",
+        )
     return None
 
 
 def _fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     shape = draft.thing(generation_key(generation_of(replica)))
     if shape is None:
-        return refuse(Code.NOT_FOUND, f"{claim.replica} has no generation")
+        return refuse(Code.NOT_FOUND, f"{claim.replica} has no stored generation, so its fence is unknown")
     spec: WorkloadSpec = shape[0].spec.spec
     tempo = draft.moment.tempo
-    limit = lost_after_ms(spec.fence, tempo) if spec.never_twice else tempo.eager_ms
+    limit = lost_after_ms(spec.fence, tempo) if spec.is_fenced else tempo.eager_ms
     silent = draft.moment.silent_ms(agent_lease(replica.status.node))
     if silent < limit:
-        return refuse(Code.FENCE, f"{replica.status.node} has been silent for {silent} ms of {limit}; its copy may still run")
+        return refuse(
+            Code.FENCE,
+            f"node {replica.status.node} has been silent for {silent} ms, the fence passes at {limit} ms; the replica "
+            "may still "
+            "be running there",
+        )
     return None
 
 
 def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     owner = draft.thing(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
     if owner is None or owner[0].metadata.deleting:
-        return refuse(Code.DELETING, f"workload {replica.spec.workload} is gone or going")
+        return refuse(
+            Code.DELETING, f"workload {replica.spec.workload} is being deleted or is gone; {claim.replica} gets no new attempt"
+        )
     spec: WorkloadSpec = owner[0].spec
     if spec.type == "job" and replica.status.failures > spec.retries:
-        return refuse(Code.LIMIT, f"{claim.replica} has failed {replica.status.failures} times; {spec.retries} retries allowed")
+        return refuse(
+            Code.LIMIT,
+            f"{claim.replica} has failed {replica.status.failures} times; the workload allows {spec.retries} retries",
+        )
     if spec.type == "job" and replica.status.result == "ok":
-        return refuse(Code.PHASE, f"{claim.replica} has done its work")
+        return refuse(Code.PHASE, f"{claim.replica} completed its work; a job's completed replica gets no new attempt")
     if draft.members(replica.metadata.tenant, replica.spec.workload) >= _most(spec):
-        return refuse(Code.LIMIT, f"{replica.spec.workload} has {_most(spec)} replicas, as many as it may; this one is spare")
+        return refuse(
+            Code.LIMIT,
+            f"workload {replica.spec.workload} already has all {_most(spec)} replicas that it may have; "
+            f"{claim.replica} is surplus",
+        )
     return None
 
 
@@ -193,30 +233,36 @@ GUARDED: dict[str, Any] = {
     "fence_passed": _fence_passed,
     "attempts_left": _attempts_left,
 }
-"""Guards that are checked here, row by row; `claimant` and `as_seen` hold before, `was_there` is in the look-up itself."""
+"""Guard checks by name. The other guards hold already: `claimant` and `as_seen` were checked before, `was_there` by the table
+lookup.
+"""
 
 
-@ruling(Forget, frozenset({Role.WORKLOADS}), Coordination.HARD, "a record is dropped only while nobody else moves it on")
+@ruling(
+    Forget, frozenset({Role.WORKLOADS}), Coordination.HARD, "a record is deleted only while no other transition is possible"
+)
 def forget(draft: Draft, operation: Operation, claim: Forget) -> int | Refused:
     replica = find(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
-    if edge("forget", replica.status.phase) is None:
-        return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; only a released replica is forgotten")
+    if find_transition("forget", replica.status.phase) is None:
+        return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; only a released replica can be forgotten")
     draft.drop(claim.replica)
     return 0
 
 
-@ruling(Mark, frozenset({Role.NODES}), Coordination.HARD, "a node's health moves along its table, by one owner")
+@ruling(Mark, frozenset({Role.NODES}), Coordination.HARD, "a node's health changes along its table, by one owner")
 def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
     found = draft.thing(key_of("Node", claim.node))
     if found is None:
-        return refuse(Code.NOT_FOUND, f"there is no node {claim.node}")
+        return refuse(Code.NOT_FOUND, f"node {claim.node} does not exist")
     node, revision = found
     if revision != claim.at or revision < 0:
-        return refuse(Code.REVISION, f"node {claim.node} was seen at revision {claim.at} and has changed since")
-    if (node.status.health, claim.health) not in NODE_EDGES:
-        return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it does not become {claim.health} from there")
+        return refuse(
+            Code.REVISION, f"node {claim.node} was observed at revision {claim.at} and has changed since; read it again"
+        )
+    if (node.status.health, claim.health) not in NODE_HEALTH_TRANSITIONS:
+        return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it cannot become {claim.health} from there")
     draft.put(replace(node, status=replace(node.status, health=claim.health, reason=claim.reason)))
     if claim.health in (NodeHealth.READY, NodeHealth.LOST):
         draft.drop(key_of("Summary", AWAITED_NODE + claim.node))
@@ -224,5 +270,5 @@ def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
 
 
 def agent_lease(node: str) -> str:
-    """The lease that a node's agent renews; its silence is the node's."""
+    """Return the lease that a node's agent renews. The lease's silence is the node's silence."""
     return f"{Role.AGENT}/{node}"

@@ -1,1 +1,1 @@
-"""The controllers, one module each."""
+"""The controllers of a scope, one module each."""

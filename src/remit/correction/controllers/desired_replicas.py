@@ -1,11 +1,9 @@
-"""Desired replica set of a workload, shared by the workload, repair and rollout controllers.
+"""Desired replicas of a workload compared with the actual ones, shared by the workload, repair and rollout controllers.
 
-By what each node is, with the scheduler's own rules; what is free there is not asked.
-
-From its spec and those that stand: whom to make, to try again, to end, to forget.
-
-One answer for two controllers: `workloads` makes and ends, `repair` tries again what was released. Both ask here, so neither
-makes what the other is about to bring back. Nothing is written, and no clock is read.
+From a workload's spec and its replicas it derives which replicas to create, retry, end and forget. The workload controller
+creates and ends replicas, the repair controller retries released ones. Both ask here, so that neither creates what the other
+is about to bring back. `DaemonNodes` finds the nodes of daemons by the scheduler's own rules, ignoring free capacity. Writes
+nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from remit.law.fit import Ask, static_answer
+from remit.law.fit import Requirements, cached_static_misfit
 from remit.law.ledgers import NodeLedger
-from remit.law.requirements import make_ask
-from remit.law.workload_rules import as_good
+from remit.law.requirements import compile_requirements
+from remit.law.workload_rules import is_equivalent
 from remit.model.kinds import Node, NodeHealth, Workload, WorkloadSpec
 from remit.model.metadata import Condition
 from remit.model.records import Phase, PolicyRevision, Replica
@@ -24,16 +22,16 @@ from remit.observation.watch_cache import Board, Kept
 
 
 class Sites:
-    """Every node of a board, and the asks of those workloads that were asked about."""
+    """Nodes of a watch cache, and compiled requirements of the daemons that were looked up."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._sites: dict[str, tuple[int, NodeLedger]] = {}
-        self._asks: dict[str, tuple[int, int, Ask | None]] = {}
+        self._asks: dict[str, tuple[int, int, Requirements | None]] = {}
         board.subscribe(self)
 
     def changed(self, key: str, old: Any, new: Any) -> None:
-        """What is gone is forgotten, also if another has its name."""
+        """Forget cached entries of deleted objects, also when another object takes the name."""
         if isinstance(old, Node | Workload) and (new is None or new.metadata.uid != old.metadata.uid):
             self._sites.pop(key.removeprefix("node/"), None)
             self._asks.pop(key, None)
@@ -42,14 +40,14 @@ class Sites:
         pass
 
     def fits(self, workload: Workload) -> dict[str, bool]:
-        """The nodes that are for it, in order of name; and whether each takes new work now."""
+        """Return the nodes that the daemon should run on, by name, and whether each accepts new work now."""
         ask = self._ask(workload)
         if ask is None:
             return {}
         found: dict[str, bool] = {}
         for key, kept in self._board.kind("node/"):
             site = self._site(key.removeprefix("node/"), kept.revision, kept.thing)
-            if static_answer(ask, site) is None:
+            if cached_static_misfit(ask, site) is None:
                 found[site.node.metadata.name] = bool(site.ready and site.open)
         return dict(sorted(found.items()))
 
@@ -59,17 +57,17 @@ class Sites:
             known = self._sites[name] = revision, NodeLedger(node)
         return known[1]
 
-    def _ask(self, workload: Workload) -> Ask | None:
+    def _ask(self, workload: Workload) -> Requirements | None:
         meta, latest = workload.metadata, self._policies()
         key, number = f"workload/{meta.tenant}/{meta.name}", 0 if latest is None else latest.spec.number
         known = self._asks.get(key)
         if known is None or known[:2] != (meta.generation, number):
             policies = () if latest is None else tuple(latest.spec.policies.values())
-            ask: Ask | None
+            ask: Requirements | None
             try:
-                ask = make_ask(meta.tenant, meta.name, meta.labels, workload.spec, policies, meta.generation)
+                ask = compile_requirements(meta.tenant, meta.name, meta.labels, workload.spec, policies, meta.generation)
             except ValueError:
-                ask = None  # what cannot be asked for is for no node; the authority says so when it is declared
+                ask = None  # no node satisfies them; the authority refuses such a workload when it is declared
             known = self._asks[key] = meta.generation, number, ask
         return known[2]
 
@@ -85,12 +83,12 @@ P = Phase
 RUNS: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING})
 UNPLACED: Final = frozenset({P.PENDING, P.RESERVED})
 ON_ITS_WAY: Final = frozenset({*UNPLACED, P.BOUND, P.STARTING, P.RUNNING})
-"""Nothing is to be done about a job's: it is not over, and nothing went wrong."""
+"""Phases of a job's replica that need no action: it is not finished, and nothing has failed."""
 LEAVES: Final = frozenset({P.DRAINING, P.STOPPING, P.FAILED, P.FINISHED})
-"""Released before long, whatever is done."""
+"""Phases that lead to released without further action."""
 
 USEFUL: Final = (P.PENDING, P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
-"""The least useful first: it is the first to go."""
+"""Phases from least to most useful. Scaling down removes the least useful replicas first."""
 
 RETRIES_EXHAUSTED: Final = "RetriesExhausted"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
@@ -100,7 +98,11 @@ ALIKE_MAX: Final = 100_000
 
 
 class Wanted(NamedTuple):
-    """`spawn` are first indexes with counts; the rest are rows as seen. `away`: not wanted any more, wherever it stands."""
+    """Difference between desired and actual replicas.
+
+    `spawn` lists (first index, count); the other fields are rows as observed. `away` lists replicas that are no longer
+    desired, in whatever phase.
+    """
 
     spawn: tuple[tuple[int, int], ...] = ()
     again: tuple[Kept, ...] = ()
@@ -112,22 +114,22 @@ class Wanted(NamedTuple):
 
 
 class Census:
-    """Answers for every workload on a board."""
+    """Computes the difference for every workload in a watch cache."""
 
     def __init__(self, board: Board) -> None:
         self.board, self.sites = board, Sites(board)
         self._alike: dict[tuple[str, int, int], bool] = {}
 
     def many(self, workload: Workload) -> int:
-        """How many of a service or daemon there are to be."""
+        """Return the desired number of replicas of a service or daemon."""
         return len(self.sites.fits(workload)) if workload.spec.type == "daemon" else workload.spec.replicas
 
     def taken(self, workload: Workload) -> int:
-        """As `many`, of a daemon only on nodes that take new work now: none can come elsewhere."""
+        """Return the number as `many` does, counting only nodes that accept new work: a daemon cannot start elsewhere."""
         return sum(self.sites.fits(workload).values()) if workload.spec.type == "daemon" else workload.spec.replicas
 
     def wanted(self, workload: Workload) -> Wanted:
-        """Of one that is not being deleted."""
+        """Return the difference for a workload that is not being deleted."""
         members = self.board.of(workload.metadata.tenant, workload.metadata.name)
         settle = tuple(one for one in members if one.thing.status.phase is P.FINISHED)
         match workload.spec.type:
@@ -140,20 +142,20 @@ class Census:
                 return self._service(workload, members)._replace(settle=settle)
 
     def is_current(self, workload: Workload, replica: Replica) -> bool:
-        """Is it of the generation that is wanted, or as good as one?"""
+        """Return whether the replica is of the desired generation, or of an equivalent one."""
         meta, number = workload.metadata, replica.spec.generation
         if number == meta.generation:
             return True
         rows, whose = self.board.rows, f"generation/{meta.tenant}/{meta.name}/"
         old, new = rows.get(f"{whose}{number:08d}"), rows.get(f"{whose}{meta.generation:08d}")
         if old is None or new is None:
-            return False  # the new one comes with the next commit
-        # By when both were written, since their numbers are not enough: after a restore the same number is given once more.
+            return False  # the generation's row arrives with the next commit
+        # Keyed by the revisions of both rows. Numbers alone are not enough: after a restore the same number is used again.
         at = meta.uid, old.revision, new.revision
         if at not in self._alike:
             if len(self._alike) >= ALIKE_MAX:
                 self._alike.clear()
-            self._alike[at] = as_good(old.thing.spec, new.thing.spec)
+            self._alike[at] = is_equivalent(old.thing.spec, new.thing.spec)
         return self._alike[at]
 
     def _service(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
@@ -176,9 +178,11 @@ class Census:
         )
 
     def _least_useful(self, current: Sequence[Kept], spare: int) -> list[Kept]:
-        """Whom to end so that `spare` fewer are left: first what stands on a node that is not well or is to be emptied; then
-        what has come least far; then what shares its node with others; and of equals the last that was made. Those who leave
-        anyway count first, and so does what is not known to run at all: should it come back, it is one too many then.
+        """Return the replicas to remove so that `spare` fewer remain.
+
+        The order: replicas on unhealthy or draining nodes first, then those least far in their lifecycle, then those that
+        share a node with other replicas of the workload, then the highest index. Replicas that are ending anyway count
+        first, and so do unknown ones: if they return, they are surplus then.
         """
         if spare <= 0:
             return []
@@ -201,7 +205,9 @@ class Census:
         return node.status.health is NodeHealth.READY and not node.spec.draining
 
     def _daemon(self, workload: Workload, members: Sequence[Kept]) -> Wanted:
-        """One on each node that takes it. What is placed where it does not belong goes, and so does what can go nowhere."""
+        """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones without a node
+        left.
+        """
         fits = self.sites.fits(workload)
         live = [one for one in members if one.thing.status.phase is not P.RELEASED]
         placed = [one for one in live if one.thing.status.node]
@@ -223,10 +229,14 @@ class Census:
 
 
 def _job(workload: Workload, members: Sequence[Kept]) -> Wanted:
-    """`completions` in all, at most `replicas` at once; without completions all replicas at once. What is done is kept."""
+    """`completions` in total, at most `replicas` at once; without `completions`, all replicas at once. Completed replicas are
+    kept.
+    """
     spec = workload.spec
     if spec.schedule and not members:
-        return Wanted()  # nobody keeps its times yet: it is not run at another one. See faring.py, which says so.
+        return (
+            Wanted()
+        )  # schedules are not implemented, and the job must not run at another time; workload_status.py reports it
     wanted = spec.completions or spec.replicas
     over = _in_order(one for one in members if one.thing.status.phase is P.RELEASED)
     live = [one for one in members if one.thing.status.phase is not P.RELEASED]
@@ -242,7 +252,7 @@ def _job(workload: Workload, members: Sequence[Kept]) -> Wanted:
 
 
 def failure(workload: Workload) -> str:
-    """Why a job has failed, if that was said of this generation; what was said stays true."""
+    """Return the reason why a job has failed, if it was recorded for this generation. A recorded failure is final."""
     said = condition_of(workload.status.conditions, "Failed")
     current = said is not None and said.observed_generation == workload.metadata.generation
     return said.reason if said is not None and current and said.status == "True" else ""
@@ -253,21 +263,22 @@ def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | Non
 
 
 def available(workload: Workload, members: Iterable[Kept]) -> list[Kept]:
-    """Those that do what the workload is for: a service's are ready, a job's run."""
+    """Return the replicas that serve their purpose: ready ones of a service, running ones of a job."""
     phases = (P.RUNNING, P.READY, P.SERVING) if workload.spec.type == "job" else (P.READY, P.SERVING)
     return [one for one in members if one.thing.status.phase in phases]
 
 
 def floor(spec: WorkloadSpec, wanted: int) -> int:
-    """How many are to be available while some are being replaced. Two of a daemon do not stand on one node, so nothing can come
-    before something has gone.
+    """Return how many replicas must stay available during a replacement.
+
+    A node runs at most one replica of a daemon, so one must stop before its replacement can start.
     """
     unavailable = max(1, spec.rollout.max_unavailable) if spec.type == "daemon" else spec.rollout.max_unavailable
     return max(spec.disruption.min_available, wanted - unavailable)
 
 
 def is_spent(replica: Replica, spec: WorkloadSpec) -> bool:
-    """Has it failed more often than its retries allow?"""
+    """Return whether the replica has failed more often than its retries allow."""
     return replica.status.failures > spec.retries
 
 
@@ -281,7 +292,7 @@ def _in_order(rows: Iterable[Kept]) -> list[Kept]:
 
 
 def _runs(members: Sequence[Kept], count: int) -> tuple[tuple[int, int], ...]:
-    """The lowest indexes that nobody has, `count` of them, as runs of neighbours."""
+    """Return the lowest `count` free indexes, as runs of (first, length)."""
     found: list[tuple[int, int]] = []
     if count <= 0:
         return ()

@@ -1,16 +1,11 @@
-"""Node drain within disruption budgets, and evictions in flight shared with rollouts.
+"""Node drain within disruption budgets, and the list of evictions in flight that drains and rollouts share.
 
-One list for all who may ask it of what is ready. No decisions here.
+Drains and rollouts both remove replicas that a workload can spare. Two of them deciding at the same moment could each take
+the last spare replica. So a replica that was asked to leave, and is not yet seen to change, counts as gone for both.
 
-Nodes that drain and rollouts each spare what a workload can do without. Two that look at the same moment would each spare the
-last one: so what was asked of one replica counts at once for everybody in this process.
-
-Within what each workload can spare; past the deadline it is said who holds it.
-
-What was asked to go and is still seen as it was counts as gone (leaving.py): two nodes that drain at once must not each spare
-the last one. `minAvailable` is kept by what is ready (of a job: by what runs); what is not ready is nothing to wait for.
-
-The deadline counts from when this process first saw the node drain, on its own clock.
+`minAvailable` counts ready replicas (for a job: running ones). A replica that is not ready can always be evicted. When the
+drain deadline has passed, the node's `Drained` condition names the replicas that block it. The deadline counts from when
+this process first saw the node drain, on its own clock.
 """
 
 from __future__ import annotations
@@ -28,11 +23,11 @@ from remit.observation.watch_cache import Board, Kept
 
 
 class Leaving:
-    """A listener of the board: once a replica is seen to change, what was asked of it is over."""
+    """Evictions in flight. Listens to the watch cache: an eviction is over once its replica is seen to change."""
 
     def __init__(self, board: Board) -> None:
         self._asked: dict[str, int] = {}
-        """By replica: at which revision it was asked to go."""
+        """By replica: the revision at which it was asked to leave."""
         board.subscribe(self)
 
     def changed(self, key: str, old: Any, new: Any) -> None:
@@ -45,7 +40,7 @@ class Leaving:
         self._asked[one.key] = one.revision
 
     def heard(self, replica: str, verdict: Verdict | None) -> None:
-        """What came of it. Until an accepted one is seen it counts."""
+        """Drop the eviction unless it was accepted. An accepted one counts until its effect is seen."""
         if not isinstance(verdict, Accepted):
             self._asked.pop(replica, None)
 
@@ -54,7 +49,7 @@ class Leaving:
 
 
 AT_ONCE: Final = 32
-"""So many may be leaving a node at a time: a drain is not an outage."""
+"""Maximum number of replicas leaving one node at a time, so that a drain does not become an outage."""
 
 NAMED_MAX: Final = 5
 _LEAVES: Final = (Phase.DRAINING, Phase.STOPPING)
@@ -62,7 +57,7 @@ OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
 
 
 class Draining:
-    """Part of the controller of nodes: it has no keys of its own."""
+    """Drain logic of the node controller. It has no keys of its own."""
 
     def __init__(self, board: Board, leaving: Leaving) -> None:
         self._board, self._leaving = board, leaving
@@ -96,7 +91,7 @@ class Draining:
             if (left_ms <= 0 and node.spec.drain_force) or self._spares(one):
                 room -= 1
                 if room >= 0:
-                    yield self.evict(one, "the node drains")
+                    yield self.evict(one, f"node {name} is being drained")
             else:
                 held.append(f"{one.thing.metadata.tenant}/{one.thing.metadata.name}")
         if left_ms > 0:
@@ -106,7 +101,7 @@ class Draining:
             yield from say(node, "Drained", "False", "DeadlinePassed", _named(held, here), times.wall)
 
     def _spares(self, one: Kept) -> bool:
-        """Can its workload do without it just now?"""
+        """Return whether the workload can spare this replica now."""
         replica: Replica = one.thing
         meta, spec = replica.metadata, replica.spec
         workload: Workload | None = self._board.get(f"workload/{meta.tenant}/{spec.workload}")
@@ -120,10 +115,10 @@ class Draining:
 
 
 def _named(held: list[str], here: list[Kept]) -> str:
-    """Who holds it: those that cannot be spared, or else those that do not end."""
+    """Name the replicas that block the drain: those that cannot be spared, else those that have not stopped."""
     if held:
-        names, why = held, "cannot be spared"
+        names, why = held, "cannot be evicted: minAvailable of their workloads would be violated"
     else:
-        names, why = [f"{one.thing.metadata.tenant}/{one.thing.metadata.name}" for one in here], "have not ended"
+        names, why = [f"{one.thing.metadata.tenant}/{one.thing.metadata.name}" for one in here], "have not stopped yet"
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return f"{', '.join(sorted(names)[:NAMED_MAX])}{more} {why}"

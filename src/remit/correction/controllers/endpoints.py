@@ -1,9 +1,8 @@
-"""Publishes ready service replicas as endpoints and withdraws them.
+"""Publishes ready service replicas as endpoints, and withdraws those on unhealthy nodes.
 
-Those of services that are ready, on nodes that are heard of. Readiness is agents' word.
-
-What is ready is published (`serving`). It is withdrawn only for a cause: its node is suspected or given up. Even then not the
-last ones of a service: better an endpoint that may be dead than none, for silence is no proof.
+A replica that its agent reports as ready is published (`serving`). It is withdrawn only if its node is suspect, unknown or
+lost, and never if it is the last published one of its service: silence is no proof of failure, and an endpoint that may be
+dead is better than none.
 """
 
 from __future__ import annotations
@@ -23,14 +22,16 @@ _DOUBTED = (NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
 
 
 class Endpoints(Controller):
-    """Its keys are those of replicas."""
+    """Keys: replicas."""
 
     remit = Remit(Role.ENDPOINTS, transitions=("serve", "unserve"))
 
     def __init__(self, board: Board) -> None:
         super().__init__(board)
         self._cause: dict[str, int] = {}
-        """By replica: how often there was a cause to publish it, or to withdraw it."""
+        """By replica: a number that changes with every new reason to publish or withdraw it, so that the undo detector does not
+        count legitimate repetitions.
+        """
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if isinstance(new, Node) or isinstance(old, Node):
@@ -68,10 +69,12 @@ class Endpoints(Controller):
         if replica.status.phase is Phase.READY and health is NodeHealth.READY:
             yield Deed(Move(key, kept.revision, "serve"), f"serve {named}")
         elif replica.status.phase is Phase.SERVING and health in _DOUBTED and self._others(replica):
-            yield Deed(Move(key, kept.revision, "unserve", reason=f"its node is {health}"), f"unserve {named}")
+            yield Deed(
+                Move(key, kept.revision, "unserve", reason=f"node {replica.status.node} is {health}"), f"unserve {named}"
+            )
 
     def _others(self, replica: Replica) -> bool:
-        """Is another of the service published on a node that is ready?"""
+        """Return whether another replica of the service is published on a ready node."""
         for one in self.board.of(replica.metadata.tenant, replica.spec.workload):
             node: Node | None = self.board.get(f"node/{one.thing.status.node}")
             ready = node is not None and node.status.health is NodeHealth.READY

@@ -1,13 +1,12 @@
-"""Deletes objects whose owners are gone and releases finalizers.
+"""Garbage collection: deletes objects whose owners are gone, and objects marked for deletion that nothing holds any more.
 
-Whatever had owners, and has none left, goes; and what was only held, and is free.
+An object names its owners by kind, name and uid. When the last owner is gone, the object is deleted at the revision at which
+it was observed, and the authority checks in its own books that every owner is gone. An owner created again under the same
+name has another uid and does not keep the object. An owner that only this watch cache has not seen yet does no harm, because
+the authority refuses the deletion.
 
-An object names its owners by kind, name and uid. When the last of them is gone it is deleted: at the revision at which it was
-seen, and the authority looks once more, in its own books, whether every owner is gone. So an owner that was made anew under the
-same name saves nobody, and one that is only late on this board costs nobody anything.
-
-What was marked for deletion while a finalizer held it, or something depended on it, is deleted when nothing holds it any more.
-A sweep at the beginning finds what was orphaned, or set free, while nobody looked. Workloads that are marked are cleared by
+An object that was marked for deletion while a finalizer or a dependent held it is deleted once nothing holds it. The resync
+at the start of a term finds objects that became deletable while no process acted. Marked workloads are handled by
 workloads.py.
 """
 
@@ -27,7 +26,7 @@ _DECLARED: Final = {kind.lower(): kind for kind in DECLARED}
 
 
 class Cascade(Controller):
-    """Its keys are those of objects that have owners, or are marked for deletion."""
+    """Keys: objects that have owners or are marked for deletion."""
 
     remit = Remit(Role.WORKLOADS, claims=(Delete,), declares=DECLARED)
     lease = f"{Role.WORKLOADS}/cascade"
@@ -36,11 +35,12 @@ class Cascade(Controller):
         super().__init__(board)
         self._mine: dict[str, None] = {}
         self._owned: dict[str, dict[str, None]] = {}
-        """By the key of an owner: whom it owns."""
+        """Keys of owned objects, by the key of their owner."""
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if key.partition("/")[0] not in _DECLARED:
-            # What holds a node or a tenant is a replica, or a grant. The sweep finds it, and so does whoever is next.
+            # Nodes and tenants are held by replicas or grants, whose changes are ignored here. The resync finds objects that
+            # they release.
             return ()
         for thing, belongs in ((old, False), (new, True)):
             if thing is not None:
@@ -78,7 +78,9 @@ class Cascade(Controller):
             yield Deed(Delete(kind, meta.name, meta.tenant, expect=kept.revision))
 
     def _is_gone(self, owner: Owner, tenant: str) -> bool:
-        """What stands under its name now, with another uid, is another. Of kinds that nobody declares nothing is known here."""
+        """Return whether the owner is gone. An object of its name with another uid is not the owner. Owners of kinds that are
+        not declared count as present, because their existence is not known here.
+        """
         if owner.kind not in DECLARED:
             return False
         stands = self.board.get(key_of(owner.kind, owner.name, tenant))

@@ -1,12 +1,11 @@
 """Repair: stuck phases, expired reservations and grants, new attempts of failed replicas.
 
-Ends waits that are over, and brings back what was released and is wanted.
+desired_replicas.py decides which released replicas are desired again. A replica that crashed is retried after a backoff that
+doubles with its failures; one that was moved, lost or preempted is retried at once. How long a phase lasts is counted from
+when this process first saw it, and by the authority on its own clock. A new authority starts counting again, so a refused
+request is repeated later.
 
-Which released replicas are wanted is in wanted.py. One that crashed comes back after a pause that doubles with its failures;
-one that was moved, lost or pushed aside comes back at once. Waits are counted here from when a phase was first seen, and by the
-authority on its own clock: a new authority counts anew, so what it refuses is asked again later.
-
-A grant that has run out, and is held in this scope, is closed. What another scope holds is only its own to give back.
+An expired grant that is held in this scope is closed. A grant held by another scope is returned only by that scope.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from typing import Any, Final
 from remit.correction.controllers.desired_replicas import Census
 from remit.correction.framework.actions import Again, Concern, Deed, Later, Remit, Wish
 from remit.correction.framework.loop import Controller, Times
-from remit.law.ledgers import SCOPE
-from remit.law.lifecycle import WAITS
-from remit.law.overrides import Instant, in_force
+from remit.law.ledgers import SCOPE_PREFIX
+from remit.law.lifecycle import PHASE_TIMEOUTS
+from remit.law.overrides import Instant, active_overrides
 from remit.model.claims import Accepted, Close, Move, Role, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Grant, GrantPhase, Phase, Replica
+from remit.model.resources import Duration
 from remit.observation.watch_cache import Kept
 from remit.world.interfaces import Clock
 
@@ -30,23 +30,23 @@ P = Phase
 AGAIN_BASE_MS: Final = 1_000
 AGAIN_MAX_MS: Final = 60_000
 LATE_MS: Final = 1_000
-"""A little longer than a wait may last: the authority counts from a little later."""
+"""Added to every time limit, because the authority starts counting slightly later."""
 
 _WAITED: Final = {
     phase: (wait.limit_ms, wait.transition)
-    for phase, wait in WAITS.items()
+    for phase, wait in PHASE_TIMEOUTS.items()
     if wait.role is Role.REPAIR and wait.transition in ("reclaim", "abort")
 }
 _WHY: Final = {
-    P.RESERVED: "it was not bound in time",
-    P.BOUND: "it was not started in time",
-    P.STARTING: "it did not run in time",
+    P.RESERVED: f"not bound within {Duration(_WAITED[P.RESERVED][0])}",
+    P.BOUND: f"not started within {Duration(_WAITED[P.BOUND][0])}",
+    P.STARTING: f"not running within {Duration(_WAITED[P.STARTING][0])}",
 }
 _MINE: Final = (P.FAILED, *_WAITED)
 
 
 class Repair(Controller):
-    """Its keys are those of replicas that wait or have failed, of workloads with replicas to bring back, and of grants."""
+    """Keys: replicas that wait or have failed, workloads with replicas to retry, and grants."""
 
     remit = Remit(Role.REPAIR, claims=(Close,), transitions=("release", "requeue", "reclaim", "abort"))
 
@@ -55,13 +55,13 @@ class Repair(Controller):
         self._clock = clock
         self._census = census
         self._since: dict[str, tuple[Phase, int, int]] = {}
-        """By replica: in which phase and attempt it waits, and since when."""
+        """By replica: its phase, its attempt, and when they were first seen."""
         self._drawn: dict[str, None] = {}
-        """Closed grants of which nothing has been given back since it was last asked whether they may go."""
+        """Closed grants that are still in use, and of which nothing was released since the last close request."""
         self._not_before: dict[str, int] = {}
-        """Grants that had not run out when they were last asked to be closed."""
+        """Grants that had not expired at the last close request: when to try again."""
 
-    # -- hearing ---------------------------------------------------------------------------------------------------------
+    # -- watch events --------------------------------------------------------------------------------------------------------
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         match new if new is not None else old:
@@ -70,11 +70,12 @@ class Repair(Controller):
                 mine = (_looked_at(key, replica.status.phase),) if new is not None and replica.status.phase in _MINE else ()
                 if not _left(old, new):
                     return mine
-                # One that goes may be wanted again, or make room for another; and be the last that held up a grant.
+                # A released replica may be desired again, may allow another to be created, and may be the last one that used a
+                # grant.
                 workload = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
                 return (*mine, workload, *self._freed(old))
             case Workload() as workload:
-                # Without replicas there is nothing to bring back.
+                # Without replicas there is nothing to retry.
                 there = (workload.metadata.tenant, workload.metadata.name) in self.board.by_workload
                 return (key,) if new is not None and there else ()
             case Grant():
@@ -116,7 +117,7 @@ class Repair(Controller):
         elif verdict is not None and grant is not None:
             self._not_before[key] = self._clock.now_ms() + int(grant.spec.ttl) // 4
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- reconcile ----------------------------------------------------------------------------------------------------------
 
     def reconcile(self, key: str, times: Times) -> Iterator[Wish]:
         kept = self.board.rows.get(key)
@@ -131,14 +132,14 @@ class Repair(Controller):
                     yield from self._mend(kept, times)
 
     def _is_held(self, replica: Replica, now: Instant | None) -> bool:
-        """Has a person said that it is to be left as it is?"""
+        """Return whether an override (hold-repair) excludes the replica from repair."""
         overrides = [kept.thing for _, kept in self.board.kind("override/")]
         if not overrides:
             return False
         node: Node | None = self.board.get(f"node/{replica.status.node}")
         place = ("", "", "") if node is None else (node.spec.region, node.spec.zone, node.spec.pool)
         tenant, workload = replica.metadata.tenant, replica.spec.workload
-        return bool(in_force(overrides, now).repair_held(tenant, workload, *place, replica.status.node))
+        return bool(active_overrides(overrides, now).repair_held_by(tenant, workload, *place, replica.status.node))
 
     def _mend(self, kept: Kept, times: Times) -> Iterator[Wish]:
         phase: Phase = kept.thing.status.phase
@@ -170,12 +171,12 @@ class Repair(Controller):
 
     def _close(self, key: str, grant: Grant, times: Times) -> Iterator[Wish]:
         status, spec = grant.status, grant.spec
-        if spec.holder.startswith(SCOPE) or spec.issuer or key in self._drawn:
+        if spec.holder.startswith(SCOPE_PREFIX) or spec.issuer or key in self._drawn:
             return
         wait_ms = self._not_before.get(key, 0) - times.now_ms
         if status.phase is GrantPhase.LIVE:
             if status.deadline is None:
-                return  # it does not run out
+                return  # it never expires
             boot, now_ms = times.authority or ("", 0)
             if status.deadline.boot == boot:
                 wait_ms = max(wait_ms, status.deadline.at_ms - now_ms)
@@ -186,16 +187,16 @@ class Repair(Controller):
 
 
 def pause_ms(failures: int) -> int:
-    """How long a replica that has crashed so often rests before its next attempt."""
+    """Return the backoff before the next attempt of a replica that has crashed this often."""
     return 0 if failures <= 0 else min(AGAIN_MAX_MS, AGAIN_BASE_MS << min(failures - 1, 16))
 
 
 def _looked_at(key: str, phase: Phase) -> Concern:
-    """A wait that has only begun is looked at when it is over."""
+    """Return the trigger for a replica: a time limit that just started is checked when it ends."""
     return Later(key, _WAITED[phase][0] + LATE_MS) if phase in _WAITED else key
 
 
 def _left(old: Any, new: Any) -> bool:
-    """Has a replica ceased to count, or begun to?"""
+    """Return whether the replica started or stopped counting towards its workload."""
     was, now = (one is not None and one.status.phase is not P.RELEASED for one in (old, new))
     return was != now

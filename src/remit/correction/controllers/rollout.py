@@ -1,10 +1,9 @@
 """Rollout: retires replicas of older generations within maxUnavailable.
 
-Within what a workload can spare. Making the new one is workloads'.
-
-Old replicas that do nothing yet go at once. Of those that are ready as many go as can be spared: never fewer are available than
-`minAvailable`, nor than what is wanted less `maxUnavailable`. What makes others available is the new generation, for which
-workloads.py has room within `maxSurge`. If that never becomes ready, the old stays: the condition `Progressing` says so.
+Old replicas that are not available are retired at once. Of the available ones, as many are retired as the workload can
+spare: at least `minAvailable`, and at least the desired number minus `maxUnavailable`, stay available. The workload
+controller creates the new replicas, within `maxSurge`. If these never become ready, the old ones stay, and the `Progressing`
+condition reports it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from remit.model.records import Replica
 
 
 class Rollouts(Controller):
-    """Its keys are those of workloads."""
+    """Keys: workloads."""
 
     remit = Remit(Role.ROLLOUT, transitions=("retire",))
 
@@ -30,7 +29,7 @@ class Rollouts(Controller):
         super().__init__(census.board)
         self._census, self._leaving = census, leaving
         self._rolling: dict[str, None] = {}
-        """Workloads that had old replicas when they were last looked at: changes of others' replicas are no news."""
+        """Workloads that had old replicas at the last reconcile. Replica changes of other workloads need no reconcile."""
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
         match new if new is not None else old:
@@ -66,7 +65,7 @@ class Rollouts(Controller):
                     break
                 spare -= 1
             self._leaving.ask(one)
-            yield Deed(Move(one.key, one.revision, "retire", reason="a newer generation is wanted"))
+            yield Deed(Move(one.key, one.revision, "retire", reason="replaced by a newer generation"))
 
     def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
         if isinstance(deed.claim, Move):

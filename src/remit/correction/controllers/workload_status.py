@@ -1,15 +1,15 @@
 """Workload conditions (Admitted, Scheduled, Ready, Available, Progressing, Complete, Failed).
 
-Conditions, said where they differ from what was said last. What is done about it is not said here.
+Services and daemons have Admitted, Scheduled, Ready, Available and Progressing; jobs have Admitted, Scheduled, and Complete
+or Failed. Each carries the generation that it describes. None contains a count, because every change of the count would be a
+write: readers count the replicas themselves (law/workload_rules.py).
 
-They chain: Admitted, Scheduled, Ready, Available and Progressing of what goes on; Admitted, Scheduled, and Complete or Failed
-of what ends. Each carries the generation that it speaks of. None carries a count: readers count (law/workload_rules.py).
+A condition that becomes true is written at once. One that becomes false is written only if it stays false for
+`condition_debounce_ms`, so that short interruptions cost no writes. For a job both directions wait, because most jobs are
+over by then.
 
-Good news is told at once, bad news only if it lasts: what comes and goes in a few seconds would be written twice for nobody. Of
-a job neither is told before it has lasted: most jobs are over by then.
-
-A job's `deadline` counts from when this process first saw the job, and `keep` from when it first saw it finished, on its own
-clock: a copy that restarts counts anew, and so errs to the late side.
+A job's `deadline` counts from when this process first saw the job, and `keep` from when it first saw the job finished, on
+its own clock. A restarted process starts counting again, so both can only be late.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from remit.correction.controllers.desired_replicas import (
 )
 from remit.correction.framework.actions import Again, Deed, Wish, say
 from remit.correction.framework.loop import Times
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.law.workload_rules import progress
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
@@ -40,39 +40,38 @@ from remit.observation.watch_cache import Kept
 from remit.world.interfaces import Clock
 
 _WHY: Final = {
-    DEADLINE_EXCEEDED: "its deadline has passed",
-    RETRIES_EXHAUSTED: "a replica has failed more often than its retries allow",
+    DEADLINE_EXCEEDED: "the job did not complete within its spec.deadline",
+    RETRIES_EXHAUSTED: "a replica has failed more often than spec.retries allows",
 }
 MESSAGE_MAX: Final = 300
 _PATIENT: Final = ("Admitted", "Scheduled", "Ready")
 _EITHER: Final = "either", "either"
-"""Nothing was looked at yet: it stands for whatever is so."""
-_NO_SCHEDULES: Final = "nobody keeps schedules yet, so it is never run; leave spec.schedule out to run it now"
-_NO_PLACE: Final = "`remit explain` says why"
+"""Placeholder for a state that was not evaluated yet. Any state counts as unchanged against it."""
+_NO_SCHEDULES: Final = "schedules are not implemented yet, so this job never runs; remove spec.schedule to run it now"
 
 
-def patience_ms(tempo: Tempo) -> int:
-    """For so long bad news must last before it is told."""
-    return 5 * tempo.beat_ms // 2
+def patience_ms(tempo: Timing) -> int:
+    """Return how long a condition must stay false before that is written."""
+    return 5 * tempo.heartbeat_ms // 2
 
 
 class Faring:
-    """Part of the controller of workloads: it has no keys of its own."""
+    """Maintains the conditions of workloads, as part of the workload controller. It has no keys of its own."""
 
     def __init__(self, census: Census, clock: Clock) -> None:
         self._census, self._board, self._clock = census, census.board, clock
         self._born: dict[str, int] = {}
-        """By uid: since when jobs with a deadline are known."""
+        """By uid: when a job with a deadline was first seen."""
         self._ended: dict[str, int] = {}
-        """By uid: since when jobs are known to be finished."""
+        """By uid: when a job was first seen finished."""
         self._rolled: dict[str, tuple[tuple[int, int], int]] = {}
-        """By uid: generation and how far its rollout has come, and since when."""
+        """By uid: the generation with the progress of its rollout, and since when."""
         self._untold: dict[tuple[str, str], tuple[tuple[str, str], int]] = {}
-        """By uid and type: what a condition should say and does not yet, and since when."""
+        """By uid and condition type: the state to be written if it lasts, and since when."""
         self._refused: dict[str, Refused] = {}
-        """By uid: why no replicas of it could be made."""
+        """By uid: the refusal of its last spawn claim."""
 
-    # -- hearing ---------------------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------------------
 
     def note(self, old: Workload | None, new: Workload | None) -> None:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
@@ -85,18 +84,20 @@ class Faring:
             self._born.setdefault(new.metadata.uid, self._clock.now_ms())
 
     def awaits(self, workload: Workload) -> None:
-        """It was made with all that it begins with: whatever is so once it has lasted is told then."""
+        """Start the debounce of a job that was created with all its initial replicas: its state at the end of the debounce is
+        written.
+        """
         for type_ in ("Admitted", "Scheduled"):
             self._untold[workload.metadata.uid, type_] = _EITHER, self._clock.now_ms()
 
     def spawned(self, workload: Workload, refused: Refused | None) -> None:
-        """Whether replicas of it could be made."""
+        """Record whether replicas could be created."""
         if refused is None:
             self._refused.pop(workload.metadata.uid, None)
         else:
             self._refused[workload.metadata.uid] = refused
 
-    # -- saying ----------------------------------------------------------------------------------------------------------
+    # -- reconcile ----------------------------------------------------------------------------------------------------------
 
     def reconcile(self, workload: Workload, wanted: Wanted, times: Times) -> Iterator[Wish]:
         members = self._board.of(workload.metadata.tenant, workload.metadata.name)
@@ -117,7 +118,9 @@ class Faring:
             yield from self._tell(workload, "Admitted", _camel(refused.code), "", refused.detail, times)
 
     def _tell(self, workload: Workload, type_: str, bad: str, good: str, message: str, times: Times) -> Iterator[Wish]:
-        """`bad`: the reason why it is not so; if there is none, it is, for the reason `good`."""
+        """Write a condition once its state has lasted. `bad` is the reason why it is false; if empty, it is true for the reason
+        `good`.
+        """
         meta = workload.metadata
         known, at = condition_of(workload.status.conditions, type_), (meta.uid, type_)
         said = say(workload, type_, "False" if bad else "True", bad or good, message, times.wall)
@@ -137,7 +140,7 @@ class Faring:
         else:
             yield from said
 
-    # -- what ends -------------------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------------------------
 
     def _job(self, workload: Workload, wanted: Wanted, members: Sequence[Kept], times: Times) -> Iterator[Wish]:
         uid, deadline_ms = workload.metadata.uid, int(workload.spec.deadline)
@@ -163,10 +166,10 @@ class Faring:
         yield from self._admitted(workload, times)
         waits = bool(wanted.spawn) or any(one.thing.status.phase in UNPLACED for one in members)
         bad = _limit(workload, workload.spec.replicas, members) if waits else ""
-        yield from self._tell(workload, "Scheduled", bad, "AllBound", _NO_PLACE if bad == "Queued" else "", times)
+        yield from self._tell(workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times)
 
     def _expire(self, workload: Workload, times: Times) -> Iterator[Wish]:
-        """A finished job is kept for a while, for people to look at."""
+        """Delete a finished job after its `keep` time."""
         meta = workload.metadata
         left_ms = self._ended.setdefault(meta.uid, times.now_ms) + int(workload.spec.keep) - times.now_ms
         if left_ms > 0:
@@ -175,7 +178,7 @@ class Faring:
             revision = self._board.rows[f"workload/{meta.tenant}/{meta.name}"].revision
             yield Deed(Delete("Workload", meta.name, meta.tenant, expect=revision))
 
-    # -- what goes on ----------------------------------------------------------------------------------------------------
+    # -- services and daemons ------------------------------------------------------------------------------------------------
 
     def _service(self, workload: Workload, members: Sequence[Kept], times: Times) -> Iterator[Wish]:
         spec = workload.spec
@@ -187,19 +190,28 @@ class Faring:
         limit = _limit(workload, takes, current) or "NotReady"
         bad = limit if sum(one.thing.status.phase not in UNPLACED for one in current) < takes else ""
         yield from self._admitted(workload, times)
-        yield from self._tell(workload, "Scheduled", bad, "AllBound", _NO_PLACE if bad == "Queued" else "", times)
+        yield from self._tell(workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times)
         yield from self._tell(workload, "Ready", limit if ready < takes else "", "AllReady", "", times)
         if len(up) >= least:
             yield from say(workload, "Available", "True", "EnoughReady", "", times.wall)
         else:
-            yield from say(workload, "Available", "False", "TooFewReady", f"fewer than {least} are ready", times.wall)
+            yield from say(
+                workload,
+                "Available",
+                "False",
+                "TooFewReady",
+                f"fewer than {least} replicas are ready, the minimum from minAvailable and maxUnavailable",
+                times.wall,
+            )
         fails = [one for one in members if one.thing.status.failures and self._census.is_current(workload, one.thing)]
         yield from self._progress(workload, times, wanted, ready, len(live) - len(current), fails)
 
     def _progress(
         self, workload: Workload, times: Times, wanted: int, ready: int, old: int, fails: Sequence[Kept]
     ) -> Iterator[Wish]:
-        """Once it was rolled out it stays so until the next generation, whatever becomes of its replicas."""
+        """Maintain `Progressing`. A completed rollout stays completed until the next generation, whatever happens to its
+        replicas.
+        """
         meta = workload.metadata
         known = condition_of(workload.status.conditions, "Progressing")
         if known is not None and known.reason == "RolledOut" and known.observed_generation == meta.generation:
@@ -219,12 +231,14 @@ class Faring:
             yield from say(workload, "Progressing", "True", "RollingOut", _trouble(workload, fails), times.wall)
         else:
             trouble = _trouble(workload, fails)
-            why = f"nothing has come closer for {workload.spec.rollout.progress_deadline}" + (f"; {trouble}" if trouble else "")
+            why = f"the rollout made no progress for {workload.spec.rollout.progress_deadline}" + (
+                f"; {trouble}" if trouble else ""
+            )
             yield from say(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
 
 
 def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
-    """In words. Once it was said of this generation it stays as it was said, whatever is left of the replicas."""
+    """Return the message of a failed job. Once written for this generation it stays, even when the failed replicas are gone."""
     known = condition_of(workload.status.conditions, "Failed")
     if known is not None and failure(workload) == failed:
         return known.message
@@ -233,12 +247,12 @@ def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
             name, status = one.thing.metadata.name, one.thing.status
             if is_spent(one.thing, workload.spec) and (words := _ended(status)):
                 times = "once" if status.failures == 1 else f"{status.failures} times"
-                return f"{name} has failed {times}, at last: {words}"
+                return f"{name} failed {times}; last failure: {words}"
     return _WHY.get(failed, "")
 
 
 def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
-    """What a new replica has died of. One that is tried again says nothing for a while; what was said of it stays said."""
+    """Return how a new replica failed. While the replica is retried it reports no failure; the earlier message is then kept."""
     found = {one.thing.metadata.name: words for one in fails if (words := _ended(one.thing.status))}
     known = condition_of(workload.status.conditions, "Progressing")
     if known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut":
@@ -249,12 +263,17 @@ def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
 
 
 def _ended(status: ReplicaStatus) -> str:
-    """How its last attempt has ended, in words."""
+    """Return how the last attempt ended."""
     return f"{status.result} {status.reason}".strip()[:MESSAGE_MAX] if status.result else ""
 
 
 def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:
     return progress(workload.spec.type, wanted, (one.thing.status.phase for one in members)).limit
+
+
+def _no_node(workload: Workload) -> str:
+    meta = workload.metadata
+    return f"some replicas have no node yet; `remit explain workload/{meta.tenant}/{meta.name}` lists the reasons"
 
 
 def _camel(code: str) -> str:

@@ -1,10 +1,9 @@
 """Workload controller: creates, ends and forgets replicas; deletes finished jobs after their TTL.
 
-How many are wanted is in wanted.py.
-
-It makes replicas and ends them, settles what has finished, forgets what is over, says how a workload fares (faring.py), and
-deletes finished jobs once they were kept for long enough. What runs of an older generation is the rollout's, what failed is
-repair's.
+desired_replicas.py computes how many replicas are desired. This controller creates and ends replicas, settles finished ones,
+forgets released ones, maintains the workload's conditions (workload_status.py), and deletes finished jobs when their `keep`
+time has passed. Running replicas of an older generation belong to the rollout controller, failed ones to the repair
+controller.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from remit.correction.controllers.desired_replicas import ON_ITS_WAY, RUNS, UNPL
 from remit.correction.controllers.workload_status import Faring, patience_ms
 from remit.correction.framework.actions import Concern, Deed, Later, Remit, Wish
 from remit.correction.framework.loop import Controller, Times
-from remit.law.timing import Tempo
-from remit.law.workload_rules import begins_with
+from remit.law.timing import Timing
+from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Delete, Forget, Move, Refused, Role, Spawn, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
@@ -28,7 +27,7 @@ _SPAWN_MAX = 10_000
 
 
 class Workloads(Controller):
-    """Its keys are those of workloads."""
+    """Keys: workloads."""
 
     remit = Remit(
         Role.WORKLOADS,
@@ -37,13 +36,13 @@ class Workloads(Controller):
         declares=("Workload",),
     )
 
-    def __init__(self, census: Census, clock: Clock, tempo: Tempo = Tempo()) -> None:
+    def __init__(self, census: Census, clock: Clock, tempo: Timing = Timing()) -> None:
         super().__init__(census.board)
         self.census, self.faring = census, Faring(census, clock)
         self._patience_ms = patience_ms(tempo)
         self._daemons: dict[str, None] = {}
 
-    # -- hearing ---------------------------------------------------------------------------------------------------------
+    # -- watch events --------------------------------------------------------------------------------------------------------
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
         match new if new is not None else old:
@@ -62,8 +61,8 @@ class Workloads(Controller):
         return tuple(self._daemons) if key.startswith("policyrevision/") else ()
 
     def _goes_its_way(self, whose: str, old: Replica | None, new: Replica | None) -> bool:
-        """Does a job's replica come nearer to its end, so that none is missing or too many? Then it only tells how the job
-        fares, and not before that has lasted. One that is born before its workload is seen was made together with it.
+        """Return whether a job's replica only progresses, so that none is missing or surplus. That affects only the job's
+        conditions, which are debounced anyway. A replica that is seen before its workload was created together with it.
         """
         if new is None or new.status.phase not in ON_ITS_WAY or (old is not None and old.status.phase not in ON_ITS_WAY):
             return False
@@ -73,11 +72,11 @@ class Workloads(Controller):
         return old is not None and workload.spec.type == "job" and not workload.metadata.deleting
 
     def _is_full(self, workload: Workload) -> bool:
-        """Has it come with all the replicas that it begins with, and is it one of those that most is soon over with?"""
+        """Return whether a new job already has all its initial replicas. Most such jobs are over soon."""
         meta, spec = workload.metadata, workload.spec
         if spec.type != "job" or meta.deleting:
             return False
-        return 0 < begins_with(spec) == len(self.board.by_workload.get((meta.tenant, meta.name), ()))
+        return 0 < initial_replicas(spec) == len(self.board.by_workload.get((meta.tenant, meta.name), ()))
 
     def _note(self, key: str, old: Workload | None, new: Workload | None) -> None:
         if new is None or new.spec.type != "daemon":
@@ -95,7 +94,7 @@ class Workloads(Controller):
         if isinstance(deed.claim, Spawn) and workload is not None and verdict is not None:
             self.faring.spawned(workload, verdict if isinstance(verdict, Refused) else None)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- reconcile ----------------------------------------------------------------------------------------------------------
 
     def reconcile(self, key: str, times: Times) -> Iterator[Wish]:
         _, tenant, name = key.split("/")
@@ -108,7 +107,7 @@ class Workloads(Controller):
         yield from self.faring.reconcile(workload, wanted, times)
 
     def _clear(self, tenant: str, name: str, workload: Workload | None) -> Iterator[Wish]:
-        """It goes once nothing of it is left, and nobody holds it by a finalizer."""
+        """End all replicas of a deleted workload. The workload itself is deleted when no replica and no finalizer remains."""
         left = self.board.of(tenant, name)
         for one in left:
             yield from self._away(one, workload)
@@ -120,16 +119,18 @@ class Workloads(Controller):
             yield Deed(Delete("Workload", name, tenant), f"delete {workload.metadata.uid}")
 
     def _away(self, one: Kept, workload: Workload | None) -> Iterator[Deed]:
-        """End it where it stands. Named without its attempt: if it is queued again, that undoes this."""
+        """End a replica in its current phase. The identifier omits the attempt: if the replica is queued again, that undoes
+        this action.
+        """
         replica: Replica = one.thing
         generation = 0 if workload is None else workload.metadata.generation
         named = f"of {replica.metadata.uid} wanted at generation {generation}"
         if replica.status.phase in UNPLACED:
-            # A daemon's comes and goes with its nodes.
+            # Replicas of a daemon come and go with its nodes, so repetitions are legitimate.
             once = "" if workload is not None and workload.spec.type == "daemon" else f"cancel {named}"
-            yield Deed(Move(one.key, one.revision, "cancel", reason="not wanted any more"), once)
+            yield Deed(Move(one.key, one.revision, "cancel", reason="no longer desired"), once)
         elif replica.status.phase in RUNS:
-            yield Deed(Move(one.key, one.revision, "remove", reason="not wanted any more"))
+            yield Deed(Move(one.key, one.revision, "remove", reason="no longer desired"))
 
     def _fill(self, workload: Workload, wanted: Wanted) -> Iterator[Wish]:
         meta = workload.metadata
@@ -147,5 +148,5 @@ class Workloads(Controller):
 
 
 def _differs(old: Node, new: Node) -> bool:
-    """Is it another node to those who look for one?"""
+    """Return whether the change can affect which daemons the node runs."""
     return (old.spec, old.metadata.labels, old.status.health) != (new.spec, new.metadata.labels, new.status.health)

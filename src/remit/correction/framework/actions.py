@@ -1,11 +1,9 @@
-"""What a reconcile returns (claim, requeue-after) and what its controller may request.
+"""Results of a reconcile (actions and requeues), the permissions of a controller, and condition updates.
 
-Its remit and its deeds; whether they are right is not judged here.
+The authority refuses claims that a role may not make. A controller's permissions are narrower and are declared beside its
+code: a controller that requests more than it declared has a bug, and its loop reports that instead of submitting the claim.
 
-The authority refuses what a role may not do. A remit is narrower, and stands beside the code that it binds: a controller that
-asks for more than it declared has a bug, and its loop says so before anybody is asked.
-
-As a claim, and only where it differs from what was said last. What is true others find out.
+Conditions are written as claims, and only where they differ from the current ones.
 """
 
 from __future__ import annotations
@@ -15,18 +13,21 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from remit.correction.controllers.desired_replicas import condition_of
-from remit.law.lifecycle import OWNER
-from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, Note, Observe, Role, Spawn
+from remit.law.lifecycle import OWNERS
+from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, RecordEvent, Role, SetCondition, Spawn
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 
 _OWN = {Spawn: "create", Forget: "forget"}
-"""Transitions with claims of their own."""
+"""Transitions that have claim types of their own."""
 
 
 class Deed(NamedTuple):
-    """One claim. `once` names what it does to what: whoever wants a deed of that name again has seen it undone. It names all
-    that would make it another deed: the uid, the attempt, the generation. Empty: it may be wanted any number of times.
+    """One claim to submit.
+
+    `once` identifies the effect of the action for the undo detector: if an action with an identifier that was already
+    applied is requested again, its effect was undone. It contains everything that would make it a different action (uid,
+    attempt, generation). Empty: the action may be requested any number of times.
     """
 
     claim: AnyClaim
@@ -34,13 +35,13 @@ class Deed(NamedTuple):
 
 
 class Again(NamedTuple):
-    """Look again after so long, whatever happens: time itself is news."""
+    """Reconcile the key again after this time, even without a change."""
 
     in_ms: int
 
 
 class Later(NamedTuple):
-    """There is news of a key that asks for nothing now: one look will do for all that comes until then."""
+    """A key whose change needs no action now. One reconcile after `in_ms` covers all changes until then."""
 
     key: str
     in_ms: int
@@ -48,12 +49,12 @@ class Later(NamedTuple):
 
 Wish = Deed | Again
 Concern = str | Later
-"""A key that a change is news to: looked at right away, or later."""
+"""A key to reconcile: at once, or coalesced later."""
 
 
 class Remit:
-    """All that one controller may ask for: claims by their type, moves by their name, and kinds that it applies or deletes.
-    Everybody may note an event and observe a condition.
+    """Everything that one controller may request: claim types, transitions, and kinds that it applies or deletes. Every
+    controller may also record events and set conditions.
     """
 
     def __init__(
@@ -65,29 +66,45 @@ class Remit:
         declares: Iterable[str] = (),
     ) -> None:
         self.role = role
-        self.claims = frozenset(claims) | {Note, Observe}
+        self.claims = frozenset(claims) | {RecordEvent, SetCondition}
         self.transitions = frozenset(transitions)
         self.declares = frozenset(declares)
-        foreign = sorted(name for name in self.transitions if OWNER.get(name) is not role)
+        foreign = sorted(name for name in self.transitions if OWNERS.get(name) is not role)
         if foreign:
-            raise ValueError(f"{', '.join(foreign)} are not transitions of {role}")
+            raise ValueError(f"transitions {', '.join(foreign)} are not owned by role {role}; see law/lifecycle.py")
 
     def outside(self, claim: AnyClaim) -> str:
-        """Why a claim is not in this remit; empty if it is."""
+        """Return why a claim is not permitted; empty if it is."""
         match claim:
             case Move(transition=name):
-                return "" if name in self.transitions else f"{self.role} does not {name}"
+                return (
+                    ""
+                    if name in self.transitions
+                    else f"role {self.role} requested transition {name}, which it did not declare; this is a bug in the "
+                    "controller"
+                )
             case Spawn() | Forget() if _OWN[type(claim)] in self.transitions:
                 return ""
             case Apply(thing=thing):
                 kind = type(thing).__name__
-                return "" if Apply in self.claims and kind in self.declares else f"{self.role} does not apply a {kind}"
+                return (
+                    ""
+                    if Apply in self.claims and kind in self.declares
+                    else f"role {self.role} tried to apply a {kind}, which it did not declare; this is a bug in the controller"
+                )
             case Delete(kind=kind):
-                return "" if Delete in self.claims and kind in self.declares else f"{self.role} does not delete a {kind}"
+                return (
+                    ""
+                    if Delete in self.claims and kind in self.declares
+                    else f"role {self.role} tried to delete a {kind}, which it did not declare; this is a bug in the controller"
+                )
             case _ if type(claim) in self.claims:
                 return ""
             case _:
-                return f"{self.role} does not {type(claim).__name__.lower()}"
+                return (
+                    f"role {self.role} submitted a {type(claim).__name__} claim, which it did not declare; this is a bug "
+                    "in the controller"
+                )
 
 
 MESSAGE_MAX: Final = 1_000
@@ -96,7 +113,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 
 def say(thing: Workload | Node, type_: str, status: Truth, reason: str, message: str, wall: str) -> list[Deed]:
-    """Nothing if it stands so already."""
+    """Return the action that sets a condition, or nothing if the condition is already set so."""
     meta, message = thing.metadata, message[:MESSAGE_MAX]
     known = condition_of(thing.status.conditions, type_)
     if known is not None and (known.status, known.reason, known.message, known.observed_generation) == (
@@ -114,12 +131,14 @@ def say(thing: Workload | Node, type_: str, status: Truth, reason: str, message:
         observed_generation=meta.generation,
         last_transition=wall if known is None else later(wall, known.last_transition),
     )
-    return [Deed(Observe(type(thing).__name__, meta.name, condition, meta.tenant))]
+    return [Deed(SetCondition(type(thing).__name__, meta.name, condition, meta.tenant))]
 
 
 def later(wall: str, known: str) -> str:
-    """Of two conditions of one generation the later stands. Whoever said the last may have had a clock that is ahead of this
-    one: then a millisecond more than that.
+    """Return a timestamp that is later than `known`, normally `wall`.
+
+    Of two conditions of one generation the later wins. The previous writer's clock may have been ahead of this one; then the
+    result is one millisecond after `known`.
     """
     if wall > known:
         return wall

@@ -1,14 +1,13 @@
 """Controller loop: watch, resync, reconcile(key), batched claims, lease.
 
-One loop for every controller; what is wrong, and what cures it, the controller says.
+The loop is keyed and level-triggered. It reacts to watch events and recovers by periodic resyncs. `reconcile(key)` receives
+no event: it reads the watch cache and returns actions until the actual state matches the desired state. Of several
+processes, one holds the controller's lease and acts; all keep their watch caches up to date. Every claim carries the lease's
+epoch and the cache's revision and age, and the loop does not act on a cache that is too old.
 
-A loop is keyed and level-triggered. It watches to react and sweeps to recover: `reconcile(key)` is told no event, looks at the
-board, and wishes for deeds until what stands is what should stand. Of several copies one holds the lease and acts; all follow
-the board. Every claim carries the lease's epoch and the board's revision and age, and a board that is too old is not acted on.
-
-What keeps a loop from doing harm stands apart: when a key may be looked at again in agenda.py, what it may do at all in
-remits.py, and whether somebody undoes its deeds in fights.py. After silence the same operations are asked again under their ids
-until they are answered, or the term is over: then the epoch fences them.
+The safeguards are separate: work_queue.py decides when a key may be reconciled again and detects actions that are repeatedly
+undone; actions.py limits what a controller may request. After a lost reply the same operations are submitted again under
+their ids until they are answered or the lease term ends; after that the epoch fences them.
 """
 
 from __future__ import annotations
@@ -20,69 +19,73 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.lease_holder import Candidate, Tenure
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.lease_holder import LeaseCandidate, LeaseHold
 from remit.client.retry import RetryBudget
 from remit.correction.framework.actions import Again, Concern, Deed, Later, Remit, Wish
-from remit.correction.framework.work_queue import Agenda, Fights, Pauses
-from remit.law.lifecycle import SNAPSHOT_FRESH_MS
+from remit.correction.framework.work_queue import UNDONE_MAX, Agenda, Fights, Pauses
+from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
 from remit.law.overrides import Instant
-from remit.law.timing import Tempo
-from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Note, Observe, Refused, Verdict
+from remit.law.timing import Timing
+from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, RecordEvent, Refused, SetCondition, Verdict
 from remit.model.objects import key_of
 from remit.model.records import EventSpec
 from remit.model.resources import Duration
 from remit.observation.watch_cache import Board
 from remit.world.interfaces import World
 
-FRESH_MS: Final = SNAPSHOT_FRESH_MS // 2
-"""A board older than this is not acted on: what is asked on the way grows older still."""
+FRESH_MS: Final = SNAPSHOT_AGE_MS_MAX // 2
+"""Maximum age of the watch cache for acting. Half of what the authority accepts, because claims age further on their way."""
 
 LOOKS_MAX: Final = 2_000
-"""So many keys are looked at before others get a turn."""
+"""Keys reconciled in one go before other tasks of the process run."""
 
 SWEEP_MAX: Final = 100
-"""So many, if there is no news of any: what comes meanwhile is not to wait for long."""
+"""The same limit during a resync, when no key has changed: new changes should not wait long behind it."""
 
 
 class Times(NamedTuple):
-    """When a look is taken: on the own clock, for people, and on the authority's if that is known; and how fast all goes."""
+    """Time of a reconcile: on the local clock, as wall clock for display, and on the authority's clock if known; and the
+    timeouts.
+    """
 
     now_ms: int
     wall: str
-    tempo: Tempo
+    tempo: Timing
     authority: Instant | None = None
 
 
 class Cadence(NamedTuple):
-    """How long things take, in beats or as a number; `claims` travel together, and `ahead` such batches are under way."""
+    """Intervals of a controller loop, most of them multiples of the heartbeat interval. Up to `claims` claims are sent in one
+    batch, and up to `ahead` batches are in flight.
+    """
 
     beat_ms: int = 2_000
     claims: int = 500
     ahead: int = 4
 
     @property
-    def tempo(self) -> Tempo:
-        return Tempo(self.beat_ms)
+    def tempo(self) -> Timing:
+        return Timing(self.beat_ms)
 
     @property
     def sweep_ms(self) -> int:
-        """Everything is looked at about so often, whatever was heard."""
+        """Interval between two resyncs of all keys."""
         return 30 * self.beat_ms
 
     @property
     def gather_ms(self) -> int:
-        """Changes come in swarms: the first is looked at, and one look serves all that come within so long after it."""
+        """Changes arrive in bursts. The first is reconciled at once; those within this time after it together."""
         return max(1, self.beat_ms // 400)
 
     @property
     def together_ms(self) -> int:
-        """What is not urgent is looked at so often at most, and then all of it."""
+        """Coalesced requeues run on a grid of this interval, all that are due together."""
         return max(1, self.beat_ms // 8)
 
     @property
     def idle_ms(self) -> int:
-        """After so much silence a watch is dead."""
+        """A watch that is silent for this long is considered dead."""
         return 5 * self.beat_ms
 
     @property
@@ -91,44 +94,48 @@ class Cadence(NamedTuple):
 
     @property
     def truce_ms(self) -> int:
-        """For so long a deed that is undone again and again is not repeated."""
+        """How long an action that was repeatedly undone is not repeated."""
         return 300 * self.beat_ms
 
 
 class Controller:
-    """What one loop asks. It keeps notes, decides nothing by them that the board does not show, and never waits in a look."""
+    """The part of a loop that is specific to one controller.
+
+    A controller may keep derived state, but it decides nothing that the watch cache does not show, and `reconcile` never
+    awaits.
+    """
 
     remit: ClassVar[Remit]
     lease: ClassVar[str] = ""
-    """Beyond the role's own: two controllers of one role hold two leases."""
+    """Lease name, if it is not the role's own. Two controllers of one role need two leases."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
 
     def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
-        """Whose key a change is news to. It is told of every change, also while another copy acts."""
+        """Return the keys to reconcile after a change. Called for every change, also while another process acts."""
         raise NotImplementedError
 
     def everything(self) -> Iterable[str]:
-        """Every key that there is now."""
+        """Return all current keys, for a resync."""
         raise NotImplementedError
 
     def reconcile(self, key: str, times: Times) -> Iterable[Wish]:
-        """What to do now, so that it comes to be as it should."""
+        """Return the actions that bring the object to its desired state, and when to reconcile again."""
         raise NotImplementedError
 
     def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
-        """What came of a deed; None: nothing is known."""
+        """Called with the verdict of an action; None if the outcome is unknown."""
 
     def began(self, times: Times) -> None:
-        """This copy acts from now on."""
+        """Called when this process has acquired the lease."""
 
     async def beside(self, loop: Loop) -> None:
-        """Runs while this copy acts, if there is more to see than the board shows."""
+        """Runs while this process holds the lease, for controllers that need more input than the watch cache."""
 
 
 class _Batch:
-    """Claims that travel together, each with the key that wants it; what is only told has none."""
+    """Claims sent together, each with the key that requested it. Events have an empty key."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -142,18 +149,20 @@ class _Batch:
 
 
 class Loop:
-    """One copy of one controller. `client` is its own; `run` goes on for ever. Somebody else feeds the board."""
+    """One process's loop of one controller. `client` is not shared; `run` runs until cancelled. The caller keeps the watch
+    cache up to date.
+    """
 
     def __init__(
         self,
         controller: Controller,
-        client: Client,
+        client: AuthorityClient,
         world: World,
         *,
         name: str,
         lease: str = "",
         cadence: Cadence = Cadence(),
-        failed: Callable[[NoAnswer], None] | None = None,
+        failed: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
         self.controller, self.board, self.client = controller, controller.board, client
         self.world, self.cadence = world, cadence
@@ -161,19 +170,19 @@ class Loop:
         self.chance = world.chance.stream(f"{self.role} {controller.lease} {name}")
         self.incarnation = ""
         self.fights = Fights(cadence.truce_ms)
-        """Of one incarnation: a restore undoes what was done, and nobody is to blame."""
+        """Per incarnation: a restore undoes actions, which is not the work of another writer."""
         self.outside: dict[str, None] = {}
-        """What was wished for against the remit; each is told once, and there are only so many claims."""
+        """Permission violations that were reported. Each is reported once; their number is limited by the claim types."""
         self.lease = lease or controller.lease or self.role.value
-        self._candidate = Candidate(client, world.clock, self.lease, Duration(cadence.tempo.lease_ms))
+        self._candidate = LeaseCandidate(client, world.clock, self.lease, Duration(cadence.tempo.lease_ms))
         self._name, self._failed = name, failed
         self._wake = asyncio.Event()
         self._term: _Term | None = None
         self.looks = self.retries = 0
-        """How often a key was looked at, and how often what was wished for it was refused or not answered."""
+        """Number of reconciles, and of keys whose actions were refused or not answered."""
         self.board.subscribe(self)
 
-    # -- hearing ---------------------------------------------------------------------------------------------------------
+    # -- watch events --------------------------------------------------------------------------------------------------------
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         mine = self.controller.concerns(key, old, new)
@@ -181,13 +190,15 @@ class Loop:
             self.look_at(mine)
 
     def reached(self) -> None:
-        """Most of what is reached is news to none of the keys here: then there is nothing to wake for."""
+        """Wake up the loop, unless nothing in its queue depends on this commit, which is the common case."""
         if self._term is None or self._term.waits():
             self._wake.set()
 
     def look_at(self, keys: Iterable[Concern]) -> None:
-        """There is news of these. What is only looked at later is looked at together with all that comes due at about the same
-        time, and nobody is woken for it who would wake before.
+        """Queue keys for reconciliation.
+
+        Coalesced keys are rounded up to a common grid, so that keys due at about the same time are reconciled together, and
+        the loop is not woken for them if it wakes earlier anyway.
         """
         if self._term is None:
             return
@@ -205,13 +216,13 @@ class Loop:
 
     @property
     def due(self) -> int | None:
-        """How many keys are due; None while another copy acts."""
+        """Number of keys due; None while another process holds the lease."""
         return None if self._term is None else len(self._term.agenda)
 
-    # -- holding the role ------------------------------------------------------------------------------------------------
+    # -- lease ---------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever: become the holder of the lease, act while that lasts, and begin anew."""
+        """Acquire the lease, act while it is held, and start over. Runs until cancelled."""
         async with asyncio.TaskGroup() as whole:
             while True:
                 while not self.board.sober:
@@ -224,22 +235,22 @@ class Loop:
                     continue
                 await self._serve(tenure, whole)
 
-    async def _acquire(self) -> Tenure | None:
+    async def _acquire(self) -> LeaseHold | None:
         self.client.actor = Actor(self._name, self.role)
         try:
             return await self._candidate.acquire()
-        except NoAnswer as error:
+        except RetriesExhausted as error:
             self.gave_up(error)
             return None
 
-    async def _serve(self, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
+    async def _serve(self, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
         self.client.actor = tenure.actor
         term = self._term = _Term(self, tenure, whole)
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [
                     group.create_task(self._renew(tenure), name="renew"),
-                    group.create_task(self.controller.beside(self), name="beside"),
+                    group.create_task(self.controller.beside(self), name="background"),
                 ]
                 await term.act(self._wake)
                 for task in beside:
@@ -247,29 +258,29 @@ class Loop:
         finally:
             self._term = None
 
-    async def _renew(self, tenure: Tenure) -> None:
+    async def _renew(self, tenure: LeaseHold) -> None:
         pause_ms = self.cadence.tempo.lease_ms // 3
-        while not tenure.lost:
+        while not tenure.is_lost:
             await self.world.clock.sleep_ms(pause_ms - self.chance.uniform_ms(pause_ms // 8))
             try:
                 await tenure.renew(self.client, deadline_ms=pause_ms)
-            except NoAnswer:
+            except RetriesExhausted:
                 continue
         self._wake.set()
 
-    def gave_up(self, error: NoAnswer) -> None:
+    def gave_up(self, error: RetriesExhausted) -> None:
         if self._failed is not None:
             self._failed(error)
 
     def times(self) -> Times:
         clock = self.world.clock
-        return Times(clock.now_ms(), clock.wall(), self.cadence.tempo, self.client.authority_ms())
+        return Times(clock.now_ms(), clock.wall(), self.cadence.tempo, self.client.authority_clock())
 
 
 class _Term:
-    """One tenure. What it asked may be answered after its end: that teaches nobody."""
+    """One lease term. Answers that arrive after its end are ignored."""
 
-    def __init__(self, loop: Loop, tenure: Tenure, whole: asyncio.TaskGroup) -> None:
+    def __init__(self, loop: Loop, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
         self._loop, self._tenure, self._whole = loop, tenure, whole
         self._controller, self._board, self._clock = loop.controller, loop.board, loop.world.clock
         self._incarnation = loop.board.head.incarnation if loop.board.head is not None else ""
@@ -294,7 +305,7 @@ class _Term:
                 looked_ms = now_ms
                 await self._clock.sleep_ms(0)
                 continue
-            until_ms = min(sweep_ms, self._tenure.held_until_ms)
+            until_ms = min(sweep_ms, self._tenure.valid_until_ms)
             if may and (next_ms := self.agenda.next_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
@@ -302,31 +313,32 @@ class _Term:
                     await wake.wait()
             except TimeoutError:
                 continue
-            # What comes alone is looked at right away; the rest of a swarm waits for one another.
+            # A single change is reconciled at once. The rest of a burst is gathered for `coalesce_ms`.
             await self._clock.sleep_ms(max(0, looked_ms + cadence.gather_ms - self._clock.now_ms()))
 
     def _goes_on(self, now_ms: int) -> bool:
         head = self._board.head
-        return self._tenure.may_act(now_ms) and head is not None and head.incarnation == self._incarnation
+        return self._tenure.is_valid(now_ms) and head is not None and head.incarnation == self._incarnation
 
     def _sees(self) -> bool:
-        """Does the board show all that was done before this term, and is it fresh?"""
+        """Return whether the watch cache is fresh and shows everything that was committed before this lease term."""
         board = self._board
         self._saw = board.sober and board.revision >= self._tenure.revision and board.age_ms() < FRESH_MS
         return self._saw
 
     def waits(self) -> bool:
-        """Is this what the board has come to waited for: to see again, or to see what was done? What was answered after the
-        board had shown it is due at once, and nothing that the board comes to will say so.
+        """Return whether the loop waits for the revision that the watch cache has reached: to become fresh again, or to show
+        the effect of an accepted action. A verdict that arrives after the cache has shown its commit makes its key due at
+        once; no further commit would wake the loop for it.
         """
         board = self._board
         known = board.head is not None and board.head.incarnation == self._incarnation
         return not known or not self._saw or len(self.agenda) > 0 or self.agenda.waits_for(board.revision)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- reconcile ----------------------------------------------------------------------------------------------------------
 
     def _turn(self, now_ms: int) -> bool:
-        """Look at what is due, as much as travels together. False if nothing was."""
+        """Reconcile due keys, up to one batch of claims. Return False if none was due."""
         times = self._loop.times()
         batch = _Batch(Evidence(self._board.revision, self._board.age_ms()))
         looked = 0
@@ -342,18 +354,21 @@ class _Term:
                 self.agenda.settled(key)
         self._loop.looks += looked
         for key in self.agenda.stuck():
-            batch.add("", [self._event(key, "Stuck", "it does not come to be as it should, and is tried ever more slowly")])
+            stuck_after = Duration(self._loop.cadence.pauses.stuck_after_ms)
+            message = (
+                f"actions for {key} have been refused or unanswered for {stuck_after} or longer; "
+                "retries continue at a slower rate. `remit audit` lists the refusals"
+            )
+            batch.add("", [self._event(key, "Stuck", message)])
         if batch.claims:
             self._born += 1
-            task = self._whole.create_task(self._ask(batch), name=f"{self._loop.role} asks {self._born}")
+            task = self._whole.create_task(self._ask(batch), name=f"{self._loop.role} batch {self._born}")
             self._under_way[task] = None
             task.add_done_callback(self._ended)
         return looked > 0
 
     def _deeds(self, key: str, times: Times, batch: _Batch) -> list[Deed]:
-        """What is wished for this key and may be asked: nothing outside the remit, nothing that stands already, and nothing
-        that somebody undoes again and again.
-        """
+        """Return the actions for a key that may be submitted: permitted, not applied already, and not repeatedly undone."""
         found: list[Deed] = []
         fights, remit = self._loop.fights, self._controller.remit
         for wish in islice(self._controller.reconcile(key, times), self._loop.cadence.claims):
@@ -366,14 +381,19 @@ class _Term:
             elif wish.once and fights.held(wish.once, times.now_ms):
                 self.agenda.look_at(key, times.now_ms + self._loop.cadence.sweep_ms)
                 if fights.untold(wish.once):
-                    batch.add("", [self._event(key, "Fought", f"somebody has undone it twice: {wish.once}")])
+                    pause = Duration(self._loop.cadence.truce_ms)
+                    message = (
+                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: {wish.once}. "
+                        "`remit audit` shows the other writer"
+                    )
+                    batch.add("", [self._event(key, "Fought", message)])
             elif not self._stands(wish.claim):
                 found.append(wish)
         return found
 
     def _stands(self, claim: AnyClaim) -> bool:
-        """Is a condition as it should be already? What says nothing new is not said."""
-        if not isinstance(claim, Observe):
+        """Return whether the claim sets a condition that is already set so. Unchanged conditions are not written."""
+        if not isinstance(claim, SetCondition):
             return False
         thing = self._board.get(key_of(claim.kind, claim.name, claim.tenant))
         known = () if thing is None else thing.status.conditions
@@ -383,9 +403,9 @@ class _Term:
         self._told += 1
         actor = self._tenure.actor
         event = EventSpec(regarding=key, type="Warning", reason=reason, message=message, source=self._loop.role)
-        return Deed(Note(f"{actor.lease.replace('/', '.')}-{actor.epoch}-{self._told}", event))
+        return Deed(RecordEvent(f"{actor.lease.replace('/', '.')}-{actor.epoch}-{self._told}", event))
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- submit -------------------------------------------------------------------------------------------------------------
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)
@@ -396,19 +416,21 @@ class _Term:
         self._learn(batch, verdicts)
 
     async def _answered(self, batch: _Batch) -> Sequence[Verdict] | None:
-        """The verdicts, however often it takes to ask under the same ids; None if the term is over, or nothing has happened."""
+        """Submit a batch, and again under the same ids while the outcome is unknown. Return the verdicts; None if the lease
+        term ended or nothing was executed.
+        """
         client = self._loop.client
         try:
-            return await client.ask_many(batch.claims, evidence=batch.evidence)
-        except NoAnswer as error:
-            lost, silent = error, error.silent
+            return await client.submit_many(batch.claims, evidence=batch.evidence)
+        except RetriesExhausted as error:
+            lost, silent = error, error.outcome_unknown
         while True:
             self._loop.gave_up(lost)
-            if not silent or not self._tenure.may_act(self._clock.now_ms()):
+            if not silent or not self._tenure.is_valid(self._clock.now_ms()):
                 return None
             try:
-                return await client.resume(lost.operations, asked_ms=lost.asked_ms)
-            except NoAnswer as error:
+                return await client.resume(lost.operations, submitted_ms=lost.submitted_ms)
+            except RetriesExhausted as error:
                 lost = error
 
     def _learn(self, batch: _Batch, verdicts: Sequence[Verdict] | None) -> None:
@@ -420,7 +442,7 @@ class _Term:
             if isinstance(verdict, Accepted) and deed.once:
                 self._loop.fights.done(deed.once, now_ms)
             if isinstance(verdict, Refused) and verdict.code in (Code.STALE_EPOCH, Code.LEASE_EXPIRED):
-                self._tenure.end()
+                self._tenure.mark_lost()
             if key:
                 self._controller.heard(key, deed, verdict)
         by_key.pop("", None)

@@ -1,24 +1,19 @@
-"""Work queue by key with backoff, a rate limiter, and detection of repeatedly undone actions.
+"""Work queue by key with backoff, a token bucket, and detection of repeatedly undone actions. Reads no clock.
 
-A queue by key: at most one look at a time, and none before it is due. No clock is read.
+At most one reconcile per key runs at a time. A key is due when it changed or its time has come. It is *held* for two
+reasons, both of which must have passed:
 
-A key is due when there is news of it, or when its time has come. It is *held* for two reasons, which both must have passed:
+- **a revision**: an action for it was accepted. Until the watch cache has reached that revision, a reconcile would not see the
+  action's effect and would request it again.
+- **a backoff**: an action was refused or not answered. The backoff doubles up to a limit, with full jitter. A change of the
+  object shortens it to the first backoff, without resetting the failure count. Retries of all keys share one budget.
 
-- **a revision**: something was accepted of it. Until the board has come as far, looking would see the world before the deed,
-  and ask for the deed again;
-- **a pause**: something was refused, or not answered. The pause doubles up to a bound, with full jitter; news shortens it to
-  the first pause, and takes nothing from the count. Retries of all keys together come out of one budget.
-
-A key for which nothing was accepted and something refused for long enough is *stuck*: that is told once, and it goes on at the
+A key whose actions were all refused or unanswered for long enough is *stuck*. It is reported once, and retried at the
 slowest rate.
 
-A bucket of permissions that fills with time; no clock is read here.
-
-Deeds by name, and how often each was done. No clock is read, and nobody is asked.
-
-A level-triggered controller does again whatever was undone; two of them with opposite wishes would go on for ever, each doing
-its duty. A deed that was done twice and is wanted a third time has been undone twice. It is told once, and not done again until
-its name changes, which is when the object does, or a long pause has passed.
+`UndoDetector` counts actions by identifier. A level-triggered controller repeats whatever was undone, so two controllers
+with opposite goals would run forever. An action that was applied twice and is requested a third time has been undone twice.
+It is reported once, and not repeated until its identifier changes (because the object changed) or a long pause has passed.
 """
 
 from __future__ import annotations
@@ -35,7 +30,9 @@ _DOUBLINGS_MAX: Final = 20
 
 
 class Pauses(NamedTuple):
-    """How long a key rests after a failure, at first and at most; after how long it is stuck, and how long it rests then."""
+    """Backoff of a key after failures: first and maximum. `stuck_after_ms` is when a key counts as stuck, `slow_ms` its backoff
+    then.
+    """
 
     base_ms: int = 100
     cap_ms: int = 10_000
@@ -44,7 +41,7 @@ class Pauses(NamedTuple):
 
 
 class _Entry(Struct, gc=False):
-    """What is remembered of a key. Most have no entry most of the time."""
+    """State of a key. Most keys have no entry most of the time."""
 
     busy: bool = False
     dirty: bool = False
@@ -61,7 +58,7 @@ class _Entry(Struct, gc=False):
 
 
 class Agenda:
-    """`lot(n)` draws from 0 up to and including `n`."""
+    """The queue of one loop. `lot(n)` draws a random integer from 0 to `n` inclusive."""
 
     def __init__(self, lot: Callable[[int], int], pauses: Pauses = Pauses(), budget: RetryBudget | None = None) -> None:
         self._lot, self._pauses = lot, pauses
@@ -69,20 +66,20 @@ class Agenda:
         self._entries: dict[str, _Entry] = {}
         self._ready: dict[str, None] = {}
         self._swept: dict[str, None] = {}
-        """Keys of which there is no news: they are looked at when no other is due."""
+        """Keys queued by a resync. They are reconciled when no changed key is due."""
         self._timers: list[tuple[int, int, str]] = []
         self._waits: list[tuple[int, int, str]] = []
         self._count = 0
         self._stuck: dict[str, None] = {}
 
     def __len__(self) -> int:
-        """How many keys are due, as far as is known."""
+        """Number of keys known to be due."""
         return len(self._ready)
 
-    # -- news ------------------------------------------------------------------------------------------------------------
+    # -- adding keys -----------------------------------------------------------------------------------------------------------
 
     def news(self, key: str, now_ms: int) -> None:
-        """Something changed that it depends on."""
+        """Queue a key after a change of something that it depends on."""
         entry = self._entries.get(key)
         if entry is None:
             self._ready[key] = None
@@ -94,17 +91,17 @@ class Agenda:
             self._ready[key] = None
 
     def sweep(self, keys: Iterable[str]) -> None:
-        """Look at these at some time, after all of which there is news: there may be very many, and nothing wrong with any."""
+        """Queue all keys behind the changed ones: there may be very many, and most need no action."""
         self._swept.update(dict.fromkeys(keys))
 
     def look_at(self, key: str, at_ms: int) -> None:
-        """Look at that time at the latest."""
+        """Queue a key for this time at the latest."""
         self._at(key, self._entries.setdefault(key, _Entry()), at_ms)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- taking keys -----------------------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int, revision: int) -> str | None:
-        """A key that is due, for a board at this revision; it is busy until something is said of it."""
+        """Return a key that is due, given the revision of the watch cache. The key is busy until its result is reported."""
         self._wake(now_ms, revision)
         while (key := self._next(now_ms)) is not None:
             entry = self._entries.setdefault(key, _Entry())
@@ -113,7 +110,7 @@ class Agenda:
                 self._at(key, entry, now_ms + self._pauses.base_ms + self._lot(self._pauses.cap_ms))
                 continue
             if not entry.failures:
-                self._budget.first_try(now_ms)
+                self._budget.on_first_attempt(now_ms)
             entry.busy, entry.dirty = True, False
             return key
         return None
@@ -130,11 +127,11 @@ class Agenda:
         return key
 
     def waits_for(self, revision: int) -> bool:
-        """Is there a key that was held until the board stands at this revision?"""
+        """Return whether a key is held until the watch cache reaches this revision."""
         return bool(self._waits) and self._waits[0][0] <= revision
 
     def next_ms(self) -> int | None:
-        """When a key comes due by time alone."""
+        """Return the time at which the next key becomes due without a change."""
         while self._timers:
             at_ms, _, key = self._timers[0]
             entry = self._entries.get(key)
@@ -143,17 +140,17 @@ class Agenda:
             heappop(self._timers)
         return None
 
-    # -- what came of it -------------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------------------
 
     def settled(self, key: str) -> None:
-        """It was looked at, and nothing is to be done."""
+        """The key was reconciled and needs no action."""
         entry = self._entries[key]
         entry.failures, entry.failing_ms, entry.told, entry.paused = 0, -1, False, False
         self._stuck.pop(key, None)
         self._free(key, entry)
 
     def accepted(self, key: str, revision: int, seen: int) -> None:
-        """All that was asked is done, as of this revision; the board stands at `seen`."""
+        """All actions were accepted, the last at `revision`. The watch cache is at `seen`."""
         entry = self._entries[key]
         entry.failures, entry.failing_ms, entry.told, entry.paused, entry.dirty = 0, -1, False, False, True
         self._stuck.pop(key, None)
@@ -161,7 +158,7 @@ class Agenda:
         self._free(key, entry)
 
     def failed(self, key: str, now_ms: int, revision: int = 0, seen: int = 0, *, progress: bool = False) -> None:
-        """Something was refused, or there was no answer. `progress`: something else of it was accepted."""
+        """An action was refused or not answered. `progress`: another action of the key was accepted."""
         entry = self._entries[key]
         entry.failures = 1 if progress else entry.failures + 1
         if progress or entry.failing_ms < 0:
@@ -181,11 +178,11 @@ class Agenda:
         self._free(key, entry)
 
     def stuck(self) -> Iterator[str]:
-        """Keys that have come to be stuck since this was last asked."""
+        """Yield keys that became stuck since the last call."""
         found, self._stuck = self._stuck, {}
         yield from found
 
-    # -- holding ---------------------------------------------------------------------------------------------------------
+    # -- holds -----------------------------------------------------------------------------------------------------------------
 
     def _hold(self, key: str, entry: _Entry, revision: int, seen: int) -> None:
         if revision > max(seen, entry.at_revision):
@@ -214,7 +211,7 @@ class Agenda:
             at_ms, _, key = heappop(self._timers)
             entry = self._entries.get(key)
             if entry is None or entry.due_ms != at_ms:
-                continue  # it was hastened, or is over
+                continue  # the key was queued earlier, or is done
             entry.due_ms, entry.paused = -1, False
             self._release(key, entry)
         while self._waits and self._waits[0][0] <= revision:
@@ -225,7 +222,7 @@ class Agenda:
                 self._release(key, entry)
 
     def _release(self, key: str, entry: _Entry) -> None:
-        """One of its holds is over."""
+        """End one of the key's holds, and make it due if no other remains."""
         if entry.busy:
             entry.dirty = True
         elif not entry.paused and not entry.at_revision:
@@ -237,14 +234,16 @@ _WHOLE: Final = 1_000_000
 
 
 class Bucket:
-    """`burst` at once, and then as many a second as is asked for at each draw. Kept in millionths, so that it is exact."""
+    """Token bucket: `burst` at once, then at the rate given with each draw. Counts millionths, to be exact."""
 
     def __init__(self, burst: int) -> None:
         self._full = self._level = burst * _WHOLE
         self._at_ms: int | None = None
 
     def wait_ms(self, now_ms: int, milli_per_s: int) -> int:
-        """How long until one may be taken; 0: it was taken now. Time since the last draw counts at this draw's rate."""
+        """Take a token and return 0, or return the time until one is available. Time since the last draw counts at this draw's
+        rate.
+        """
         passed_ms = 0 if self._at_ms is None else max(0, now_ms - self._at_ms)
         self._level, self._at_ms = min(self._full, self._level + passed_ms * milli_per_s), now_ms
         if self._level >= _WHOLE:
@@ -264,19 +263,19 @@ class _Done(NamedTuple):
 
 
 class Fights:
-    """`pause_ms`: after so long without it a deed is forgotten."""
+    """Counts how often each action was applied. `pause_ms`: an action not applied for this long is forgotten."""
 
     def __init__(self, pause_ms: int) -> None:
         self._pause_ms = pause_ms
         self._done: dict[str, _Done] = {}
 
     def held(self, once: str, now_ms: int) -> bool:
-        """Was it undone too often to be done now?"""
+        """Return whether the action was undone too often to be repeated now."""
         known = self._known(once, now_ms)
         return known is not None and known.times >= UNDONE_MAX
 
     def untold(self, once: str) -> bool:
-        """Is this the first time that it is held? Asked once: the next answer is no."""
+        """Return True once for each held action, so that it is reported only once."""
         known = self._done.get(once)
         if known is None or known.told:
             return False
@@ -284,9 +283,9 @@ class Fights:
         return True
 
     def done(self, once: str, now_ms: int) -> None:
-        """It was accepted."""
+        """Record that the action was accepted."""
         known = self._known(once, now_ms)
-        self._done.pop(once, None)  # the last one is the last to be forgotten
+        self._done.pop(once, None)  # re-inserted at the end: the oldest entries are evicted first
         self._done[once] = _Done(1, now_ms) if known is None else _Done(known.times + 1, now_ms, known.told)
         while len(self._done) > KEPT_MAX:
             del self._done[next(iter(self._done))]

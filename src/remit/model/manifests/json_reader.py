@@ -12,8 +12,16 @@ import re
 from bisect import bisect_right
 from typing import NoReturn
 
-from remit.model.manifests.documents import DIGITS_MAX, JSON_NODES_MAX, Builder, Exhausted, Node, Place, Refused
-from remit.model.problems import Problems, did_you_mean, shown
+from remit.model.manifests.documents import (
+    DIGITS_MAX,
+    JSON_NODES_MAX,
+    DocumentBuilder,
+    DocumentNode,
+    DocumentRejected,
+    FileLimitExceeded,
+    Position,
+)
+from remit.model.problems import Problems, did_you_mean, quoted
 
 _TOKEN = re.compile(
     r"""[\ \t\n\r]*(?:
@@ -25,15 +33,15 @@ _TOKEN = re.compile(
     | (?P<other>.))""",
     re.VERBOSE | re.DOTALL,
 )
-_BREAK = re.compile(r"\r\n|\n|\r")
-_RESUME = re.compile(r"[\n\r](?=\{)")
-_WORDS = {"true": True, "false": False, "null": None}
-_FOREIGN = {**{word: word for word in _WORDS}, "none": "null", "nil": "null", "undefined": "null"}
+_LINE_BREAK = re.compile(r"\r\n|\n|\r")
+_NEXT_DOCUMENT = re.compile(r"[\n\r](?=\{)")
+_LITERALS = {"true": True, "false": False, "null": None}
+_FOREIGN_LITERALS = {**{word: word for word in _LITERALS}, "none": "null", "nil": "null", "undefined": "null"}
 """How others write what JSON writes so, in small letters."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def read_json(text: str, problems: Problems) -> tuple[list[Node], int | None]:
+def read_json(text: str, problems: Problems) -> tuple[list[DocumentNode], int | None]:
     """The documents, and where the text first ceased to be JSON, if it did."""
     return _Reader(text, problems).read()
 
@@ -47,47 +55,47 @@ class _Reader:
     def __init__(self, text: str, problems: Problems) -> None:
         self._text = text
         self._problems = problems
-        self._builder = Builder(problems, JSON_NODES_MAX)
-        self._starts = [0, *(match.end() for match in _BREAK.finditer(text))]
-        self._group = ""
-        self._word = ""
-        self._at = 0
-        self._next = 0
+        self._builder = DocumentBuilder(problems, JSON_NODES_MAX)
+        self._line_starts = [0, *(match.end() for match in _LINE_BREAK.finditer(text))]
+        self._lexeme_type = ""
+        self._lexeme = ""
+        self._offset = 0
+        self._next_offset = 0
 
-    def read(self) -> tuple[list[Node], int | None]:
-        documents: list[Node] = []
+    def read(self) -> tuple[list[DocumentNode], int | None]:
+        documents: list[DocumentNode] = []
         failed_at = None
         self._advance()
-        while self._group != "end":
+        while self._lexeme_type != "end":
             try:
                 documents += self._document()
-            except Exhausted:
+            except FileLimitExceeded:
                 break
-            except Refused:
-                failed_at = self._at if failed_at is None else failed_at
+            except DocumentRejected:
+                failed_at = self._offset if failed_at is None else failed_at
                 # The next object that begins a line is, most likely, the next document: its problems are told too.
-                resume = _RESUME.search(self._text, self._at)
+                resume = _NEXT_DOCUMENT.search(self._text, self._offset)
                 if resume is None:
                     break
-                self._next = resume.end()
+                self._next_offset = resume.end()
                 self._advance()
         return documents, failed_at
 
-    def _document(self) -> list[Node]:
+    def _document(self) -> list[DocumentNode]:
         """One value with everything in it; of an array, each item is a document."""
         builder = self._builder
-        builder.begin(self._place())
+        builder.start_document(self._position())
         opened = self._value()
-        while builder.inside:
-            closing = "}" if builder.inside == "mapping" else "]"
-            if self._is(closing):
+        while builder.open_container:
+            closing = "}" if builder.open_container == "mapping" else "]"
+            if self._is_mark(closing):
                 builder.close()
                 self._advance()
                 opened = False
                 continue
             if not opened:
-                if not self._is(","):
-                    self._wrong(f'"," or "{closing}"')
+                if not self._is_mark(","):
+                    self._unexpected(f'"," or "{closing}"')
                 self._advance()
             if closing == "}":
                 self._key()
@@ -95,99 +103,99 @@ class _Reader:
         root = builder.root
         if root is None:
             return []
-        if root.form == "list" and not root.items:
-            builder.refuse(root.place, "the list is empty", "write at least one manifest in it")
-        return root.items if root.form == "list" else [root]
+        if root.type == "list" and not root.items:
+            builder.add_problem(root.position, "the list is empty", "write at least one manifest in it")
+        return root.items if root.type == "list" else [root]
 
     def _key(self) -> None:
-        if self._group != "string":
-            self._wrong("a key in double quotes")
-        self._builder.key(self._string(), self._place())
+        if self._lexeme_type != "string":
+            self._unexpected("a key in double quotes")
+        self._builder.key(self._string(), self._position())
         self._advance()
-        if not self._is(":"):
-            self._wrong('":" after the key')
+        if not self._is_mark(":"):
+            self._unexpected('":" after the key')
         self._advance()
 
     def _value(self) -> bool:
         """Did a mapping or list open?"""
-        builder, word, place = self._builder, self._word, self._place()
-        if self._is("{") or self._is("["):
-            builder.open(Node("mapping" if word == "{" else "list", place))
+        builder, word, place = self._builder, self._lexeme, self._position()
+        if self._is_mark("{") or self._is_mark("["):
+            builder.open(DocumentNode("mapping" if word == "{" else "list", place))
             self._advance()
             return True
-        if self._group == "string":
-            builder.add(Node("string", place, self._string(), word))
-        elif self._group == "number":
+        if self._lexeme_type == "string":
+            builder.add(DocumentNode("string", place, self._string(), word))
+        elif self._lexeme_type == "number":
             builder.add(self._number(word, place))
-        elif word in _WORDS:
-            value = _WORDS[word]
-            builder.add(Node("null" if value is None else "boolean", place, value, word))
-        elif self._group == "word":
-            builder.refuse(place, f"{word} is not a number", "write a finite number")
-            builder.add(Node("void", place))
+        elif word in _LITERALS:
+            value = _LITERALS[word]
+            builder.add(DocumentNode("null" if value is None else "boolean", place, value, word))
+        elif self._lexeme_type == "word":
+            builder.add_problem(place, f"{word} is not a number", "write a finite number")
+            builder.add(DocumentNode("void", place))
         else:
-            self._wrong("a value")
+            self._unexpected("a value")
         self._advance()
         return False
 
-    def _number(self, token: str, place: Place) -> Node:
+    def _number(self, token: str, place: Position) -> DocumentNode:
         if len(token) > DIGITS_MAX:
-            self._builder.refuse(place, f"a number of {len(token)} digits", f"use at most {DIGITS_MAX}")
-            return Node("void", place)
+            self._builder.add_problem(place, f"a number of {len(token)} digits", f"use at most {DIGITS_MAX}")
+            return DocumentNode("void", place)
         if token.lstrip("-").isdigit():
-            return Node("integer", place, int(token), token)
+            return DocumentNode("integer", place, int(token), token)
         value = float(token)
         if value in (float("inf"), float("-inf")):
-            self._builder.refuse(place, f"{token} is too large for a number", "write a finite number")
-            return Node("void", place)
-        return Node("number", place, value, token)
+            self._builder.add_problem(place, f"{token} is too large for a number", "write a finite number")
+            return DocumentNode("void", place)
+        return DocumentNode("number", place, value, token)
 
     def _string(self) -> str:
-        if "\\" not in self._word:
-            return self._word[1:-1]
+        if "\\" not in self._lexeme:
+            return self._lexeme[1:-1]
         try:
-            value = str(json.loads(self._word))
+            value = str(json.loads(self._lexeme))
         except ValueError:
-            self._stop("a backslash that begins no escape", 'write "\\\\" for a backslash')
+            self._fail("a backslash that begins no escape", 'write "\\\\" for a backslash')
         if _SURROGATE.search(value):
-            self._builder.refuse(
-                self._place(), "half of a surrogate pair is no character", "remove the escape, or write both halves"
+            self._builder.add_problem(
+                self._position(), "half of a surrogate pair is no character", "remove the escape, or write both halves"
             )
             return _SURROGATE.sub("\ufffd", value)
         return value
 
-    def _is(self, mark: str) -> bool:
-        return self._group == "mark" and self._word == mark
+    def _is_mark(self, mark: str) -> bool:
+        return self._lexeme_type == "mark" and self._lexeme == mark
 
     def _advance(self) -> None:
-        match = _TOKEN.match(self._text, self._next)
+        match = _TOKEN.match(self._text, self._next_offset)
         if match is None or match.lastgroup is None:  # cannot be: `other` takes any letter, `end` takes none
-            self._group, self._word = "end", ""
+            self._lexeme_type, self._lexeme = "end", ""
             return
-        self._group = match.lastgroup
-        self._word = match[self._group]
-        self._at, self._next = match.start(self._group), match.end()
+        self._lexeme_type = match.lastgroup
+        self._lexeme = match[self._lexeme_type]
+        self._offset, self._next_offset = match.start(self._lexeme_type), match.end()
 
-    def _place(self) -> Place:
-        line = bisect_right(self._starts, self._at)
-        return line, self._at - self._starts[line - 1] + 1
+    def _position(self) -> Position:
+        line = bisect_right(self._line_starts, self._offset)
+        return line, self._offset - self._line_starts[line - 1] + 1
 
-    def _wrong(self, expected: str) -> NoReturn:
-        if self._group == "end":
-            self._stop(f"the file ends where {expected} is expected", "is the document only half written?")
-        if self._word == '"':
-            self._stop("a string that is not closed on its line", 'close it with ", and write a line break as \\n')
-        if self._word == "'":
-            self._stop("JSON has only double quotes", f'write "…" instead; {expected} is expected here')
-        if self._word in "/#":
-            self._stop("JSON has no comments", "remove it, or write YAML")
-        if self._is("}") or self._is("]"):
-            self._stop(f'"{self._word}" where {expected} is expected', "is there a comma too many before it?")
-        found = re.match(r"[-+.\w]+", self._text[self._at : self._at + 60])
-        word = found.group() if found else self._word.strip('"')
-        cure = did_you_mean(_FOREIGN.get(word.lower(), "")) if expected == "a value" else ""
-        self._stop(f"{shown(word)} where {expected} is expected", cure or "is a comma or a quote missing before it?")
+    def _unexpected(self, expected: str) -> NoReturn:
+        if self._lexeme_type == "end":
+            self._fail(f"the file ends where {expected} is expected", "is the document only half written?")
+        if self._lexeme == '"':
+            self._fail("a string that is not closed on its line", 'close it with ", and write a line break as \\n')
+        if self._lexeme == "'":
+            self._fail("JSON has only double quotes", f'write "…" instead; {expected} is expected here')
+        if self._lexeme in "/#":
+            self._fail("JSON has no comments", "remove it, or write YAML")
+        if self._is_mark("}") or self._is_mark("]"):
+            self._fail(f'"{self._lexeme}" where {expected} is expected', "is there a comma too many before it?")
+        found = re.match(r"[-+.\w]+", self._text[self._offset : self._offset + 60])
+        word = found.group() if found else self._lexeme.strip('"')
+        cure = did_you_mean(_FOREIGN_LITERALS.get(word.lower(), "")) if expected == "a value" else ""
+        self._fail(f"{quoted(word)} where {expected} is expected", cure or "is a comma or a quote missing before it?")
 
-    def _stop(self, message: str, cure: str) -> NoReturn:
-        self._builder.refuse(self._place(), message, cure)
-        raise Refused
+    def _fail(self, message: str, cure: str) -> NoReturn:
+        self._builder.add_problem(self._position(), message, cure)
+        raise DocumentRejected

@@ -1,9 +1,7 @@
 """JSON Schema of each kind for editors.
 
-Generated from the types and the limits that stand on them.
-
-It refuses nothing that the reader takes. A schema sees one value at a time: what rules.py checks between values an editor does
-not tell, and `remit validate` does.
+Generated from the types and their constraints. The schema accepts everything that the reader accepts. It cannot express the
+rules between fields (field_rules.py), so an editor does not report their violations; `remit validate` does.
 """
 
 from __future__ import annotations
@@ -13,67 +11,75 @@ from typing import Any, cast
 from msgspec import inspect
 
 from remit.model import metadata, objects, resources
-from remit.model.constraints import NUL
-from remit.model.manifests.type_checks import DEVICE_WORDS, ONE_AMOUNT_EACH, RESOURCE_ALIASES, RESOURCES, RESOURCES_MAX
-from remit.model.resources import INTERNAL, Duration
+from remit.model.constraints import NUL_PATTERN
+from remit.model.manifests.type_checks import (
+    DEVICE_NAME_PATTERN,
+    RESOURCE_ALIASES,
+    RESOURCES,
+    RESOURCES_MAX,
+    UNSUPPORTED_AMOUNTS,
+)
+from remit.model.resources import INTERNAL_PREFIXES, Duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 SUMMARIES = {
     "Region": "a place with zones, its own authority and its own store",
     "Node": "a machine: its region and zone, capacity, devices and taints",
-    "NodePool": "nodes of one shape, and how many an autoscaler may bring",
-    "Tenant": "who owns work: quota, emergency quota and weight",
+    "NodePool": "a group of identical nodes, and how many an autoscaler may run",
+    "Tenant": "an owner of workloads: quota, emergency quota and weight",
     "PriorityClass": "a named priority; a higher number is more urgent",
-    "Policy": "where whose work may run, and how urgent it may be",
-    "Workload": "a job, service or daemon: what to run, how often, and where",
-    "Secret": "text that only the replicas which mount it may read",
-    "Config": "text for the replicas which mount it",
+    "Policy": "rules on where workloads may run, and on their priority",
+    "Workload": "a job, service or daemon: what to run, how many replicas, and where",
+    "Secret": "values that only the replicas which mount them can read",
+    "Config": "values for the replicas which mount them",
     "Allotment": "how many replicas of a workload a region is to run",
-    "Override": "a person's word against the rules, for a while: pause, avoid, pin, boost",
-    "Token": "who may ask, as what, and until when; by its digest",
+    "Override": "a temporary exception by an operator: pause, avoid, pin, boost",
+    "Token": "an API token: its role, its expiry and its digest",
 }
-"""Each declared kind in one line."""
+"""One-line description of each declared kind."""
 
-_SAID_OF = {"share": "a part of one device, 1m to 999m"}
+_QUANTITY_DESCRIPTIONS = {"share": "a part of one device, 1m to 999m"}
 _QUANTITY = f"^{resources.QUANTITY}$"
 _DURATION = f"^(?=.){resources.DURATION}$"
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The schema of one kind. Raises KeyError for a kind that does not exist."""
-    writer = Writer()
+    """Returns the schema of one kind. Raises KeyError for an unknown kind."""
+    writer = SchemaWriter()
     reference = writer.root(kind)
     return {"$schema": DIALECT, "title": kind, **reference, "$defs": writer.definitions}
 
 
 def schema_of_all() -> dict[str, Any]:
-    """One schema for any declared kind, chosen by `kind`: what an editor is told for a whole directory."""
-    writer = Writer()
+    """Returns one schema for all declared kinds, selected by `kind`: for an editor that validates a whole directory."""
+    writer = SchemaWriter()
     references = {kind: writer.root(kind) for kind in objects.DECLARED}
     mapping = {kind: reference["$ref"] for kind, reference in references.items()}
     choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
     return {"$schema": DIALECT, "title": "Remit manifest", "type": "object", **choice, "$defs": writer.definitions}
 
 
-class Writer:
-    """Not msgspec's own: that cannot write a default which is an Amount or a Duration. What is defined stands below `at`."""
+class SchemaWriter:
+    """Writes the schemas of msgspec types. msgspec's own writer is not used because it cannot write defaults that are an Amount
+    or a Duration. References start with `prefix`.
+    """
 
-    def __init__(self, at: str = "#/$defs/") -> None:
+    def __init__(self, prefix: str = "#/$defs/") -> None:
         self.definitions: dict[str, Any] = {}
-        self._at = at
+        self._prefix = prefix
         self._names: dict[Any, str] = {}
 
-    def of(self, type_: Any) -> dict[str, Any]:
-        """The schema of any type that is sent or answered."""
+    def schema_of(self, type_: Any) -> dict[str, Any]:
+        """Returns the schema of any request or response type."""
         return self._type(inspect.type_info(type_))
 
     def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
-        """What stands in many places: here, in each of them."""
+        """Hook for schemas that are used in many places. Here they are written inline; the OpenAPI writer shares them."""
         return written
 
     def root(self, kind: str) -> dict[str, Any]:
-        """A kind as it is written in a manifest: without what is observed of it."""
+        """Returns the schema of a kind as it is written in a manifest, without its status."""
         type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
         reference = self._struct(type_)
         definition = self.definitions[kind]
@@ -87,7 +93,7 @@ class Writer:
         if kind in objects.DECLARED:
             owned = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
             theirs = owned if kind in objects.TENANTED else {"properties": {"tenant": False}}
-            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._at}Metadata"}, theirs]}
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._prefix}Metadata"}, theirs]}
             self.definitions["Metadata"]["properties"].pop("deleting", None)
         return reference
 
@@ -104,10 +110,10 @@ class Writer:
             tag = {} if type_.tag_field is None else {type_.tag_field: {"const": type_.tag}}
             definition["properties"] = {**tag, **{field.encode_name: self._field(field) for field in type_.fields}}
             definition["required"] = [*tag, *(field.encode_name for field in type_.fields if field.required)]
-        return {"$ref": f"{self._at}{name}"}
+        return {"$ref": f"{self._prefix}{name}"}
 
     def _name(self, cls: Any) -> str:
-        """Its own; that of its module before it, if another has that already."""
+        """Returns the name of a type's definition: its class name, prefixed with its module's name if that is taken."""
         name = self._names.get(cls)
         if name is None:
             parts = getattr(cls, "__args__", ())
@@ -130,14 +136,14 @@ class Writer:
             extra = type_.extra or {}
             described = type_.extra_json_schema or {}
             if "quantity" in extra:
-                said = _SAID_OF.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
+                said = _QUANTITY_DESCRIPTIONS.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
                 written = {**_quantity(extra["quantity"]), "description": said}
             elif extra.get("devices") is False:
                 written = self.shared("Resources", _amount(devices=False))
             else:
                 written = self._type(type_.type)
             for limit in extra.get("limits", ()):
-                written = _both(written, limit.schema())
+                written = _combine(written, limit.schema())
             return {**written, **described}
         if isinstance(type_, inspect.StructType):
             return self._struct(type_)
@@ -175,8 +181,8 @@ class Writer:
         return None
 
 
-def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A value must satisfy both. A key that stands in both would be overwritten, so then they stand side by side."""
+def _combine(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema that requires both. If they share a key, merging would lose one of them, so they go into `allOf`."""
     return {**one, **other} if one.keys().isdisjoint(other) else {"allOf": [one, other]}
 
 
@@ -188,7 +194,7 @@ def _scalar(type_: inspect.Type) -> dict[str, Any]:
     if isinstance(type_, inspect.StrType):
         limits = {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
         written = {"type": "string", **_limits(type_, limits)}
-        return written if type_.pattern else {**written, "not": {"pattern": NUL}}
+        return written if type_.pattern else {**written, "not": {"pattern": NUL_PATTERN}}
     if isinstance(type_, inspect.IntType):
         return {"type": "integer", **_limits(type_, {"ge": "minimum", "le": "maximum"})}
     if isinstance(type_, inspect.BoolType):
@@ -203,7 +209,7 @@ def _scalar(type_: inspect.Type) -> dict[str, Any]:
         return {"enum": [member.value for member in type_.cls]}
     if isinstance(type_, inspect.BytesType):
         return {"type": "string", "format": "binary"}
-    raise TypeError(f"schema.py does not know {type(type_).__name__}: teach it")
+    raise TypeError(f"json_schema.py does not support {type(type_).__name__}: add it to _scalar()")
 
 
 def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
@@ -211,7 +217,7 @@ def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _quantity(resource: str = "") -> dict[str, Any]:
-    """Of bytes there is no thousandth, and cores are not counted in powers of 1024."""
+    """Returns the schema of a quantity. Bytes have no thousandths, and cpu has no binary suffixes such as Gi."""
     if resource and resources.scale(resource) == 1:
         return {"anyOf": [{"type": "string", "pattern": _QUANTITY.replace("(m|k|", "(k|")}, {"type": "integer", "minimum": 0}]}
     pattern = _QUANTITY.replace("[KMGTPE]i|", "") if resource == "cpu" else _QUANTITY
@@ -223,7 +229,9 @@ def _duration() -> dict[str, Any]:
 
 
 def _amount(*, devices: bool) -> dict[str, Any]:
-    """`devices: false` is a schema that nothing satisfies: a node lists its devices by name, a template asks for them apart."""
+    """Returns the schema of an amount. Without `devices` that key is forbidden: nodes and templates list their devices in a
+    field of its own.
+    """
     of_devices = {
         "type": "object",
         "additionalProperties": _quantity(),
@@ -232,9 +240,9 @@ def _amount(*, devices: bool) -> dict[str, Any]:
         "description": "devices by kind",
     }
     misnamed = [
-        {"pattern": f"^({'|'.join(INTERNAL)})"},
-        {"pattern": DEVICE_WORDS},
-        {"enum": sorted({*RESOURCE_ALIASES, *ONE_AMOUNT_EACH})},
+        {"pattern": f"^({'|'.join(INTERNAL_PREFIXES)})"},
+        {"pattern": DEVICE_NAME_PATTERN},
+        {"enum": sorted({*RESOURCE_ALIASES, *UNSUPPORTED_AMOUNTS})},
     ]
     return {
         "type": "object",

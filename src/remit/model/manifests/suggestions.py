@@ -66,7 +66,7 @@ ALIASES = {
 }
 """What others call it, and what it is called here."""
 
-SENTENCES = {
+EXPLANATIONS = {
     "image": "Remit starts commands, not images: write command, and artifacts for the files it needs",
     "containers": "a replica is one command: write command, env, ports and resources straight under template",
     "spec": "leave this level out: write what stands in it one level higher",
@@ -92,7 +92,7 @@ SENTENCES = {
 }
 """Where one word is not enough."""
 
-KINDS = {
+FOREIGN_KINDS = {
     "Deployment": "write kind: Workload with spec.type: service",
     "StatefulSet": "write kind: Workload with spec.type: service and replace: fenced",
     "ReplicaSet": "write kind: Workload with spec.type: service",
@@ -111,11 +111,11 @@ KINDS = {
 }
 """Kinds of other systems, and what to write instead."""
 
-JSON_KINDS = {"List": "write each item as an object of its own, all in one array or one after another"}
+FOREIGN_KINDS_JSON = {"List": "write each item as an object of its own, all in one array or one after another"}
 """Where the cure depends on the language of the file."""
 
 
-class Fields:
+class FieldIndex:
     """All fields of one kind, by name, with the paths where they may stand."""
 
     def __init__(self, root: inspect.Type) -> None:
@@ -134,28 +134,28 @@ class Fields:
                     self._paths.setdefault(field.encode_name, []).append(below)
                     queue.append((field.type, below))
 
-    def elsewhere(self, name: str) -> str:
+    def unique_path(self, name: str) -> str:
         """The only place of this kind where the name may stand, if there is just one."""
         paths = self._paths.get(name, [])
         return paths[0] if len(paths) == 1 else ""
 
 
-def cure_for_field(name: str, known: list[str], fields: Fields | None, problems: Problems) -> str:
+def suggest_field_fix(name: str, known: list[str], fields: FieldIndex | None, problems: Problems) -> str:
     """What to write instead of the unknown field `name` where only `known` may stand."""
     alias = ALIASES.get(name, "")
     if alias in known:
         return did_you_mean(alias)
     if ":" in name and not problems.as_json:
         return 'put a space after ":"'
-    if name in SENTENCES:
-        return SENTENCES[name]
+    if name in EXPLANATIONS:
+        return EXPLANATIONS[name]
     if name != name.strip():
         return "put plain spaces, and no other blank, before and after it"
-    close = problems.meant(name, known)
+    close = problems.suggest(name, known)
     if close:
         return did_you_mean(close)
     if fields:
-        path = fields.elsewhere(name) or fields.elsewhere(alias)
+        path = fields.unique_path(name) or fields.unique_path(alias)
         if path:
             return did_you_mean(path)
     return f"known here: {', '.join(sorted(known)[:12])}{', …' if len(known) > 12 else ''}"

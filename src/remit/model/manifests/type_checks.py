@@ -15,11 +15,11 @@ from typing import Any
 from msgspec import inspect
 
 from remit.model import metadata, resources
-from remit.model.constraints import Limit
-from remit.model.manifests.documents import ARTICLE, Node
-from remit.model.manifests.suggestions import Fields, cure_for_field
-from remit.model.problems import Path, Problems, did_you_mean, meant, one_of, shown
-from remit.model.resources import DEVICES, Amount, Duration
+from remit.model.constraints import FieldConstraint
+from remit.model.manifests.documents import TYPE_NAMES, DocumentNode
+from remit.model.manifests.suggestions import FieldIndex, suggest_field_fix
+from remit.model.problems import Path, Problems, closest_name, did_you_mean, one_of, quoted
+from remit.model.resources import DEVICES_PREFIX, Amount, Duration
 
 _LEAVE_OUT = "write a value, or leave the field out if it may be missing"
 _LABEL_RULE = "use letters, digits, -, _ and . with a letter or digit at both ends, at most 63"
@@ -28,7 +28,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "is not a DNS label",
         "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters",
     ),
-    metadata.OWNED_NAME: ("does not name a tenant and what is its own", "write both, as in risk/risk-api"),
+    metadata.QUALIFIED_NAME: ("does not name a tenant and what is its own", "write both, as in risk/risk-api"),
     metadata.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
     metadata.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
     metadata.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
@@ -41,34 +41,34 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "write its 64 hexadecimal digits in lower case, as sha256sum prints them",
     ),
 }
-DATA = ("spec", "data")
+DATA_PATH = ("spec", "data")
 """Where a Secret has its values."""
-_TYPOGRAPHIC = "“”„‘’‚«»"
+_TYPOGRAPHIC_QUOTES = "“”„‘’‚«»"
 RESOURCES_MAX = 64
 RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
 RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
-DEVICE_WORDS = r"^(?:.*[./])?(?:gpus?|tpus?|fpgas?)" + metadata.END
-ONE_AMOUNT_EACH = ("requests", "limits")
+DEVICE_NAME_PATTERN = r"^(?:.*[./])?(?:gpus?|tpus?|fpgas?)" + metadata.END
+UNSUPPORTED_AMOUNTS = ("requests", "limits")
 """What others write in two; here there is one amount of each resource."""
 
 
-class Shapes:
+class TypeChecker:
     """The checker of one document. `check` answers the plain value for msgspec, which is good only if no problem was told."""
 
-    def __init__(self, problems: Problems, fields: Fields | None, *, system: bool = False) -> None:
+    def __init__(self, problems: Problems, fields: FieldIndex | None, *, system: bool = False) -> None:
         self._problems = problems
-        self._fields = fields
+        self._field_index = fields
         self._system = system
 
-    def check(self, node: Node, type_: inspect.Type, path: Path) -> Any:
-        if node.form == "void":
+    def check(self, node: DocumentNode, type_: inspect.Type, path: Path) -> Any:
+        if node.type == "void":
             return None
         if isinstance(type_, inspect.Metadata):
-            return self._marked(node, type_, type_.extra, path) if type_.extra else self.check(node, type_.type, path)
+            return self._constrained(node, type_, type_.extra, path) if type_.extra else self.check(node, type_.type, path)
         if isinstance(type_, inspect.UnionType):
             return self._union(node, type_, path)
-        if node.form == "null":
-            self._tell(node, path, "is empty", _LEAVE_OUT)
+        if node.type == "null":
+            self._add_problem(node, path, "is empty", _LEAVE_OUT)
             return None
         if isinstance(type_, inspect.StructType):
             return self.struct(node, type_, path)
@@ -78,9 +78,9 @@ class Shapes:
             return self._list(node, type_, path)
         return self._scalar(node, type_, path)
 
-    def _marked(self, node: Node, type_: inspect.Metadata, marks: dict[str, Any], path: Path) -> Any:
+    def _constrained(self, node: DocumentNode, type_: inspect.Metadata, marks: dict[str, Any], path: Path) -> Any:
         """What limits.py asks of it is asked before its type, and told beside it."""
-        if self._breaks(node, marks.get("limits", ()), path) and node.form == "list" and not node.items:
+        if self._add_violations(node, marks.get("limits", ()), path) and node.type == "list" and not node.items:
             return []  # too few, and told better than by their number
         if "quantity" in marks:
             return self._quantity(node, str(marks["quantity"]), path)
@@ -88,15 +88,15 @@ class Shapes:
             return self._amount(node, path, devices=bool(marks.get("devices")))
         return self.check(node, type_.type, path)
 
-    def _breaks(self, node: Node, limits: tuple[Limit, ...], path: Path) -> bool:
+    def _add_violations(self, node: DocumentNode, limits: tuple[FieldConstraint, ...], path: Path) -> bool:
         broken = False
         for limit in limits:
-            for breach in () if self._system and limit.people_only else limit.breaches(node, path):
-                self._problems.add(*breach, reserved=limit.people_only)
+            for breach in () if self._system and limit.users_only else limit.violations(node, path):
+                self._problems.add(*breach, reserved=limit.users_only)
                 broken = True
         return broken
 
-    def _scalar(self, node: Node, type_: inspect.Type, path: Path) -> Any:
+    def _scalar(self, node: DocumentNode, type_: inspect.Type, path: Path) -> Any:
         if isinstance(type_, inspect.StrType):
             return self._string(node, type_, path)
         if isinstance(type_, inspect.IntType):
@@ -115,8 +115,8 @@ class Shapes:
 
     # ------------------------------------------------------------------------------------------------------- containers
 
-    def struct(self, node: Node, type_: inspect.StructType, path: Path) -> dict[str, Any]:
-        if not self._is(node, "mapping", path, "fields by name"):
+    def struct(self, node: DocumentNode, type_: inspect.StructType, path: Path) -> dict[str, Any]:
+        if not self._expect(node, "mapping", path, "fields by name"):
             return {}
         fields = {field.encode_name: field for field in type_.fields}
         value: dict[str, Any] = {}
@@ -125,32 +125,32 @@ class Shapes:
             if key in fields:
                 value[key] = self.check(entry.value, fields[key].type, (*path, key))
             elif key != type_.tag_field:
-                cure = cure_for_field(key, list(fields), self._fields, self._problems)
-                self._problems.add(entry.place, (*path, key), "unknown field", cure)
+                cure = suggest_field_fix(key, list(fields), self._field_index, self._problems)
+                self._problems.add(entry.position, (*path, key), "unknown field", cure)
                 for name in (name for name in fields if cure == did_you_mean(name) and name not in node.fields):
                     meant.add(name)  # judged as what was meant, so that its own problems come to light in the same run
                     self.check(entry.value, fields[name].type, (*path, key))
         for name, field in fields.items():
             if field.required and name not in node.fields and name not in meant:
-                self._tell(node, (*path, name), "is missing", f"add {name}{_choices(field.type)}")
+                self._add_problem(node, (*path, name), "is missing", f"add {name}{_choices(field.type)}")
         return value
 
-    def _dict(self, node: Node, type_: inspect.DictType, path: Path) -> dict[str, Any]:
-        if not self._is(node, "mapping", path, "values by name"):
+    def _dict(self, node: DocumentNode, type_: inspect.DictType, path: Path) -> dict[str, Any]:
+        if not self._expect(node, "mapping", path, "values by name"):
             return {}
         self._length(node, len(node.fields), type_.min_length, type_.max_length, "entries", path)
         value = {}
         for key, entry in itertools.islice(node.fields.items(), type_.max_length):  # more than may be: told, and not judged
-            self.check(Node("string", entry.place, key, key), type_.key_type, (*path, key))
+            self.check(DocumentNode("string", entry.position, key, key), type_.key_type, (*path, key))
             value[key] = self.check(entry.value, type_.value_type, (*path, key))
         return value
 
-    def _list(self, node: Node, type_: inspect.VarTupleType | inspect.TupleType, path: Path) -> list[Any]:
-        if node.form != "list":
+    def _list(self, node: DocumentNode, type_: inspect.VarTupleType | inspect.TupleType, path: Path) -> list[Any]:
+        if node.type != "list":
             cure = "write it as a list: [a, b], or one item on each line after -"
             if self._problems.as_json:
                 cure = 'write it as a list: ["a", "b"]'
-            self._tell(node, path, f"expected a list, found {ARTICLE[node.form]}", cure)
+            self._add_problem(node, path, f"expected a list, found {TYPE_NAMES[node.type]}", cure)
             return []
         if isinstance(type_, inspect.TupleType):
             self._length(node, len(node.items), len(type_.item_types), len(type_.item_types), "items", path)
@@ -159,92 +159,94 @@ class Shapes:
         self._length(node, len(node.items), type_.min_length, type_.max_length, "items", path)
         return [self.check(item, type_.item_type, (*path, index)) for index, item in enumerate(node.items)]
 
-    def _union(self, node: Node, type_: inspect.UnionType, path: Path) -> Any:
+    def _union(self, node: DocumentNode, type_: inspect.UnionType, path: Path) -> Any:
         parts = [part for part in type_.types if not isinstance(part, inspect.NoneType)]
-        if node.form == "null" and len(parts) < len(type_.types):
+        if node.type == "null" and len(parts) < len(type_.types):
             return None
         if len(parts) > 1:
-            wanted = inspect.IntType if node.form == "integer" else inspect.StrType
+            wanted = inspect.IntType if node.type == "integer" else inspect.StrType
             bare = {type(part.type if isinstance(part, inspect.Metadata) else part): part for part in parts}
             return self.check(node, bare.get(wanted, parts[0]), path)
         return self.check(node, parts[0], path)
 
     # ---------------------------------------------------------------------------------------------------------- scalars
 
-    def _string(self, node: Node, type_: inspect.StrType, path: Path) -> str:
-        if node.form in ("integer", "number", "boolean"):
+    def _string(self, node: DocumentNode, type_: inspect.StrType, path: Path) -> str:
+        if node.type in ("integer", "number", "boolean"):
             # What stands among data may be secret: it is not said again, wherever this may be told.
-            quoted = "" if path[:2] == DATA else f': "{node.text}"'
-            self._tell(node, path, f"expected a string, found {ARTICLE[node.form]}", f"write it in quotes{quoted}")
+            example = "" if path[:2] == DATA_PATH else f': "{node.text}"'
+            self._add_problem(node, path, f"expected a string, found {TYPE_NAMES[node.type]}", f"write it in quotes{example}")
             return ""
-        if not self._is(node, "string", path, "a string"):
+        if not self._expect(node, "string", path, "a string"):
             return ""
         text = str(node.scalar)
         if type_.pattern in (metadata.LINE, metadata.URL_PATH) and not re.search(metadata.LINE, text):
             what = "a NUL character" if "\0" in text else "a line break" if "\n" in text else "a control character"
-            self._tell(node, path, f"has {what} in it", "remove it: this is one line of plain text")
+            self._add_problem(node, path, f"has {what} in it", "remove it: this is one line of plain text")
         elif type_.pattern and not re.search(type_.pattern, text):
             message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[metadata.DNS_LABEL][1]))
             if not text:
                 message, text_shown = "is empty", ""
             else:
-                text_shown = shown(text) + " "
-            if any(letter in _TYPOGRAPHIC for letter in text):
+                text_shown = quoted(text) + " "
+            if any(letter in _TYPOGRAPHIC_QUOTES for letter in text):
                 cure = "write plain quotes, \" or ', in place of typographic ones"
-            self._tell(node, path, text_shown + message, did_you_mean(_label(text, type_.pattern)) or cure)
+            self._add_problem(node, path, text_shown + message, did_you_mean(_suggest_label(text, type_.pattern)) or cure)
         elif type_.max_length is not None and len(text) > type_.max_length:
-            self._tell(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
+            self._add_problem(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
         elif type_.min_length is not None and len(text) < type_.min_length:
-            self._tell(node, path, "is empty", _LEAVE_OUT)
+            self._add_problem(node, path, "is empty", _LEAVE_OUT)
         elif "\0" in text:
-            self._tell(node, path, "has a NUL character in it", "remove it")
+            self._add_problem(node, path, "has a NUL character in it", "remove it")
         return text
 
-    def _integer(self, node: Node, type_: inspect.IntType, path: Path) -> int:
-        if node.form != "integer" or not isinstance(node.scalar, int):
+    def _integer(self, node: DocumentNode, type_: inspect.IntType, path: Path) -> int:
+        if node.type != "integer" or not isinstance(node.scalar, int):
             cure = "write a whole number"
-            if node.form == "string" and re.fullmatch(r"-?[0-9]{1,18}", str(node.scalar)):
+            if node.type == "string" and re.fullmatch(r"-?[0-9]{1,18}", str(node.scalar)):
                 cure = f"write {node.scalar} without quotes"
             elif isinstance(node.scalar, float) and node.scalar == int(node.scalar):
                 cure = f"write {int(node.scalar)}"
-            self._tell(node, path, f"expected a whole number, found {ARTICLE[node.form]}", cure)
+            self._add_problem(node, path, f"expected a whole number, found {TYPE_NAMES[node.type]}", cure)
             return 0
         low, high = type_.ge, type_.le
         limits = f"use {low} to {high}" if low is not None and high is not None else "use a smaller one"
         if low is not None and node.scalar < low:
-            self._tell(node, path, f"{node.text} is too small", limits)
+            self._add_problem(node, path, f"{node.text} is too small", limits)
         elif node.scalar > ((1 << 63) - 1 if high is None else high):
-            self._tell(node, path, f"{node.text} is too large", limits)
+            self._add_problem(node, path, f"{node.text} is too large", limits)
         return node.scalar
 
-    def _boolean(self, node: Node, path: Path) -> bool:
-        if node.form == "boolean":
+    def _boolean(self, node: DocumentNode, path: Path) -> bool:
+        if node.type == "boolean":
             return bool(node.scalar)
         yes = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
-        meant = yes.get(str(node.scalar).lower(), "") if node.form == "string" else ""
-        self._tell(
-            node, path, f"expected true or false, found {ARTICLE[node.form]}", did_you_mean(meant) or "write true or false"
+        meant = yes.get(str(node.scalar).lower(), "") if node.type == "string" else ""
+        self._add_problem(
+            node, path, f"expected true or false, found {TYPE_NAMES[node.type]}", did_you_mean(meant) or "write true or false"
         )
         return False
 
-    def _choice(self, node: Node, values: list[str], path: Path) -> str:
+    def _choice(self, node: DocumentNode, values: list[str], path: Path) -> str:
         listed = [value for value in values if value]
-        if node.form != "string":
-            self._tell(node, path, f"expected one of a few words, found {ARTICLE[node.form]}", f"write {one_of(listed)}")
+        if node.type != "string":
+            self._add_problem(
+                node, path, f"expected one of a few words, found {TYPE_NAMES[node.type]}", f"write {one_of(listed)}"
+            )
             return ""
         text = str(node.scalar)
         if text not in values:
-            meant = self._problems.meant(text, listed)
+            meant = self._problems.suggest(text, listed)
             cure = f"did you mean {meant}? Known are {one_of(listed)}" if meant else f"write {one_of(listed)}"
-            self._tell(node, path, f"{shown(text)} is not known here", cure)
+            self._add_problem(node, path, f"{quoted(text)} is not known here", cure)
         return text
 
-    def _duration(self, node: Node, path: Path) -> str:
-        if node.form in ("integer", "number"):
+    def _duration(self, node: DocumentNode, path: Path) -> str:
+        if node.type in ("integer", "number"):
             cure = "write 0s" if not node.scalar else f"did you mean {node.text.lstrip('-+')}s?"
-            self._tell(node, path, "a duration without its unit", f"{cure} Units are ms, s, m, h and d")
+            self._add_problem(node, path, "a duration without its unit", f"{cure} Units are ms, s, m, h and d")
             return "0s"
-        if self._is(node, "string", path, "a duration such as 30s"):
+        if self._expect(node, "string", path, "a duration such as 30s"):
             try:
                 resources.parse_duration(str(node.scalar))
             except ValueError as error:
@@ -253,40 +255,40 @@ class Shapes:
                 said = (
                     "a duration cannot be negative"
                     if str(node.scalar).startswith("-")
-                    else f"{shown(str(node.scalar))} is {message}"
+                    else f"{quoted(str(node.scalar))} is {message}"
                 )
-                self._tell(node, path, said, cure)
+                self._add_problem(node, path, said, cure)
         return str(node.scalar)
 
     # -------------------------------------------------------------------------------------------------------- quantities
 
-    def _amount(self, node: Node, path: Path, *, devices: bool) -> dict[str, Any]:
-        if not self._is(node, "mapping", path, "amounts by name, such as {cpu: 500m, memory: 1Gi}"):
+    def _amount(self, node: DocumentNode, path: Path, *, devices: bool) -> dict[str, Any]:
+        if not self._expect(node, "mapping", path, "amounts by name, such as {cpu: 500m, memory: 1Gi}"):
             return {}
         self._length(node, len(node.fields), None, RESOURCES_MAX, "resources", path)
         value: dict[str, Any] = {}
         for name, entry in itertools.islice(node.fields.items(), RESOURCES_MAX):
             below = (*path, name)
-            if name == "devices" and devices and entry.value.form == "mapping":
+            if name == "devices" and devices and entry.value.type == "mapping":
                 value[name] = self._devices(entry.value, below)
             else:
-                resource = self._resource(entry.place, name, below, devices=devices)
+                resource = self._resource(entry.position, name, below, devices=devices)
                 if resource:
                     value[name] = self._quantity(entry.value, resource, below)
         return value
 
-    def _devices(self, node: Node, path: Path) -> dict[str, str]:
+    def _devices(self, node: DocumentNode, path: Path) -> dict[str, str]:
         self._length(node, len(node.fields), None, RESOURCES_MAX, "kinds", path)
         value = {}
         for kind, entry in node.fields.items():
             name = inspect.StrType(max_length=63, pattern=metadata.DNS_LABEL)
-            self._string(Node("string", entry.place, kind, kind), name, (*path, kind))
+            self._string(DocumentNode("string", entry.position, kind, kind), name, (*path, kind))
             value[kind] = self._quantity(entry.value, kind, (*path, kind))
         return value
 
     def _resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
         """The resource that was meant, by which to judge the amount; nothing if it cannot be judged."""
-        if name == "devices" or re.search(DEVICE_WORDS, name.lower()):
+        if name == "devices" or re.search(DEVICE_NAME_PATTERN, name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
             ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
             cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{ask}] beside it"
@@ -295,80 +297,82 @@ class Shapes:
             )
             self._problems.add(place, path, message, f"write {cure}")
             return ""
-        if name.startswith(DEVICES):
-            kind = name.removeprefix(DEVICES)[:63]
+        if name.startswith(DEVICES_PREFIX):
+            kind = name.removeprefix(DEVICES_PREFIX)[:63]
             cure = f"write devices: {{{kind}: 1}}" if devices else f"write devices: [{{kind: {kind}, count: 1}}] beside it"
-            self._problems.add(place, path, f"{shown(name)} is no name of a resource", cure)
+            self._problems.add(place, path, f"{quoted(name)} is no name of a resource", cure)
             return ""
-        if name in ONE_AMOUNT_EACH:
+        if name in UNSUPPORTED_AMOUNTS:
             self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
             return ""
         # Not by `Problems.meant`, which gives up after so many in one file: here it decides what is refused.
-        intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or meant(name, RESOURCES)
+        intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or closest_name(name, RESOURCES)
         if intended:
             self._problems.add(place, path, "unknown resource", did_you_mean(intended))
             return intended
         if not re.search(metadata.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name and not self._problems.as_json else _LABEL_RULE
-            self._problems.add(place, path, f"{shown(name)} is not a name of a resource", cure)
+            self._problems.add(place, path, f"{quoted(name)} is not a name of a resource", cure)
             return ""
         return name
 
-    def _quantity(self, node: Node, resource: str, path: Path) -> str:
-        if node.form not in ("string", "integer", "number"):
+    def _quantity(self, node: DocumentNode, resource: str, path: Path) -> str:
+        if node.type not in ("string", "integer", "number"):
             cure = (
-                _LEAVE_OUT if node.form == "null" else "write a number with an optional suffix, such as 500m, 1.5, 2k or 64Gi"
+                _LEAVE_OUT if node.type == "null" else "write a number with an optional suffix, such as 500m, 1.5, 2k or 64Gi"
             )
-            found = "is empty" if node.form == "null" else f"expected a quantity, found {ARTICLE.get(node.form, 'nothing')}"
-            if node.form != "void":
-                self._tell(node, path, found, cure)
+            found = "is empty" if node.type == "null" else f"expected a quantity, found {TYPE_NAMES.get(node.type, 'nothing')}"
+            if node.type != "void":
+                self._add_problem(node, path, found, cure)
             return "0"
-        text = node.text if node.form == "number" else str(node.scalar)
+        text = node.text if node.type == "number" else str(node.scalar)
         if resource == "cpu" and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
             # Legal as a number, and half a billion cores: who writes 0.5Gi here had memory in mind.
-            self._tell(node, path, f"{shown(text)} is a size in bytes, and cpu is counted in cores", "write 500m, 1.5 or 2")
+            self._add_problem(
+                node, path, f"{quoted(text)} is a size in bytes, and cpu is counted in cores", "write 500m, 1.5 or 2"
+            )
             return text
         try:
             resources.parse_quantity(resource, text)
         except ValueError as error:
             message, _, cure = str(error).partition(": ")
-            said = f"{shown(text)} is {message}" if message.startswith(("not", "too", "finer")) else message
+            said = f"{quoted(text)} is {message}" if message.startswith(("not", "too", "finer")) else message
             rounded = "round it" if message.startswith("finer") else "write 0 or more"
-            self._tell(node, path, said, did_you_mean(_quantity_meant(resource, text)) or cure or rounded)
+            self._add_problem(node, path, said, did_you_mean(_suggest_quantity(resource, text)) or cure or rounded)
         return text
 
     # ------------------------------------------------------------------------------------------------------------ words
 
-    def _is(self, node: Node, form: str, path: Path, expected: str) -> bool:
-        if node.form == form:
+    def _expect(self, node: DocumentNode, form: str, path: Path, expected: str) -> bool:
+        if node.type == form:
             return True
-        if node.form == "null":
-            self._tell(node, path, "is empty", _LEAVE_OUT)
-        elif node.form != "void":
-            cure = self._cure_for_mapping(node) if form == "mapping" else f"write {ARTICLE['string']} in its place"
-            self._tell(node, path, f"expected {expected}, found {ARTICLE[node.form]}", cure)
+        if node.type == "null":
+            self._add_problem(node, path, "is empty", _LEAVE_OUT)
+        elif node.type != "void":
+            cure = self._mapping_fix(node) if form == "mapping" else f"write {TYPE_NAMES['string']} in its place"
+            self._add_problem(node, path, f"expected {expected}, found {TYPE_NAMES[node.type]}", cure)
         return False
 
-    def _cure_for_mapping(self, node: Node) -> str:
+    def _mapping_fix(self, node: DocumentNode) -> str:
         if self._problems.as_json:
             return 'write an object: {"key": value}'
-        if node.form == "list":
+        if node.type == "list":
             return "write key: value on each line, without the dashes or brackets"
-        if node.form == "string" and re.match(r"[A-Za-z]+:\S", node.text):
+        if node.type == "string" and re.match(r"[A-Za-z]+:\S", node.text):
             return 'put a space after ":"'
         return "indent what belongs to it below it, as key: value"
 
-    def _length(self, node: Node, length: int, low: int | None, high: int | None, what: str, path: Path) -> None:
+    def _length(self, node: DocumentNode, length: int, low: int | None, high: int | None, what: str, path: Path) -> None:
         if low is not None and length < low:
-            self._tell(node, path, f"{length} {what} are too few", f"write at least {low}")
+            self._add_problem(node, path, f"{length} {what} are too few", f"write at least {low}")
         if high is not None and length > high:
-            self._tell(node, path, f"{length} {what} are too many", f"use at most {high}")
+            self._add_problem(node, path, f"{length} {what} are too many", f"use at most {high}")
 
-    def _tell(self, node: Node, path: Path, message: str, cure: str) -> None:
-        self._problems.add(node.place, path, message, cure)
+    def _add_problem(self, node: DocumentNode, path: Path, message: str, cure: str) -> None:
+        self._problems.add(node.position, path, message, cure)
 
 
-def _label(text: str, pattern: str) -> str:
+def _suggest_label(text: str, pattern: str) -> str:
     """The label that was probably meant by `Risk API`."""
     if pattern != metadata.DNS_LABEL or len(text) > 63 or not text.isascii() or not text.isprintable():
         return ""
@@ -376,7 +380,7 @@ def _label(text: str, pattern: str) -> str:
     return label if re.search(pattern, label) and ".." not in text else ""
 
 
-def _quantity_meant(resource: str, text: str) -> str:
+def _suggest_quantity(resource: str, text: str) -> str:
     """`64GB` and `256 mib` are what people write who mean 64G and 256Mi. Of other things than bytes a small and a large letter
     are a billion apart, and nothing is guessed."""
     comma = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,2})((?:m|k|[KMGTPE]i|[MGTPE])?)", text)

@@ -25,30 +25,30 @@ from msgspec import inspect
 
 from remit.model import objects
 from remit.model.kinds import Workload, WorkloadSpec
-from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, Form, Node, Place
-from remit.model.manifests.field_rules import Rules
-from remit.model.manifests.suggestions import Fields
-from remit.model.manifests.type_checks import Shapes
+from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, DocumentNode, Position, ValueType
+from remit.model.manifests.field_rules import FieldRules
+from remit.model.manifests.suggestions import FieldIndex
+from remit.model.manifests.type_checks import TypeChecker
 from remit.model.metadata import API_VERSION, DNS_LABEL, END, LABEL_VALUE, Metadata
-from remit.model.objects import encoded_spec
+from remit.model.objects import encode_spec
 from remit.model.problems import Problem, Problems
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Secret, excess_bytes
+from remit.model.secrets import Secret, sealing_overhead_bytes
 
 V = TypeVar("V")
 
-KNOWN_MAX: Final = 4_096
+VALID_SPECS_MAX: Final = 4_096
 SPEC_BYTES_MAX: Final = 8 << 10
 """Of a spec that is remembered: far below what a manifest may have."""
 LABELS_MAX: Final = 16
 
-_label: Final = re.compile(DNS_LABEL).search
-_key: Final = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END).search
+_is_label: Final = re.compile(DNS_LABEL).search
+_is_plain_key: Final = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END).search
 """A key without a prefix: whose prefix is reserved is the judge's to say."""
-_value: Final = re.compile(LABEL_VALUE).search
+_is_label_value: Final = re.compile(LABEL_VALUE).search
 
 
-class Remembered(Generic[V]):
+class SpecCache(Generic[V]):
     """Values by the bytes that they stand for; all are forgotten when there are too many."""
 
     def __init__(self) -> None:
@@ -57,100 +57,100 @@ class Remembered(Generic[V]):
 
     def put(self, spec: bytes, value: V) -> None:
         if len(spec) <= SPEC_BYTES_MAX:
-            if len(self._values) >= KNOWN_MAX:
+            if len(self._values) >= VALID_SPECS_MAX:
                 self._values.clear()
             self._values[spec] = value
 
 
-_sound: Final[Remembered[bool]] = Remembered()
+_valid_specs: Final[SpecCache[bool]] = SpecCache()
 
 
-def plainly_named(name: str, tenant: str, labels: Mapping[str, str]) -> bool:
+def has_plain_metadata(name: str, tenant: str, labels: Mapping[str, str]) -> bool:
     """Would the judge find nothing wrong with metadata that say only this?"""
-    if _label(name) is None or _label(tenant) is None or len(labels) > LABELS_MAX:
+    if _is_label(name) is None or _is_label(tenant) is None or len(labels) > LABELS_MAX:
         return False
     for key, value in labels.items():  # noqa: SIM110  (a generator would cost more than what it goes through)
-        if _key(key) is None or _value(value) is None:
+        if _is_plain_key(key) is None or _is_label_value(value) is None:
             return False
     return True
 
 
-def is_sound(thing: Any) -> bool:
+def is_known_valid(thing: Any) -> bool:
     """Is it known already that the judge finds nothing wrong?"""
     if type(thing) is not Workload or thing.api_version != API_VERSION:
         return False
     meta = thing.metadata
     if type(meta) is not Metadata or meta.annotations or meta.owners or meta.finalizers:
         return False
-    return is_sound_spec(thing.spec) and plainly_named(meta.name, meta.tenant, meta.labels)
+    return is_known_valid_spec(thing.spec) and has_plain_metadata(meta.name, meta.tenant, meta.labels)
 
 
-def is_sound_spec(spec: WorkloadSpec) -> bool:
+def is_known_valid_spec(spec: WorkloadSpec) -> bool:
     """Was it judged before?"""
-    return _sound.get(encoded_spec(spec)) is not None
+    return _valid_specs.get(encode_spec(spec)) is not None
 
 
-def found_sound(thing: Any) -> None:
+def remember_valid(thing: Any) -> None:
     """The judge found nothing wrong."""
     if type(thing) is Workload:
-        _sound.put(encoded_spec(thing.spec), True)
+        _valid_specs.put(encode_spec(thing.spec), True)
 
 
-STAMPED = frozenset({"uid", "generation", "revision", "created", "deleting"})
+AUTHORITY_FIELDS = frozenset({"uid", "generation", "revision", "created", "deleting"})
 """Fields of metadata that the authority writes over. With the status they say nothing of what is declared."""
 
-_NOWHERE: Place = (1, 1)
-_FORMS: dict[type, Form] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_NO_POSITION: Position = (1, 1)
+_VALUE_TYPES: dict[type, ValueType] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 @cache
-def shape_of(kind: str) -> inspect.StructType:
+def struct_type_of(kind: str) -> inspect.StructType:
     return cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
 
 
 @cache
-def fields_of(kind: str) -> Fields:
-    return Fields(shape_of(kind))
+def field_index_of(kind: str) -> FieldIndex:
+    return FieldIndex(struct_type_of(kind))
 
 
-def judge_document(document: Node, kind: str, problems: Problems, *, system: bool) -> dict[str, Any]:
+def validate_document(document: DocumentNode, kind: str, problems: Problems, *, system: bool) -> dict[str, Any]:
     """Tell every rule that the document breaks; the answer is its plain value, good only if nothing was told."""
-    value = Shapes(problems, fields_of(kind), system=system).struct(document, shape_of(kind), ())
-    Rules(problems, document, kind, system=system).check()
+    value = TypeChecker(problems, field_index_of(kind), system=system).struct(document, struct_type_of(kind), ())
+    FieldRules(problems, document, kind, system=system).check()
     return value
 
 
-def judge(thing: objects.AnyObject) -> tuple[Problem, ...]:
+def validate(thing: objects.AnyObject) -> tuple[Problem, ...]:
     """The rules that a declared object breaks, by path. What the authority stamps (metadata, status) is not judged."""
-    if is_sound(thing):
+    if is_known_valid(thing):
         return ()
     kind = type(thing).__name__
     problems = Problems(kind)
     problems.as_json = True
-    document = _document(written(thing))
+    document = _to_document(to_manifest(thing))
     # The limits of a file hold for an object as well: what is stored can be written out and read again.
     if document.size > JSON_NODES_MAX:
-        problems.add(_NOWHERE, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
-        return problems.told()
-    size = len(objects.encode(thing)) - (excess_bytes(thing.spec.data) if isinstance(thing, Secret) else 0)
+        problems.add(_NO_POSITION, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
+        return problems.sorted_problems()
+    size = len(objects.encode(thing)) - (sealing_overhead_bytes(thing.spec.data) if isinstance(thing, Secret) else 0)
     if size > JSON_BYTES_MAX:
-        problems.add(_NOWHERE, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several")
-        return problems.told()
-    judge_document(document, kind, problems, system=False)
+        problems.add(_NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several")
+        return problems.sorted_problems()
+    validate_document(document, kind, problems, system=False)
     if not problems:
-        found_sound(thing)
-    return problems.told()
+        remember_valid(thing)
+    return problems.sorted_problems()
 
 
-def written(thing: objects.AnyObject) -> dict[str, Any]:
+def to_manifest(thing: objects.AnyObject) -> dict[str, Any]:
     """The manifest that declares this object: without its defaults, and without what the authority stamps on it.
 
     By value, unlike the encoder, which leaves a default out only if it is the very same one: equal objects earn one verdict.
     """
-    manifest = {"apiVersion": thing.api_version, "kind": type(thing).__name__, **_plain(thing)}
+    manifest = {"apiVersion": thing.api_version, "kind": type(thing).__name__, **_to_plain(thing)}
     manifest.pop("status", None)
     if isinstance(manifest.get("metadata"), dict):
-        manifest["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in STAMPED}
+        manifest["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in AUTHORITY_FIELDS}
     return manifest
 
 
@@ -158,7 +158,7 @@ _REQUIRED = object()
 
 
 @cache
-def _parts(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
+def _struct_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
     """Each field: what it is called here, what it is called in a manifest, and its default."""
     parts = []
     for field in msgspec.structs.fields(cls):
@@ -168,31 +168,31 @@ def _parts(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
     return tuple(parts)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        parts = ((name, getattr(value, field), default) for field, name, default in _parts(type(value)))
-        return {name: _plain(part) for name, part, default in parts if part != default}
+        parts = ((name, getattr(value, field), default) for field, name, default in _struct_fields(type(value)))
+        return {name: _to_plain(part) for name, part, default in parts if part != default}
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
+        return [_to_plain(part) for part in value]
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _to_plain(part) for name, part in value.items()}
     if isinstance(value, Amount):
-        return value.written()
+        return value.to_manifest()
     if isinstance(value, Duration):
         return objects.enc_hook(value)
     return value.value if isinstance(value, Enum) else value
 
 
-def _document(value: Any) -> Node:
+def _to_document(value: Any) -> DocumentNode:
     """As deep as the types go, which is not deep: a struct cannot hold itself."""
     if isinstance(value, dict):
-        node = Node("mapping", _NOWHERE)
+        node = DocumentNode("mapping", _NO_POSITION)
         for key, part in value.items():
-            node.set(key, _NOWHERE, _document(part))
+            node.set(key, _NO_POSITION, _to_document(part))
         return node
     if isinstance(value, list):
-        node = Node("list", _NOWHERE)
+        node = DocumentNode("list", _NO_POSITION)
         for part in value:
-            node.append(_document(part))
+            node.append(_to_document(part))
         return node
-    return Node(_FORMS[type(value)], _NOWHERE, value, str(value))
+    return DocumentNode(_VALUE_TYPES[type(value)], _NO_POSITION, value, str(value))

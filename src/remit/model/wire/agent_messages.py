@@ -1,12 +1,10 @@
 """Agent messages: heartbeats, orders, log and exec requests, secret material.
 
-Their rows, whole, then what changes; work's output; commands.
+An agent watches the replicas that are assigned to its nodes (first all rows, then changes), reports the complete state of
+each node with every heartbeat, and serves log and exec requests. Heartbeats are kept in memory and never stored. Types only:
+law/ decides who may send and receive them.
 
-Its whole state at a fixed rate; kept in memory, never in the store.
-
-Words only; who may have it: law/.
-
-What stands here in the open was sealed until now, so neither of these is ever written down, logged or shown.
+`SecretMaterial` contains unsealed secrets; it must never be stored, logged or shown.
 """
 
 from __future__ import annotations
@@ -16,51 +14,55 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from remit.model.claims import Actor, Short
+from remit.model.claims import Actor, ShortText
 from remit.model.kinds import Node
 from remit.model.metadata import Natural
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.records import Generation, Replica
-from remit.model.wire.exec_frames import INPUT_BYTES, Begin, Window
+from remit.model.wire.exec_frames import INPUT_BYTES_MAX, ExecStart, TerminalSize
 
 NODES_MAX = 10_000
-"""How many nodes one agent may host."""
+"""Maximum number of nodes of one agent."""
 
 
-class OrdersOf(Struct, frozen=True, omit_defaults=True, tag="orders"):
-    """Tell me of these nodes, from now on. Whoever asks me for something shows `callback`: it is told to nobody else."""
+class AssignmentsRequest(Struct, frozen=True, omit_defaults=True, tag="orders"):
+    """Request of an agent to watch the assignments of these nodes. `callback` is the credential that the server presents when
+    it calls the agent; no other component receives it.
+    """
 
-    nodes: Annotated[tuple[Short, ...], Meta(min_length=1, max_length=NODES_MAX)]
-    callback: Short = ""
+    nodes: Annotated[tuple[ShortText, ...], Meta(min_length=1, max_length=NODES_MAX)]
+    callback: ShortText = ""
 
 
-class OrderRow(Struct, frozen=True, gc=False):
-    """A replica that is bound to one of the nodes, as it stands at a revision."""
+class AssignmentRow(Struct, frozen=True, gc=False):
+    """A replica that is bound to one of the nodes, as of a store revision."""
 
     key: str
     revision: int
     replica: Replica
 
 
-class Orders(Struct, frozen=True, omit_defaults=True):
-    """What changed, as of `revision`, which the teller had seen `age_ms` ago. If it is `whole`, what it does not name is gone.
+class AssignmentsUpdate(Struct, frozen=True, omit_defaults=True):
+    """Changed assignments, as of `revision`, which the server observed `age_ms` ago. If `whole` is set, this is the complete
+    list, and everything that it does not contain is gone.
 
-    A generation is told before, or with, the first replica of it. One without news says how old it all is.
+    A generation is sent before, or together with, its first replica. An update without changes reports the current age.
     """
 
     incarnation: str
     revision: Natural
     age_ms: Natural = 0
     whole: bool = False
-    replicas: tuple[OrderRow, ...] = ()
+    replicas: tuple[AssignmentRow, ...] = ()
     gone: tuple[str, ...] = ()
     generations: tuple[Generation, ...] = ()
     nodes: dict[str, tuple[Node, int]] = {}
     nodes_gone: tuple[str, ...] = ()
 
 
-class LogsOf(Struct, frozen=True, tag="logs"):
-    """Send me what one copy of a replica has written: its last `tail` lines, or all of it; and if I `follow`, what comes."""
+class LogsRequest(Struct, frozen=True, tag="logs"):
+    """Request for the output of one attempt of a replica: its last `tail` lines, or all of it; with `follow`, also new output.
+    """
 
     token: str
     key: str
@@ -71,105 +73,109 @@ class LogsOf(Struct, frozen=True, tag="logs"):
     follow: bool = False
 
 
-class ExecOf(Struct, frozen=True, tag="exec"):
-    """Run a command beside one copy of a replica, and send me what it writes (sessions.py). `session` is my name for it."""
+class ExecRequest(Struct, frozen=True, tag="exec"):
+    """Request to run a command beside one attempt of a replica and to send its output back (exec_frames.py). `session` is the
+    caller's id of the session.
+    """
 
     token: str
     session: Annotated[str, Meta(pattern="^[a-z0-9]{8,64}$")]
     key: str
     uid: str
     attempt: int
-    begin: Begin
+    begin: ExecStart
 
 
-class FeedOf(Struct, frozen=True, tag="feed"):
-    """Give this to the command of a `session`. It is answered when it was taken, so that the next comes after it."""
+class ExecInputRequest(Struct, frozen=True, tag="feed"):
+    """Input for the command of a `session`. The reply is sent when the input was accepted, which keeps the order of inputs."""
 
     token: str
     session: str
-    data: Annotated[bytes, Meta(max_length=INPUT_BYTES)] = b""
+    data: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     over: bool = False
-    window: Window | None = None
+    window: TerminalSize | None = None
 
 
 _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
-_orders: msgspec.json.Decoder[Orders] = msgspec.json.Decoder(Orders, dec_hook=dec_hook)
+_assignments_decoder: msgspec.json.Decoder[AssignmentsUpdate] = msgspec.json.Decoder(AssignmentsUpdate, dec_hook=dec_hook)
 
 
-def encode_orders(orders: Orders) -> bytes:
+def encode_assignments(orders: AssignmentsUpdate) -> bytes:
     return _encoder.encode(orders)
 
 
-def decode_orders(line: bytes) -> Orders:
+def decode_assignments(line: bytes) -> AssignmentsUpdate:
     """Raises msgspec.ValidationError, which names the field."""
-    return _orders.decode(line)
+    return _assignments_decoder.decode(line)
 
 
 RUNS_MAX = 10_000
-"""How many processes one node may tell of."""
+"""Maximum number of processes in the state of one node."""
 
 
 class RunState(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One copy of a replica, as it runs on its node: what it uses, how often it was started again, why it is not ready."""
+    """One attempt of a replica as it runs on its node: its usage, how often it was restarted, and why it is not ready (`said`).
+    """
 
-    replica: Short
-    uid: Short
+    replica: ShortText
+    uid: ShortText
     attempt: Natural
     pid: Natural = 0
     restarts: Natural = 0
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
-    said: Short = ""
+    said: ShortText = ""
 
 
 class NodeState(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Everything that runs on a node. `settled` names the incarnation of the scope that it has come to terms with: nothing runs
-    there any more that this one knows nothing of.
+    """Everything that runs on a node. `settled` is the incarnation of the scope that the node has reconciled with: no process
+    that is unknown to this incarnation still runs there.
     """
 
-    node: Short
-    settled: Short = ""
+    node: ShortText
+    settled: ShortText = ""
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
     runs: Annotated[tuple[RunState, ...], Meta(max_length=RUNS_MAX)] = ()
 
 
-class Beat(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A node's state, and the lease that this renews."""
+class NodeHeartbeat(Struct, frozen=True, omit_defaults=True, gc=False):
+    """A node's state, and the lease that it renews."""
 
     actor: Actor
     state: NodeState
 
 
-class NodeHeard(Struct, frozen=True, omit_defaults=True, gc=False):
-    """For how long nothing was heard of a node, and what it had come to terms with when it was last heard."""
+class NodeHeartbeatAge(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The time since a node's last heartbeat, and the value of `settled` in it."""
 
     silent_ms: Natural
-    settled: Short = ""
+    settled: ShortText = ""
 
 
-class Heard(Struct, frozen=True, omit_defaults=True, gc=False):
-    """When the authority has last heard of each node that has a lease. It has listened for `listened_ms`: of a node that is not
-    among `nodes` nothing was heard for at least so long.
+class HeartbeatReport(Struct, frozen=True, omit_defaults=True, gc=False):
+    """The time since the last heartbeat of each node that has a lease. The authority has received heartbeats for `listened_ms`;
+    a node that is not in `nodes` has sent none for at least that long.
     """
 
     incarnation: str
     listened_ms: Natural
-    nodes: dict[str, NodeHeard]
+    nodes: dict[str, NodeHeartbeatAge]
 
 
-class MaterialOf(Struct, frozen=True, tag="material"):
-    """Give me what one copy of a replica reads: I run its node, as `actor` says, and it is bound there in this attempt."""
+class SecretMaterialRequest(Struct, frozen=True, tag="material"):
+    """Request for the secrets and configs of one attempt of a replica that is bound to the node of `actor`."""
 
     actor: Actor
-    key: Short
-    uid: Short
+    key: ShortText
+    uid: ShortText
     attempt: Natural
 
 
-class Material(Struct, frozen=True, omit_defaults=True):
-    """Texts by name, of each secret and config that its template names. Without them, why not: nobody is told of what is not
-    his (`refused`), what it names is not there yet (`missing`), or cannot be had just now (`later`).
+class SecretMaterial(Struct, frozen=True, omit_defaults=True):
+    """Values by key of each secret and config that the replica's template names. Without them, `failed` gives the cause: the
+    caller has no right to them (`refused`), an object does not exist yet (`missing`), or the values are not available now
+    (`later`).
     """
 
     secrets: dict[str, dict[str, str]] = {}
@@ -179,17 +185,17 @@ class Material(Struct, frozen=True, omit_defaults=True):
     cure: str = ""
 
     def __repr__(self) -> str:
-        """Names only: an object may end up in a message that nobody thought of."""
+        """Names only: the repr may end up in a log or an error message."""
         names = {"secrets": list(self.secrets), "configs": list(self.configs)}
-        return f"Material({names}, failed={self.failed!r})"
+        return f"SecretMaterial({names}, failed={self.failed!r})"
 
 
-_materials: msgspec.json.Decoder[Material] = msgspec.json.Decoder(Material)
+_material_decoder: msgspec.json.Decoder[SecretMaterial] = msgspec.json.Decoder(SecretMaterial)
 
 
-def decode_material(body: bytes) -> Material:
-    """Raises msgspec.DecodeError, without a word of what was read."""
+def decode_material(body: bytes) -> SecretMaterial:
+    """Raises msgspec.DecodeError without any part of the input, which contains secrets."""
     try:
-        return _materials.decode(body)
+        return _material_decoder.decode(body)
     except (msgspec.DecodeError, ValueError) as error:
-        raise msgspec.DecodeError(f"no material ({type(error).__name__})") from None
+        raise msgspec.DecodeError(f"not a SecretMaterial message ({type(error).__name__})") from None

@@ -1,9 +1,7 @@
 """Response types of the HTTP API.
 
-The shapes that both ends read; who fills them in is in serve/.
-
-An answer may grow fields: whoever reads an older shape passes over what it does not know. A field that is absent means its
-default.
+Used by the server, which fills them in, and by the clients. A response may gain fields: a client ignores fields that it does
+not know. An absent field has its default.
 """
 
 from __future__ import annotations
@@ -24,28 +22,28 @@ OPERATION_HEADER: Final = "Remit-Operation-Id"
 LIST_LIMIT: Final = 500
 LIST_LIMIT_MAX: Final = 1_000
 
-NOTHING: Final = Raw(b"null")
+NULL: Final = Raw(b"null")
 
 
-class Answer(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Anything that is answered and is no object."""
+class ApiType(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Base of all API types that are not objects."""
 
 
-# ----------------------------------------------------------------------------------------------------------- what is wrong
+# ----------------------------------------------------------------------------------------------------------------- problems
 
 
-class ProblemItem(Answer, frozen=True, kw_only=True):
-    """One of several mistakes: where it stands, what is wrong, and what would mend it."""
+class ProblemItem(ApiType, frozen=True, kw_only=True):
+    """One of several validation problems: the field, what is wrong, and how to fix it."""
 
     field: str = ""
     message: str
     cure: str = ""
     manifest: int | None = None
-    """Of several, counted from 0: in which one."""
+    """Index, from 0, of the manifest in a request with several."""
 
 
-class ProblemAnswer(Answer, frozen=True, kw_only=True):
-    """Why something was not done (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people."""
+class ProblemAnswer(ApiType, frozen=True, kw_only=True):
+    """An error response (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people."""
 
     type: str = "about:blank"
     title: str = ""
@@ -61,46 +59,46 @@ class ProblemAnswer(Answer, frozen=True, kw_only=True):
 # --------------------------------------------------------------------------------------------------------- lists and watches
 
 
-class ListMeta(Answer, frozen=True, kw_only=True):
-    """All pages of a list show one `revision`; `next`, if it is not empty, asks for the page after this."""
+class ListMeta(ApiType, frozen=True, kw_only=True):
+    """All pages of a list are of one `revision`. A `continue` that is not empty requests the next page."""
 
     revision: Natural
     next: str = field(default="", name="continue")
 
 
-class ListOf(Answer, Generic[T], frozen=True, kw_only=True, omit_defaults=False):
+class ListOf(ApiType, Generic[T], frozen=True, kw_only=True, omit_defaults=False):
     api_version: str = "remit/v1"
     kind: str
     metadata: ListMeta
     items: list[T]
 
 
-class WatchLine(Answer, frozen=True, kw_only=True):
-    """One line of a watch. `changed` and `deleted` tell an object; `bookmark` that all up to `revision` has been told;
-    `heartbeat` that the server is there; `resync` is the last, and says why one must list again.
+class WatchLine(ApiType, frozen=True, kw_only=True):
+    """One line of a watch. `changed` and `deleted` carry an object. `bookmark`: all changes up to `revision` have been sent.
+    `heartbeat`: the connection is alive. `resync` is the last line and gives the reason why the client must list again.
     """
 
     type: Literal["changed", "deleted", "bookmark", "heartbeat", "resync"]
     revision: Natural = 0
-    object: Raw = NOTHING
+    object: Raw = NULL
     reason: str = ""
     cure: str = ""
 
 
-class GoneMeta(Answer, frozen=True, kw_only=True):
+class GoneMeta(ApiType, frozen=True, kw_only=True):
     name: str
     tenant: str = ""
 
 
-class GoneObject(Answer, frozen=True, kw_only=True):
-    """What is left to say of an object that was deleted, or matches no more."""
+class GoneObject(ApiType, frozen=True, kw_only=True):
+    """The identity of an object that was deleted or no longer matches the selector."""
 
     kind: str
     metadata: GoneMeta
 
 
-class EndpointItem(Answer, frozen=True, kw_only=True):
-    """Where one serving replica is reached: `ports` by name, on `host`."""
+class EndpointItem(ApiType, frozen=True, kw_only=True):
+    """The address of one serving replica: `ports` by name, on `host`."""
 
     tenant: str
     service: str
@@ -112,11 +110,11 @@ class EndpointItem(Answer, frozen=True, kw_only=True):
     ports: dict[str, int] = field(default_factory=dict)
 
 
-# ------------------------------------------------------------------------------------------------------------ what was done
+# ------------------------------------------------------------------------------------------------------------------- writes
 
 
-class DeleteAnswer(Answer, frozen=True, kw_only=True):
-    """`deleted`: it is gone. `marked`: it goes once its finalizers and its replicas have."""
+class DeleteAnswer(ApiType, frozen=True, kw_only=True):
+    """Result of a delete. `deleted`: the object is gone. `marked`: it will be removed after its finalizers and replicas."""
 
     kind: str
     name: str
@@ -125,8 +123,8 @@ class DeleteAnswer(Answer, frozen=True, kw_only=True):
     revision: Natural = 0
 
 
-class ApplyResult(Answer, frozen=True, kw_only=True):
-    """What became of one manifest. `refused` says why in `problem`."""
+class ApplyResult(ApiType, frozen=True, kw_only=True):
+    """Result of one manifest. For `refused`, `problem` gives the reason."""
 
     kind: str
     name: str
@@ -137,24 +135,25 @@ class ApplyResult(Answer, frozen=True, kw_only=True):
     problem: ProblemAnswer | None = None
 
 
-class ApplyAnswer(Answer, frozen=True, kw_only=True):
-    """One result a manifest, in their order; all of it stands as of `revision`."""
+class ApplyAnswer(ApiType, frozen=True, kw_only=True):
+    """One result per manifest, in the order of the request, as of `revision`."""
 
     revision: Natural
     results: tuple[ApplyResult, ...]
 
 
-class Difference(Answer, frozen=True, kw_only=True):
-    """One value that an apply would change; absent on a side means that it is not set there."""
+class Difference(ApiType, frozen=True, kw_only=True):
+    """One value that an apply would change. A side on which the value is not set is absent."""
 
     path: str
     before: Any = UNSET
     after: Any = UNSET
 
 
-class PlannedPlacement(Answer, frozen=True, kw_only=True):
-    """Where the replicas that a change adds would go, tried on a frozen copy: `waits` is as `explain` tells it. `ends` counts
-    those that run now and would not; `stops` says what keeps a rollout from going on; `capped`, that not all were tried.
+class PlannedPlacement(ApiType, frozen=True, kw_only=True):
+    """Where the replicas that a change adds would be placed, tried on a snapshot. `waits` explains those that would not be, as
+    `explain` does. `ends` counts running replicas that would be removed; `stops` says what blocks the rollout; `capped`
+    means that not all replicas were tried.
     """
 
     wanted: Natural
@@ -166,7 +165,7 @@ class PlannedPlacement(Answer, frozen=True, kw_only=True):
     capped: bool = False
 
 
-class PlanItem(Answer, frozen=True, kw_only=True):
+class PlanItem(ApiType, frozen=True, kw_only=True):
     kind: str
     name: str
     tenant: str = ""
@@ -176,43 +175,43 @@ class PlanItem(Answer, frozen=True, kw_only=True):
     placement: PlannedPlacement | None = None
 
 
-class PlanAnswer(Answer, frozen=True, kw_only=True):
+class PlanAnswer(ApiType, frozen=True, kw_only=True):
     """What an apply would do, as of `revision`. Nothing was written."""
 
     revision: Natural
     items: tuple[PlanItem, ...]
 
 
-class RotateAnswer(Answer, frozen=True, kw_only=True):
-    """How far a rotation is: `resealed` so many by the `key` that seals, of the `keys` that open. What cannot be sealed anew is
-    `left`. Ask again from `after`, until that is empty.
+class RotateAnswer(ApiType, frozen=True, kw_only=True):
+    """Progress of a key rotation: `resealed` is the number of secrets sealed again with `key`; `keys` are all keys that can
+    unseal; `left` are secrets that could not be sealed again. Repeat the request with `after` until `after` is empty.
     """
 
     key: str = ""
     made: bool = False
-    """Was that key made by this request?"""
+    """Whether this request has created the key."""
     keys: tuple[str, ...] = ()
     resealed: Natural = 0
     left: tuple[str, ...] = ()
     after: str = ""
 
 
-# ---------------------------------------------------------------------------------------------------------- how things stand
+# ------------------------------------------------------------------------------------------------------------------- status
 
 
-class IdleLease(Answer, frozen=True, kw_only=True):
-    """A lease that nobody holds, so that nobody does what is done under it; `part` is the command that runs who would."""
+class IdleLease(ApiType, frozen=True, kw_only=True):
+    """A lease without a holder, so that the work of its role is not done. `part` is the command that runs the role."""
 
     lease: str
     part: str
     silent_ms: Natural | None = None
-    """For how long it was not renewed, at least. None: nobody has it to renew."""
+    """Time since the last renewal, at least. None: the lease has no holder."""
     why: str = ""
     cure: str = ""
 
 
-class ScopeStatus(Answer, frozen=True, kw_only=True):
-    """Where a scope stands. New operation ids carry its `incarnation` and `window`; `idle` says who does not act."""
+class ScopeStatus(ApiType, frozen=True, kw_only=True):
+    """Status of a scope. New operation ids contain its `incarnation` and `window`; `idle` lists leases without a holder."""
 
     scope: str
     incarnation: str
@@ -229,15 +228,15 @@ class ScopeStatus(Answer, frozen=True, kw_only=True):
     idle: tuple[IdleLease, ...] = ()
 
 
-class Taken(Answer, frozen=True, kw_only=True):
-    """An amount of what is measured while work runs."""
+class ResourceUsage(ApiType, frozen=True, kw_only=True):
+    """CPU and memory."""
 
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
 
 
-class NodeTop(Answer, frozen=True, kw_only=True):
-    """What a node last said of itself, `age_ms` ago, beside what it has and what is asked of it."""
+class NodeTop(ApiType, frozen=True, kw_only=True):
+    """Usage of a node from its last heartbeat, `age_ms` ago, with its capacity and the requests of its replicas."""
 
     node: str
     region: str = ""
@@ -245,16 +244,16 @@ class NodeTop(Answer, frozen=True, kw_only=True):
     health: str = ""
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
-    capacity: Taken = Taken()
-    requests: Taken = Taken()
+    capacity: ResourceUsage = ResourceUsage()
+    requests: ResourceUsage = ResourceUsage()
     replicas: Natural = 0
     restarts: Natural = 0
     age_ms: Natural | None = None
-    """None: it has said nothing yet."""
+    """None: the node has not sent a heartbeat yet."""
 
 
-class ReplicaTop(Answer, frozen=True, kw_only=True):
-    """What a node last said of one replica that runs there, beside what that asked for."""
+class ReplicaTop(ApiType, frozen=True, kw_only=True):
+    """Usage of one running replica from its node's last heartbeat, with its requests."""
 
     tenant: str
     replica: str
@@ -264,15 +263,15 @@ class ReplicaTop(Answer, frozen=True, kw_only=True):
     pid: Natural = 0
     cpu_milli: Natural = 0
     memory_bytes: Natural = 0
-    requests: Taken = Taken()
+    requests: ResourceUsage = ResourceUsage()
     restarts: Natural = 0
     said: str = ""
-    """Why it is not ready, if it is not: what a probe of it was answered."""
+    """Why the replica is not ready: the result of its last probe. Empty if it is ready."""
     age_ms: Natural | None = None
 
 
-class AccountItem(Answer, frozen=True, kw_only=True):
-    """Something that happened to `regarding`, `count` times: from `first` until `at`, as wall clocks showed it."""
+class HistoryEvent(ApiType, frozen=True, kw_only=True):
+    """An event about `regarding` that happened `count` times, from `first` to `at` by wall clocks."""
 
     at: str
     first: str = ""
@@ -285,8 +284,10 @@ class AccountItem(Answer, frozen=True, kw_only=True):
     revision: Natural = 0
 
 
-class AuditItem(Answer, frozen=True, kw_only=True):
-    """What somebody did, or was refused, at `time` by the server's wall clock; `count` times since the one before like it."""
+class AuditItem(ApiType, frozen=True, kw_only=True):
+    """One action of a caller, performed or refused, at `time` by the server's wall clock. `count` is the number of equal
+    actions since the previous entry.
+    """
 
     time: str
     subject: str = ""
@@ -295,7 +296,7 @@ class AuditItem(Answer, frozen=True, kw_only=True):
     tenant: str = ""
     address: str = ""
     action: str = ""
-    """What a route is called, such as `createWorkload`; empty if there is no such route."""
+    """Operation id of the route, such as `createWorkload`; empty if no route matches."""
     target: str = ""
     status: Natural = 0
     code: str = ""

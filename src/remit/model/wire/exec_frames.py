@@ -1,10 +1,9 @@
 """Frames of an exec session stream.
 
-Parts, and how they lie in a stream of bytes; nothing runs here.
+    type (1 byte) | length of the body (4 bytes) | body
 
-    what it is (1 byte) | length of the body (4) | body
-
-The asker begins, feeds, and says when there is no more; what the command writes comes back, and last how it ended.
+The client starts a command, sends input, and signals the end of input. The server returns the output of the command and, in
+the last frame, how it ended. Encoding only; no I/O.
 """
 
 from __future__ import annotations
@@ -16,136 +15,139 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-MEDIA: Final = "application/vnd.remit.session"
+MEDIA_TYPE: Final = "application/vnd.remit.session"
 ARGUMENTS_MAX: Final = 4_096
 ARGV_BYTES_MAX: Final = 128 << 10
-PART_BYTES_MAX: Final = 256 << 10
-"""The longest body of a part: a beginning with all its arguments."""
-INPUT_BYTES: Final = 32 << 10
-"""So much is fed at once; the next when that was taken."""
+FRAME_BYTES_MAX: Final = 256 << 10
+"""Maximum length of a frame's body: a start frame with all its arguments."""
+INPUT_BYTES_MAX: Final = 32 << 10
+"""Maximum input of one frame. The client sends the next one after this one was accepted."""
 
 _HEADER: Final = Layout(">BI")
 
-Side = Annotated[int, Meta(ge=1, le=10_000)]
+TerminalDimension = Annotated[int, Meta(ge=1, le=10_000)]
 
 
-class Part(IntEnum):
-    # from the asker
-    BEGIN = 1
+class ExecFrameType(IntEnum):
+    # sent by the client
+    START = 1
     INPUT = 2
-    END = 3
-    """There is no more input."""
-    WINDOW = 4
-    # from the command's side
-    BEGUN = 16
+    INPUT_END = 3
+    """End of input."""
+    TERMINAL_SIZE = 4
+    # sent by the server
+    STARTED = 16
     STDOUT = 17
     STDERR = 18
-    OVER = 19
-    """The last of every session that was begun."""
+    EXITED = 19
+    """The last frame of every session that was started."""
     REFUSED = 20
-    """From an agent: nothing was begun."""
+    """Sent by an agent: nothing was started."""
 
 
-class Spoken(NamedTuple):
-    part: int
+class ExecFrame(NamedTuple):
+    type: int
     body: bytes
 
 
-class Window(Struct, frozen=True, forbid_unknown_fields=True):
-    """How large the asker's terminal is, in letters."""
+class TerminalSize(Struct, frozen=True, forbid_unknown_fields=True):
+    """Size of the client's terminal, in characters."""
 
-    rows: Side = 24
-    columns: Side = 80
+    rows: TerminalDimension = 24
+    columns: TerminalDimension = 80
 
 
-class Begin(Struct, frozen=True, forbid_unknown_fields=True):
-    """The command, word by word: no shell reads it. `attempt` 0: the latest. `window`: it gets a terminal of that size.
+class ExecStart(Struct, frozen=True, forbid_unknown_fields=True):
+    """The command as an argument list; no shell interprets it. An `attempt` of 0 means the latest one. With `window` the
+    command gets a terminal of that size.
 
-    `terminal`: what kind it is, as TERM says. `stdin` false: its input is at its end from the beginning.
+    `terminal` is the terminal type, the value of TERM. Without `stdin` the command's input is empty.
     """
 
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
     attempt: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
     stdin: bool = False
-    window: Window | None = None
+    window: TerminalSize | None = None
     terminal: Annotated[str, Meta(pattern="^[A-Za-z0-9._+-]{0,64}$")] = ""
 
 
-class Begun(Struct, frozen=True):
-    """It runs, beside this attempt."""
+class ExecStarted(Struct, frozen=True):
+    """The command runs, beside this attempt of the replica."""
 
     replica: str
     attempt: int
     node: str
 
 
-class Over(Struct, frozen=True, omit_defaults=True):
-    """How it ended: with its exit `code`, or by a `signal`. `why`: what ended it, if it did not end by itself."""
+class ExecExit(Struct, frozen=True, omit_defaults=True):
+    """How the command ended: with an exit `code`, or by a `signal`. `why` is the cause if the command did not end by itself."""
 
     code: int | None = None
     signal: int | None = None
     why: str = ""
 
 
-class Unbegun(Struct, frozen=True):
-    """Why an agent has begun nothing."""
+class ExecRejected(Struct, frozen=True):
+    """Why an agent has not started the command."""
 
     code: str
     cause: str
     cure: str
 
 
-class Unspoken(ValueError):
-    """These bytes are no part of a session."""
+class ExecFrameError(ValueError):
+    """The bytes are not a valid frame."""
 
 
-def spoken(part: Part, body: bytes | Struct = b"") -> bytes:
+def encode_frame(part: ExecFrameType, body: bytes | Struct = b"") -> bytes:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     return _HEADER.pack(part, len(data)) + data
 
 
-class Ear:
-    """Pieces of any size in, whole parts out. Holds no more than one part that is not whole. Raises `Unspoken`."""
+class ExecFrameReader:
+    """Incremental decoder: takes chunks of any size and returns complete frames. It buffers at most one incomplete frame.
+    Raises `ExecFrameError`.
+    """
 
     def __init__(self) -> None:
-        self._begun = bytearray()
+        self._buffer = bytearray()
 
-    def hear(self, piece: bytes) -> list[Spoken]:
-        self._begun += piece
+    def feed(self, piece: bytes) -> list[ExecFrame]:
+        self._buffer += piece
         found = []
-        while len(self._begun) >= _HEADER.size:
-            part, length = _HEADER.unpack_from(self._begun)
-            if length > PART_BYTES_MAX:
-                raise Unspoken(f"a part of {length} bytes; at most {PART_BYTES_MAX} are taken")
+        while len(self._buffer) >= _HEADER.size:
+            part, length = _HEADER.unpack_from(self._buffer)
+            if length > FRAME_BYTES_MAX:
+                raise ExecFrameError(f"frame of {length} bytes exceeds the limit of {FRAME_BYTES_MAX} bytes")
             end = _HEADER.size + length
-            if len(self._begun) < end:
+            if len(self._buffer) < end:
                 break
-            found.append(Spoken(part, bytes(self._begun[_HEADER.size : end])))
-            del self._begun[:end]
+            found.append(ExecFrame(part, bytes(self._buffer[_HEADER.size : end])))
+            del self._buffer[:end]
         return found
 
 
-def begin_of(body: bytes) -> Begin:
-    """Raises `Unspoken`, in words for people."""
+def decode_start(body: bytes) -> ExecStart:
+    """Decodes the body of a start frame. Raises `ExecFrameError` with a message for people."""
     try:
-        found = msgspec.json.decode(body, type=Begin)
+        found = msgspec.json.decode(body, type=ExecStart)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Unspoken(str(error)) from None
+        raise ExecFrameError(str(error)) from None
     if not found.argv[0]:
-        raise Unspoken("argv[0] is empty: name a program")
+        raise ExecFrameError("argv[0] is empty: name a program")
     if any("\0" in word for word in found.argv):
-        raise Unspoken("argv has a word with a NUL in it, which no program can be given")
+        raise ExecFrameError("argv contains a NUL character, which cannot be passed to a program")
     try:
         size = sum(len(word.encode()) for word in found.argv)
     except UnicodeEncodeError:
-        raise Unspoken("argv has a letter that is none") from None
+        raise ExecFrameError("argv contains an unpaired surrogate, which is not a character") from None
     if size > ARGV_BYTES_MAX:
-        raise Unspoken(f"argv has {size} bytes; at most {ARGV_BYTES_MAX} are taken")
+        raise ExecFrameError(f"argv has {size} bytes; use at most {ARGV_BYTES_MAX}")
     return found
 
 
-def window_of(body: bytes) -> Window:
+def decode_terminal_size(body: bytes) -> TerminalSize:
     try:
-        return msgspec.json.decode(body, type=Window)
+        return msgspec.json.decode(body, type=TerminalSize)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Unspoken(str(error)) from None
+        raise ExecFrameError(str(error)) from None

@@ -1,1 +1,1 @@
-"""Explanations and what-if questions over a view."""
+"""Explanations and what-if questions, computed from a view without changing it."""

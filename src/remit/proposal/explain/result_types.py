@@ -1,39 +1,40 @@
-"""Result types of explanations.
+"""Result types of explanations, printed by `remit explain` and returned as JSON by the API.
 
-Frozen values that are printed and written as JSON; how they are found is in explaining.py.
+Frozen values without logic: pending.py, subjects.py and capacity.py compute them. Field names are part of the HTTP API, so
+they do not change when the code around them is renamed.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from remit.model.records import Candidate
+from remit.model.records import DecisionCandidate
 from remit.model.resources import Amount
 
 _NOTHING = Amount()
 
 
-class Step(Struct, frozen=True):
-    """One filter of a funnel: how many nodes it refused of those that came so far, and how many it left."""
+class FilterStep(Struct, frozen=True):
+    """One filter of a funnel: how many of the remaining nodes it rejected (`refused`) and how many remain after it (`left`)."""
 
     filter: str
     reason: str
     refused: int
     left: int
     meaning: str = ""
-    """Why it refuses, in words; nothing, if only its name was recorded."""
+    """Why the filter rejects a node, as a sentence; empty if only the filter's name was recorded."""
 
 
-class Passage(Struct, frozen=True):
-    """Where all nodes went: what the steps refused and what `fits` add up to `nodes`."""
+class FilterFunnel(Struct, frozen=True):
+    """How many nodes each filter rejected, in order. The rejected nodes and `fits` add up to `nodes`."""
 
     nodes: int
-    steps: tuple[Step, ...]
+    steps: tuple[FilterStep, ...]
     fits: int
 
 
-class Broken(Struct, frozen=True):
-    """A rule that a node breaks, in words, and what would mend it."""
+class FailedRule(Struct, frozen=True):
+    """A rule that a node violates: its meaning as text, and what would fix it (`cure`)."""
 
     filter: str
     reason: str
@@ -41,24 +42,31 @@ class Broken(Struct, frozen=True):
     cure: str
 
 
-class NodeAnswer(Struct, frozen=True):
-    """Could it stand on this node now? Every rule that the node breaks, and what it lacks; its score, if it breaks none."""
+class NodeFitExplanation(Struct, frozen=True):
+    """Whether a replica fits on one node now: every rule the node violates and what it lacks, or its score if it violates none.
+    """
 
     node: str
     fits: bool
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[FailedRule, ...] = ()
     lacks: Amount = _NOTHING
     score: int | None = None
     parts: dict[str, int] = {}
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
-    """One thing to change. `kind` says what:
+    """One change that helps a pending workload to be placed. `kind` selects which fields apply:
 
-    `quota` (the ledger `what` needs `amount` more), `grant` (`what` renewed or issued anew), `tenant` (declared), `override`
-    (`what` ended), `filter` (the filter `what` no longer in the way; by putting `nodes` right, if it has any), `grow` (node
-    `what` has `amount` more; devices of one of `models`), `shrink` (each replica asks for `amount` less), `nodes` (`count` more
-    nodes like `what`), `members` (`count` more replicas of the gang), `policy` (the lease on policy `what` renewed).
+    - `quota`: ledger `what` needs `amount` more
+    - `grant`: grant `what` must be renewed or issued again
+    - `tenant`: tenant `what` must be declared
+    - `override`: override `what` must end
+    - `filter`: filter `what` must stop rejecting the replica; `nodes` are the nodes to repair, if that is about node state
+    - `grow`: node `what` needs `amount` more capacity; devices of one of `models`
+    - `shrink`: each replica must request `amount` less
+    - `nodes`: `count` more nodes like `what` are needed
+    - `members`: `count` more replicas of the gang are needed
+    - `policy`: the lease on policy `what` must be renewed
     """
 
     kind: str
@@ -69,33 +77,44 @@ class Change(Struct, frozen=True, omit_defaults=True):
     nodes: tuple[str, ...] = ()
 
 
-class Unblock(Struct, frozen=True):
-    """Changes that together are enough, each as small as can be; then it fits on so many nodes, of which some are named."""
+class Remedy(Struct, frozen=True):
+    """A minimal set of changes that is sufficient together. After them the replica fits on `fits` nodes, some of them listed in
+    `nodes`.
+    """
 
     changes: tuple[Change, ...]
     fits: int
     nodes: tuple[str, ...] = ()
 
 
-class VictimTold(Struct, frozen=True):
+class VictimInfo(Struct, frozen=True):
     replica: str
     workload: str
     priority: int
 
 
-class Preemption(Struct, frozen=True):
-    """Who would have to go. `why` is a word if nobody can: `priority` (nothing lower runs where it could stand), `class`,
-    `gang`, `quota`, `place` (room is not what is lacking), `protected` (disruption limits), `little` (it would not be enough).
+class PreemptionExplanation(Struct, frozen=True):
+    """Whether preemption could make room, and which victims it would take. If it is not possible, `why` is one of:
+
+    - `priority`: no replica of lower priority runs on a node where this one could run
+    - `class`: the priority class does not preempt
+    - `gang`: gangs do not preempt
+    - `quota`: quota is exhausted, so freed capacity would not help
+    - `place`: no node is rejected only for lack of capacity
+    - `protected`: disruption limits (minAvailable) protect the victims
+    - `little`: evicting all candidates would not free enough
     """
 
     possible: bool
     why: str = ""
     node: str = ""
-    victims: tuple[VictimTold, ...] = ()
+    victims: tuple[VictimInfo, ...] = ()
 
 
-class QuotaTold(Struct, frozen=True):
-    """The ledger that it draws on, what is left there, what one replica is charged, and for how many of `wanted` that does."""
+class QuotaExplanation(Struct, frozen=True):
+    """The ledger that the replica is charged to: what is left in it, the charge of one replica, and how many of `wanted` it
+    covers. `dead` is the refusal code if nothing can be charged to it at all.
+    """
 
     ledger: str
     left: Amount
@@ -105,8 +124,9 @@ class QuotaTold(Struct, frozen=True):
     dead: str = ""
 
 
-class GangTold(Struct, frozen=True):
-    """So many must be bound at once; so many stand, wait, and would find a place now."""
+class GangExplanation(Struct, frozen=True):
+    """A gang: `min` replicas must be bound at once; how many are running (`standing`), pending (`waiting`), and would fit now.
+    """
 
     min: int
     standing: int
@@ -114,16 +134,18 @@ class GangTold(Struct, frozen=True):
     fits: int
 
 
-class Nearest(Struct, frozen=True):
-    """The node that came closest, the filters that refuse it, and what it lacks."""
+class NearestNodeExplanation(Struct, frozen=True):
+    """The node that is nearest to fitting, the filters that reject it, and what it lacks."""
 
     node: str
     refused: tuple[str, ...]
     lacks: Amount
 
 
-class Waits(Struct, frozen=True):
-    """Why work waits. `verdict` is `now` (nothing is in its way), `not-now` or `never` (as things are declared now)."""
+class PendingExplanation(Struct, frozen=True):
+    """Why a replica is pending. `verdict` is `now` (it can be placed at once), `not-now`, or `never` (with the cluster as
+    declared now).
+    """
 
     verdict: str
     reason: str
@@ -131,17 +153,17 @@ class Waits(Struct, frozen=True):
     cure: str
     detail: str
     cures: tuple[str, ...]
-    passage: Passage
-    quota: QuotaTold
-    nearest: Nearest | None
-    gang: GangTold | None
-    preemption: Preemption | None
-    unblocks: tuple[Unblock, ...]
-    candidates: tuple[Candidate, ...]
+    passage: FilterFunnel
+    quota: QuotaExplanation
+    nearest: NearestNodeExplanation | None
+    gang: GangExplanation | None
+    preemption: PreemptionExplanation | None
+    unblocks: tuple[Remedy, ...]
+    candidates: tuple[DecisionCandidate, ...]
 
 
-class Told(Struct, frozen=True):
-    """What was recorded of one attempt: a scheduler's decision, or the authority's answer. `at` is of a wall clock."""
+class HistoryEntry(Struct, frozen=True):
+    """One recorded event of a replica: a scheduler's decision or the authority's verdict. `at` is a wall clock time."""
 
     revision: int
     at: str
@@ -152,16 +174,18 @@ class Told(Struct, frozen=True):
     attempt: int = 0
 
 
-class Chosen(Struct, frozen=True):
-    """Why here: what the decision that bound it had seen, as its record says; `seen` was its revision, `age_ms` old."""
+class PlacementExplanation(Struct, frozen=True):
+    """Why the replica runs on its node: the evidence in the decision that bound it. `seen` is the revision of that evidence and
+    `age_ms` its age at the time of the decision.
+    """
 
     revision: int
     at: str
     seen: int
     age_ms: int
     attempt: int
-    passage: Passage
-    candidates: tuple[Candidate, ...]
+    passage: FilterFunnel
+    candidates: tuple[DecisionCandidate, ...]
     grant: str
     left: Amount
     policy: int
@@ -169,8 +193,10 @@ class Chosen(Struct, frozen=True):
     victims: tuple[str, ...]
 
 
-class Evidence(Struct, frozen=True):
-    """What this explanation was made from: one revision of the store, read so long ago."""
+class ExplanationEvidence(Struct, frozen=True):
+    """What an explanation is based on: one revision of the store and how long ago it was read, the policy and the overrides in
+    force.
+    """
 
     revision: int
     age_ms: int
@@ -178,7 +204,7 @@ class Evidence(Struct, frozen=True):
     overrides: tuple[str, ...]
 
 
-class ReplicaTold(Struct, frozen=True):
+class ReplicaExplanation(Struct, frozen=True):
     kind: str
     tenant: str
     name: str
@@ -189,34 +215,34 @@ class ReplicaTold(Struct, frozen=True):
     priority: int
     node: str
     since: str
-    evidence: Evidence
-    waits: Waits | None
-    chosen: Chosen | None
+    evidence: ExplanationEvidence
+    waits: PendingExplanation | None
+    chosen: PlacementExplanation | None
     grants: tuple[str, ...]
     devices: dict[str, int]
     victims: dict[str, bool]
-    """Of a reservation: who must go, and whether it has."""
-    there: NodeAnswer | None
-    here: NodeAnswer | None
-    history: tuple[Told, ...]
+    """For a reservation: its preemption victims, and whether each one has released its capacity."""
+    there: NodeFitExplanation | None
+    here: NodeFitExplanation | None
+    history: tuple[HistoryEntry, ...]
     result: str = ""
     reason: str = ""
     said: str = ""
-    """What its node says of it meanwhile: how far a fetch is, or why it is not ready."""
+    """Progress as reported by the node's agent, for example how far an artifact fetch is or why the replica is not ready."""
 
 
-class Group(Struct, frozen=True):
-    """Replicas of a workload that wait for the same reason."""
+class PendingGroup(Struct, frozen=True):
+    """Pending replicas of one workload that share a reason."""
 
     generation: int
     priority: int
     count: int
     first: str
-    waits: Waits
+    waits: PendingExplanation
 
 
-class WorkloadTold(Struct, frozen=True):
-    """`stages` counts its replicas by where they stand; `missing` are wanted and not made yet."""
+class WorkloadExplanation(Struct, frozen=True):
+    """Explanation of a workload. `stages` counts its replicas by phase; `missing` replicas are desired but not created yet."""
 
     kind: str
     tenant: str
@@ -225,13 +251,15 @@ class WorkloadTold(Struct, frozen=True):
     stages: dict[str, int]
     missing: int
     since: str
-    evidence: Evidence
-    groups: tuple[Group, ...]
+    evidence: ExplanationEvidence
+    groups: tuple[PendingGroup, ...]
     limit: str
-    """What limits it now, in a word: a reason's code; the stage that most are in; or empty, if it is where it should be."""
-    there: NodeAnswer | None
-    history: tuple[Told, ...]
+    """What limits the workload now: a reason code, or the phase that most unfinished replicas are in; empty if it has reached
+    its desired state.
+    """
+    there: NodeFitExplanation | None
+    history: tuple[HistoryEntry, ...]
     detail: str = ""
-    """What its controllers say of that, in words: why it failed, or what a rollout waits for."""
+    """The controllers' message about that limit, for example why the workload failed or what a rollout waits for."""
     unattended: str = ""
-    """Who should move it on and does not act, and the cure, in words; empty if nobody is missed."""
+    """The component that should act on the workload but is not running, and how to fix that; empty if every component runs."""

@@ -1,6 +1,6 @@
 """Explanation of one replica or one workload, with recorded decisions.
 
-Puts together what is seen and what was recorded; no words here.
+Combines the current view with the recorded history. The wording of the output is in cli/output/explanations.py.
 """
 
 from __future__ import annotations
@@ -15,56 +15,61 @@ from remit.model.records import Decision, DecisionSpec, Phase, Replica
 from remit.model.resources import Amount
 from remit.observation.replica_table import PENDING, PHASES
 from remit.observation.scheduler_view import View
-from remit.proposal.explain.pending import Rules, answer_for, evidence, explain_waiting, without, work_of
+from remit.proposal.explain.pending import PlacementInputs, explain_node, evidence, explain_pending, remove_replica, pending_work
 from remit.proposal.explain.result_types import (
-    Chosen,
-    Group,
-    NodeAnswer,
-    Passage,
-    ReplicaTold,
-    Step,
-    Told,
-    Waits,
-    WorkloadTold,
+    PlacementExplanation,
+    PendingGroup,
+    NodeFitExplanation,
+    FilterFunnel,
+    ReplicaExplanation,
+    FilterStep,
+    HistoryEntry,
+    PendingExplanation,
+    WorkloadExplanation,
 )
-from remit.proposal.placement.plugins import LAW
+from remit.proposal.placement.plugins import BUILTIN_FILTERS
 
 HISTORY_MAX: Final = 50
 GROUPS_MAX: Final = 8
 QUEUED: Final = "queued"
-_REASONS: Final = {one.name: one.code.value for one in LAW}
-_ARRIVED: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED), "": (Phase.READY, Phase.SERVING)}
-_GOES_BY: Final = (Phase.RELEASED,)
+_REASONS: Final = {one.name: one.code.value for one in BUILTIN_FILTERS}
+_GOAL_PHASES: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED), "": (Phase.READY, Phase.SERVING)}
+_GONE_PHASES: Final = (Phase.RELEASED,)
 ROLLED_OUT: Final = "RolledOut"
 
 
-class NoNode(Exception):
-    """There is no node of the name that was asked about."""
+class NodeNotFound(Exception):
+    """There is no node with the requested name."""
 
 
-class Records(NamedTuple):
-    """What was written down about it, by revision: schedulers' decisions, the authority's answers, and when each was."""
+class RecordedHistory(NamedTuple):
+    """Recorded history of a replica or workload by revision: scheduler decisions, authority verdicts, and the wall clock time
+    of each.
+    """
 
     decisions: Sequence[tuple[int, Decision]] = ()
-    answers: Sequence[Told] = ()
+    answers: Sequence[HistoryEntry] = ()
     at: Mapping[int, str] = {}
 
-    def history(self) -> tuple[Told, ...]:
-        """All of it, the oldest first; of very much, the latest."""
-        told = [_decided(revision, self.at.get(revision, ""), one.spec) for revision, one in self.decisions]
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """All entries, oldest first; only the latest HISTORY_MAX."""
+        told = [_history_entry(revision, self.at.get(revision, ""), one.spec) for revision, one in self.decisions]
         return tuple(sorted((*told, *self.answers), key=lambda one: one.revision)[-HISTORY_MAX:])
 
 
-def tell_replica(view: View, row: Replica, revision: int, records: Records, rules: Rules, node: str = "") -> ReplicaTold:
-    """`node`: another one, of which it is asked why it is not there. Raises `NoNode` if there is none of that name."""
+def explain_replica(view: View, row: Replica, revision: int, records: RecordedHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
+    """Explains one replica. If `node` is given, also whether the replica would fit on that node.
+
+    Raises `NodeNotFound` if there is no node of that name.
+    """
     meta, spec, status = row.metadata, row.spec, row.status
     slot = view.replicas.slots[f"replica/{meta.tenant}/{meta.name}"]
     generation = view.replicas.at.generation[slot]
     waits = None
     if status.phase is Phase.PENDING:
-        waits = explain_waiting(view, generation, spec.priority, rules)
-    there, here = _answers(view, slot, rules, node, status.node)
-    return ReplicaTold(
+        waits = explain_pending(view, generation, spec.priority, rules)
+    there, here = _node_answers(view, slot, rules, node, status.node)
+    return ReplicaExplanation(
         kind="replica",
         tenant=meta.tenant,
         name=meta.name,
@@ -77,10 +82,10 @@ def tell_replica(view: View, row: Replica, revision: int, records: Records, rule
         since=records.at.get(revision, ""),
         evidence=evidence(view, rules),
         waits=waits,
-        chosen=_chosen(records, f"{meta.tenant}/{meta.name}", status.node) if status.node else None,
+        chosen=_placement_explanation(records, f"{meta.tenant}/{meta.name}", status.node) if status.node else None,
         grants=status.grants,
         devices=dict(status.devices),
-        victims={victim: _gone(view, victim, copy) for victim, copy in status.victims.items()},
+        victims={victim: _has_left(view, victim, copy) for victim, copy in status.victims.items()},
         there=there,
         here=here,
         history=records.history(),
@@ -89,36 +94,36 @@ def tell_replica(view: View, row: Replica, revision: int, records: Records, rule
     )
 
 
-def _gone(view: View, victim: str, copy: str) -> bool:
+def _has_left(view: View, victim: str, copy: str) -> bool:
     slot = view.replicas.slots.get(victim)
     return slot is None or view.replicas.at.node[slot] < 0 or not view.replicas.is_copy(slot, copy)
 
 
-def _answers(view: View, slot: int, rules: Rules, node: str, now_on: str) -> tuple[NodeAnswer | None, NodeAnswer | None]:
-    """Of the node that is asked about, and of the one where it stands, as if it stood nowhere."""
+def _node_answers(view: View, slot: int, rules: PlacementInputs, node: str, now_on: str) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
+    """Fit on the requested node, and on the node where the replica runs now, both as if it were not running anywhere."""
     if not node:
         return None, None
     generation, priority = view.replicas.at.generation[slot], view.replicas.at.priority[slot]
-    trial = work_of(view, generation, priority, rules).trial
-    without(view, trial, slot)
-    there = answer_for(trial, node)
+    trial = pending_work(view, generation, priority, rules).trial
+    remove_replica(view, trial, slot)
+    there = explain_node(trial, node)
     if there is None:
-        raise NoNode(node)
-    return there, answer_for(trial, now_on) if now_on else None
+        raise NodeNotFound(node)
+    return there, explain_node(trial, now_on) if now_on else None
 
 
-def _chosen(records: Records, name: str, node: str) -> Chosen | None:
-    """The last decision that put it where it is, if that is still kept."""
+def _placement_explanation(records: RecordedHistory, name: str, node: str) -> PlacementExplanation | None:
+    """The latest decision that placed the replica on its current node, if that decision is still retained."""
     for revision, one in sorted(records.decisions, key=lambda pair: -pair[0]):
         spec = one.spec
         if spec.replicas.get(name) == node and spec.verdict in ("bound", "reserved"):
-            return Chosen(
+            return PlacementExplanation(
                 revision=revision,
                 at=records.at.get(revision, ""),
                 seen=spec.revision,
                 age_ms=spec.age_ms,
                 attempt=spec.attempt,
-                passage=_recorded(spec),
+                passage=_recorded_funnel(spec),
                 candidates=spec.candidates,
                 grant=spec.grant,
                 left=Amount(spec.left),
@@ -129,43 +134,47 @@ def _chosen(records: Records, name: str, node: str) -> Chosen | None:
     return None
 
 
-def _recorded(spec: DecisionSpec) -> Passage:
+def _recorded_funnel(spec: DecisionSpec) -> FilterFunnel:
     left, steps = spec.nodes, []
     for name, refused in spec.funnel:
         left -= refused
-        steps.append(Step(name, _REASONS.get(name, ""), refused, left))
-    return Passage(spec.nodes, tuple(steps), spec.fits)
+        steps.append(FilterStep(name, _REASONS.get(name, ""), refused, left))
+    return FilterFunnel(spec.nodes, tuple(steps), spec.fits)
 
 
-def _decided(revision: int, at: str, spec: DecisionSpec) -> Told:
-    return Told(revision, at, "scheduler", spec.verdict, spec.reason, spec.detail, spec.attempt)
+def _history_entry(revision: int, at: str, spec: DecisionSpec) -> HistoryEntry:
+    return HistoryEntry(revision, at, "scheduler", spec.verdict, spec.reason, spec.detail, spec.attempt)
 
 
 # -- a workload ----------------------------------------------------------------------------------------------------------------
 
 
-def tell_workload(
-    view: View, declared: Workload | None, tenant: str, name: str, records: Records, rules: Rules, node: str = ""
-) -> WorkloadTold:
-    """`declared` is None if only replicas of it are left. Raises `NoNode` if there is no `node` of that name."""
+def explain_workload(
+    view: View, declared: Workload | None, tenant: str, name: str, records: RecordedHistory, rules: PlacementInputs, node: str = ""
+) -> WorkloadExplanation:
+    """Explains one workload. `declared` is None if only replicas of it remain.
+
+    Raises `NodeNotFound` if there is no node called `node`.
+    """
     slots = _slots(view, tenant, name)
     phases = view.replicas.column("phase")[slots]
     counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}
     stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
     kind = "" if declared is None else declared.spec.type
-    gone = (*_GOES_BY, Phase.FINISHED) if kind == "job" else _GOES_BY  # what has ended takes nobody's place, settled or not
+    # Finished replicas of a job do not count as existing, whether settled or not.
+    gone = (*_GONE_PHASES, Phase.FINISHED) if kind == "job" else _GONE_PHASES
     there = sum(count for phase, count in counts.items() if phase not in gone)
-    wanted, missing = _wanted(declared, there, len(slots))
+    wanted, missing = _desired_and_missing(declared, there, len(slots))
     groups = tuple(_groups(view, slots, rules))
     answered = None
     if node and len(slots):
-        answered, _ = _answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
+        answered, _ = _node_answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
     limit, detail = _limit(counts, groups, missing, kind), ""
-    said = None if declared is None else _said(declared)
+    said = None if declared is None else _summarize_conditions(declared)
     if said is not None and (said.ended or not groups):
         limit, detail = said.word, said.detail
-    return WorkloadTold(
+    return WorkloadExplanation(
         kind="workload",
         tenant=tenant,
         name=name,
@@ -182,41 +191,43 @@ def tell_workload(
     )
 
 
-def _wanted(declared: Workload | None, there: int, made: int) -> tuple[int, int]:
-    """How many in all, and how many of those are not made yet: of a job with completions, for now."""
+def _desired_and_missing(declared: Workload | None, there: int, made: int) -> tuple[int, int]:
+    """Desired number of replicas, and how many of them are not created yet; for a job with completions, how many may be created
+    now.
+    """
     if declared is None or declared.metadata.deleting:
         return 0, 0
     spec = declared.spec
     if spec.type == "daemon":
-        return there, 0  # as many as there are nodes for it; who makes them knows
+        return there, 0  # one per matching node; the workload controller knows how many that is
     if spec.type != "job":
         return spec.replicas, max(0, spec.replicas - there)
     wanted = spec.completions or spec.replicas
-    said = _said(declared)
+    said = _summarize_conditions(declared)
     over = said is not None and said.ended
     return wanted, 0 if over else max(0, min(wanted - made, spec.replicas - there))
 
 
-class _Saying(NamedTuple):
-    """What its controllers say of it. `ended`: nothing more is done for it."""
+class _ConditionSummary(NamedTuple):
+    """The state of a workload according to its conditions. `ended`: its controllers do nothing more for it."""
 
     word: str
     detail: str
     ended: bool = False
 
 
-def _said(declared: Workload) -> _Saying | None:
+def _summarize_conditions(declared: Workload) -> _ConditionSummary | None:
     current = {one.type: one for one in declared.status.conditions if one.observed_generation == declared.metadata.generation}
     failed, complete, rolls = current.get("Failed"), current.get("Complete"), current.get("Progressing")
     if failed is not None and failed.status == "True":
-        return _Saying(failed.reason, failed.message, ended=True)
+        return _ConditionSummary(failed.reason, failed.message, ended=True)
     if complete is not None and complete.status == "True":
-        return _Saying("", "it is done", ended=True)
+        return _ConditionSummary("", "the job is complete", ended=True)
     admitted = current.get("Admitted")
     if admitted is not None and admitted.status == "False":
-        return _Saying(admitted.reason, admitted.message)
+        return _ConditionSummary(admitted.reason, admitted.message)
     if rolls is not None and rolls.reason != ROLLED_OUT and rolls.message:
-        return _Saying("rollout", rolls.message)
+        return _ConditionSummary("rollout", rolls.message)
     return None
 
 
@@ -227,8 +238,8 @@ def _slots(view: View, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtyp
     return found
 
 
-def _groups(view: View, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: Rules) -> list[Group]:
-    """Those that wait, by what makes their fate the same; the most first."""
+def _groups(view: View, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: PlacementInputs) -> list[PendingGroup]:
+    """Pending replicas grouped by generation and priority, which share a reason; the largest group first."""
     at, keys = view.replicas.at, view.replicas.keys
     alike: dict[tuple[int, int], list[int]] = {}
     for slot in slots.tolist():
@@ -237,18 +248,20 @@ def _groups(view: View, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules:
     found = []
     for (generation, priority), some in sorted(alike.items(), key=lambda pair: -len(pair[1]))[:GROUPS_MAX]:
         first = min(some, key=lambda slot: at.index[slot])
-        waits: Waits = explain_waiting(view, generation, priority, rules)
+        waits: PendingExplanation = explain_pending(view, generation, priority, rules)
         name = keys[first].split("/", 2)[2]
-        found.append(Group(view.shapes.at.number[generation], priority, len(some), name, waits))
+        found.append(PendingGroup(view.shapes.at.number[generation], priority, len(some), name, waits))
     return found
 
 
-def _limit(counts: Mapping[Phase, int], groups: Sequence[Group], missing: int, kind: str) -> str:
-    """What keeps it from being whole: a reason; replicas that are not made yet; or the stage in which most are under way."""
+def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing: int, kind: str) -> str:
+    """What keeps the workload from its desired state: the reason of its largest pending group, replicas that are not created
+    yet, or the phase that most unfinished replicas are in.
+    """
     if groups:
         return groups[0].waits.reason or QUEUED
     if missing:
         return "missing"
-    arrived = _ARRIVED["job"] if kind == "job" else _ARRIVED[""]
-    under_way = {phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GOES_BY}
+    arrived = _GOAL_PHASES["job"] if kind == "job" else _GOAL_PHASES[""]
+    under_way = {phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GONE_PHASES}
     return max(under_way, key=lambda phase: under_way[phase]).value if under_way else ""

@@ -1,1 +1,1 @@
-"""Placement kernel, filters, scores and preemption, over node columns."""
+"""Placement kernel, filters, scores and preemption, all computed over node columns."""

@@ -1,8 +1,7 @@
 """Device assignment and free device shares per node.
 
-Chosen here, and named in the claim; that some will do, law/fit.py has said.
-
-Kept up with the columns, row by row. Nothing is ranked here.
+Chooses the devices named in a bind; law/fit.py has already decided that enough are free. Scores are computed elsewhere
+(fragmentation.py).
 """
 
 from __future__ import annotations
@@ -12,72 +11,76 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from remit.law.fit import NOBODY, Ask, Devices, Model, devices_left
+from remit.law.fit import NO_PEERS, Requirements, DeviceRequirement, DeviceModel, free_devices
 from remit.law.fit import devices as fit_whole
 from remit.law.fit import shares as fit_shares
 from remit.model.kinds import Device, Node
-from remit.model.resources import WHOLE
+from remit.model.resources import WHOLE_DEVICE
 from remit.observation.column_table import Names
 from remit.observation.node_columns import Columns, Ints
 
 
-def choose(ask: Ask, columns: Columns, row: int) -> dict[str, int]:
-    """Thousandths by device name, of a row on which the ask fits."""
+def choose_devices(ask: Requirements, columns: Columns, row: int) -> dict[str, int]:
+    """Thousandths by device name for a row on which the requirements fit."""
     node = columns.nodes[row]
-    if node is None or not (ask.whole or ask.shares):
+    if node is None or not (ask.whole_devices or ask.device_shares):
         return {}
-    return choose_among(ask, node.spec.devices, columns.used[row]) or {}
+    return assign_devices(ask, node.spec.devices, columns.used[row]) or {}
 
 
-class _Left(NamedTuple):
-    """As much of a site as the rules about devices ask of it."""
+class _FreeDevices(NamedTuple):
+    """The subset of a `Site` that the device rules read."""
 
-    whole: Mapping[Model, int]
-    room: Mapping[Model, int]
-
-
-def fits_devices(ask: Ask, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
-    """What the law says of these devices, when so much of them is used."""
-    site = cast(Any, _Left(*devices_left(devices, used)))
-    return bool(fit_whole(ask, site, NOBODY)) and bool(fit_shares(ask, site, NOBODY))
+    whole: Mapping[DeviceModel, int]
+    room: Mapping[DeviceModel, int]
 
 
-Rank = Callable[[Devices, int], int]
-"""How bad is it to take this share from a device of which so much is left?"""
+def fits_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
+    """Applies the device rules of law/fit.py to these devices, of which `used` is taken."""
+    site = cast(Any, _FreeDevices(*free_devices(devices, used)))
+    return bool(fit_whole(ask, site, NO_PEERS)) and bool(fit_shares(ask, site, NO_PEERS))
 
 
-def tightest(one: Devices, left: int) -> int:
+DeviceCost = Callable[[DeviceRequirement, int], int]
+"""Cost of taking a share from a device with this much free; the lowest cost wins."""
+
+
+def tightest(one: DeviceRequirement, left: int) -> int:
     return left
 
 
-def choose_among(ask: Ask, devices: Sequence[Device], used: Mapping[str, int], rank: Rank = tightest) -> dict[str, int] | None:
-    """Shares go where they leave the least over, or where another rank is lowest, and to the first of equals; whole ones so
-    that every part of the ask finds its own. None if that fails.
+def assign_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[str, int], rank: DeviceCost = tightest) -> dict[str, int] | None:
+    """Assigns devices to the requirements; None if that is not possible.
+
+    Shares go to the device with the lowest `rank` (by default the one with the least free), the first one on ties. Whole
+    devices are matched so that every requirement gets its own.
     """
     chosen: dict[str, int] = {}
-    for one in ask.shares:
-        name = _lowest(one, devices, used, chosen, rank)
+    for one in ask.device_shares:
+        name = _cheapest_device(one, devices, used, chosen, rank)
         if name is None:
             return None
         chosen[name] = one.amount
-    return chosen if _match(ask.whole, devices, used, chosen) else None
+    return chosen if _match_whole_devices(ask.whole_devices, devices, used, chosen) else None
 
 
-def _lowest(
-    one: Devices, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], rank: Rank
+def _cheapest_device(
+    one: DeviceRequirement, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], rank: DeviceCost
 ) -> str | None:
     found, lowest = None, 0
     for device in devices:
         if device.kind != one.kind or (one.models and device.model not in one.models) or device.name in chosen:
             continue
-        left = WHOLE - used.get(device.name, 0)
+        left = WHOLE_DEVICE - used.get(device.name, 0)
         if left >= one.amount and (found is None or rank(one, left) < lowest):
             found, lowest = device.name, rank(one, left)
     return found
 
 
-def _match(wholes: Sequence[Devices], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:
-    """Give each wanted device one of its own; where sorts overlap, an earlier choice may have to move (augmenting paths)."""
+def _match_whole_devices(wholes: Sequence[DeviceRequirement], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:
+    """Matches each requested whole device to a free one (bipartite matching by augmenting paths): if requirements overlap in
+    the models they accept, an earlier choice may be moved.
+    """
     wanted = [one for one in wholes for _ in range(one.amount)]
     free = [device for device in devices if not used.get(device.name, 0) and device.name not in chosen]
     owner: dict[str, int] = {}
@@ -95,18 +98,20 @@ def _match(wholes: Sequence[Devices], devices: Sequence[Device], used: Mapping[s
 
     if not all(find(want, set()) for want in range(len(wanted))):
         return False
-    chosen.update(dict.fromkeys(owner, WHOLE))
+    chosen.update(dict.fromkeys(owner, WHOLE_DEVICE))
     return True
 
 
-_ROOM_MIN: Final = 16
+_ROWS_MIN: Final = 16
 _UNUSED: Final[Mapping[str, int]] = {}
-_HOLE: Final[tuple[Node | None, Mapping[str, int]]] = None, _UNUSED
+_NO_NODE: Final[tuple[Node | None, Mapping[str, int]]] = None, _UNUSED
 
 
-class Stock:
-    """`left` has the thousandths that nobody uses, a line for each row and a column for each device in the order of the node's
-    spec; `sort` has the id of the device's kind and model in `sorts`, and -1 where there is none. Both have lines to spare.
+class FreeDeviceShares:
+    """Free shares of every device, updated incrementally from the node columns.
+
+    `left` has the free thousandths: one line per row and one column per device, in the order of the node's spec. `sort` has
+    the id of the device's kind and model in `sorts`, -1 where there is no device. Both arrays are over-allocated.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -118,19 +123,20 @@ class Stock:
         self._names = Names()
 
     @property
-    def sorts(self) -> list[Model]:
+    def sorts(self) -> list[DeviceModel]:
         return self._names.values
 
     def follow(self) -> Ints | None:
-        """Look at what changed; the rows of which anything did, devices or other amounts. None if nothing is known of which."""
+        """Processes changed rows. Returns the rows with any change (devices or other resources); None if all rows were rebuilt.
+        """
         changed, rows = self._columns.changed, len(self._columns)
         if self._seen == changed.count:
             return np.zeros(0, dtype=np.int64)
         touched = changed.since(self._seen) if self._seen >= 0 else None
         self._seen = changed.count
         if rows > len(self.left):
-            self._widen(max(2 * rows, _ROOM_MIN), self.left.shape[1])
-        self._known += [_HOLE] * (rows - len(self._known))
+            self._widen(max(2 * rows, _ROWS_MIN), self.left.shape[1])
+        self._known += [_NO_NODE] * (rows - len(self._known))
         found = None if touched is None else np.unique(touched)
         for row in range(rows) if found is None else found.tolist():
             self._look(row)
@@ -140,14 +146,14 @@ class Stock:
         node, used = self._columns.nodes[row], self._columns.used[row]
         before = self._known[row]
         if node is before[0] and used is before[1]:
-            return  # by far the most: somebody took cpu and memory
+            return  # the common case: only cpu or memory changed
         self._known[row] = node, used
         devices = node.spec.devices if node is not None else ()
         if len(devices) > self.left.shape[1]:
             self._widen(len(self.left), len(devices))
         self.left[row], self.sort[row] = 0, -1
         for at, device in enumerate(devices):
-            self.left[row, at] = max(WHOLE - used.get(device.name, 0), 0)
+            self.left[row, at] = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
             self.sort[row, at] = self._names.id((device.kind, device.model))
 
     def _widen(self, rows: int, width: int) -> None:

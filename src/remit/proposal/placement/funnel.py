@@ -1,6 +1,6 @@
-"""Nodes rejected by each filter, and the nearest fit.
+"""Nodes rejected by each filter, and the node nearest to fitting.
 
-Which filter refused how many, and which node came closest. Nothing is placed here.
+Used for decision records and explanations. Nothing is placed here.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ from remit.law import fit
 from remit.model.claims import Code
 from remit.model.kinds import Node
 from remit.observation.node_columns import Bools, Ints, Rows
-from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.devices import fits_devices
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import ROOM, Cure, Filter, applies
+from remit.proposal.placement.plugins import CAPACITY_CHECKS, UnblockEvent, Filter, applies
 
-_NONE: Ints = np.zeros(1, dtype=np.int64)
-"""Of a device that no node has."""
-_DECLARED: Final = frozenset((Cure.NODE, Cure.POLICY, Cure.WORKLOAD))
-"""Cures that are done by people: nothing that ends by itself is among them."""
+_NO_DEVICES: Ints = np.zeros(1, dtype=np.int64)
+"""Column of a device type that no node has."""
+_DECLARATION_EVENTS: Final = frozenset((UnblockEvent.NODE, UnblockEvent.POLICY, UnblockEvent.WORKLOAD))
+"""Events caused by a declaration. A rejection that only these can end does not go away by waiting."""
 
 
-class Step(NamedTuple):
+class FunnelStep(NamedTuple):
     filter: Filter
     refused: int
 
 
 class Funnel(NamedTuple):
-    """Each node is counted once, at the first filter that refuses it: the refused and those that fit add up to all."""
+    """Each node is counted at the first filter that rejects it, so rejected and fitting nodes add up to `nodes`."""
 
     nodes: int
-    steps: tuple[Step, ...]
+    steps: tuple[FunnelStep, ...]
     fits: int
 
     @property
-    def dominant(self) -> Step | None:
-        """The filter that the nodes met which came furthest: the one to look at first."""
+    def dominant(self) -> FunnelStep | None:
+        """The last filter that rejected nodes, which the nodes that got furthest failed: the one to look at first."""
         return self.steps[-1] if self.steps else None
 
     @property
     def reason(self) -> Code:
         return self.dominant.filter.code if self.dominant is not None else Code.NO_ROOM
 
-    def cures(self) -> tuple[Cure, ...]:
-        """Whatever may let one of the refused nodes pass; that a node comes may always help."""
+    def cures(self) -> tuple[UnblockEvent, ...]:
+        """Events after which a rejected node may pass. A new node can always help."""
         found = dict.fromkeys(cure for step in self.steps for cure in step.filter.cures)
-        return tuple(dict.fromkeys((*found, Cure.NODE)))
+        return tuple(dict.fromkeys((*found, UnblockEvent.NODE)))
 
     def pairs(self) -> tuple[tuple[str, int], ...]:
         return tuple((step.filter.name, step.refused) for step in self.steps)
 
 
-def funnel(kernel: Kernel, one: Class) -> Funnel:
+def funnel(kernel: Kernel, one: WorkClass) -> Funnel:
     kernel.refresh(one)
     columns = kernel.columns
-    left: Bools = columns.region >= 0  # holes are no nodes
+    left: Bools = columns.region >= 0  # rows without a node
     nodes = int(left.sum())
     steps = []
     for filter_ in kernel.all_filters:
         if not applies(filter_, one.ask):
             continue
-        passed = np.asarray(kernel.checked(filter_, one.over, columns))  # one for each, or one for all
+        passed = np.asarray(kernel.checked(filter_, one.over, columns))  # one value per row, or a single value for all
         refused = int(np.count_nonzero(left & ~passed))
         if refused:
-            steps.append(Step(filter_, refused))
+            steps.append(FunnelStep(filter_, refused))
             left = left & passed
     return Funnel(nodes, tuple(steps), int(left.sum()))
 
 
-def refused_only_by(kernel: Kernel, one: Class, rows: Ints, some: Sequence[Filter]) -> bool:
-    """Is one of these rows refused by some of these filters, and by no other?"""
+def refused_only_by(kernel: Kernel, one: WorkClass, rows: Ints, some: Sequence[Filter]) -> bool:
+    """Whether at least one of these rows is rejected by some of these filters and by no other filter."""
     site = Rows(kernel.columns, rows)
     refused = np.zeros(len(rows), dtype=np.bool_)
     for filter_ in some:
@@ -84,16 +84,18 @@ def refused_only_by(kernel: Kernel, one: Class, rows: Ints, some: Sequence[Filte
     return bool(refused.any())
 
 
-class Near(NamedTuple):
-    """The closest node: what refuses it, and what it is short of, by resource or by kind of device."""
+class NearestFit(NamedTuple):
+    """The node nearest to fitting: the filters that reject it, and what it lacks by resource or device kind."""
 
     row: int
     refused: tuple[Filter, ...]
     lacks: dict[str, int]
 
 
-def nearest(kernel: Kernel, one: Class) -> Near | None:
-    """Refused by the fewest filters; of those that only lack room, the one that lacks the least of what is asked."""
+def nearest_fit(kernel: Kernel, one: WorkClass) -> NearestFit | None:
+    """The node rejected by the fewest filters; among nodes that lack only capacity, the one with the smallest relative
+    shortage.
+    """
     kernel.refresh(one)
     columns = kernel.columns
     there = columns.region >= 0
@@ -103,17 +105,17 @@ def nearest(kernel: Kernel, one: Class) -> Near | None:
     for filter_ in kernel.all_filters:
         if applies(filter_, one.ask):
             passed = kernel.checked(filter_, one.over, columns)
-            refusals += np.where(passed, 0, 1 if filter_.check in ROOM else 100)
+            refusals += np.where(passed, 0, 1 if filter_.check in CAPACITY_CHECKS else 100)
     short = np.zeros(len(there))
     for name, need in one.ask.resources:
         if need:
             free = columns.free.get(name)
             short += (np.maximum(need - free, 0) if free is not None else need) / need
-    for part in one.ask.whole:
-        count = sum(columns.whole.get((part.kind, model), _NONE) for model in part.models or (fit.ANY,))
+    for part in one.ask.whole_devices:
+        count = sum(columns.whole_devices.get((part.kind, model), _NO_DEVICES) for model in part.models or (fit.ANY_MODEL,))
         short += np.maximum(part.amount - count, 0) / max(part.amount, 1)
-    for part in one.ask.shares:
-        most = [columns.room.get((part.kind, model), _NONE) for model in part.models or (fit.ANY,)]
+    for part in one.ask.device_shares:
+        most = [columns.largest_shares.get((part.kind, model), _NO_DEVICES) for model in part.models or (fit.ANY_MODEL,)]
         short += np.maximum(part.amount - np.maximum.reduce(np.broadcast_arrays(*most)), 0) / max(part.amount, 1)
     refusals = np.where(there, refusals, np.iinfo(np.int64).max)
     row = int(np.lexsort((np.arange(len(there)), short, refusals))[0])
@@ -123,52 +125,53 @@ def nearest(kernel: Kernel, one: Class) -> Near | None:
         for filter_ in kernel.all_filters
         if applies(filter_, one.ask) and not np.all(kernel.checked(filter_, one.over, site))
     )
-    return Near(row, refused, lacks(kernel, one, row))
+    return NearestFit(row, refused, missing_capacity(kernel, one, row))
 
 
-def lacks(kernel: Kernel, one: Class, row: int) -> dict[str, int]:
-    """What this node is short of: amounts, and whole devices or thousandths of one by kind."""
+def missing_capacity(kernel: Kernel, one: WorkClass, row: int) -> dict[str, int]:
+    """What this node lacks: resource amounts, and by device kind whole devices or thousandths of one."""
     columns, found = kernel.columns, dict[str, int]()
     for name, need in one.ask.resources:
         free = int(columns.free[name][row]) if name in columns.free else 0
         if free < need:
             found[name] = need - free
-    for part in one.ask.whole:
-        there = sum(_at(columns.whole, (part.kind, model), row) for model in part.models or (fit.ANY,))
+    for part in one.ask.whole_devices:
+        there = sum(_at(columns.whole_devices, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
         if there < part.amount:
             found[part.kind] = part.amount - there
-    for part in one.ask.shares:
-        room = max(_at(columns.room, (part.kind, model), row) for model in part.models or (fit.ANY,))
+    for part in one.ask.device_shares:
+        room = max(_at(columns.largest_shares, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
         if room < part.amount:
             found[f"{part.kind} share"] = part.amount - room
     return found
 
 
-def ever(kernel: Kernel, one: Class) -> bool:
-    """Would it fit on some node that is there, were that empty, healthy and open? If not, waiting alone helps nothing.
+def could_ever_fit(kernel: Kernel, one: WorkClass) -> bool:
+    """Whether the class would fit on some existing node if that node were empty, ready and schedulable. If not, waiting does
+    not help.
 
-    Others' filters count where a node or the work itself would have to become another, as their cures say: one that passes when
-    room comes back, or with time, is worth waiting for.
+    A third-party filter counts only if all of its unblock events are declarations (node, policy or workload must change). A
+    filter that can pass when capacity is released, or with time, is worth waiting for.
     """
     kernel.refresh(one)
     columns = kernel.columns
     could = one.static.copy()
     for filter_ in kernel.all_filters:
-        if filter_.foreign and _DECLARED.issuperset(filter_.cures) and applies(filter_, one.ask):
+        if filter_.foreign and _DECLARATION_EVENTS.issuperset(filter_.cures) and applies(filter_, one.ask):
             could &= kernel.checked(filter_, one.over, columns)
     for name, need in one.ask.resources:
         at = columns.resources.get(name)
         could &= columns.capacity[at] >= need if at is not None else np.zeros(len(could), dtype=np.bool_)
     rows = np.flatnonzero(could)
-    if not (one.ask.whole or one.ask.shares):
+    if not (one.ask.whole_devices or one.ask.device_shares):
         return bool(len(rows))
     return any(_empty_fits(one, columns.nodes[row]) for row in rows.tolist())
 
 
-def _empty_fits(one: Class, node: Node | None) -> bool:
+def _empty_fits(one: WorkClass, node: Node | None) -> bool:
     return node is not None and fits_devices(one.ask, node.spec.devices, {})
 
 
-def _at(columns: Mapping[fit.Model, Ints], model: fit.Model, row: int) -> int:
+def _at(columns: Mapping[fit.DeviceModel, Ints], model: fit.DeviceModel, row: int) -> int:
     column = columns.get(model)
     return 0 if column is None else int(column[row])

@@ -1,21 +1,23 @@
 """Filter and score plug-in API and entry points.
 
-Small named functions over whole columns, ours and others'. Nothing is chosen here.
+Defines the interfaces and loads installed plug-ins. The kernel runs them; nothing is placed here.
 
-A **filter** says where a replica may stand. Ours are the rules of law/fit.py, so proposer and authority cannot disagree; others
-may only forbid more than the law does, and the authority does not know them: where it counts the domains that a replica could
-spread over, it counts those that they forbid too. Each names the reason that people read, and the cures: the sorts of events
-after which a node that it refused may pass.
+A **filter** decides on which nodes a replica may run. The built-in filters are the rules of law/fit.py, which the authority
+checks too, so scheduler and authority cannot disagree. A third-party filter can only reject more nodes than these rules, and
+the authority does not know it: where the authority counts the domains available for a topology spread, it includes domains
+that a third-party filter rejects. Every filter has a reason for people, and the kinds of events after which a rejected node
+may pass.
 
-A **score** says how good a place is, from 0 to 1, for every node at once. It may rank, never authorise.
+A **score** rates nodes from 0 to 1, for all nodes at once. It ranks candidates and never makes a node eligible.
 
-Both are asked for one ask over a `Site`: all nodes, or only those that changed since. So an answer must depend on the node's
-own row (and slowly changing knowledge, announced by another `epoch`); filters that look at others are the law's alone.
+Both are called with the requirements of a class and a `NodeView`: all nodes, or only those that changed. The result for a node
+must therefore depend only on that node's row, plus slowly changing data whose changes are announced by a new `epoch`.
+Filters that depend on other replicas (spread, affinity) exist only as built-in rules.
 
-An ask speaks for all work that needs the same of a node. Whose it is, and with what labels, differs among them, so others are
-not told: no plug-in can go by it.
+Requirements are shared by all workloads that need the same of a node. Workload name and labels differ among these workloads,
+so they are removed before a third-party plug-in is called, and no plug-in can depend on them.
 
-Others are found as entry points of installed packages, in the groups `remit.filters` and `remit.scores`.
+Third-party plug-ins are entry points of installed packages, in the groups `remit.filters` and `remit.scores`.
 """
 
 from __future__ import annotations
@@ -26,141 +28,144 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, NamedTuple
 
 from remit.law import fit
-from remit.law.fit import Ask, Peers, Site, Truth
+from remit.law.fit import Requirements, PeerCounts, NodeView, BoolOrMask
 from remit.model.claims import Code
 
-_ANYBODY: Final = ("", "", 0)
-FILTERS: Final = "remit.filters"
-SCORES: Final = "remit.scores"
+_NO_GENERATION: Final = ("", "", 0)
+FILTER_GROUP: Final = "remit.filters"
+SCORE_GROUP: Final = "remit.scores"
 WEIGHT_MAX: Final = 1_000
-WEIGHTS_MAX: Final = 2_000
-"""Of all scores together."""
+WEIGHT_SUM_MAX: Final = 2_000
+"""Upper bound on the sum of the weights of all scores."""
 SCORE_NAMES: Final = ("least-allocated", "most-allocated", "balanced", "preferred-taints", "locality", "fragmentation")
-"""Of scores.py and fragmentation.py."""
+"""Names of the built-in scores (builtin_plugins.py, fragmentation.py); a third-party score must not reuse one."""
 
 
-class Cure(StrEnum):
-    """After which sort of event may a refusal be over?"""
+class UnblockEvent(StrEnum):
+    """Kinds of events after which a rejected node may pass (kube-scheduler: cluster events)."""
 
     __hash__ = str.__hash__
 
     NODE = "node"
-    """A node came, or changed what it is or how it is."""
+    """A node was added, or its attributes or health changed."""
     ROOM = "room"
-    """Somebody gave room back."""
+    """Capacity was released on a node."""
     PEERS = "peers"
-    """Somebody of the same tenant was placed, or went."""
+    """A replica of the same tenant was placed or removed."""
     POLICY = "policy"
-    """Another policy is in force."""
+    """A different policy is in force."""
     OVERRIDE = "override"
-    """A human's override began or ended."""
+    """An override started or ended."""
     QUOTA = "quota"
-    """More is left of a quota, a slice or a grant."""
+    """Capacity was returned to a quota or grant, or its limit was raised."""
     WORKLOAD = "workload"
-    """The workload was declared anew."""
+    """The workload was updated."""
     TIME = "time"
-    """It only takes time: nothing else has to happen."""
+    """No event is needed; the rejection ends with time."""
 
 
 class PluginError(Exception):
-    """A plug-in failed, or answered what is no answer. Cure: mend it, or leave it out."""
+    """A plug-in raised an exception or returned an invalid result."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
-        super().__init__(f"plug-in {name!r}: {why}; mend it, or uninstall its package")
+        super().__init__(f"plug-in {name!r}: {why}; fix it, or uninstall its package")
 
 
 class Filter(NamedTuple):
     name: str
     code: Code
-    check: Callable[[Ask, Site, Peers], Truth]
-    cures: tuple[Cure, ...] = (Cure.NODE,)
-    applies: Callable[[Ask], bool] = lambda ask: True
-    """Can it refuse this ask at all?"""
+    check: Callable[[Requirements, NodeView, PeerCounts], BoolOrMask]
+    cures: tuple[UnblockEvent, ...] = (UnblockEvent.NODE,)
+    applies: Callable[[Requirements], bool] = lambda ask: True
+    """Whether the filter can reject anything for these requirements; if not, it is skipped."""
     foreign: bool = False
-    """Did others write it? Then its answers are checked."""
+    """Third-party filter: its results are validated and its exceptions become `PluginError`."""
     reason: str = ""
-    """Why it refuses, for people; if there is none, what the code means."""
+    """Why it rejects a node, for people. Default: the meaning of its code."""
 
 
-def STEADY() -> int:  # noqa: N802  (a constant that is asked)
-    """The epoch of what knows nothing beyond the row."""
+def constant_epoch() -> int:  # used like a constant
+    """Epoch of a score that depends on nothing but the row."""
     return 0
 
 
 class Score(NamedTuple):
     name: str
-    score: Callable[[Ask, Any], Any]
+    score: Callable[[Requirements, Any], Any]
     weight: int = 1
-    applies: Callable[[Ask], bool] = lambda ask: True
-    epoch: Callable[[], int] = STEADY
-    """Another number whenever what it knows beyond the row has changed: then every node is scored anew."""
+    applies: Callable[[Requirements], bool] = lambda ask: True
+    epoch: Callable[[], int] = constant_epoch
+    """Returns a new number whenever data other than the row has changed; all nodes are then scored again."""
     static: bool = False
-    """Does it depend only on what the node is, not on what is left of it?"""
+    """Whether the score depends only on node attributes, not on free capacity. It is then not recomputed after a placement."""
     foreign: bool = False
     instead_of: tuple[str, ...] = ()
-    """Scores that do not count where this one applies: they rank by the same thing, and would blur it."""
+    """Scores disabled where this one applies: they rank by the same quantity and would distort it."""
     fine: bool = False
-    """Do differences matter that are smaller than a millionth? Then numbers have 64 bits where it applies."""
-    choose: Callable[[Ask, int], dict[str, int]] | None = None
-    """Which devices a replica gets on a row where it fits, if the score supposes anything about that."""
+    """Whether differences below one millionth matter. Totals are then kept in 64 bits instead of 32."""
+    choose: Callable[[Requirements, int], dict[str, int]] | None = None
+    """Device assignment that the score assumes for a row where the replica fits; None if it assumes none."""
 
 
-_MOVED: Final = (Cure.ROOM, Cure.NODE)
-_BESIDE: Final = (Cure.PEERS, Cure.NODE)
-BUILT_IN: Final[dict[Callable[..., Truth], tuple[str, tuple[Cure, ...], Callable[[Ask], bool]]]] = {
-    fit.ready: ("node-health", (Cure.NODE,), lambda ask: True),
-    fit.accepting: ("takes-work", (Cure.NODE,), lambda ask: True),
-    fit.place: ("place", (Cure.NODE,), lambda ask: True),
-    fit.policy: ("policy", (Cure.POLICY, Cure.NODE), lambda ask: bool(ask.policy)),
-    fit.taints: ("taints", (Cure.NODE,), lambda ask: True),
-    fit.labels: ("labels", (Cure.NODE,), lambda ask: bool(ask.wanted)),
-    fit.resources: ("resources", _MOVED, lambda ask: bool(ask.resources)),
-    fit.devices: ("devices", _MOVED, lambda ask: bool(ask.whole)),
-    fit.shares: ("device-shares", _MOVED, lambda ask: bool(ask.shares)),
-    # Over which domains it could spread is a matter of policy too.
-    fit.spread: ("spread", (*_BESIDE, Cure.POLICY), lambda ask: bool(ask.spread)),
-    fit.affinity: ("affinity", _BESIDE, lambda ask: bool(ask.affinity)),
-    fit.anti_affinity: ("anti-affinity", _BESIDE, lambda ask: bool(ask.anti)),
-    fit.shunned: ("shunned", _BESIDE, lambda ask: True),
+_CAPACITY_EVENTS: Final = (UnblockEvent.ROOM, UnblockEvent.NODE)
+_PEER_EVENTS: Final = (UnblockEvent.PEERS, UnblockEvent.NODE)
+FILTER_DEFINITIONS: Final[dict[Callable[..., BoolOrMask], tuple[str, tuple[UnblockEvent, ...], Callable[[Requirements], bool]]]] = {
+    fit.ready: ("node-health", (UnblockEvent.NODE,), lambda ask: True),
+    fit.accepting: ("takes-work", (UnblockEvent.NODE,), lambda ask: True),
+    fit.place: ("place", (UnblockEvent.NODE,), lambda ask: True),
+    fit.policy: ("policy", (UnblockEvent.POLICY, UnblockEvent.NODE), lambda ask: bool(ask.policy)),
+    fit.taints: ("taints", (UnblockEvent.NODE,), lambda ask: True),
+    fit.labels: ("labels", (UnblockEvent.NODE,), lambda ask: bool(ask.node_expressions)),
+    fit.resources: ("resources", _CAPACITY_EVENTS, lambda ask: bool(ask.resources)),
+    fit.devices: ("devices", _CAPACITY_EVENTS, lambda ask: bool(ask.whole_devices)),
+    fit.shares: ("device-shares", _CAPACITY_EVENTS, lambda ask: bool(ask.device_shares)),
+    # The policy decides which domains are available for a spread, so a new policy can unblock it.
+    fit.spread: ("spread", (*_PEER_EVENTS, UnblockEvent.POLICY), lambda ask: bool(ask.spread)),
+    fit.affinity: ("affinity", _PEER_EVENTS, lambda ask: bool(ask.affinity)),
+    fit.anti_affinity: ("anti-affinity", _PEER_EVENTS, lambda ask: bool(ask.anti_affinity)),
+    fit.symmetric_anti_affinity: ("shunned", _PEER_EVENTS, lambda ask: True),
 }
-LAW: Final = tuple(Filter(BUILT_IN[rule.check][0], rule.code, rule.check, *BUILT_IN[rule.check][1:]) for rule in fit.RULES)
-"""The law as filters, in its order; a funnel shows them so."""
+BUILTIN_FILTERS: Final = tuple(Filter(FILTER_DEFINITIONS[rule.check][0], rule.code, rule.check, *FILTER_DEFINITIONS[rule.check][1:]) for rule in fit.RULES)
+"""The rules of law/fit.py as filters, in the same order; funnels list them in this order."""
 
-STATIC: Final = frozenset(rule.check for rule in fit.STATIC)
-COUPLED: Final = frozenset((fit.spread, fit.affinity, fit.anti_affinity, fit.shunned))
-"""Those that look at others: a placement may change their answer about other nodes."""
+STATIC_CHECKS: Final = frozenset(rule.check for rule in fit.STATIC_RULES)
+PEER_CHECKS: Final = frozenset((fit.spread, fit.affinity, fit.anti_affinity, fit.symmetric_anti_affinity))
+"""Checks that depend on other replicas: a placement can change their result on other nodes."""
 
-ROOM: Final = frozenset((fit.resources, fit.devices, fit.shares))
-"""Those that only ask whether there is enough left."""
+CAPACITY_CHECKS: Final = frozenset((fit.resources, fit.devices, fit.shares))
+"""Checks of free capacity only."""
 
 
 def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filter, ...]:
-    """Those of installed packages, in the order of their entry points' names; or of these entry points."""
+    """Filters of installed packages, ordered by entry point name; or of the given entry points.
+
+    Raises `PluginError` if one does not load or is invalid.
+    """
     found = tuple(
-        _load(point, Filter) for point in sorted(entry_points(group=FILTERS) if points is None else points, key=_name)
+        _load(point, Filter) for point in sorted(entry_points(group=FILTER_GROUP) if points is None else points, key=_name)
     )
     for one in found:
-        wrong = [cure for cure in one.cures if not isinstance(cure, Cure)]
-        if one.name in {rule.name for rule in LAW}:
-            raise PluginError(one.name, "this is the name of a built-in filter")
+        wrong = [cure for cure in one.cures if not isinstance(cure, UnblockEvent)]
+        if one.name in {rule.name for rule in BUILTIN_FILTERS}:
+            raise PluginError(one.name, "this name belongs to a built-in filter")
         if not callable(one.check) or not isinstance(one.code, Code):
-            raise PluginError(one.name, "a filter has a code of remit.model.claims and a function that checks")
+            raise PluginError(one.name, "a Filter needs a code of remit.model.claims.Code and a callable check")
         if wrong or not one.cures:
-            raise PluginError(one.name, f"its cures are {one.cures}, not one or more of {', '.join(Cure)}")
+            raise PluginError(one.name, f"its unblock events are {one.cures}; expected one or more of {', '.join(UnblockEvent)}")
     return tuple(one._replace(foreign=True) for one in found)
 
 
 def installed_scores(points: Iterable[EntryPoint] | None = None) -> tuple[Score, ...]:
-    """As `installed_filters`."""
-    found = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORES) if points is None else points, key=_name))
+    """Scores of installed packages, loaded and checked like `installed_filters`."""
+    found = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORE_GROUP) if points is None else points, key=_name))
     for one in found:
         if one.name in SCORE_NAMES:
-            raise PluginError(one.name, "this is the name of a built-in score")
+            raise PluginError(one.name, "this name belongs to a built-in score")
         if not callable(one.score):
-            raise PluginError(one.name, "a score has a function that ranks")
+            raise PluginError(one.name, "a Score needs a callable score")
         if type(one.weight) is not int or not 0 <= one.weight <= WEIGHT_MAX:
-            raise PluginError(one.name, f"its weight is {one.weight!r}, not a whole number from 0 to {WEIGHT_MAX}")
+            raise PluginError(one.name, f"its weight is {one.weight!r}; expected an integer from 0 to {WEIGHT_MAX}")
     return tuple(one._replace(foreign=True) for one in found)
 
 
@@ -171,25 +176,25 @@ def _name(point: EntryPoint) -> str:
 def _load(point: EntryPoint, kind: type[Any]) -> Any:
     try:
         found = point.load()
-    except (Exception, SystemExit) as error:  # whatever others' code does
-        raise PluginError(point.name, f"{point.value} does not load ({error!r})") from error
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
+        raise PluginError(point.name, f"{point.value} could not be loaded ({error!r})") from error
     if not isinstance(found, kind):
-        raise PluginError(point.name, f"{point.value} is {type(found).__name__}, not a {kind.__name__}")
+        raise PluginError(point.name, f"{point.value} is a {type(found).__name__}; expected a {kind.__name__}")
     return found
 
 
-def for_others(ask: Ask) -> Ask:
-    """The ask without what is that of one among many who share it."""
-    return ask._replace(generation=_ANYBODY, labels={})
+def without_identity(ask: Requirements) -> Requirements:
+    """The requirements without workload name and labels, which differ among the workloads that share them."""
+    return ask._replace(generation=_NO_GENERATION, labels={})
 
 
-def applies(one: Filter | Score, ask: Ask) -> bool:
+def applies(one: Filter | Score, ask: Requirements) -> bool:
     if not one.foreign:
         return one.applies(ask)
     try:
-        return bool(one.applies(for_others(ask)))
+        return bool(one.applies(without_identity(ask)))
     except (Exception, SystemExit) as error:
-        raise PluginError(one.name, f"it failed to say whether it applies: {error!r}") from error
+        raise PluginError(one.name, f"applies() raised {error!r}") from error
 
 
 def epoch_of(score: Score) -> int:
@@ -198,20 +203,20 @@ def epoch_of(score: Score) -> int:
     try:
         return int(score.epoch())
     except (Exception, SystemExit) as error:
-        raise PluginError(score.name, f"it failed to name its epoch: {error!r}") from error
+        raise PluginError(score.name, f"epoch() raised {error!r}") from error
 
 
-def bounded(scores: Sequence[Score]) -> None:
-    """Numbers have 32 bits, where no score is fine."""
+def check_weight_sum(scores: Sequence[Score]) -> None:
+    """Checks that the weighted sum of all scores fits into 32 bits."""
     total = sum(score.weight for score in scores)
-    if total > WEIGHTS_MAX:
+    if total > WEIGHT_SUM_MAX:
         heaviest = max(scores, key=lambda score: score.weight)
-        raise PluginError(heaviest.name, f"with it, all weights come to {total}, and {WEIGHTS_MAX} is the most")
+        raise PluginError(heaviest.name, f"the weights of all scores add up to {total}; the limit is {WEIGHT_SUM_MAX}")
 
 
-def distinct(plugins: Sequence[Filter] | Sequence[Score]) -> None:
+def check_unique_names(plugins: Sequence[Filter] | Sequence[Score]) -> None:
     seen: set[str] = set()
     for one in plugins:
         if one.name in seen:
-            raise PluginError(one.name, "there are two of this name")
+            raise PluginError(one.name, "this name is used twice")
         seen.add(one.name)

@@ -1,14 +1,16 @@
-"""Preemption: fewest and cheapest victims.
+"""Preemption: the fewest and cheapest victims for work that fits nowhere.
 
-The fewest and cheapest victims for work that fits nowhere; nothing is drained here.
+Only plans: the authority marks the victims and the agents drain them.
 
-It ends: a victim always has a lower priority than who takes its room, and what is preempted can itself only preempt what is
-lower still. So along every chain of preemptions the priority falls, and there are finitely many of them. It is never in vain
-either: the node is one where, without its victims, every filter is passed, and the caller has made sure of quota first.
+Preemption terminates: a victim always has a lower priority than its preemptor, and can itself only preempt work of still
+lower priority. Priorities fall along every chain of preemptions, so chains are finite. Preemption is not wasted either: a
+node is chosen only if the replica passes every filter there once the victims are gone, and the caller has checked quota
+first.
 
-Cheapest means: the highest priority among the victims is as low as can be, and then the node is one where they are fewest. On
-a node the lowest go first, even if fewer of higher priority would do: those would in turn push out the low ones, and more would
-go in all. Nodes are ranked over whole columns; only the best are looked at closely, victim by victim.
+Cheapest means: the highest priority among the victims is as low as possible; then the node with the fewest victims is taken.
+On one node the lowest priorities go first, even if fewer victims of higher priority would be enough: those would preempt the
+lower ones in turn, and more replicas would be evicted in total. Nodes are ranked over columns; only the best ones are
+examined victim by victim.
 """
 
 from __future__ import annotations
@@ -18,34 +20,34 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from remit.law.fit import Ask
+from remit.law.fit import Requirements
 from remit.observation.node_columns import Bools, Columns, Ints
-from remit.proposal.placement.devices import choose_among, fits_devices
+from remit.proposal.placement.devices import assign_devices, fits_devices
 
-LOOK_AT: Final = 128
-"""How many nodes are looked at closely for each that is wanted, before it is given up for now."""
+NODES_EXAMINED_MAX: Final = 128
+"""Nodes examined in detail for each one requested, before the search stops for this cycle."""
 
-TURNS_MAX: Final = 32
-"""With how many of a node's candidates it is begun, in turn, if their groups may not lose them all."""
+FIRST_VICTIMS_MAX: Final = 32
+"""How many candidates of a node are tried as the first victim if disruption limits forbid evicting all of them."""
 
 VICTIMS_MAX: Final = 1_024
-"""How many victims one claim may name."""
+"""Victims in one claim, at most."""
 
-_FAR: Final = np.iinfo(np.int64).max
+_UNLIMITED: Final = np.iinfo(np.int64).max
 
 
-class Leaving(NamedTuple):
-    """Room that does not show yet: on which row, and how much."""
+class ReleasingCapacity(NamedTuple):
+    """Capacity that is not free in the columns yet, by row."""
 
     rows: Ints
     amounts: Mapping[str, Ints]
     devices: Mapping[int, Sequence[Mapping[str, int]]]
-    """By row."""
+    """Device shares by row."""
 
 
-class Candidates(NamedTuple):
-    """Replicas that might yield, all of them below the priority that asks: where each is, what it holds, if it is up, and of
-    which group it is, for a group may not lose too many.
+class VictimCandidates(NamedTuple):
+    """Replicas that may be preempted, all with a priority below the preemptor's: node row, held resources, whether each is up,
+    and its group (workload), because disruption limits apply to a group.
     """
 
     slots: Ints
@@ -55,23 +57,25 @@ class Candidates(NamedTuple):
     up: Bools
     amounts: Mapping[str, Ints]
     devices: Mapping[int, Mapping[str, int]]
-    """By slot; few hold any."""
-    firm: Leaving
-    """What victims of claims under way give to who is to have it, and is posted against already: the authority counts it so."""
-    coming: Leaving
-    """What will be left over when everybody has gone who goes already. It cannot be claimed before."""
+    """Held devices by slot; most replicas hold none."""
+    firm: ReleasingCapacity
+    """Capacity of victims that in-flight claims have assigned to their preemptors. The preemptors are posted in the columns
+    already, and the authority does not charge this capacity twice.
+    """
+    coming: ReleasingCapacity
+    """Capacity that becomes free when all terminating replicas are gone. It cannot be claimed before that."""
 
 
 class Eviction(NamedTuple):
     row: int
     victims: tuple[int, ...]
-    """Slots."""
+    """Replica slots."""
     devices: dict[str, int]
 
 
-class Outlook(NamedTuple):
-    """Who makes room where; how many victims the cheapest place that was too dear would have cost; and whether some need
-    nobody's, for enough is coming.
+class PreemptionPlan(NamedTuple):
+    """Result of a search: the evictions; how many victims the cheapest rejected node would have needed (`lacking`); and whether
+    some replicas need no victims because enough capacity is becoming free (`coming`).
     """
 
     evictions: list[Eviction]
@@ -79,26 +83,30 @@ class Outlook(NamedTuple):
     coming: bool = False
 
 
-class Spare:
-    """How many more may go, by group: in all, and of those that are up. What a plan takes is taken off."""
+class DisruptionAllowance:
+    """Disruption budget by group: how many more replicas may be evicted, in total and among those that are up. `take` deducts
+    from it.
+    """
 
     def __init__(self, there: Ints, ups: Ints) -> None:
         self._there, self._ups = there, ups
 
     @classmethod
-    def boundless(cls, groups: int) -> Spare:
-        """So many groups that may lose everybody."""
-        return cls(np.full(groups, _FAR), np.full(groups, _FAR))
+    def boundless(cls, groups: int) -> DisruptionAllowance:
+        """An allowance without limits for this many groups."""
+        return cls(np.full(groups, _UNLIMITED), np.full(groups, _UNLIMITED))
 
     def left(self, group: int) -> tuple[int, int]:
         return int(self._there[group]), int(self._ups[group])
 
     def lets(self, groups: Ints, up: Bools) -> Bools:
-        """May one more of each of these go? Of a group that has too few already nobody may, up or not."""
+        """Whether one more replica of each of these groups may be evicted. If a group is below its minimum, none may, whether
+        it is up or not.
+        """
         return (self._there[groups] > 0) & ((self._ups[groups] > 0) | ~up)
 
     def lets_all(self, groups: Sequence[int], up: Sequence[bool]) -> bool:
-        """May they all go together?"""
+        """Whether all of these may be evicted together."""
         left: dict[int, tuple[int, int]] = {}
         for group, is_up in zip(groups, up, strict=True):
             there, ups = left.get(group) or self.left(group)
@@ -113,43 +121,45 @@ class Spare:
             self._ups[group] -= is_up
 
 
-class _Room(NamedTuple):
-    """What is free, with what does not show yet."""
+class _FreeCapacity(NamedTuple):
+    """Free capacity including capacity that is not visible in the columns yet."""
 
     columns: Columns
     free: Mapping[str, Ints]
-    leaving: Leaving
+    leaving: ReleasingCapacity
 
 
-def plan(
-    ask: Ask, columns: Columns, open_rows: Bools, found: Candidates, spare: Spare, *, count: int, victims_max: int
-) -> Outlook:
-    """Places for up to `count` replicas with this ask, on different nodes, at the cost of at most `victims_max` in all.
+def plan_evictions(
+    ask: Requirements, columns: Columns, open_rows: Bools, found: VictimCandidates, spare: DisruptionAllowance, *, count: int, victims_max: int
+) -> PreemptionPlan:
+    """Plans evictions for up to `count` replicas with these requirements, on different nodes, with at most `victims_max`
+    victims in all.
 
-    Where the room will do as soon as those have gone who go already, nobody else has to: so many of the `count` wait for it.
+    Where terminating replicas will free enough, no further victims are taken, and that many of the `count` replicas wait
+    instead.
     """
-    room, later = _room(ask, columns, found.firm), _room(ask, columns, found.coming)
-    enough = [row for row in _with_enough(ask, later, open_rows, found.coming.rows) if _fits(ask, later, row, found, ())]
-    count -= sum(_times(ask, later, row, found, ()) for row in enough)
+    room, later = _free_capacity(ask, columns, found.firm), _free_capacity(ask, columns, found.coming)
+    enough = [row for row in _rows_with_enough(ask, later, open_rows, found.coming.rows) if _fits(ask, later, row, found, ())]
+    count -= sum(_replicas_that_fit(ask, later, row, found, ()) for row in enough)
     coming = bool(enough)
     open_rows = open_rows.copy()
     open_rows[enough] = False
-    ranked = _ranked(ask, room, open_rows, found, spare) if count > 0 else None
+    ranked = _rank_rows(ask, room, open_rows, found, spare) if count > 0 else None
     if ranked is None:
-        # With what is coming, victims may do that do not yet.
-        soon = count > 0 and len(found.coming.rows) > 0 and _ranked(ask, later, open_rows, found, spare) is not None
-        return Outlook([], 0, coming or soon)
+        # Victims that are not enough now may be enough together with capacity that is becoming free.
+        soon = count > 0 and len(found.coming.rows) > 0 and _rank_rows(ask, later, open_rows, found, spare) is not None
+        return PreemptionPlan([], 0, coming or soon)
     plans: list[Eviction] = []
     lacking = looked = at = 0
-    while at < len(ranked.rows) and len(plans) < count and looked < LOOK_AT:
-        # Of the rows that cost the same priority, as many as may be looked at; then the fewest victims first.
-        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + LOOK_AT - looked)
-        closely = sorted((least, nth) for nth in range(at, end) if (least := _least(ask, room, ranked, nth, found, spare)))
+    while at < len(ranked.rows) and len(plans) < count and looked < NODES_EXAMINED_MAX:
+        # Examine rows of the same cost level, as many as the limit allows; then take those with the fewest victims first.
+        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + NODES_EXAMINED_MAX - looked)
+        closely = sorted((least, nth) for nth in range(at, end) if (least := _victim_count(ask, room, ranked, nth, found, spare)))
         looked, at = looked + end - at, end
         for least, nth in closely:
-            row, victims = ranked.rows[nth], _looked(ask, room, ranked, nth, found, spare) if len(plans) < count else None
+            row, victims = ranked.rows[nth], _victims_on_row(ask, room, ranked, nth, found, spare) if len(plans) < count else None
             if not victims:
-                continue  # those before it have used up what may go
+                continue  # earlier plans of this call used up the disruption budget
             made = _eviction(ask, room, row, found, victims) if len(victims) <= min(victims_max, VICTIMS_MAX) else None
             if made is None:
                 lacking = min(lacking or least, least)
@@ -157,24 +167,24 @@ def plan(
                 spare.take(found.groups[victims].tolist(), found.up[victims].tolist())
                 victims_max -= len(victims)
                 plans.append(made)
-                over = _times(ask, room, row, found, victims) - 1
+                over = _replicas_that_fit(ask, room, row, found, victims) - 1
                 count, coming = count - over, coming or over > 0
         looked = max(0, looked - 2 * len(plans))
-    return Outlook(plans, lacking, coming)
+    return PreemptionPlan(plans, lacking, coming)
 
 
-def _room(ask: Ask, columns: Columns, leaving: Leaving) -> _Room:
+def _free_capacity(ask: Requirements, columns: Columns, leaving: ReleasingCapacity) -> _FreeCapacity:
     free = {}
     for name, _ in ask.resources:
         column = columns.free.get(name)
         free[name] = np.zeros(len(columns), dtype=np.int64) if column is None else column.astype(np.int64)
         if len(leaving.rows):
             np.add.at(free[name], leaving.rows, leaving.amounts[name])
-    return _Room(columns, free, leaving)
+    return _FreeCapacity(columns, free, leaving)
 
 
-def _with_enough(ask: Ask, room: _Room, open_rows: Bools, rows: Ints) -> list[int]:
-    """Those of these rows where the amounts would do."""
+def _rows_with_enough(ask: Requirements, room: _FreeCapacity, open_rows: Bools, rows: Ints) -> list[int]:
+    """Those of these rows where the resources would be enough."""
     rows = np.unique(rows)
     will = open_rows[rows]
     for name, need in ask.resources:
@@ -183,9 +193,9 @@ def _with_enough(ask: Ask, room: _Room, open_rows: Bools, rows: Ints) -> list[in
     return found
 
 
-class _Ranked(NamedTuple):
-    """Rows where the room would do, cheapest first: the candidates of each, the priority that it costs at least, and how many
-    of the first candidates are the fewest that do; 0, if that takes a closer look.
+class _RankedRows(NamedTuple):
+    """Rows where evictions free enough, cheapest first: the candidates of each, the lowest possible victim priority level, and
+    `sure`, the number of leading candidates that is known to be the minimum (0 if a detailed examination is needed).
     """
 
     rows: list[int]
@@ -194,16 +204,16 @@ class _Ranked(NamedTuple):
     sure: list[int]
 
 
-def _ranked(ask: Ask, room: _Room, open_rows: Bools, found: Candidates, spare: Spare) -> _Ranked | None:
+def _rank_rows(ask: Requirements, room: _FreeCapacity, open_rows: Bools, found: VictimCandidates, spare: DisruptionAllowance) -> _RankedRows | None:
     there = np.flatnonzero(open_rows[found.rows])
-    # Whoever must not go is not counted on: else his rows might be all that is looked at.
+    # Replicas protected by disruption limits are excluded first; otherwise their rows could use up the examination limit.
     there = there[spare.lets(found.groups[there], found.up[there])]
     if not len(there):
         return None
     size = np.zeros(len(there))
     for name, need in ask.resources:
         size += found.amounts[name][there] / max(need, 1)
-    # Within a row the lowest first, and of equals the largest: so that the first few that do are the cheapest and fewest.
+    # Within a row by ascending priority, then descending size, so that the first sufficient prefix is cheapest and shortest.
     order = there[np.lexsort((found.slots[there], -size, found.priority[there], found.rows[there]))]
     rows = found.rows[order]
     starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
@@ -215,51 +225,53 @@ def _ranked(ask: Ask, room: _Room, open_rows: Bools, found: Candidates, spare: S
         freed = np.cumsum(held)
         freed -= np.repeat((freed - held)[starts], ends - starts)
         enough &= free + freed >= need
-        # With the largest of them as often as it takes, fewer would not do.
+        # Lower bound: even if every victim were as large as the largest one, fewer would not be enough.
         largest = np.maximum(np.maximum.reduceat(held, starts), 1)
         np.maximum(least, -((free[starts] - need) // largest), out=least)
-    first = np.minimum.reduceat(np.where(enough, np.arange(len(order)), _FAR), starts)
-    can = first != _FAR
+    first = np.minimum.reduceat(np.where(enough, np.arange(len(order)), _UNLIMITED), starts)
+    can = first != _UNLIMITED
     if not can.any():
         return None
     starts, ends, first, least = starts[can], ends[can], first[can], least[can]
     levels, many = found.priority[order][first], first - starts + 1
     cost = np.lexsort((rows[starts], many, levels))
-    sure = np.where((many == least) & (not (ask.whole or ask.shares)), many, 0)[cost]
+    sure = np.where((many == least) & (not (ask.whole_devices or ask.device_shares)), many, 0)[cost]
     begin_end = zip(starts[cost].tolist(), ends[cost].tolist(), strict=True)
-    return _Ranked(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
+    return _RankedRows(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
 
 
-def _least(ask: Ask, room: _Room, ranked: _Ranked, nth: int, found: Candidates, spare: Spare) -> int:
-    """How many would have to go there; 0 if it does not do."""
-    return ranked.sure[nth] or len(_looked(ask, room, ranked, nth, found, spare) or ())
+def _victim_count(ask: Requirements, room: _FreeCapacity, ranked: _RankedRows, nth: int, found: VictimCandidates, spare: DisruptionAllowance) -> int:
+    """Number of victims needed on this row; 0 if eviction is not enough there."""
+    return ranked.sure[nth] or len(_victims_on_row(ask, room, ranked, nth, found, spare) or ())
 
 
-def _looked(ask: Ask, room: _Room, ranked: _Ranked, nth: int, found: Candidates, spare: Spare) -> list[int] | None:
-    """Who would have to go there, as far as groups may lose them now."""
+def _victims_on_row(ask: Requirements, room: _FreeCapacity, ranked: _RankedRows, nth: int, found: VictimCandidates, spare: DisruptionAllowance) -> list[int] | None:
+    """The victims on this row that disruption limits still allow; None if they are not enough."""
     candidates = ranked.candidates[nth]
     if ranked.sure[nth]:
         victims: list[int] = candidates[: ranked.sure[nth]].tolist()
         if spare.lets_all(found.groups[victims].tolist(), found.up[victims].tolist()):
             return victims
-    return _closely(ask, room, ranked.rows[nth], found, candidates, spare)
+    return _select_victims(ask, room, ranked.rows[nth], found, candidates, spare)
 
 
-def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare: Spare) -> list[int] | None:
-    """Which of these candidates of one row: take until it fits, then spare whoever need not go."""
+def _select_victims(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, at: Ints, spare: DisruptionAllowance) -> list[int] | None:
+    """Selects victims among the candidates of one row: add candidates until the replica fits, then drop those that are not
+    needed.
+    """
     lowest: list[int] = at.tolist()
-    taken = _enough(ask, room, row, found, lowest, spare)
+    taken = _take_until_fits(ask, room, row, found, lowest, spare)
     if taken is None:
-        # Of a group that may lose few the lowest went first, and were too small, or do not hold what is asked for. Once more,
-        # with the largest first; then with each of them in turn.
+        # Disruption limits stopped the search: of a group that may lose only a few, the lowest were taken first, and they were
+        # too small or do not hold the requested devices. Retry with the largest first, then with each candidate first.
         sizes = {one: sum(int(found.amounts[name][one]) / max(need, 1) for name, need in ask.resources) for one in lowest}
-        bounded = [one for one in lowest[1:TURNS_MAX] if spare.left(int(found.groups[one]))[0] < len(lowest)]
+        bounded = [one for one in lowest[1:FIRST_VICTIMS_MAX] if spare.left(int(found.groups[one]))[0] < len(lowest)]
         orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in bounded))
-        tried = (_enough(ask, room, row, found, list(dict.fromkeys(order)), spare) for order in orders)
+        tried = (_take_until_fits(ask, room, row, found, list(dict.fromkeys(order)), spare) for order in orders)
         taken = next((one for one in tried if one is not None), None)
     if taken is None:
         return None
-    # The dearest first, for whom it spares is the best spared; of equals the smallest, so that more of them are.
+    # Drop the most expensive victims first; on ties the smallest, so that more of them can be dropped.
     dearest = sorted(enumerate(taken), key=lambda pair: (-int(found.priority[pair[1]]), -pair[0]))
     for _, one in dearest:
         rest = [other for other in taken if other != one]
@@ -268,8 +280,8 @@ def _closely(ask: Ask, room: _Room, row: int, found: Candidates, at: Ints, spare
     return taken
 
 
-def _enough(ask: Ask, room: _Room, row: int, found: Candidates, at: Sequence[int], spare: Spare) -> list[int] | None:
-    """One after another, as far as their groups may lose them, until it fits."""
+def _take_until_fits(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, at: Sequence[int], spare: DisruptionAllowance) -> list[int] | None:
+    """Takes candidates in order, as far as disruption limits allow, until the replica fits."""
     taken: list[int] = []
     left: dict[int, tuple[int, int]] = {}
     for one in at:
@@ -283,33 +295,33 @@ def _enough(ask: Ask, room: _Room, row: int, found: Candidates, at: Sequence[int
     return None
 
 
-def _eviction(ask: Ask, room: _Room, row: int, found: Candidates, taken: Sequence[int]) -> Eviction | None:
+def _eviction(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, taken: Sequence[int]) -> Eviction | None:
     node = room.columns.nodes[row]
-    chosen = choose_among(ask, node.spec.devices, _used(room, row, found, taken)) if node is not None else None
+    chosen = assign_devices(ask, node.spec.devices, _device_usage(room, row, found, taken)) if node is not None else None
     return None if chosen is None else Eviction(row, tuple(int(found.slots[one]) for one in taken), chosen)
 
 
-def _fits(ask: Ask, room: _Room, row: int, found: Candidates, gone: Sequence[int]) -> bool:
+def _fits(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> bool:
     for name, need in ask.resources:
         if int(room.free[name][row]) + sum(int(found.amounts[name][one]) for one in gone) < need:
             return False
     node = room.columns.nodes[row]
     if node is None:
         return False
-    return not (ask.whole or ask.shares) or fits_devices(ask, node.spec.devices, _used(room, row, found, gone))
+    return not (ask.whole_devices or ask.device_shares) or fits_devices(ask, node.spec.devices, _device_usage(room, row, found, gone))
 
 
-def _times(ask: Ask, room: _Room, row: int, found: Candidates, gone: Sequence[int]) -> int:
-    """How many of them there is room for then, by amounts; one, if they want devices."""
+def _replicas_that_fit(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> int:
+    """How many such replicas fit on the row then, by resources; 1 if they request devices."""
     left = [
         (int(room.free[name][row]) + sum(int(found.amounts[name][one]) for one in gone)) // need
         for name, need in ask.resources
         if need
     ]
-    return 1 if ask.whole or ask.shares else min(left, default=1)
+    return 1 if ask.whole_devices or ask.device_shares else min(left, default=1)
 
 
-def _used(room: _Room, row: int, found: Candidates, gone: Sequence[int]) -> dict[str, int]:
+def _device_usage(room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> dict[str, int]:
     used = dict(room.columns.used[row])
     theirs = [found.devices.get(int(found.slots[one]), {}) for one in gone]
     for devices in (*room.leaving.devices.get(row, ()), *theirs):

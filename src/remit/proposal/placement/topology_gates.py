@@ -1,9 +1,9 @@
 """Spread and affinity checks per group of nodes during a run of placements.
 
-The coupled rules of law/fit.py over groups of nodes, step by step.
+Implements the rules of law/fit.py that depend on other replicas, incrementally and over groups of nodes.
 
-A placement moves a count in one domain of each topology key. Nodes that are in the same domains of all the keys that matter
-are a group: the gates of all its nodes are open or shut together. So a run over a thousand nodes in three zones looks at three
+A placement changes a count in one domain of each topology key. Nodes in the same domains of all relevant keys form a group,
+and the rules give the same result on all nodes of a group. A run over a thousand nodes in three zones thus checks three
 gates.
 """
 
@@ -15,30 +15,30 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import Ask, Index, carried
+from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity
 from remit.observation.node_columns import Bools, Columns, Ints
 from remit.observation.topology_counts import ColumnPeers
 
 GROUPS_MAX: Final = 256
-"""With more of them than that, a step over groups costs as much as one over nodes."""
+"""With more groups than this, a step over groups costs as much as a step over nodes."""
 
 PREFER_WEIGHT: Final = 2
 SCALE: Final = 1_000_000
-"""What a score of 1 is in numbers; FINE times as much in those of a class that some score ranks finely."""
-FINE: Final = 1 << 20
-Numbers = npt.NDArray[np.signedinteger[Any]]
-"""Of 32 bits; of 64 where they are fine."""
-_NEVER: Final = np.int32(-1)
+"""Integer value of a score of 1. High-precision classes use FINE times as much."""
+HIGH_PRECISION_FACTOR: Final = 1 << 20
+ScoreArray = npt.NDArray[np.signedinteger[Any]]
+"""Scores by row: 32-bit integers, 64-bit for high-precision classes."""
+_UNFIT: Final = np.int32(-1)
 
 
-class _Count:
-    """How many there are in each domain of one index, at the gates, and how our own placements move it."""
+class _DomainCount:
+    """Replicas in each domain of one index, seen from the gates, with the effect of the run's own placements."""
 
     __slots__ = ("_columns", "_eligible", "_of", "_peers", "_static", "at", "counts", "known", "own", "total")
 
-    def __init__(self, of: Index, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any) -> None:
+    def __init__(self, of: PeerIndex, own: int, columns: Columns, peers: ColumnPeers, static: Bools, rows: Any) -> None:
         self._of, self._columns, self._peers, self._static = of, columns, peers, static
-        self.at = columns.domains(of.key).ids[rows]
+        self.at = columns.domains(of.topology_key).ids[rows]
         self.known: Bools = self.at >= 0
         self.own = own
         self.counts: Ints = np.zeros(0, dtype=np.int64)
@@ -46,16 +46,16 @@ class _Count:
         self._eligible: Ints | None = None
 
     def look(self, ours: bool) -> None:
-        """As it is now; to be moved, it must be `ours`."""
+        """Loads the current counts; `ours` makes a copy that placements may modify."""
         counts = self._peers.counts(self._of)
         self.counts = counts.copy() if ours else counts
         self.total = self._peers.total(self._of)
 
     @property
     def eligible(self) -> Ints:
-        """The domains in which the replica could stand at all, whatever is left of their nodes."""
+        """Domains in which the replica could run at all, regardless of free capacity."""
         if self._eligible is None:
-            known, ids = self._columns.domain(self._of.key)
+            known, ids = self._columns.domain(self._of.topology_key)
             there = np.zeros(len(self.counts), dtype=np.bool_)
             there[ids[known & self._static]] = True
             self._eligible = np.flatnonzero(there)
@@ -77,41 +77,41 @@ class _Count:
             self.total += 1
 
 
-class Gates:
-    """One gate for each of these rows; a row may stand for all that are in the same domains. `look` before you pass.
+class TopologyGates:
+    """One gate per row; a row may represent all rows in the same domains. Call `look` before reading.
 
-    Good as long as no node of the columns is another, and nobody new shuns this class.
+    Valid until a node's attributes change or another workload's anti-affinity starts to match this class.
     """
 
     def __init__(
         self,
-        ask: Ask,
+        ask: Requirements,
         columns: Columns,
         peers: ColumnPeers,
         static: Bools,
         rows: Any,
-        shunners: Sequence[Index],
+        shunners: Sequence[PeerIndex],
         fine: bool = False,
     ) -> None:
-        def count(of: Index, own: int) -> _Count:
-            return _Count(of, own, columns, peers, static, rows)
+        def count(of: PeerIndex, own: int) -> _DomainCount:
+            return _DomainCount(of, own, columns, peers, static, rows)
 
-        ours = carried(ask)
+        ours = owned_anti_affinity(ask)
         self._gates = len(columns.ready[rows])
         self._fine = fine
-        self._spread = [(count(term.of, term.own), term.skew) for term in ask.spread]
-        self._near = [count(term.of, term.own) for term in ask.affinity]
-        self._away = [count(term.of, term.own) for term in ask.anti] + [count(i, int(i in ours)) for i in shunners]
-        self._prefer = [count(term.of, term.own) for term in ask.prefer]
+        self._spread = [(count(term.peers, term.own), term.max_skew) for term in ask.spread]
+        self._near = [count(term.peers, term.own) for term in ask.affinity]
+        self._away = [count(term.peers, term.own) for term in ask.anti_affinity] + [count(i, int(i in ours)) for i in shunners]
+        self._prefer = [count(term.peers, term.own) for term in ask.preferred_spread]
         self._counts = [*(one for one, _ in self._spread), *self._near, *self._away, *self._prefer]
 
     def look(self, ours: bool = False) -> None:
-        """See who stands where now; `ours` is what our own placements will move."""
+        """Loads the current counts; with `ours`, copies that `placed` may modify."""
         for one in self._counts:
             one.look(ours)
 
     def open(self) -> Bools:
-        """The same as the rules `spread`, `affinity`, `anti_affinity` and `shunned` say of these rows now."""
+        """Rows allowed by the rules `spread`, `affinity`, `anti_affinity` and `shunned` with the current counts."""
         found = np.ones(self._gates, dtype=np.bool_)
         for one, skew in self._spread:
             found &= one.known & (one.here() + (one.own - one.least()) <= skew)
@@ -124,8 +124,8 @@ class Gates:
             found &= ~one.known | (one.here() == 0)
         return found
 
-    def preferred(self) -> Numbers | int:
-        """What soft spreading adds to the numbers: the most where the fewest are."""
+    def preferred(self) -> ScoreArray | int:
+        """Bonus of soft topology spread: highest in the domain with the fewest replicas."""
         if not self._prefer:
             return 0
         total = np.zeros(self._gates)
@@ -134,20 +134,20 @@ class Gates:
             total += np.where(one.known, 1.0 - (one.here() - least) / (1.0 + max(one.most() - least, 0)), 0.0)
         total *= SCALE * PREFER_WEIGHT / len(self._prefer)
         found = np.maximum(total, 0).astype(np.int32)
-        return found * np.int64(FINE) if self._fine else found
+        return found * np.int64(HIGH_PRECISION_FACTOR) if self._fine else found
 
     def placed(self, gate: int) -> None:
-        """One more stands behind this gate."""
+        """Counts one more replica behind this gate."""
         for one in self._counts:
             one.placed(gate)
 
 
-class Order(NamedTuple):
-    """All rows, sorted by the domains that matter: those of the same domains are together, on a shelf, in ascending order."""
+class GroupOrder(NamedTuple):
+    """All rows sorted by their domains: rows of one group are adjacent, in ascending order."""
 
     rows: Ints
     at: Ints
-    """Where in the order each row is."""
+    """Position of each row in the order."""
     starts: Ints
     ends: Ints
 
@@ -157,15 +157,15 @@ class Order(NamedTuple):
         return found
 
 
-class Shelves:
-    """The numbers of one class in such an order: what is on one shelf is open or shut together.
+class TopologyGroups:
+    """Scores of one class, arranged by topology group. All rows of a group are open or closed together.
 
-    Without an order, since there are too many domains, each row has a gate of its own.
+    If there are too many domains to group by, `order` is None and each row has its own gate.
     """
 
     __slots__ = ("gates", "numbers", "order")
 
-    def __init__(self, order: Order | None, gates: Gates, numbers: Numbers) -> None:
+    def __init__(self, order: GroupOrder | None, gates: TopologyGates, numbers: ScoreArray) -> None:
         self.order, self.gates = order, gates
         self.renew(numbers)
 
@@ -174,23 +174,23 @@ class Shelves:
 
     @property
     def held_bytes(self) -> int:
-        """Without the order, which many classes share, and without an order none."""
+        """Memory of the score array; the order is shared by classes, and without an order the scores belong to the class."""
         return self.numbers.nbytes if self.order is not None else 0
 
-    def renew(self, numbers: Numbers) -> None:
-        """The numbers of all rows are others."""
+    def renew(self, numbers: ScoreArray) -> None:
+        """Replaces the scores of all rows."""
         self.numbers = numbers if self.order is None else numbers[self.order.rows]
 
-    def put(self, rows: Ints, numbers: Numbers) -> None:
+    def put(self, rows: Ints, numbers: ScoreArray) -> None:
         if self.order is not None:
             self.numbers[self.order.at[rows]] = numbers
 
     def best(self) -> int:
-        """The row of the highest number where it may stand now, the first of equals; -1 if there is none."""
+        """The row with the highest score among open rows, the first one on ties; -1 if there is none."""
         order = self.order
         self.gates.look()
         heads = self.numbers if order is None else np.maximum.reduceat(self.numbers, order.starts)
-        numbers = np.where(self.gates.open() & (heads >= 0), heads + self.gates.preferred(), _NEVER)
+        numbers = np.where(self.gates.open() & (heads >= 0), heads + self.gates.preferred(), _UNFIT)
         at = int(numbers.argmax())
         if numbers[at] < 0:
             return -1
@@ -203,21 +203,21 @@ class Shelves:
         return min(firsts)
 
     def open(self) -> Bools:
-        """For each row: is its gate open now?"""
+        """Whether the gate of each row is open now."""
         self.gates.look()
         found: Bools = self._out(self.gates.open())
         return found
 
-    def by_row(self) -> Numbers:
-        """The number of each row with regard to who stands where now."""
+    def by_row(self) -> ScoreArray:
+        """Scores by row with the gates applied: -1 where closed, plus the soft spread bonus."""
         self.gates.look()
         inside, more = self._out(self.gates.open()), self.gates.preferred()
         own = self._out(self.numbers, shelved=False)
-        found: Numbers = np.where(inside & (own >= 0), own + (more if isinstance(more, int) else self._out(more)), _NEVER)
+        found: ScoreArray = np.where(inside & (own >= 0), own + (more if isinstance(more, int) else self._out(more)), _UNFIT)
         return found
 
     def _out(self, values: npt.NDArray[Any], shelved: bool = True) -> npt.NDArray[Any]:
-        """What is known by shelf, or in the order of shelves, by row."""
+        """Converts values by group, or in group order, to values by row."""
         order = self.order
         if order is None:
             return values
@@ -225,25 +225,25 @@ class Shelves:
         found[order.rows] = np.repeat(values, order.ends - order.starts) if shelved else values
         return found
 
-    def shelf(self, number: int, order: Order) -> tuple[Ints, Numbers]:
-        """Which rows are on it, ascending, and their numbers."""
+    def shelf(self, number: int, order: GroupOrder) -> tuple[Ints, ScoreArray]:
+        """The rows of a group, ascending, and their scores."""
         inside = slice(order.starts[number], order.ends[number])
         return order.rows[inside], self.numbers[inside]
 
 
-def minds_others(ask: Ask) -> bool:
-    """Does it look at who stands where, so that one placement changes what the next one may do?"""
-    return bool(ask.spread or ask.affinity or ask.anti or ask.prefer)
+def depends_on_peers(ask: Requirements) -> bool:
+    """Whether one placement can change where the next one may go."""
+    return bool(ask.spread or ask.affinity or ask.anti_affinity or ask.preferred_spread)
 
 
-def keys_of(ask: Ask, shunners: Sequence[Index]) -> tuple[str, ...]:
-    """The topology keys that matter."""
-    terms = (*ask.spread, *ask.affinity, *ask.anti, *ask.prefer)
-    return tuple(sorted({*(term.of.key for term in terms), *(index.key for index in shunners)}))
+def topology_keys(ask: Requirements, shunners: Sequence[PeerIndex]) -> tuple[str, ...]:
+    """The topology keys that these rules use."""
+    terms = (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread)
+    return tuple(sorted({*(term.peers.topology_key for term in terms), *(index.topology_key for index in shunners)}))
 
 
-def sort(keys: Sequence[str], columns: Columns) -> Order | None:
-    """By the domains of these keys; None if they make more than GROUPS_MAX shelves."""
+def group_rows(keys: Sequence[str], columns: Columns) -> GroupOrder | None:
+    """Groups rows by the domains of these keys; None if that makes more than GROUPS_MAX groups."""
     codes = np.zeros(len(columns), dtype=np.int64)
     for key in keys:
         codes = codes * (len(columns.slots(key)) + 1) + columns.domains(key).ids + 1
@@ -251,9 +251,9 @@ def sort(keys: Sequence[str], columns: Columns) -> Order | None:
             values, codes = np.unique(codes, return_inverse=True)
             if len(values) > GROUPS_MAX:
                 return None
-    rows = np.argsort(codes.astype(np.int16), kind="stable")  # small numbers are sorted faster
+    rows = np.argsort(codes.astype(np.int16), kind="stable")  # numpy sorts small integer types faster
     at = np.empty(len(codes), dtype=np.int64)
     at[rows] = np.arange(len(codes))
     sizes = np.bincount(codes)
     ends = np.cumsum(sizes)[sizes > 0]
-    return Order(rows, at, ends - sizes[sizes > 0], ends)
+    return GroupOrder(rows, at, ends - sizes[sizes > 0], ends)

@@ -1,1 +1,1 @@
-"""Scheduling queue: backlog, ordering, fair share, wake-ups."""
+"""Scheduling queue: backlog of pending replicas, ordering, fair share and wake-ups."""

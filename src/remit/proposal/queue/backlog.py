@@ -1,18 +1,16 @@
 """Backlog of pending replicas: active, waiting and backoff; fills a round by progressive filling.
 
-One turn at a time to whoever has the least. Nobody is charged here: see fairness.py.
+Time, randomness and events are passed in by the caller. Nothing is placed or charged here (see kernel.py and fair_share.py).
 
-Time, chance and news are given by the caller; nothing is placed here.
+Replicas with equal requirements form one queue and share one result: an attempt for some of them holds for all, so reasons,
+waits and backoffs belong to queues. A queue is **active**, **waiting** for an event, or in **backoff**. Waiting queues and
+queues in backoff are skipped without being examined, so work that cannot be placed does not block other work (F23). Each of
+them has a time at which it is tried again in any case.
 
-Replicas that ask the same stand in one line and have one fate: one attempt speaks for all of them, so reasons, waits and
-backoffs belong to lines. A line is **active**, **waiting** for a cure, or in **backoff**. The last two are passed over without
-being looked at, so that nothing which cannot be placed stands in the way of anything else (F23); and each of them has an
-instant at which it is tried all the same.
-
-**No wake-up is lost** (F22). The caller counts what it has applied to its view in `version`. An attempt begins with `begin`,
-which says the version that it sees, and may end with `wait`; if one of its cures happened after that version the line stays
-active. A cure at version N is part of what an attempt that began at N has seen: news is applied, counted and told before
-anything begins.
+**No wake-up is lost** (F22). The caller counts in `version` the changes it has applied to its view. An attempt starts with
+`begin`, which returns the version it sees, and may end with `wait`; if one of its events happened after that version, the
+queue stays active. An event at version N is visible to an attempt that began at N: changes are applied, counted and reported
+before an attempt begins.
 """
 
 from __future__ import annotations
@@ -21,71 +19,75 @@ from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
-from remit.proposal.queue.class_queues import Ageing, Cure, Line, Member, Order, Ranks, Wait
-from remit.proposal.queue.fair_share import Parts, Shares, Standing
-from remit.proposal.queue.wakeups import Past, Which
+from remit.proposal.queue.class_queues import Ageing, UnblockKey, ClassQueue, Member, QueueOrder, PriorityLevels, QueueWait
+from remit.proposal.queue.fair_share import ShareParts, FairShareLedger, TenantShare
+from remit.proposal.queue.wakeups import UnblockHistory, QueuePredicate
 
-Run = tuple[Line, list[Member]]
-"""Members of one line whose turns follow each other."""
+QueueRun = tuple[ClassQueue, list[Member]]
+"""Consecutive turns of one queue's members."""
 
 
-class _Hand:
-    """What one tenant is given: counted turn by turn, and taken out of the lines in larger pieces, which is cheaper."""
+class TenantAllocation:
+    """Turns allocated to one tenant. They are counted one by one and taken out of the queues in larger pieces, which is
+    cheaper.
+    """
 
     __slots__ = ("_lanes", "_round", "_start", "left", "line", "parts", "standing")
 
-    def __init__(self, standing: Standing, lanes: list[Order], round_: Round) -> None:
+    def __init__(self, standing: TenantShare, lanes: list[QueueOrder], round_: FillRound) -> None:
         self.standing = standing
         self._lanes, self._round = lanes, round_
-        self.line: Line | None = None
-        self.parts: Parts = []
+        self.line: ClassQueue | None = None
+        self.parts: ShareParts = []
         self.left = self._start = 0
 
-    def draw(self) -> Line | None:
-        """The line whose turn it is, with `left` for how many turns at least; None if nobody is queued."""
+    def draw(self) -> ClassQueue | None:
+        """The queue whose turn is next, valid for at least `left` turns; None if nothing is queued."""
         self.settle()
         entries = [entry for lane in self._lanes if (entry := lane.first()) is not None]
         if not entries:
             return None
         line = self.line = min(entries)[3]
         self.parts = self.standing.parts(line.amount)
-        # Alone, it is next whatever the arrivals of those behind its head.
+        # If this is the tenant's only queue, all of its members are next, whatever their arrival times.
         alone = len(entries) == 1 and sum(map(len, self._lanes)) == 1
         self.left = self._start = line.queued if alone else line.run()
         return line
 
     def settle(self) -> None:
-        """Take out of the line what was given of it."""
+        """Takes the allocated turns out of the queue."""
         if self.line is not None and self._start > self.left:
             self._round.draw(self.line, self._start - self.left)
         self.left = self._start = 0
 
 
-class Round:
-    """One taking of turns by progressive filling: the tenant with the least share gets a turn, which counts at once, and so on.
+class FillRound:
+    """One round of progressive filling: repeatedly gives a turn to the tenant with the smallest share, which counts at once.
 
-    Each tenant that competes costs once, each turn costs a step of a heap; one tenant alone is given everything in bulk.
+    The cost is one step per competing tenant and one heap operation per turn; a single tenant is served in bulk.
     """
 
     __slots__ = ("_counts", "_drawn", "_lines", "_ranks", "_standing", "_standings", "left")
 
-    def __init__(self, limit: int, ranks: Ranks, standing: Callable[[str], Standing]) -> None:
+    def __init__(self, limit: int, ranks: PriorityLevels, standing: Callable[[str], TenantShare]) -> None:
         self.left = limit
         self._ranks = ranks
         self._standing = standing
-        self._standings: dict[str, Standing] = {}
-        """Kept for the whole round: what a tenant is given at one priority counts at the next."""
-        self._lines: list[Line] = []
+        self._standings: dict[str, TenantShare] = {}
+        """Kept for the whole round: turns given at one priority count at the next."""
+        self._lines: list[ClassQueue] = []
         self._counts: list[int] = []
-        self._drawn: dict[Line, list[Member]] = {}
+        self._drawn: dict[ClassQueue, list[Member]] = {}
 
-    def fill(self, lanes: dict[str, list[Order]]) -> None:
-        """Turns among equals, until nobody is queued or the limit is reached. Equal shares go by the tenants' names."""
-        hands = [_Hand(self._of(tenant), lanes[tenant], self) for tenant in sorted(lanes)]
+    def fill(self, lanes: dict[str, list[QueueOrder]]) -> None:
+        """Gives out turns at one priority until nothing is queued or the limit is reached. Equal shares are ordered by tenant
+        name.
+        """
+        hands = [TenantAllocation(self._of(tenant), lanes[tenant], self) for tenant in sorted(lanes)]
         turns = [(hand.standing.share, i, hand) for i, hand in enumerate(hands)]
         heapify(turns)
         lines, counts, limit = self._lines, self._counts, self.left
-        last: Line | None = None
+        last: ClassQueue | None = None
         while limit and turns:
             _, i, hand = turns[0]
             line = hand.line if hand.left else hand.draw()
@@ -106,24 +108,24 @@ class Round:
             hand.settle()
         self.left = limit
 
-    def _of(self, tenant: str) -> Standing:
+    def _of(self, tenant: str) -> TenantShare:
         found = self._standings.get(tenant)
         if found is None:
             found = self._standings[tenant] = self._standing(tenant)
         return found
 
-    def draw(self, line: Line, count: int) -> None:
-        """So many of the line are given out; their order is that of the line."""
+    def draw(self, line: ClassQueue, count: int) -> None:
+        """Takes this many members out of the queue, in queue order."""
         self._drawn.setdefault(line, []).extend(line.pop(count))
         if not line.queued:
             self._ranks.drop(line)
 
-    def drawn(self) -> list[Line]:
-        """The lines of which something was given out."""
+    def drawn(self) -> list[ClassQueue]:
+        """The queues from which members were taken."""
         return list(self._drawn)
 
-    def runs(self) -> list[Run]:
-        """What was given out, in the order of the turns."""
+    def runs(self) -> list[QueueRun]:
+        """The members taken, in the order of their turns."""
         given = dict.fromkeys(self._drawn, 0)
         found = []
         for line, count in zip(self._lines, self._counts, strict=True):
@@ -140,62 +142,64 @@ BACKOFF_MS_MAX: Final = 20_000
 _DOUBLINGS_MAX: Final = 20
 _SLACK: Final = 64
 
-Lot = Callable[[int], int]
-"""From 0 up to and including the limit: `Chance.uniform_ms`."""
+Jitter = Callable[[int], int]
+"""Returns a random number from 0 up to and including the limit, as `Chance.uniform_ms`."""
 
 
-class Tally(NamedTuple):
+class ReasonCount(NamedTuple):
     lines: int
     members: int
 
 
 class Backlog:
-    """Everything that is to be placed. Its size is that of what is pending; lines that wait cost nothing until woken."""
+    """All replicas to be placed. Its size is that of the pending work; a waiting queue costs nothing until it is woken."""
 
-    def __init__(self, lot: Lot, *, ageing: Ageing | None = None, past: Past | None = None) -> None:
+    def __init__(self, lot: Jitter, *, ageing: Ageing | None = None, past: UnblockHistory | None = None) -> None:
         self.version = 0
-        """How much the caller has applied to its view; it never goes back."""
+        """Version of the caller's view; it never decreases."""
         self._lot = lot
-        self._past = Past() if past is None else past
-        self._lines: dict[Hashable, Line] = {}
-        self._home: dict[Member, Line] = {}
-        self._ranks = Ranks(ageing or Ageing())
-        self._inactive: dict[Line, tuple[int, int, Line]] = {}
-        """Lines that wait or back off, each with its entry among the timers."""
-        self._timers: list[tuple[int, int, Line]] = []
-        """A heap; an entry that is not its line's own is stale."""
-        self._waiters: dict[Cure, dict[Line, None]] = {}
-        self._airborne: dict[str, dict[Line, None]] = {}
-        """By tenant, the lines of which something is in flight."""
+        self._past = UnblockHistory() if past is None else past
+        self._lines: dict[Hashable, ClassQueue] = {}
+        self._home: dict[Member, ClassQueue] = {}
+        self._ranks = PriorityLevels(ageing or Ageing())
+        self._inactive: dict[ClassQueue, tuple[int, int, ClassQueue]] = {}
+        """Queues that wait or back off, each with its current timer entry."""
+        self._timers: list[tuple[int, int, ClassQueue]] = []
+        """Heap of timers. An entry that is not the current one of its queue is stale."""
+        self._waiters: dict[UnblockKey, dict[ClassQueue, None]] = {}
+        self._airborne: dict[str, dict[ClassQueue, None]] = {}
+        """Queues with members in flight, by tenant."""
         self._serial = 0
 
     def __len__(self) -> int:
-        """Members, queued and in flight."""
+        """Number of members, queued and in flight."""
         return len(self._home)
 
     @property
     def active(self) -> bool:
-        """Would `take` find something, at once?"""
+        """Whether `take` would return something now."""
         return bool(self._ranks)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[ClassQueue]:
         return iter(self._lines.values())
 
-    def line(self, key: Hashable) -> Line | None:
+    def line(self, key: Hashable) -> ClassQueue | None:
         return self._lines.get(key)
 
-    def line_of(self, member: Member) -> Line | None:
+    def line_of(self, member: Member) -> ClassQueue | None:
         return self._home.get(member)
 
-    def add(self, key: Hashable, make_line: Callable[[], Line], member: Member, now_ms: int) -> Line:
-        """At the end of its line, which is made if there is none. Whoever joins a line that waits, waits with it."""
+    def add(self, key: Hashable, make_line: Callable[[], ClassQueue], member: Member, now_ms: int) -> ClassQueue:
+        """Appends a member to the queue of this key, which is created if needed. A member that joins a waiting queue waits with
+        it.
+        """
         if member in self._home:
-            raise ValueError(f"{member!r} is in the backlog already")
+            raise ValueError(f"{member!r} is already in the backlog")
         line = self._lines.get(key)
         if line is None:
             line = make_line()
             if line.key != key or len(line):
-                raise ValueError(f"{line!r} is no new line of the key {key!r}")
+                raise ValueError(f"make_line returned {line!r}; expected a new, empty queue with key {key!r}")
             self._serial += 1
             line.serial = self._serial
             self._lines[key] = line
@@ -206,7 +210,7 @@ class Backlog:
         return line
 
     def remove(self, member: Member) -> None:
-        """It was placed, or is no longer wanted. One that is not here is gone already."""
+        """Removes a member that was placed or is no longer desired. A member that is not in the backlog is ignored."""
         line = self._home.pop(member, None)
         if line is None:
             return
@@ -220,65 +224,67 @@ class Backlog:
             self._ranks.drop(line)
             del self._lines[line.key]
 
-    def take_rest(self, line: Line) -> list[Member]:
-        """Everybody else of a line of which somebody was taken: a gang is tried whole, whatever the limit was."""
+    def take_rest(self, line: ClassQueue) -> list[Member]:
+        """Takes all remaining members of a queue: a gang is tried complete, whatever the limit of the batch."""
         members = line.pop(line.queued)
         self._ranks.drop(line)
         return members
 
     def returned(self, member: Member) -> None:
-        """It was taken and not placed: back to its old place, in front of those who came later."""
+        """Puts a member that was taken but not placed back to its old position, before members that arrived later."""
         line = self._home.get(member)
         if line is None or not line.in_flight(member):
-            return  # it was removed while it was being tried, and perhaps came anew
+            return  # it was removed during the attempt, and perhaps added again
         line.put_back(member)
         self._landed(line)
         if line.wait is None:
             self._ranks.put(line)
 
-    def _landed(self, line: Line) -> None:
+    def _landed(self, line: ClassQueue) -> None:
         if not line.flying:
             lines = self._airborne[line.tenant]
             del lines[line]
             if not lines:
                 del self._airborne[line.tenant]
 
-    def begin(self, line: Line) -> int:
-        """An attempt at this line begins now; it sees the answered version."""
+    def begin(self, line: ClassQueue) -> int:
+        """Starts an attempt for this queue; returns the version that the attempt sees."""
         line.attempts += 1
         return self.version
 
     def wait(
-        self, line: Line, reason: str, cures: frozenset[Cure], *, since: int, now_ms: int, until_ms: int | None = None
+        self, line: ClassQueue, reason: str, cures: frozenset[UnblockKey], *, since: int, now_ms: int, until_ms: int | None = None
     ) -> bool:
-        """An attempt that saw version `since` found a reason not to place it. False if it is to be tried again at once.
+        """Records that an attempt which saw version `since` could not place the queue. Returns False if it is to be tried again
+        at once.
 
-        It is tried again in 45 to 60 s whatever happens, or at `until_ms` if that is sooner; lots keep lines that began to wait
-        together from coming back together.
+        The queue is retried after 45 to 60 s in any case, or at `until_ms` if that is earlier. Jitter keeps queues that
+        started to wait together from being retried together.
         """
         if not cures:
-            raise ValueError(f"{line!r} would wait for nothing: a wait has a cure; see back_off")
+            raise ValueError(f"{line!r} cannot wait without an unblock event; use back_off")
         if self._lines.get(line.key) is not line:
             return False
         if line.wait is not None and line.wait.since > since:
-            return True  # a later attempt knows better
+            return True  # a later attempt has newer information
         if now_ms - line.failed_ms > 2 * BACKOFF_MS_MAX:
-            line.failures = 0  # else what fails and gives back what it had taken wakes itself, and others, without end
+            # Not earlier: a refused claim releases what it had taken, and would wake this queue and others without end.
+            line.failures = 0
         self._wake(line)
         if self._past.cured(line, cures, since):
             return False
         retry_ms = now_ms + RETRY_MS_MIN + self._lot(RETRY_MS_MAX - RETRY_MS_MIN)
         if until_ms is not None:
             retry_ms = min(retry_ms, until_ms)
-        self._put_aside(line, Wait(reason, cures, retry_ms, now_ms, since))
-        for cure in cures:  # a set, but each has a place of its own: their order tells nothing
+        self._put_aside(line, QueueWait(reason, cures, retry_ms, now_ms, since))
+        for cure in cures:  # the order of this set does not matter: each event has its own entry
             self._waiters.setdefault(cure, {})[line] = None
         return True
 
-    def back_off(self, line: Line, reason: str, now_ms: int) -> None:
-        """An attempt failed for a reason that nothing cures but time: a lost race, silence. Each failure doubles the pause.
+    def back_off(self, line: ClassQueue, reason: str, now_ms: int) -> None:
+        """Records a failure that only time can resolve, such as a lost race or a timeout. Each failure doubles the pause.
 
-        At least half of it is kept whatever the lot, so that a line which fails at once never spins.
+        At least half of the pause remains after jitter, so that a queue which fails immediately does not spin.
         """
         if self._lines.get(line.key) is not line:
             return
@@ -286,17 +292,19 @@ class Backlog:
         line.failures, line.failed_ms = line.failures + 1, now_ms
         self._wake(line)
         until_ms = now_ms + pause_ms - self._lot(pause_ms // 2)
-        self._put_aside(line, Wait(reason, frozenset(), until_ms, now_ms, self.version))
+        self._put_aside(line, QueueWait(reason, frozenset(), until_ms, now_ms, self.version))
 
-    def failed(self, line: Line, reason: str, now_ms: int) -> None:
-        """As `back_off`, but the first in a while costs nothing: it has taught why, so the next attempt may do better."""
+    def failed(self, line: ClassQueue, reason: str, now_ms: int) -> None:
+        """Like `back_off`, but the first failure in a while causes no pause: its refusal updated the view, so the next attempt
+        may succeed.
+        """
         if line.failures:
             self.back_off(line, reason, now_ms)
         else:
             line.failures, line.failed_ms = 1, now_ms
 
-    def happened(self, cure: Cure, version: int, which: Which | None = None) -> int:
-        """A cure happened, at this version: how many lines it woke. With `which`, only for the lines that it picks."""
+    def happened(self, cure: UnblockKey, version: int, which: QueuePredicate | None = None) -> int:
+        """Wakes the queues that wait for this event, or those of them that `which` selects; returns how many."""
         self.version = max(self.version, version)
         self._past.note(cure, version, which)
         woken = [line for line in self._waiters.get(cure, ()) if which is None or which(line)]
@@ -304,7 +312,7 @@ class Backlog:
             self._wake(line)
         return len(woken)
 
-    def _put_aside(self, line: Line, wait: Wait) -> None:
+    def _put_aside(self, line: ClassQueue, wait: QueueWait) -> None:
         line.wait = wait
         self._ranks.drop(line)
         entry = self._inactive[line] = (wait.until_ms, line.serial, line)
@@ -313,7 +321,7 @@ class Backlog:
             self._timers = list(self._inactive.values())
             heapify(self._timers)
 
-    def _wake(self, line: Line) -> None:
+    def _wake(self, line: ClassQueue) -> None:
         if line.wait is None:
             return
         for cure in line.wait.cures:
@@ -327,7 +335,9 @@ class Backlog:
             self._ranks.put(line)
 
     def next_ms(self) -> int | None:
-        """When the next wait or backoff runs out, if there is one. `take` wakes whatever ran out, so nobody else need look."""
+        """When the next wait or backoff expires, if there is one. `take` wakes expired queues, so callers need no timer of
+        their own.
+        """
         while self._timers:
             entry = self._timers[0]
             if self._inactive.get(entry[2]) is entry:
@@ -336,23 +346,24 @@ class Backlog:
         return None
 
     def ripen(self, now_ms: int) -> None:
-        """Whoever's wait or backoff has run out may be tried."""
+        """Activates queues whose wait or backoff has expired."""
         while (until_ms := self.next_ms()) is not None and until_ms <= now_ms:
             self._wake(self._timers[0][2])
 
     def tenants(self) -> list[str]:
-        """Those of whom something may be tried."""
+        """Tenants with active queues."""
         return self._ranks.tenants()
 
-    def take(self, limit: int, now_ms: int, shares: Shares) -> list[Run]:
-        """The next `limit` members, in the order of their turns, as runs of one line; they are in flight from now on.
+    def take(self, limit: int, now_ms: int, shares: FairShareLedger) -> list[QueueRun]:
+        """Takes the next `limit` members in the order of their turns, as runs of one queue; they are in flight from then on.
 
-        First by effective priority (see turns.py). Then to the tenant with the least dominant share goes one turn, which counts
-        at once, and so on: progressive filling. Within a tenant by deadline, by arrival, by which line was there first. What is
-        in flight counts for its tenant here until it is removed or returned; `shares` need only be charged with what is placed.
+        First by effective priority (class_queues.py). Within a priority, turns go to the tenant with the smallest dominant
+        share, and each turn counts at once (progressive filling). Within a tenant by deadline, arrival, and age of the
+        queue. Members in flight count towards their tenant until they are removed or returned, so `shares` only needs to be
+        charged with placed replicas.
         """
         self.ripen(now_ms)
-        round_ = Round(max(0, limit), self._ranks, lambda tenant: self._standing(tenant, now_ms, shares))
+        round_ = FillRound(max(0, limit), self._ranks, lambda tenant: self._standing(tenant, now_ms, shares))
         for lanes in self._ranks.descending(now_ms):
             if not round_.left:
                 break
@@ -361,22 +372,22 @@ class Backlog:
             self._airborne.setdefault(line.tenant, {})[line] = None
         return round_.runs()
 
-    def _standing(self, tenant: str, now_ms: int, shares: Shares) -> Standing:
+    def _standing(self, tenant: str, now_ms: int, shares: FairShareLedger) -> TenantShare:
         standing = shares.standing(tenant, now_ms)
         for line in self._airborne.get(tenant, ()):
             standing.add(standing.parts(line.amount), line.flying)
         return standing
 
-    def waiting(self) -> Iterator[tuple[Line, Wait]]:
-        """Every line that is not to be tried now, and why, in the order in which they were put aside."""
+    def waiting(self) -> Iterator[tuple[ClassQueue, QueueWait]]:
+        """Every queue that is not active, with its reason, in the order in which they became inactive."""
         for line in self._inactive:
             if line.wait is not None:
                 yield line, line.wait
 
-    def reasons(self) -> dict[str, Tally]:
-        """How many lines and members each reason keeps."""
-        found: dict[str, Tally] = {}
+    def reasons(self) -> dict[str, ReasonCount]:
+        """Number of queues and members for each waiting reason."""
+        found: dict[str, ReasonCount] = {}
         for line, wait in self.waiting():
             lines, members = found.get(wait.reason, (0, 0))
-            found[wait.reason] = Tally(lines + 1, members + len(line))
+            found[wait.reason] = ReasonCount(lines + 1, members + len(line))
         return dict(sorted(found.items()))

@@ -1,17 +1,16 @@
 """Queues of equal replicas and their order by priority, age, deadline and arrival.
 
-Equal work, first come first served, and why it waits. Whose turn it is, is not decided here.
+A `ClassQueue` is first in, first out, and records why it waits. `PriorityLevels` orders the active queues; waiting queues
+are not in it.
 
-By priority, age, deadline and arrival. Only lines that may be tried are known here.
+**Ageing.** A priority level rises by one step for every full minute that its oldest head has waited, so that a steady stream
+of slightly more important work cannot starve it. The rise is bounded for two reasons. Incident work must stay first however
+much old work exists: ageing never passes work that is more than the bound above. And without a bound, all work that waits
+long would end up above all new work, which would disable priorities in a full cluster, where they matter most.
 
-**Age.** A priority rises by a step for every whole minute that its oldest head has waited, so that a steady stream of slightly
-more important work cannot keep it out for ever. The rise is bounded, for two reasons. What must come first in an incident has
-to stay first, however much old work there is: nothing passes work that is more than the bound above it. And without a bound,
-everything that waits long would end above everything new, and priorities would mean nothing in a full cluster, where they
-matter most.
-
-Age belongs to a priority and not to one line, so that it never decides between two tenants of the same priority: else whoever
-floods the queue first would, with older heads, shut out the others for as long as the rise lasts.
+Age belongs to a priority level and not to a queue, so that it never decides between two tenants of the same priority.
+Otherwise a tenant that floods the queue first would have the older heads and shut out the others for as long as the rise
+lasts.
 """
 
 from __future__ import annotations
@@ -24,33 +23,35 @@ from typing import Final, NamedTuple
 from remit.proposal.queue.fair_share import Vector
 
 Member = Hashable
-"""A replica, by whatever name the caller has for it."""
+"""A replica, identified by any hashable key of the caller."""
 
-Cure = Hashable
-"""An event that may end a wait: `("quota", "tenant/a")`, `("room",)`, `("node",)`, `("policy",)`, `("grant", name)`, ..."""
+UnblockKey = Hashable
+"""Key of an event that may end a wait: `("quota", "tenant/a")`, `("room",)`, `("node",)`, `("policy",)`, `("grant", name)`, ...
+"""
 
 _SLACK: Final = 16
 
 
-class Wait(NamedTuple):
-    """Why a line is not tried now, what would end that, and when it is tried all the same.
+class QueueWait(NamedTuple):
+    """Why a queue is not active, which events end that, and when it is tried in any case.
 
-    Without `cures` it is a backoff: only time ends it. `since` is the version that the attempt had seen, `at_ms` when it ended.
+    Without `cures` it is a backoff: only time ends it. `since` is the version that the attempt saw, `at_ms` the time at
+    which it ended.
     """
 
     reason: str
-    cures: frozenset[Cure]
+    cures: frozenset[UnblockKey]
     until_ms: int
     at_ms: int
     since: int
 
 
-class Line:
-    """Replicas of one tenant and one priority that ask the same of a node, so that all of them have one fate.
+class ClassQueue:
+    """Replicas of one tenant and one priority with equal requirements, so that the result of an attempt for one holds for all.
 
-    Three places, and a member is in one of them. `_fresh` is the queue, in order of arrival. Those taken are `_flying`, each
-    with its place; places are given in the order in which members are first taken. `_landed` are those that came back: their
-    places lie before every fresh one, for nobody is taken before those in front of him.
+    Each member is in one of three places. `_fresh` is the queue, in order of arrival. `_flying` are members in flight, each
+    with its position; positions are assigned in the order in which members are first taken. `_landed` are members that were
+    returned; their positions precede all members of `_fresh`, because members are taken in order.
     """
 
     __slots__ = (
@@ -61,27 +62,27 @@ class Line:
     def __init__(self, key: Hashable, tenant: str, priority: int, amount: Vector, deadline_ms: int | None = None) -> None:
         self.key, self.tenant, self.priority, self.amount, self.deadline_ms = key, tenant, priority, amount, deadline_ms
         self.serial = 0
-        """Given by the backlog: the order in which lines were begun, to break ties."""
-        self.wait: Wait | None = None
+        """Assigned by the backlog: creation order of queues, to break ties."""
+        self.wait: QueueWait | None = None
         self.attempts = 0
         self.failures = self.failed_ms = 0
-        """How often it failed since something of it was last placed, or had a reason to wait for long; and when it last did."""
+        """Consecutive failures since a member was placed or a long wait began, and the time of the last one."""
         self.told = ""
-        """The last reason that everybody in it was told."""
+        """Unused."""
         self._youngest = [0, 0]
-        """Those that arrived together share one of these: when, and how many of them are fresh."""
+        """Shared by the members that arrived at the same time: that time, and how many of them are still in `_fresh`."""
         self._fresh: OrderedDict[Member, list[int]] = OrderedDict()
         self._flying: dict[Member, tuple[int, int]] = {}
         self._landed: dict[Member, tuple[int, int]] = {}
         self._places: list[tuple[int, Member]] = []
-        """A heap of those that landed. One that was removed stays until it comes to the top, which is never stale."""
+        """Heap of the positions in `_landed`. A removed member stays in it until it reaches the top; the top is never stale."""
         self._taken = 0
 
     def __repr__(self) -> str:
         return f"Line({self.key!r}, {self.tenant}, {self.priority}, {self.standing}: {self.queued}+{self.flying})"
 
     def __len__(self) -> int:
-        """Members, queued and in flight."""
+        """Number of members, queued and in flight."""
         return len(self._fresh) + len(self._landed) + len(self._flying)
 
     @property
@@ -94,11 +95,11 @@ class Line:
 
     @property
     def standing(self) -> str:
-        """`active`, `waiting` for a cure, or in `backoff`."""
+        """`active`, `waiting` for an event, or in `backoff`."""
         return "active" if self.wait is None else "waiting" if self.wait.cures else "backoff"
 
     def add(self, member: Member, now_ms: int) -> None:
-        """At the end. No arrival counts as earlier than one that came before it."""
+        """Appends a member. Arrival times never decrease along the queue."""
         together = self._youngest
         if now_ms > together[0]:
             together = self._youngest = [now_ms, 0]
@@ -106,13 +107,13 @@ class Line:
         self._fresh[member] = together
 
     def head_ms(self) -> int:
-        """When the first in the queue arrived. Somebody must be queued."""
+        """Arrival time of the first queued member. The queue must not be empty."""
         if self._landed:
             return self._landed[self._places[0][1]][1]
         return next(iter(self._fresh.values()))[0]
 
     def run(self) -> int:
-        """How many at the front arrived together, at least. Somebody must be queued."""
+        """Lower bound on how many members at the head arrived at the same time. The queue must not be empty."""
         return 1 if self._landed else next(iter(self._fresh.values()))[1]
 
     def arrived_ms(self, member: Member) -> int:
@@ -120,14 +121,14 @@ class Line:
         return fresh[0] if fresh is not None else (self._landed.get(member) or self._flying[member])[1]
 
     def members(self) -> list[Member]:
-        """Those queued, first one first."""
+        """Queued members in order."""
         return [*sorted(self._landed, key=lambda member: self._landed[member][0]), *self._fresh]
 
     def in_flight(self, member: Member) -> bool:
         return member in self._flying
 
     def pop(self, count: int) -> list[Member]:
-        """So many from the front, who must be there; they are in flight then."""
+        """Takes `count` members from the head, which must exist; they are in flight from then on."""
         flying, popped = self._flying, self._pop_landed(count) if self._landed else []
         fresh, place = self._fresh, self._taken
         for _ in range(count - len(popped)):
@@ -149,12 +150,12 @@ class Line:
         return popped
 
     def put_back(self, member: Member) -> None:
-        """From flight to its old place."""
+        """Returns a member in flight to its old position."""
         place = self._landed[member] = self._flying.pop(member)
         heappush(self._places, (place[0], member))
 
     def remove(self, member: Member) -> bool:
-        """From wherever it is: was it in flight?"""
+        """Removes a member wherever it is; returns whether it was in flight."""
         if self._flying.pop(member, None) is not None:
             return True
         together = self._fresh.pop(member, None)
@@ -178,11 +179,11 @@ MINUTE_MS: Final = 60_000
 NO_DEADLINE: Final = 1 << 62
 
 
-_Entry = tuple[int, int, int, Line]
+_Entry = tuple[int, int, int, ClassQueue]
 
 
 class Ageing(NamedTuple):
-    """A priority rises by `step` a minute, by `bound` at most."""
+    """A priority level rises by `step` per minute, by `bound` at most."""
 
     step: int = 1
     bound: int = 10
@@ -191,25 +192,25 @@ class Ageing(NamedTuple):
         return priority + min(self.bound, self.step * (max(0, waited_ms) // MINUTE_MS))
 
 
-class Order:
-    """Lines by the arrival of their heads; if `urgent`, earlier deadlines go before that. First one first.
+class QueueOrder:
+    """Queues ordered by the arrival of their heads; if `urgent`, by deadline before that.
 
-    Entries in the heap stay where they are. A head that is taken only makes its line's key later, so an entry that is out of
-    date is corrected when it comes to the top; a head that comes back makes it earlier, and is put in anew.
+    Heap entries are corrected lazily. Taking a head only makes the key of its queue later, so an outdated entry is corrected
+    when it reaches the top. A returned head makes the key earlier, so the queue is pushed again.
     """
 
     __slots__ = ("_entries", "_heap", "_urgent")
 
     def __init__(self, *, urgent: bool) -> None:
         self._urgent = urgent
-        self._entries: dict[Line, _Entry] = {}
+        self._entries: dict[ClassQueue, _Entry] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, line: Line) -> None:
-        """It may be tried, or its head is another than before. Somebody of it must be queued."""
+    def put(self, line: ClassQueue) -> None:
+        """Adds a queue that became active, or whose head changed. It must have a queued member."""
         head_ms = line.head_ms()
         known = self._entries.get(line)
         if known is not None and known[1] <= head_ms:
@@ -221,8 +222,8 @@ class Order:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
-    def drop(self, line: Line) -> None:
-        """It may not be tried any more, or nobody of it is queued."""
+    def drop(self, line: ClassQueue) -> None:
+        """Removes a queue that is no longer active or has no queued member."""
         self._entries.pop(line, None)
 
     def first(self) -> _Entry | None:
@@ -241,24 +242,24 @@ class Order:
         return None
 
 
-class Rank:
-    """The lines of one priority that may be tried: a lane for each tenant, and all of them by age."""
+class PriorityLevel:
+    """Active queues of one priority: ordered per tenant (`lanes`), and all together by age."""
 
     __slots__ = ("_oldest", "lanes", "priority")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.lanes: dict[str, Order] = {}
-        self._oldest = Order(urgent=False)
+        self.lanes: dict[str, QueueOrder] = {}
+        self._oldest = QueueOrder(urgent=False)
 
-    def put(self, line: Line) -> None:
+    def put(self, line: ClassQueue) -> None:
         lane = self.lanes.get(line.tenant)
         if lane is None:
-            lane = self.lanes[line.tenant] = Order(urgent=True)
+            lane = self.lanes[line.tenant] = QueueOrder(urgent=True)
         lane.put(line)
         self._oldest.put(line)
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: ClassQueue) -> None:
         lane = self.lanes.get(line.tenant)
         if lane is not None:
             lane.drop(line)
@@ -267,30 +268,30 @@ class Rank:
             self._oldest.drop(line)
 
     def waited_ms(self, now_ms: int) -> int:
-        """How long the oldest head has been here."""
+        """How long the oldest head has waited."""
         oldest = self._oldest.first()
         return 0 if oldest is None else now_ms - oldest[1]
 
 
-class Ranks:
-    """All lines that may be tried and have somebody queued."""
+class PriorityLevels:
+    """All active queues with queued members, by priority."""
 
     __slots__ = ("_ranks", "ageing")
 
     def __init__(self, ageing: Ageing) -> None:
         self.ageing = ageing
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, PriorityLevel] = {}
 
     def __bool__(self) -> bool:
         return bool(self._ranks)
 
-    def put(self, line: Line) -> None:
+    def put(self, line: ClassQueue) -> None:
         rank = self._ranks.get(line.priority)
         if rank is None:
-            rank = self._ranks[line.priority] = Rank(line.priority)
+            rank = self._ranks[line.priority] = PriorityLevel(line.priority)
         rank.put(line)
 
-    def drop(self, line: Line) -> None:
+    def drop(self, line: ClassQueue) -> None:
         rank = self._ranks.get(line.priority)
         if rank is not None:
             rank.drop(line)
@@ -300,13 +301,13 @@ class Ranks:
     def tenants(self) -> list[str]:
         return list(dict.fromkeys(tenant for rank in self._ranks.values() for tenant in rank.lanes))
 
-    def descending(self, now_ms: int) -> Iterator[dict[str, list[Order]]]:
-        """The lanes of each tenant, from the highest effective priority down; those that came level are together."""
-        levels: dict[int, list[Rank]] = {}
+    def descending(self, now_ms: int) -> Iterator[dict[str, list[QueueOrder]]]:
+        """The lanes of each tenant from the highest effective priority down; levels that ageing has made equal are merged."""
+        levels: dict[int, list[PriorityLevel]] = {}
         for priority, rank in self._ranks.items():
             levels.setdefault(self.ageing.lifted(priority, rank.waited_ms(now_ms)), []).append(rank)
         for level in sorted(levels, reverse=True):
-            lanes: dict[str, list[Order]] = {}
+            lanes: dict[str, list[QueueOrder]] = {}
             for rank in levels[level]:
                 for tenant, lane in rank.lanes.items():
                     lanes.setdefault(tenant, []).append(lane)

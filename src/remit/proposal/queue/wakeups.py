@@ -1,15 +1,15 @@
 """Which waiting queues an event unblocks, including events that came during an attempt.
 
-A bounded past of cures. Nobody is woken here.
+This module only matches and remembers events; backlog.py wakes the queues.
 
-An attempt sees the world as it was at some version, and ends later. If it ends in a wait for a cure that happened in between,
-nothing would wake it: the wake-up came while it was not yet waiting. So the end of an attempt asks here first. The memory is
-bounded, and whatever was forgotten counts as happened: then the line is tried once too often, never once too little.
+`UnblockHistory` prevents lost wake-ups. An attempt sees the view at some version and ends later. If it ends in a wait for an
+event that happened in between, no further event would wake the queue. The end of an attempt therefore checks the history
+first. The history is bounded, and an event that was dropped counts as happened: a queue may be tried once too often, but
+never too rarely.
 
-It picks among the lines that wait for room, or for a node. Nobody is woken here: see backlog.py.
-
-News of a row helps whoever fits there now. It also helps whoever is kept out by something else than he waits for: what he was
-told is no longer all that is true, and the cure of what keeps him out by now would pass him by.
+`WakeupMatcher` selects among the queues that wait for capacity or for a node. A changed row wakes a queue whose replicas fit
+there now. It also wakes a queue that the row rejects only for reasons the queue is not waiting for: the recorded reason is
+then out of date, and the event that ends the actual reason would not wake the queue.
 """
 
 from __future__ import annotations
@@ -21,46 +21,47 @@ from typing import Final
 import numpy as np
 
 from remit.observation.node_columns import Ints
-from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import refused_only_by
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import COUPLED, PluginError, applies
-from remit.proposal.queue.class_queues import Cure, Line
+from remit.proposal.placement.plugins import PEER_CHECKS, PluginError, applies
+from remit.proposal.queue.class_queues import UnblockKey, ClassQueue
 
-CURES_MAX: Final = 4096
-PARTLY_MAX: Final = 64
+EVENTS_MAX: Final = 4096
+PREDICATES_MAX: Final = 64
 
-Which = Callable[[Line], bool]
-"""Is it a cure for this line? Asked when the cure happens, or later, when an attempt that was under way has ended."""
+QueuePredicate = Callable[[ClassQueue], bool]
+"""Whether an event concerns this queue. Called when the event happens, or later, at the end of an attempt that was in progress.
+"""
 
 
-class _Seen:
-    """When one cure happened: the last time for everybody, and since then for some."""
+class _EventHistory:
+    """Versions of one event: the last one for all queues, and later ones for selected queues."""
 
     __slots__ = ("everybody", "some")
 
     def __init__(self) -> None:
         self.everybody = -1
-        self.some: deque[tuple[int, Which]] = deque()
+        self.some: deque[tuple[int, QueuePredicate]] = deque()
 
 
-class Past:
-    def __init__(self, cures_max: int = CURES_MAX, partly_max: int = PARTLY_MAX) -> None:
+class UnblockHistory:
+    def __init__(self, cures_max: int = EVENTS_MAX, partly_max: int = PREDICATES_MAX) -> None:
         if min(cures_max, partly_max) < 1:
-            raise ValueError(f"no past: {cures_max} cures, {partly_max} times each")
+            raise ValueError(f"the limits must be at least 1: cures_max={cures_max}, partly_max={partly_max}")
         self._cures_max, self._partly_max = cures_max, partly_max
-        self._seen: OrderedDict[Cure, _Seen] = OrderedDict()
+        self._seen: OrderedDict[UnblockKey, _EventHistory] = OrderedDict()
         self.forgotten = -1
-        """The latest version of which something was forgotten."""
+        """The latest version of which an entry was dropped."""
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def note(self, cure: Cure, version: int, which: Which | None = None) -> None:
-        """It happened: for everybody, or for those lines that `which` picks."""
+    def note(self, cure: UnblockKey, version: int, which: QueuePredicate | None = None) -> None:
+        """Records an event for all queues, or for those that `which` selects."""
         seen = self._seen.get(cure)
         if seen is None:
-            seen = self._seen[cure] = _Seen()
+            seen = self._seen[cure] = _EventHistory()
         self._seen.move_to_end(cure)
         if which is None:
             seen.everybody = max(seen.everybody, version)
@@ -68,14 +69,14 @@ class Past:
         else:
             seen.some.append((version, which))
             if len(seen.some) > self._partly_max:
-                # Whom it was for is forgotten, so it was for everybody.
+                # The predicate is dropped, so the event counts for all queues.
                 seen.everybody = max(seen.everybody, seen.some.popleft()[0])
         if len(self._seen) > self._cures_max:
             _, oldest = self._seen.popitem(last=False)
             self.forgotten = max(self.forgotten, oldest.everybody, *(version for version, _ in oldest.some))
 
-    def cured(self, line: Line, cures: Iterable[Cure], since: int) -> bool:
-        """Did one of `cures` happen for this line after `since`, or may it have?"""
+    def cured(self, line: ClassQueue, cures: Iterable[UnblockKey], since: int) -> bool:
+        """Whether one of these events happened for this queue after version `since`, or may have happened and was dropped."""
         if since < self.forgotten:
             return True
         for cure in cures:
@@ -87,18 +88,18 @@ class Past:
         return False
 
 
-class Waking:
-    """`class_of` says what a line asks for; None if that has gone."""
+class WakeupMatcher:
+    """Predicates for changed rows. `class_of` returns the class of a queue; None if its shape no longer exists."""
 
-    def __init__(self, kernel: Kernel, class_of: Callable[[Line], Class | None]) -> None:
+    def __init__(self, kernel: Kernel, class_of: Callable[[ClassQueue], WorkClass | None]) -> None:
         self._kernel, self._class_of = kernel, class_of
 
-    def fits_on(self, rows: Sequence[int]) -> Which:
-        """Could one of these rows take a member of the line now? For those whom freed room may help."""
+    def fits_on(self, rows: Sequence[int]) -> QueuePredicate:
+        """Selects queues whose replicas fit on one of these rows, where capacity was released."""
         at = np.array(rows, dtype=np.int64)
         most = {name: int(column[at].max()) for name, column in self._kernel.columns.free.items()}
 
-        def fits(line: Line) -> bool:
+        def fits(line: ClassQueue) -> bool:
             try:
                 one = self._class_of(line)
                 if one is None:
@@ -111,11 +112,12 @@ class Waking:
 
         return fits
 
-    def open_on(self, rows: Sequence[int]) -> Which:
-        """Could one of these rows take a member, or be emptied for one, as far as what the node is goes?"""
+    def open_on(self, rows: Sequence[int]) -> QueuePredicate:
+        """Selects queues whose replicas could run on one of these rows by its node attributes, if necessary after preemption.
+        """
         at = np.array(rows, dtype=np.int64)
 
-        def is_open(line: Line) -> bool:
+        def is_open(line: ClassQueue) -> bool:
             try:
                 one = self._class_of(line)
                 if one is None:
@@ -127,20 +129,20 @@ class Waking:
 
         return is_open
 
-    def spreads(self, line: Line) -> bool:
-        """Does it matter to the line over which domains it could spread?"""
+    def spreads(self, line: ClassQueue) -> bool:
+        """Selects queues with a topology spread: for them the set of domains matters."""
         try:
             one = self._class_of(line)
         except PluginError:
             return True
         return one is None or bool(one.ask.spread)
 
-    def _is_misled(self, line: Line, one: Class, rows: Ints) -> bool:
-        """Is one of these rows shut to the line only by what it does not wait for the end of?"""
+    def _is_misled(self, line: ClassQueue, one: WorkClass, rows: Ints) -> bool:
+        """Whether one of these rows is rejected only by filters whose unblock events the queue does not wait for."""
         waits = {str(cure[0]) for cure in line.wait.cures if isinstance(cure, tuple)} if line.wait is not None else set()
         others = [
             filter_ for filter_ in self._kernel.all_filters if not waits.issuperset(filter_.cures) and applies(filter_, one.ask)
         ]
-        if not one.alone and all(filter_.check in COUPLED for filter_ in others):
-            return False  # who stands in wider domains is not regarded in a class's numbers: it has shut no row here
+        if not one.alone and all(filter_.check in PEER_CHECKS for filter_ in others):
+            return False  # cached scores ignore rules about wider domains, so these rules have closed no row here
         return refused_only_by(self._kernel, one, rows, others)

@@ -17,77 +17,77 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-from remit.client.remote_store import RangeOf, RowsFrom
-from remit.client.rpc import Call
+from remit.client.remote_store import RangeRequest, WatchRequest
+from remit.client.rpc import EndpointCall
 from remit.law import authorization
-from remit.model.identity import Principal, Token, digest_of, principal_of
+from remit.model.identity import Principal, Token, token_digest, principal_of
 from remit.model.objects import TENANTED, AnyObject
-from remit.model.problems import an, shown
-from remit.model.wire.agent_messages import MaterialOf, OrdersOf
+from remit.model.problems import an, quoted
+from remit.model.wire.agent_messages import SecretMaterialRequest, AssignmentsRequest
 from remit.observation.watch_cache import Board
-from remit.serve.http.replies import Failure, unavailable
+from remit.serve.http.replies import ApiProblem, unavailable
 from remit.serve.http.routes import Route
 from remit.world.interfaces import Clock
 
-HEADERS: Final = {"WWW-Authenticate": 'Bearer realm="remit"'}
-_CURE: Final = "send the header Authorization: Bearer TOKEN, with a token that `remit token create` made"
+CHALLENGE_HEADERS: Final = {"WWW-Authenticate": 'Bearer realm="remit"'}
+_SEND_TOKEN: Final = "send the header Authorization: Bearer TOKEN, with a token that `remit token create` made"
 
 
-class Identities:
+class TokenIndex:
     """Every token of a scope, from one board. Satisfies `observation.board.Listener`."""
 
-    def __init__(self, board: Board, clock: Clock) -> None:
-        self._board, self._clock = board, clock
-        self._found: dict[str, tuple[Token, Principal]] = {}
-        self._names: dict[str, str] = {}
+    def __init__(self, watch_cache: Board, clock: Clock) -> None:
+        self._watch_cache, self._clock = watch_cache, clock
+        self._by_digest: dict[str, tuple[Token, Principal]] = {}
+        self._digest_by_name: dict[str, str] = {}
         self._changed = asyncio.Event()
-        for key, kept in board.kind("token/"):
-            self.changed(key, None, kept.thing)
-        board.subscribe(self)
+        for key, row in watch_cache.kind("token/"):
+            self.changed(key, None, row.thing)
+        watch_cache.subscribe(self)
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         if not key.startswith("token/"):
             return
         if isinstance(old, Token):
-            self._found.pop(old.spec.digest, None)
-            self._names.pop(old.metadata.name, None)
+            self._by_digest.pop(old.spec.digest, None)
+            self._digest_by_name.pop(old.metadata.name, None)
         if isinstance(new, Token):
-            self._found[new.spec.digest] = new, principal_of(new)
-            self._names[new.metadata.name] = new.spec.digest
+            self._by_digest[new.spec.digest] = new, principal_of(new)
+            self._digest_by_name[new.metadata.name] = new.spec.digest
         self._changed.set()
         self._changed = asyncio.Event()
 
     def reached(self) -> None:
         return
 
-    def principal(self, authorization: str) -> Principal:
-        """Whoever sends this header. Raises `Failure`: 401, or 503 while nobody can be known yet."""
+    def authenticate(self, authorization: str) -> Principal:
+        """Whoever sends this header. Raises `ApiProblem`: 401, or 503 while nobody can be known yet."""
         kind, _, given = authorization.partition(" ")
         given = given.strip()
         if kind.lower() != "bearer" or not given:
-            raise unknown("no token was given")
-        found = self._found.get(digest_of(given))
-        if found is None:
-            if not self._board.sober:
+            raise unauthenticated("no token was given")
+        entry = self._by_digest.get(token_digest(given))
+        if entry is None:
+            if not self._watch_cache.sober:
                 raise unavailable("who may ask here is still being read")
-            raise unknown("the token is none of this scope's")
-        token, principal = found
-        wrong = self._wrong(token)
-        if wrong:
-            raise unknown(wrong)
+            raise unauthenticated("the token is none of this scope's")
+        token, principal = entry
+        reason = self._why_invalid(token)
+        if reason:
+            raise unauthenticated(reason)
         return principal
 
-    def good(self, principal: Principal) -> bool:
+    def is_valid(self, principal: Principal) -> bool:
         """Is the token still good by which somebody was let in?"""
-        found = self._found.get(self._names.get(principal.token, ""))
-        return found is not None and found[1] == principal and not self._wrong(found[0])
+        entry = self._by_digest.get(self._digest_by_name.get(principal.token, ""))
+        return entry is not None and entry[1] == principal and not self._why_invalid(entry[0])
 
-    async def lapse(self, principal: Principal) -> None:
+    async def wait_until_revoked(self, principal: Principal) -> None:
         """Until it was revoked. That it ran out nobody tells: whoever goes on for long asks `good` now and then."""
-        while self.good(principal):
+        while self.is_valid(principal):
             await self._changed.wait()
 
-    def _wrong(self, token: Token) -> str:
+    def _why_invalid(self, token: Token) -> str:
         spec, name = token.spec, token.metadata.name
         if spec.revoked:
             return f"the token {name} was revoked"
@@ -95,81 +95,81 @@ class Identities:
         return f"the token {name} ran out at {spec.expires}" if spec.expires <= self._clock.wall() else ""
 
 
-def unknown(detail: str, cure: str = _CURE) -> Failure:
-    return Failure(401, "unauthenticated", detail, cure=cure, headers=HEADERS)
+def unauthenticated(detail: str, cure: str = _SEND_TOKEN) -> ApiProblem:
+    return ApiProblem(401, "unauthenticated", detail, cure=cure, headers=CHALLENGE_HEADERS)
 
 
-_DOORS: Final = {"user": "people", "agent": "agents", "component": "schedulers and controllers", "join": "joining, once"}
+_AUDIENCES: Final = {"user": "people", "agent": "agents", "component": "schedulers and controllers", "join": "joining, once"}
 
 
-def enter(route: Route, principal: Principal, path: Mapping[str, str]) -> None:
-    """Raises `Failure`."""
+def authorize(route: Route, principal: Principal, path: Mapping[str, str]) -> None:
+    """Raises `ApiProblem`."""
     if principal.audience not in route.audience:
-        detail = f"the token {principal.token} is for {_DOORS[principal.audience]}, and is not taken here"
-        raise unknown(detail, "use a token that was made for this: `remit token create --role ROLE`")
+        detail = f"the token {principal.token} is for {_AUDIENCES[principal.audience]}, and is not taken here"
+        raise unauthenticated(detail, "use a token that was made for this: `remit token create --role ROLE`")
     if principal.audience != "user":
         return
     tenant = path.get("name" if route.kind == "Tenant" else "tenant", "")
     if tenant and principal.tenant not in ("", tenant):
-        raise Failure(404, "not_found", f"there is no tenant {shown(tenant)}", field="tenant", cure="use the one you belong to")
-    if not route.reading and not authorization.may_write(principal):
+        raise ApiProblem(404, "not_found", f"there is no tenant {quoted(tenant)}", field="tenant", cure="use the one you belong to")
+    if not route.is_read and not authorization.may_write(principal):
         raise forbidden(f"{principal.subject} is a viewer, and may not change anything", "ask an admin for a token of a member")
     if not principal.tenant:
         return
     if route.kind in TENANTED:
         return
-    if route.kind and not (route.reading and authorization.sees(principal, route.kind, "", path.get("name", ""))):
+    if route.kind and not (route.is_read and authorization.may_read(principal, route.kind, "", path.get("name", ""))):
         cure = f"read your own: /v1/tenants/{principal.tenant}" if route.kind == "Tenant" else "let an admin ask"
         raise forbidden(f"{an(route.kind)} belongs to no tenant, and {principal.subject} to {principal.tenant}", cure)
-    if not route.kind and not route.tenants:
+    if not route.kind and not route.tenant_access:
         raise forbidden(
             f"this is not for somebody of one tenant, as {principal.subject} is of {principal.tenant}", "let an admin ask"
         )
 
 
-def check_declared(principal: Principal, things: tuple[AnyObject, ...]) -> None:
-    """May this person speak of all of these? Raises `Failure`, before anything is compared with what is there."""
-    for thing in things:
-        meta, kind = thing.metadata, type(thing).__name__
+def check_may_declare(principal: Principal, objects: tuple[AnyObject, ...]) -> None:
+    """May this person speak of all of these? Raises `ApiProblem`, before anything is compared with what is there."""
+    for obj in objects:
+        meta, kind = obj.metadata, type(obj).__name__
         if principal.tenant and (kind not in TENANTED or meta.tenant != principal.tenant):
-            detail = f"{kind} {shown(meta.name)}: {principal.subject} acts in tenant {principal.tenant} alone"
-            raise Failure(
+            detail = f"{kind} {quoted(meta.name)}: {principal.subject} acts in tenant {principal.tenant} alone"
+            raise ApiProblem(
                 403, "tenant", detail, field="metadata.tenant", cure="declare it in your own tenant, or let an admin do it"
             )
 
 
-def check_asked(principal: Principal, asked: Call | RangeOf | MaterialOf) -> None:
-    """May this component ask this? Raises `Failure`."""
-    if isinstance(asked, RangeOf):
-        _check_rows(principal)
-    elif isinstance(asked, MaterialOf):
-        _check(authorization.may_act(principal, asked.actor))
-    elif asked.operations is not None:
-        _check(next((wrong for one in asked.operations if (wrong := authorization.may_claim(principal, one))), ""))
-    elif asked.renew is not None:
-        _check(authorization.may_act(principal, asked.renew))
-    elif asked.beats is not None:
-        _check(authorization.may_beat(principal, asked.beats))
-    elif asked.heard or asked.states is not None:
-        _check_rows(principal)
+def check_component_call(principal: Principal, call: EndpointCall | RangeRequest | SecretMaterialRequest) -> None:
+    """May this component ask this? Raises `ApiProblem`."""
+    if isinstance(call, RangeRequest):
+        _check_may_read_rows(principal)
+    elif isinstance(call, SecretMaterialRequest):
+        _raise_if_denied(authorization.actor_denial_reason(principal, call.actor))
+    elif call.operations is not None:
+        _raise_if_denied(next((reason for operation in call.operations if (reason := authorization.claim_denial_reason(principal, operation))), ""))
+    elif call.renew is not None:
+        _raise_if_denied(authorization.actor_denial_reason(principal, call.renew))
+    elif call.beats is not None:
+        _raise_if_denied(authorization.heartbeat_denial_reason(principal, call.beats))
+    elif call.heard or call.states is not None:
+        _check_may_read_rows(principal)
 
 
-def check_followed(principal: Principal, asked: OrdersOf | RowsFrom) -> None:
-    if isinstance(asked, RowsFrom):
-        _check_rows(principal)
+def check_component_stream(principal: Principal, stream_request: AssignmentsRequest | WatchRequest) -> None:
+    if isinstance(stream_request, WatchRequest):
+        _check_may_read_rows(principal)
     else:
-        _check(authorization.may_follow(principal, asked.nodes))
+        _raise_if_denied(authorization.assignments_denial_reason(principal, stream_request.nodes))
 
 
-def _check_rows(principal: Principal) -> None:
+def _check_may_read_rows(principal: Principal) -> None:
     if principal.audience != "component":
         raise forbidden(f"the rows of a scope are not told to {principal.role}s", "ask for the orders of your own nodes")
 
 
-def _check(wrong: str) -> None:
-    if wrong:
-        raise forbidden(wrong, "ask only for what is yours")
+def _raise_if_denied(reason: str) -> None:
+    if reason:
+        raise forbidden(reason, "ask only for what is yours")
 
 
-def forbidden(detail: str, cure: str) -> Failure:
-    return Failure(403, "not_owner", detail, cure=cure)
+def forbidden(detail: str, cure: str) -> ApiProblem:
+    return ApiProblem(403, "not_owner", detail, cure=cure)

@@ -21,16 +21,16 @@ from remit.world.interfaces import Clock, DiskError
 
 FOLD_MS: Final = 10_000
 FOLDS_MAX: Final = 1_024
-SETTLE_MS: Final = 1_000
+SYNC_INTERVAL_MS: Final = 1_000
 TEXT_MAX: Final = 512
 READ_LINES_MAX: Final = 200_000
 """So many lines are looked at for one answer."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_items: Final[msgspec.json.Decoder[AuditItem]] = msgspec.json.Decoder(AuditItem)
+_item_decoder: Final[msgspec.json.Decoder[AuditItem]] = msgspec.json.Decoder(AuditItem)
 
 
-class Trail(Protocol):
+class AuditStorage(Protocol):
     """Where lines are kept: see world/files/log_files.py."""
 
     def add(self, line: bytes) -> None: ...
@@ -49,28 +49,28 @@ class _Fold:
         self.until_ms, self.last, self.count = until_ms, last, 0
 
 
-class Audit:
+class AuditLog:
     """One server's. `unfold` and `settle` are called now and then, and at the end."""
 
-    def __init__(self, trail: Trail, clock: Clock) -> None:
-        self._trail, self._clock = trail, clock
+    def __init__(self, storage: AuditStorage, clock: Clock) -> None:
+        self._storage, self._clock = storage, clock
         self._folds: dict[tuple[str, ...], _Fold] = {}
-        self._broken = ""
+        self._write_error = ""
 
-    def check(self) -> None:
+    def check_writable(self) -> None:
         """May something be done that must be written down? Raises `Failure` while nothing can be written."""
-        if self._broken:
-            self._add(AuditItem(time=self._clock.wall(), action="auditResumed", detail=self._broken))
-        if self._broken:
+        if self._write_error:
+            self._append(AuditItem(time=self._clock.wall(), action="auditResumed", detail=self._write_error))
+        if self._write_error:
             raise unavailable(
-                f"the audit cannot be written: {self._broken}", cure="make room on the server's disk; nothing was done"
+                f"the audit cannot be written: {self._write_error}", cure="make room on the server's disk; nothing was done"
             )
 
-    def note(self, item: AuditItem) -> None:
+    def record(self, item: AuditItem) -> None:
         """Of a deed: at once, and by itself."""
-        self._add(_bounded(item))
+        self._append(_bounded(item))
 
-    def refused(self, item: AuditItem) -> None:
+    def record_refusal(self, item: AuditItem) -> None:
         """The first of its sort at once; those that follow soon are counted."""
         item, now_ms = _bounded(item), self._clock.now_ms()
         key: tuple[str, ...] = (item.token, item.address if not item.token else "", item.action, item.code, str(item.status))
@@ -79,7 +79,7 @@ class Audit:
             fold.count, fold.last = fold.count + 1, item
             return
         if fold is None and len(self._folds) >= FOLDS_MAX:
-            self._unfold(now_ms)
+            self._flush_counts(now_ms)
             if len(self._folds) >= FOLDS_MAX:
                 key = ("", "", "", "many", "")
                 item = replace(item, detail="too many sorts of refusals at once: these are of several")
@@ -87,29 +87,29 @@ class Audit:
                     fold.count, fold.last = fold.count + 1, item
                     return
         if fold is not None:
-            self._tell(fold)
+            self._write_count(fold)
         self._folds[key] = _Fold(now_ms + FOLD_MS, item)
-        self._add(item)
+        self._append(item)
 
-    def unfold(self, *, all_: bool = False) -> None:
+    def flush_counts(self, *, all_: bool = False) -> None:
         """Write down what was counted."""
-        self._unfold((1 << 62) if all_ else self._clock.now_ms())
+        self._flush_counts((1 << 62) if all_ else self._clock.now_ms())
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Force all of it to the disk. It blocks, and may be asked elsewhere than on the event loop."""
         try:
-            self._trail.settle()
+            self._storage.settle()
         except DiskError as error:
-            self._broken = str(error)
+            self._write_error = str(error)
 
     def read(self, *, limit: int, tenant: str = "", subject: str = "", action: str = "", since: str = "") -> list[AuditItem]:
         """The newest first. It blocks: ask it elsewhere than on the event loop."""
-        found: list[AuditItem] = []
-        for looked, line in enumerate(self._trail.backwards()):
-            if looked >= READ_LINES_MAX or len(found) >= limit:
+        items: list[AuditItem] = []
+        for looked, line in enumerate(self._storage.backwards()):
+            if looked >= READ_LINES_MAX or len(items) >= limit:
                 break
             try:
-                item = _items.decode(line)
+                item = _item_decoder.decode(line)
             except (msgspec.DecodeError, ValueError):
                 continue  # cut short by a kill: what was answered is whole
             if since and item.time < since:
@@ -120,24 +120,24 @@ class Audit:
                 or (action and item.action != action)
             ):
                 continue
-            found.append(item)
-        return found
+            items.append(item)
+        return items
 
-    def _unfold(self, now_ms: int) -> None:
+    def _flush_counts(self, now_ms: int) -> None:
         for key, fold in [(key, fold) for key, fold in self._folds.items() if fold.until_ms <= now_ms]:
             del self._folds[key]
-            self._tell(fold)
+            self._write_count(fold)
 
-    def _tell(self, fold: _Fold) -> None:
+    def _write_count(self, fold: _Fold) -> None:
         if fold.count:
-            self._add(replace(fold.last, count=fold.count))
+            self._append(replace(fold.last, count=fold.count))
 
-    def _add(self, item: AuditItem) -> None:
+    def _append(self, item: AuditItem) -> None:
         try:
-            self._trail.add(_encode(item) + b"\n")
-            self._broken = ""
+            self._storage.add(_encode(item) + b"\n")
+            self._write_error = ""
         except DiskError as error:
-            self._broken = str(error)
+            self._write_error = str(error)
 
 
 def _bounded(item: AuditItem) -> AuditItem:
@@ -147,7 +147,7 @@ def _bounded(item: AuditItem) -> AuditItem:
     return replace(item, **long)
 
 
-class MemoryTrail:
+class MemoryAuditStorage:
     """For a server that keeps nothing, as one in a test or a simulation does. The last lines only."""
 
     def __init__(self, lines_max: int = 10_000) -> None:

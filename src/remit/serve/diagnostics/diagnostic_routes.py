@@ -18,7 +18,7 @@ from remit.model.metadata import Natural
 from remit.model.objects import TENANTED, encode
 from remit.model.problems import an
 from remit.model.wire.api_types import (
-    AccountItem,
+    HistoryEvent,
     AuditItem,
     EndpointItem,
     ListMeta,
@@ -28,180 +28,180 @@ from remit.model.wire.api_types import (
     ReplicaTop,
     WatchLine,
 )
-from remit.proposal.explain.capacity import COUNT_MAX, Capacity
-from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
-from remit.serve.auth.access_control import check_declared
-from remit.serve.components.replica_logs import Stream, Wanted
+from remit.proposal.explain.capacity import COUNT_MAX, CapacityAnswer
+from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
+from remit.serve.auth.access_control import check_may_declare
+from remit.serve.components.replica_logs import Stream, LogOptions
 from remit.serve.diagnostics.explanations import (
     capacity_for,
     explain_replica,
     explain_workload,
-    with_words_of_its_node,
-    with_words_of_its_nodes,
+    add_startup_progress,
+    add_workload_startup_progress,
 )
-from remit.serve.diagnostics.history import LIMIT, LIMIT_MAX, accounted, watched
-from remit.serve.diagnostics.resource_usage import top_nodes, top_replicas
-from remit.serve.diagnostics.status_routes import with_who_does_not_act
-from remit.serve.http.bodies import all_manifests, beside, judged
-from remit.serve.http.replies import Failure
-from remit.serve.http.request_context import Asked
-from remit.serve.http.routes import DEAR, FETCHED, JSON, LISTED, NDJSON, TEXT, Answer, Body, Parameter, Route
-from remit.serve.http.streams import Streamed
-from remit.serve.http.streams import watched as streamed
+from remit.serve.diagnostics.history import EVENTS_LIMIT, EVENTS_LIMIT_MAX, list_events, watch_events
+from remit.serve.diagnostics.resource_usage import node_usage, replica_usage
+from remit.serve.diagnostics.status_routes import add_unheld_leases
+from remit.serve.http.bodies import read_manifests, offload_if_large, validate_manifest
+from remit.serve.http.replies import ApiProblem
+from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import TRIAL_COST, AGENT_COST, JSON, LIST_COST, NDJSON, TEXT, ResponseSpec, BodySpec, Parameter, Route
+from remit.serve.http.streams import StreamResponse
+from remit.serve.http.streams import watch_response as streamed
 from remit.serve.objects.dry_run import plan
-from remit.serve.objects.object_routes import AFTER, MANIFESTS, WATCH
-from remit.serve.objects.reads import encoded
-from remit.serve.objects.rendering import nameless
-from remit.serve.server_context import Desk
+from remit.serve.objects.object_routes import AFTER, MANIFESTS_BODY, WATCH
+from remit.serve.objects.reads import json_response
+from remit.serve.objects.rendering import redact_other_tenants
+from remit.serve.server_context import ServerContext
 
 
-def told(value: Any, asked: Asked | None = None) -> Response:
+def diagnostic_response(value: Any, request: RequestContext | None = None) -> Response:
     """To whoever `asked`, if it may speak of others' things."""
     body = encode(value)
-    if asked is not None and asked.principal.tenant:
-        body = nameless(body, asked.principal.tenant)
+    if request is not None and request.principal.tenant:
+        body = redact_other_tenants(body, request.principal.tenant)
     return Response(body, media_type=JSON)
 
 
-async def explained_workload(asked: Asked, desk: Desk) -> Response:
-    found = await explain_workload(desk.looking, asked.tenant, asked.path["name"], asked.query["node"])
-    found = await with_who_does_not_act(found, desk)
-    return told(await with_words_of_its_nodes(found, desk.standby), asked)
+async def get_workload_explanation(request: RequestContext, server: ServerContext) -> Response:
+    explanation = await explain_workload(server.snapshots, request.tenant, request.path["name"], request.query["node"])
+    explanation = await add_unheld_leases(explanation, server)
+    return diagnostic_response(await add_workload_startup_progress(explanation, server.standby), request)
 
 
-async def explained_replica(asked: Asked, desk: Desk) -> Response:
-    found = await explain_replica(desk.looking, asked.tenant, asked.path["name"], asked.query["node"])
-    return told(await with_words_of_its_node(found, desk.standby), asked)
+async def get_replica_explanation(request: RequestContext, server: ServerContext) -> Response:
+    explanation = await explain_replica(server.snapshots, request.tenant, request.path["name"], request.query["node"])
+    return diagnostic_response(await add_startup_progress(explanation, server.standby), request)
 
 
-async def capacity(asked: Asked, desk: Desk) -> Response:
-    thing = await beside(desk, asked.body, lambda: judged(asked.body))
-    check_declared(asked.principal, (thing,))
-    if not isinstance(thing, Workload):
-        detail = f"kind: this is {an(type(thing).__name__)}, and only a Workload takes room"
-        raise Failure(422, "invalid", detail, field="kind", cure="send one Workload manifest")
-    return told(await capacity_for(desk.looking, thing, asked.query["count"]))
+async def get_capacity(request: RequestContext, server: ServerContext) -> Response:
+    obj = await offload_if_large(server, request.body, lambda: validate_manifest(request.body))
+    check_may_declare(request.principal, (obj,))
+    if not isinstance(obj, Workload):
+        detail = f"kind: this is {an(type(obj).__name__)}, and only a Workload takes room"
+        raise ApiProblem(422, "invalid", detail, field="kind", cure="send one Workload manifest")
+    return diagnostic_response(await capacity_for(server.snapshots, obj, request.query["count"]))
 
 
-async def planned(asked: Asked, desk: Desk) -> Response:
-    things = await all_manifests(asked, desk)
-    check_declared(asked.principal, things)
-    return told(await desk.looking.spoil(lambda look: plan(look, things, asked.actor, desk.clock)), asked)
+async def get_plan(request: RequestContext, server: ServerContext) -> Response:
+    objects = await read_manifests(request, server)
+    check_may_declare(request.principal, objects)
+    return diagnostic_response(await server.snapshots.query_private(lambda look: plan(look, objects, request.actor, server.clock)), request)
 
 
-async def endpoints(asked: Asked, desk: Desk) -> Response:
-    tenant, service = asked.tenant, asked.path.get("service", "")
-    if asked.query["watch"]:
-        return streamed(desk.endpoints.watched(asked.query["after"], tenant, service), desk)
-    await desk.looking.caught_up()
-    return told(desk.endpoints.listed(tenant, service))
+async def list_endpoints(request: RequestContext, server: ServerContext) -> Response:
+    tenant, service = request.tenant, request.path.get("service", "")
+    if request.query["watch"]:
+        return streamed(server.endpoints.watch(request.query["after"], tenant, service), server)
+    await server.snapshots.wait_until_current()
+    return diagnostic_response(server.endpoints.list_endpoints(tenant, service))
 
 
-async def nodes_top(asked: Asked, desk: Desk) -> Response:
-    return told(await top_nodes(desk.looking, desk.standby))
+async def get_node_usage(request: RequestContext, server: ServerContext) -> Response:
+    return diagnostic_response(await node_usage(server.snapshots, server.standby))
 
 
-async def replicas_top(asked: Asked, desk: Desk) -> Response:
-    return told(await top_replicas(desk.looking, desk.standby, asked.tenant or asked.query["tenant"]))
+async def get_replica_usage(request: RequestContext, server: ServerContext) -> Response:
+    return diagnostic_response(await replica_usage(server.snapshots, server.standby, request.tenant or request.query["tenant"]))
 
 
-async def account(asked: Asked, desk: Desk) -> Response:
-    regarding = asked.query["regarding"]
-    _check_regarding(asked, regarding)
-    if asked.query["watch"]:
-        return streamed(watched(desk.looking, regarding, asked.query["after"]), desk)
-    revision, items = await accounted(desk.looking, regarding, asked.query["limit"])
-    return told(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
+async def get_events(request: RequestContext, server: ServerContext) -> Response:
+    regarding = request.query["regarding"]
+    _check_regarding(request, regarding)
+    if request.query["watch"]:
+        return streamed(watch_events(server.snapshots, regarding, request.query["after"]), server)
+    revision, items = await list_events(server.snapshots, regarding, request.query["limit"])
+    return diagnostic_response(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
 
 
-_TENANTED: Final = frozenset(kind.lower() for kind in TENANTED)
+_TENANTED_PREFIXES: Final = frozenset(kind.lower() for kind in TENANTED)
 
 
-def _check_regarding(asked: Asked, regarding: str) -> None:
+def _check_regarding(request: RequestContext, regarding: str) -> None:
     """Whoever belongs to a tenant is told of that one's own things, and must say which."""
-    mine = asked.principal.tenant
-    word, _, rest = regarding.partition("/")
-    if mine and (word not in _TENANTED or rest.partition("/")[0] != mine):
-        cure = f"ask with regarding=workload/{mine}/NAME or replica/{mine}/NAME"
-        raise Failure(403, "tenant", f"what happened elsewhere than in {mine} is not told here", field="regarding", cure=cure)
+    tenant = request.principal.tenant
+    kind, _, rest = regarding.partition("/")
+    if tenant and (kind not in _TENANTED_PREFIXES or rest.partition("/")[0] != tenant):
+        cure = f"ask with regarding=workload/{tenant}/NAME or replica/{tenant}/NAME"
+        raise ApiProblem(403, "tenant", f"what happened elsewhere than in {tenant} is not told here", field="regarding", cure=cure)
 
 
-async def logs(asked: Asked, desk: Desk) -> Response:
-    query = asked.query
-    wanted = Wanted(query["stream"], query["tail"], query["follow"], query["attempt"], query["previous"])
-    pieces = await desk.agents.logs(asked.principal, asked.tenant, asked.path["name"], wanted)
-    return Streamed(pieces, desk, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
+async def get_logs(request: RequestContext, server: ServerContext) -> Response:
+    query = request.query
+    options = LogOptions(query["stream"], query["tail"], query["follow"], query["attempt"], query["previous"])
+    chunks = await server.agents.logs(request.principal, request.tenant, request.path["name"], options)
+    return StreamResponse(chunks, server, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
 
 
 # -- the routes ----------------------------------------------------------------------------------------------------------------
 
-NODE: Final = Parameter("node", str, "say of this node why it could not stand there", default="")
-COUNT: Final = Parameter("count", Annotated[int, Meta(ge=1, le=COUNT_MAX)], "look for no more than so many")
-ENDPOINTS: Final = (WATCH, AFTER, Parameter("limit", Natural, "taken for the sake of clients; all are told at once", default=0))
-_LINES: Final = Answer(200, "one line a change", WatchLine, NDJSON)
-_SERVED: Final = (Answer(200, "those that serve; or lines, if watched", ListOf[EndpointItem]), _LINES)
+NODE_PARAMETER: Final = Parameter("node", str, "say of this node why it could not stand there", default="")
+COUNT_PARAMETER: Final = Parameter("count", Annotated[int, Meta(ge=1, le=COUNT_MAX)], "look for no more than so many")
+ENDPOINT_PARAMETERS: Final = (WATCH, AFTER, Parameter("limit", Natural, "taken for the sake of clients; all are told at once", default=0))
+_WATCH_RESPONSE: Final = ResponseSpec(200, "one line a change", WatchLine, NDJSON)
+_ENDPOINT_RESPONSES: Final = (ResponseSpec(200, "those that serve; or lines, if watched", ListOf[EndpointItem]), _WATCH_RESPONSE)
 
 
-def _endpoints(path: str, name: str, summary: str) -> Route:
+def _endpoints_route(path: str, name: str, summary: str) -> Route:
     return Route(
-        "GET", path, name, summary, endpoints, "endpoints", ENDPOINTS, answers=_SERVED, streams_if="watch", cost=LISTED
+        "GET", path, name, summary, list_endpoints, "endpoints", ENDPOINT_PARAMETERS, responses=_ENDPOINT_RESPONSES, streams_if="watch", cost=LIST_COST
     )
 
 
-EVIDENCE_ROUTES: Final = (
+DIAGNOSTIC_ROUTES: Final = (
     Route(
         "GET",
         "/v1/tenants/{tenant}/workloads/{name}/explain",
         "explainWorkload",
         "What limits a workload now, and what would help?",
-        explained_workload,
+        get_workload_explanation,
         "why",
-        (NODE,),
-        answers=(Answer(200, "what there is to tell", WorkloadTold),),
-        cost=DEAR,
+        (NODE_PARAMETER,),
+        responses=(ResponseSpec(200, "what there is to tell", WorkloadExplanation),),
+        cost=TRIAL_COST,
     ),
     Route(
         "GET",
         "/v1/tenants/{tenant}/replicas/{name}/explain",
         "explainReplica",
         "Why is a replica where it is, or why does it wait?",
-        explained_replica,
+        get_replica_explanation,
         "why",
-        (NODE,),
-        answers=(Answer(200, "what there is to tell", ReplicaTold),),
-        cost=DEAR,
+        (NODE_PARAMETER,),
+        responses=(ResponseSpec(200, "what there is to tell", ReplicaExplanation),),
+        cost=TRIAL_COST,
     ),
     Route(
         "POST",
         "/v1/capacity",
         "capacity",
         "How many more of a workload fit, where, and what stops the next one?",
-        capacity,
+        get_capacity,
         "what if",
-        (COUNT,),
-        Body((Workload,)),
-        (Answer(200, "what there is room for", Capacity),),
-        cost=DEAR,
-        looks=True,
+        (COUNT_PARAMETER,),
+        BodySpec((Workload,)),
+        (ResponseSpec(200, "what there is room for", CapacityAnswer),),
+        cost=TRIAL_COST,
+        read_only=True,
     ),
     Route(
         "POST",
         "/v1/plan",
         "plan",
         "What would come of it if these manifests were applied? Nothing is written.",
-        planned,
+        get_plan,
         "what if",
         (),
-        MANIFESTS,
-        (Answer(200, "what would become of each", PlanAnswer),),
-        cost=DEAR,
-        looks=True,
+        MANIFESTS_BODY,
+        (ResponseSpec(200, "what would become of each", PlanAnswer),),
+        cost=TRIAL_COST,
+        read_only=True,
     ),
-    _endpoints("/v1/endpoints", "listAllEndpoints", "List or watch where replicas that serve are reached, of all tenants."),
-    _endpoints(
+    _endpoints_route("/v1/endpoints", "listAllEndpoints", "List or watch where replicas that serve are reached, of all tenants."),
+    _endpoints_route(
         "/v1/tenants/{tenant}/endpoints", "listEndpoints", "List or watch where a tenant's replicas that serve are reached."
     ),
-    _endpoints(
+    _endpoints_route(
         "/v1/tenants/{tenant}/endpoints/{service}",
         "listServiceEndpoints",
         "List or watch where the replicas of one service are reached.",
@@ -211,39 +211,39 @@ EVIDENCE_ROUTES: Final = (
         "/v1/top/nodes",
         "topNodes",
         "What nodes last said of themselves, beside what they have and what is asked of them.",
-        nodes_top,
+        get_node_usage,
         "use",
-        answers=(Answer(200, "one a node", ListOf[NodeTop]),),
-        cost=LISTED,
-        tenants=False,
+        responses=(ResponseSpec(200, "one a node", ListOf[NodeTop]),),
+        cost=LIST_COST,
+        tenant_access=False,
     ),
     Route(
         "GET",
         "/v1/top/replicas",
         "topReplicas",
         "What replicas use that run now, beside what they asked for.",
-        replicas_top,
+        get_replica_usage,
         "use",
         (Parameter("tenant", str, "only those of this tenant", default=""),),
-        answers=(Answer(200, "one a replica that runs", ListOf[ReplicaTop]),),
-        cost=LISTED,
+        responses=(ResponseSpec(200, "one a replica that runs", ListOf[ReplicaTop]),),
+        cost=LIST_COST,
     ),
     Route(
         "GET",
         "/v1/account",
         "account",
         "What happened, the newest last: events, what the authority accepted and refused, and why work waits.",
-        account,
+        get_events,
         "why",
         (
             Parameter(
                 "regarding", str, "replica/TENANT/NAME, workload/TENANT/NAME with its replicas, node/NAME, …", default=""
             ),
-            Parameter("limit", Annotated[int, Meta(ge=1, le=LIMIT_MAX)], f"how many at most, 1 to {LIMIT_MAX}", default=LIMIT),
+            Parameter("limit", Annotated[int, Meta(ge=1, le=EVENTS_LIMIT_MAX)], f"how many at most, 1 to {EVENTS_LIMIT_MAX}", default=EVENTS_LIMIT),
             WATCH,
             AFTER,
         ),
-        answers=(Answer(200, "what happened; or lines, if watched", ListOf[AccountItem]), _LINES),
+        responses=(ResponseSpec(200, "what happened; or lines, if watched", ListOf[HistoryEvent]), _WATCH_RESPONSE),
         streams_if="watch",
     ),
     Route(
@@ -251,7 +251,7 @@ EVIDENCE_ROUTES: Final = (
         "/v1/tenants/{tenant}/replicas/{name}/logs",
         "logs",
         "What a replica has written, from the agent of its node.",
-        logs,
+        get_logs,
         "why",
         (
             Parameter("stream", Stream, "stdout, stderr or both", default="both"),
@@ -260,11 +260,11 @@ EVIDENCE_ROUTES: Final = (
             Parameter("attempt", Annotated[int, Meta(ge=1)], "which attempt; the latest, if left out"),
             Parameter("previous", bool, "true: the attempt before the latest", default=False),
         ),
-        answers=(Answer(200, "as it was written", str, TEXT),),
-        elsewhere=True,
+        responses=(ResponseSpec(200, "as it was written", str, TEXT),),
+        waits_for_agent=True,
         audited=True,
         streams_if="follow",
-        cost=FETCHED,
+        cost=AGENT_COST,
     ),
 )
 
@@ -273,18 +273,18 @@ AUDIT_LIMIT: Final = 200
 AUDIT_LIMIT_MAX: Final = 10_000
 
 
-async def audit(asked: Asked, desk: Desk) -> Response:
-    query = asked.query
+async def get_audit(request: RequestContext, server: ServerContext) -> Response:
+    query = request.query
     read = partial(
-        desk.audit.read,
+        server.audit.read,
         limit=query["limit"],
-        tenant=asked.tenant or query["tenant"],
+        tenant=request.tenant or query["tenant"],
         subject=query["subject"],
         action=query["action"],
         since=query["since"],
     )
-    items = await desk.judging(read)
-    return encoded(ListOf(kind="AuditList", metadata=ListMeta(revision=desk.board.revision), items=items))
+    items = await server.cpu_offload(read)
+    return json_response(ListOf(kind="AuditList", metadata=ListMeta(revision=server.watch_cache.revision), items=items))
 
 
 AUDIT_ROUTES: Final = (
@@ -293,7 +293,7 @@ AUDIT_ROUTES: Final = (
         "/v1/audit",
         "audit",
         "Who did what, and who was refused; the newest first. Somebody of a tenant is told of that one's.",
-        audit,
+        get_audit,
         "why",
         (
             Parameter(
@@ -307,6 +307,6 @@ AUDIT_ROUTES: Final = (
             Parameter("action", str, "only this, such as createWorkload", default=""),
             Parameter("since", str, "nothing before this instant, such as 2027-01-31T12:00:00Z", default=""),
         ),
-        answers=(Answer(200, "what was done", ListOf[AuditItem]),),
+        responses=(ResponseSpec(200, "what was done", ListOf[AuditItem]),),
     ),
 )

@@ -3,7 +3,7 @@
 Decisions and batches, put together with a view; nothing is decided.
 
 Whoever has the rows asks here: `remit explain --data` with those of a data directory, the API with those of its store
-(`decisions_of`, `batches_of`: the newest ones, since a run leaves very many).
+(`decisions_of`, `read_batches`: the newest ones, since a run leaves very many).
 
 Events, the authority's own record and waits, folded; read from the newest backwards.
 
@@ -24,13 +24,13 @@ from remit.commitment.outcomes import BATCH, Batch, Entry, batch_key, decode_bat
 from remit.model.kinds import Workload
 from remit.model.objects import decode
 from remit.model.records import Decision, Event, Replica
-from remit.model.wire.api_types import AccountItem
+from remit.model.wire.api_types import HistoryEvent
 from remit.observation.scheduler_view import View
-from remit.proposal.explain.pending import Rules
-from remit.proposal.explain.result_types import ReplicaTold, Told, WorkloadTold
-from remit.proposal.explain.subjects import Records, tell_replica, tell_workload
-from remit.serve.diagnostics.view_snapshots import Looking
-from remit.serve.http.streams import Bookmark, Heartbeat, Resync, line
+from remit.proposal.explain.pending import PlacementInputs
+from remit.proposal.explain.result_types import ReplicaExplanation, HistoryEntry, WorkloadExplanation
+from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
+from remit.serve.diagnostics.view_snapshots import ViewSnapshots
+from remit.serve.http.streams import BookmarkLine, HeartbeatLine, ResyncLine, json_line
 from remit.store.protocol import Change, Compacted, Row, Store, StoreError
 from remit.store.protocol import Resync as Lagging
 
@@ -38,128 +38,128 @@ ROWS_MAX: Final = 8_192
 BYTES_MAX: Final = 16 << 20
 """How much of what was written down is read for one answer, the newest first."""
 
-LOOKS_MAX: Final = 200
+SCANS_MAX: Final = 200
 """All batches that are kept, if most tell nothing."""
 
-_STRIDE: Final = 512
-_EMPTY: Final = encode_batch(Batch(0, 0, 0, 0, "", ()))[-13:]
+_PAGE_ROWS: Final = 512
+_EMPTY_BATCH_END: Final = encode_batch(Batch(0, 0, 0, 0, "", ()))[-13:]
 """How a batch ends that only says that the authority is there: one a beat, so most of a quiet scope's are such."""
 
 
-class _At(msgspec.Struct):
+class _BatchTime(msgspec.Struct):
     at: str = ""
 
 
-_decode_at = msgspec.json.Decoder(_At).decode
+_decode_batch_time = msgspec.json.Decoder(_BatchTime).decode
 
 
-class Written(NamedTuple):
+class StoredHistory(NamedTuple):
     """Rows of `decision/tenant/` and `batch/`."""
 
     decisions: Iterable[Row] = ()
     batches: Iterable[Row] = ()
 
-    def about(self, tenant: str, names: frozenset[str], alike: str) -> Records:
+    def about(self, tenant: str, names: frozenset[str], name_prefix: str) -> RecordedHistory:
         """What is there about these replicas, all of whose names begin `alike`; and when each batch was written."""
-        named = f'"{tenant}/{alike}'.encode()
-        decisions = [found for row in self.decisions if named in row.value and (found := _decision(row, tenant, names))]
+        named = f'"{tenant}/{name_prefix}'.encode()
+        decisions = [decision for row in self.decisions if named in row.value and (decision := _decision(row, tenant, names))]
         subjects = {f"replica/{tenant}/{name}" for name in names}
-        answers, at = list[Told](), dict[int, str]()
+        answers, times = list[HistoryEntry](), dict[int, str]()
         for row in self.batches:
-            at[row.revision] = written_at(row)
-            if f"replica/{tenant}/{alike}".encode() in row.value:
-                answers += _answers(row, subjects)
-        return Records(decisions, answers, at)
+            times[row.revision] = batch_time(row)
+            if f"replica/{tenant}/{name_prefix}".encode() in row.value:
+                answers += _verdicts_about(row, subjects)
+        return RecordedHistory(decisions, answers, times)
 
 
-def written_at(row: Row) -> str:
+def batch_time(row: Row) -> str:
     """When a batch was, of a wall clock; the rest of the row is not looked at."""
-    return _decode_at(row.value).at
+    return _decode_batch_time(row.value).at
 
 
-def told_of_workload(
-    view: View, declared: Workload | None, tenant: str, name: str, written: Written, rules: Rules, node: str = ""
-) -> WorkloadTold:
-    """Raises `NoNode` as `tell_workload` does."""
-    records = written.about(tenant, members_of(view.replicas.slots, tenant, name), f"{name}-")
-    return tell_workload(view, declared, tenant, name, records, rules, node)
+def workload_explanation(
+    view: View, declared: Workload | None, tenant: str, name: str, written: StoredHistory, rules: PlacementInputs, node: str = ""
+) -> WorkloadExplanation:
+    """Raises `NoNode` as `explain_workload` does."""
+    records = written.about(tenant, replica_names(view.replicas.slots, tenant, name), f"{name}-")
+    return explain_workload(view, declared, tenant, name, records, rules, node)
 
 
-def told_of_replica(view: View, replica: Replica, revision: int, written: Written, rules: Rules, node: str = "") -> ReplicaTold:
-    """Raises `NoNode` as `tell_replica` does."""
+def replica_explanation(view: View, replica: Replica, revision: int, written: StoredHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
+    """Raises `NoNode` as `explain_replica` does."""
     meta = replica.metadata
     records = written.about(meta.tenant, frozenset({meta.name}), meta.name)
-    return tell_replica(view, replica, revision, records, rules, node)
+    return explain_replica(view, replica, revision, records, rules, node)
 
 
-def members_of(keys: Iterable[str], tenant: str, workload: str) -> frozenset[str]:
+def replica_names(keys: Iterable[str], tenant: str, workload: str) -> frozenset[str]:
     """The names of a workload's replicas among these keys: `web-3` is one of web's, and `web-api-3` is not."""
     prefix = f"replica/{tenant}/{workload}-"
     return frozenset(key.split("/", 2)[2] for key in keys if key.startswith(prefix) and key[len(prefix) :].isdigit())
 
 
 def _decision(row: Row, tenant: str, names: frozenset[str]) -> tuple[int, Decision] | None:
-    thing = decode(row.value)
-    if not isinstance(thing, Decision) or names.isdisjoint(name.removeprefix(f"{tenant}/") for name in thing.spec.replicas):
+    obj = decode(row.value)
+    if not isinstance(obj, Decision) or names.isdisjoint(name.removeprefix(f"{tenant}/") for name in obj.spec.replicas):
         return None
-    return row.revision, thing
+    return row.revision, obj
 
 
-def _answers(row: Row, subjects: set[str]) -> Iterator[Told]:
+def _verdicts_about(row: Row, subjects: set[str]) -> Iterator[HistoryEntry]:
     batch = decode_batch(row.value)
     for entry in batch.entries:
         if entry.subject in subjects:
-            said = f"{entry.did} {'refused' if entry.code else 'accepted'}"
-            yield Told(row.revision, batch.at, "authority", said, entry.code, entry.detail)
+            summary = f"{entry.did} {'refused' if entry.code else 'accepted'}"
+            yield HistoryEntry(row.revision, batch.at, "authority", summary, entry.code, entry.detail)
 
 
 # -- reading them ----------------------------------------------------------------------------------------------------------
 
 
-async def notes_of(store: Store, prefix: str, revision: int, rows_max: int = 2 * ROWS_MAX) -> list[Row]:
+async def read_rows(store: Store, prefix: str, revision: int, rows_max: int = 2 * ROWS_MAX) -> list[Row]:
     """What begins so: events or decisions. Their names tell no time, and there are only so many (commitment/books.py)."""
-    found, size, after = list[Row](), 0, ""
-    while len(found) < rows_max and size < BYTES_MAX:
-        page = await store.range(prefix, after=after, limit=_STRIDE, revision=revision)
-        found += page.rows
+    rows, size, after = list[Row](), 0, ""
+    while len(rows) < rows_max and size < BYTES_MAX:
+        page = await store.range(prefix, after=after, limit=_PAGE_ROWS, revision=revision)
+        rows += page.rows
         size += sum(len(row.value) for row in page.rows)
         if not page.more:
             break
         after = page.rows[-1].key
-    return found
+    return rows
 
 
-async def batches_of(store: Store, last: int, revision: int, rows_max: int = ROWS_MAX) -> list[Row]:
+async def read_batches(store: Store, last: int, revision: int, rows_max: int = ROWS_MAX) -> list[Row]:
     """The latest batches up to sequence `last` that tell something, the oldest of them first. Not every sequence left a row."""
     first = await store.range(BATCH, limit=1, revision=revision)
     if not first.rows:
         return []
     oldest = int(first.rows[0].key.removeprefix(BATCH))
-    found, size = list[list[Row]](), 0
-    for _ in range(LOOKS_MAX):
-        low = last - _STRIDE
-        page = await store.range(BATCH, after=batch_key(max(low, 0)), limit=_STRIDE, revision=revision)
-        rows = [row for row in page.rows if row.key <= batch_key(last) and not row.value.endswith(_EMPTY)]
-        found.append(rows)
+    pages, size = list[list[Row]](), 0
+    for _ in range(SCANS_MAX):
+        low = last - _PAGE_ROWS
+        page = await store.range(BATCH, after=batch_key(max(low, 0)), limit=_PAGE_ROWS, revision=revision)
+        rows = [row for row in page.rows if row.key <= batch_key(last) and not row.value.endswith(_EMPTY_BATCH_END)]
+        pages.append(rows)
         size += sum(len(row.value) for row in rows)
         last = low
-        if last < oldest or size >= BYTES_MAX or sum(map(len, found)) >= rows_max:
+        if last < oldest or size >= BYTES_MAX or sum(map(len, pages)) >= rows_max:
             break
-    return [row for rows in reversed(found) for row in rows][-rows_max:]
+    return [row for rows in reversed(pages) for row in rows][-rows_max:]
 
 
-LIMIT: Final = 200
-LIMIT_MAX: Final = 1_000
+EVENTS_LIMIT: Final = 200
+EVENTS_LIMIT_MAX: Final = 1_000
 HEARTBEAT_MS: Final = 5_000
 
-_EACH: Final = 5
+_ROWS_PER_EVENT: Final = 5
 """So many rows are read for each thing that is told: some tell nothing, and many tell the same."""
 
-_NOTED: Final = ("event/", "decision/")
-_SPOKEN_FOR: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
+_RECORD_PREFIXES: Final = ("event/", "decision/")
+_UNLISTED_OPERATIONS: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
 """Deeds that are told by what they leave behind, or that tell nothing of any object."""
 
-_WRONG: Final = frozenset({"crash", "doubt", "distrust", "lose", "abort"})
+_FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "abort"})
 """Moves that nobody has wished for."""
 
 
@@ -168,10 +168,10 @@ class AccountChange(Struct, frozen=True, kw_only=True):
 
     type: Literal["changed"] = "changed"
     revision: int
-    object: AccountItem
+    object: HistoryEvent
 
 
-class _Did(NamedTuple):
+class _Occurrence(NamedTuple):
     """One thing that happened, once."""
 
     revision: int
@@ -181,100 +181,100 @@ class _Did(NamedTuple):
     regarding: str
     source: str
     message: str
-    times: int = 1
+    count: int = 1
 
 
-async def accounted(looking: Looking, regarding: str = "", limit: int = LIMIT) -> tuple[int, list[AccountItem]]:
+async def list_events(snapshots: ViewSnapshots, regarding: str = "", limit: int = EVENTS_LIMIT) -> tuple[int, list[HistoryEvent]]:
     """As of which revision, and what happened up to then; the newest last."""
-    await looking.caught_up()
-    at, last = await looking.store.revision(), looking.sequence
-    enough = ROWS_MAX if regarding else _EACH * limit  # of everything, the newest suffices
-    batches = await batches_of(looking.store, last, at, enough)
-    notes = [row for prefix in _NOTED for row in await notes_of(looking.store, prefix, at)]
+    await snapshots.wait_until_current()
+    revision, sequence = await snapshots.store.revision(), snapshots.sequence
+    enough = ROWS_MAX if regarding else _ROWS_PER_EVENT * limit  # of everything, the newest suffices
+    batches = await read_batches(snapshots.store, sequence, revision, enough)
+    notes = [row for prefix in _RECORD_PREFIXES for row in await read_rows(snapshots.store, prefix, revision)]
     notes = sorted(notes, key=lambda row: row.revision)[-2 * enough :]
-    return at, await looking.elsewhere(lambda: folded(_all(batches, notes, regarding))[-limit:])
+    return revision, await snapshots.offload(lambda: fold_occurrences(_occurrences(batches, notes, regarding))[-limit:])
 
 
-def folded(dids: Iterable[_Did]) -> list[AccountItem]:
+def fold_occurrences(occurrences: Iterable[_Occurrence]) -> list[HistoryEvent]:
     """Each thing once, in the order in which it happened last."""
-    found: dict[tuple[str, ...], AccountItem] = {}
-    for did in sorted(dids, key=lambda did: did.revision):
-        same = (did.kind, did.reason, did.regarding, did.source, did.message)
-        before = found.pop(same, None)
-        found[same] = AccountItem(
-            at=did.at,
-            first=did.at if before is None else before.first,
-            type=did.kind,
-            reason=did.reason,
-            regarding=did.regarding,
-            source=did.source,
-            message=did.message,
-            count=did.times + (0 if before is None else before.count),
-            revision=did.revision,
+    events: dict[tuple[str, ...], HistoryEvent] = {}
+    for occurrence in sorted(occurrences, key=lambda did: did.revision):
+        identity = (occurrence.kind, occurrence.reason, occurrence.regarding, occurrence.source, occurrence.message)
+        before = events.pop(identity, None)
+        events[identity] = HistoryEvent(
+            at=occurrence.at,
+            first=occurrence.at if before is None else before.first,
+            type=occurrence.kind,
+            reason=occurrence.reason,
+            regarding=occurrence.regarding,
+            source=occurrence.source,
+            message=occurrence.message,
+            count=occurrence.count + (0 if before is None else before.count),
+            revision=occurrence.revision,
         )
-    return list(found.values())
+    return list(events.values())
 
 
-async def watched(looking: Looking, regarding: str, after: int | None) -> AsyncGenerator[bytes, None]:
+async def watch_events(snapshots: ViewSnapshots, regarding: str, after: int | None) -> AsyncGenerator[bytes, None]:
     """Whatever happens past revision `after`, or from now on, one line each; it is not folded."""
-    told = looking.board.revision if after is None else after
+    revision = snapshots.watch_cache.revision if after is None else after
     try:
-        watch = await looking.store.watch("", after=told)
+        watch = await snapshots.store.watch("", after=revision)
     except Compacted:
-        yield line(Resync("compacted"))
+        yield json_line(ResyncLine("compacted"))
         return
     try:
         while True:
             event = None
             with suppress(TimeoutError):
-                async with looking.clock.timeout_ms(HEARTBEAT_MS):
+                async with snapshots.clock.timeout_ms(HEARTBEAT_MS):
                     event = await anext(aiter(watch), None)
                     if event is None:
                         return
             if event is None:
-                yield line(Heartbeat(told))
+                yield json_line(HeartbeatLine(revision))
                 continue
-            told = event.revision
-            lines = [_line(did) for did in _changed(event.changes, regarding)]
+            revision = event.revision
+            lines = [_change_line(occurrence) for occurrence in _occurrences_in_changes(event.changes, regarding)]
             if lines:
-                yield b"".join((*lines, line(Bookmark(told))))
+                yield b"".join((*lines, json_line(BookmarkLine(revision))))
     except Lagging:
-        yield line(Resync("lagging"))
+        yield json_line(ResyncLine("lagging"))
     except Compacted:
-        yield line(Resync("compacted"))
+        yield json_line(ResyncLine("compacted"))
     except StoreError:
-        yield line(Resync("lagging", "the store was away: list again, then watch after its revision"))
+        yield json_line(ResyncLine("lagging", "the store was away: list again, then watch after its revision"))
     finally:
         await watch.close()
 
 
-def _line(did: _Did) -> bytes:
-    (item,) = folded((did,))
-    return line(AccountChange(revision=did.revision, object=item))
+def _change_line(occurrence: _Occurrence) -> bytes:
+    (item,) = fold_occurrences((occurrence,))
+    return json_line(AccountChange(revision=occurrence.revision, object=item))
 
 
-def _changed(changes: Iterable[Change], regarding: str) -> Iterator[_Did]:
+def _occurrences_in_changes(changes: Iterable[Change], regarding: str) -> Iterator[_Occurrence]:
     rows = [Row(change.key, change.value, change.revision) for change in changes if change.value is not None]
     batches = [row for row in rows if row.key.startswith(BATCH)]
-    yield from _all(batches, [row for row in rows if row.key.startswith(_NOTED)], regarding)
+    yield from _occurrences(batches, [row for row in rows if row.key.startswith(_RECORD_PREFIXES)], regarding)
 
 
 # -- what a row tells ----------------------------------------------------------------------------------------------------------
 
 
-def _all(batches: Iterable[Row], notes: Iterable[Row], regarding: str) -> Iterator[_Did]:
-    about, named, at = _About(regarding), regarding.partition("/")[2].encode(), dict[int, str]()
+def _occurrences(batches: Iterable[Row], notes: Iterable[Row], regarding: str) -> Iterator[_Occurrence]:
+    subjects, named, times = _SubjectFilter(regarding), regarding.partition("/")[2].encode(), dict[int, str]()
     for row in batches:
         batch = decode_batch(row.value)
-        at[row.revision] = batch.at
+        times[row.revision] = batch.at
         if named in row.value:
-            yield from (did for did in _batch(row, batch) if about.meant(did.regarding))
+            yield from (occurrence for occurrence in _occurrences_in_batch(row, batch) if subjects.matches(occurrence.regarding))
     for row in notes:
         if named in row.value:
-            yield from (did for did in _note(row, at.get(row.revision, ""), about) if about.meant(did.regarding))
+            yield from (occurrence for occurrence in _occurrences_in_record(row, times.get(row.revision, ""), subjects) if subjects.matches(occurrence.regarding))
 
 
-class _About:
+class _SubjectFilter:
     """Which subjects are asked about: one, with its own; a workload's replicas are its own."""
 
     def __init__(self, regarding: str) -> None:
@@ -285,29 +285,29 @@ class _About:
     def __bool__(self) -> bool:
         return bool(self._regarding)
 
-    def meant(self, subject: str) -> bool:
+    def matches(self, subject: str) -> bool:
         if not self._regarding or subject == self._regarding:
             return True
         return bool(self._replicas) and subject.startswith(self._replicas) and subject[len(self._replicas) :].isdigit()
 
 
-def _batch(row: Row, batch: Batch) -> Iterator[_Did]:
+def _occurrences_in_batch(row: Row, batch: Batch) -> Iterator[_Occurrence]:
     for entry in batch.entries:
-        if entry.did in _SPOKEN_FOR and not entry.code:
+        if entry.did in _UNLISTED_OPERATIONS and not entry.code:
             continue
         verb = entry.did.removeprefix("move ")
         source = entry.actor if entry.actor.startswith(entry.role) else f"{entry.role}/{entry.actor}"
         if entry.code:
-            yield _Did(
+            yield _Occurrence(
                 row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"
             )
         else:
-            said = f"{verb} accepted" + (f": {entry.detail}" if entry.detail else "")
-            kind: Literal["Normal", "Warning"] = "Warning" if verb in _WRONG else "Normal"
-            yield _Did(row.revision, batch.at, kind, _reason(verb), _subject(entry), source, said)
+            message = f"{verb} accepted" + (f": {entry.detail}" if entry.detail else "")
+            kind: Literal["Normal", "Warning"] = "Warning" if verb in _FAILURE_TRANSITIONS else "Normal"
+            yield _Occurrence(row.revision, batch.at, kind, _reason_of_verb(verb), _subject(entry), source, message)
 
 
-def _reason(verb: str) -> str:
+def _reason_of_verb(verb: str) -> str:
     """As reasons are written: `declare-lost` is `DeclareLost`."""
     return "".join(part.capitalize() for part in verb.replace("-", " ").split())
 
@@ -316,18 +316,18 @@ def _subject(entry: Entry) -> str:
     return f"node/{entry.subject}" if entry.did == "mark" and "/" not in entry.subject else entry.subject
 
 
-def _note(row: Row, at: str, about: _About) -> Iterator[_Did]:
+def _occurrences_in_record(row: Row, at: str, subjects: _SubjectFilter) -> Iterator[_Occurrence]:
     try:
-        thing = decode(row.value)
+        obj = decode(row.value)
     except (msgspec.MsgspecError, ValueError):
         return
-    if isinstance(thing, Event):
-        spec = thing.spec
-        yield _Did(row.revision, at, spec.type, spec.reason, spec.regarding, spec.source, spec.message, max(1, spec.count))
-    elif isinstance(thing, Decision) and thing.spec.verdict == "waiting":
-        decision = thing.spec
+    if isinstance(obj, Event):
+        spec = obj.spec
+        yield _Occurrence(row.revision, at, spec.type, spec.reason, spec.regarding, spec.source, spec.message, max(1, spec.count))
+    elif isinstance(obj, Decision) and obj.spec.verdict == "waiting":
+        decision = obj.spec
         message = f"waits: {decision.detail}" + ("; nothing that is declared now will change that" if decision.never else "")
         names = list(decision.replicas)
-        for name in names if about else names[:1]:
-            more = f" (and {len(names) - 1} more like it)" if not about and len(names) > 1 else ""
-            yield _Did(row.revision, at, "Warning", decision.reason, f"replica/{name}", "scheduler", message + more)
+        for name in names if subjects else names[:1]:
+            more = f" (and {len(names) - 1} more like it)" if not subjects and len(names) > 1 else ""
+            yield _Occurrence(row.revision, at, "Warning", decision.reason, f"replica/{name}", "scheduler", message + more)

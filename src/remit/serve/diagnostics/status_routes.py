@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from remit import __version__
-from remit.client.endpoint import NoVerdict, Status
+from remit.client.endpoint import EndpointError, AuthorityStatus
 from remit.commitment.books import AWAITED_NODE
 from remit.correction.controller_set import CONTROLLERS
 from remit.model.claims import Role
@@ -34,129 +34,129 @@ from remit.model.records import GrantPhase, Phase
 from remit.model.resources import format_duration
 from remit.model.wire.api_types import IdleLease, ScopeStatus
 from remit.observation.watch_cache import Board
-from remit.proposal.explain.result_types import WorkloadTold
+from remit.proposal.explain.result_types import WorkloadExplanation
 from remit.proposal.scheduler import LEASE
-from remit.serve.http.replies import Failure
-from remit.serve.http.request_context import Asked
-from remit.serve.http.routes import TEXT, Answer, Route
-from remit.serve.objects.reads import encoded
-from remit.serve.server_context import Desk
+from remit.serve.http.replies import ApiProblem
+from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import TEXT, ResponseSpec, Route
+from remit.serve.objects.reads import json_response
+from remit.serve.server_context import ServerContext
 from remit.world.host_checks import tasks, threads
 
 SCHEDULER: Final = "scheduler"
-PARTS: Final[dict[str, str]] = {
+LEASE_COMPONENTS: Final[dict[str, str]] = {
     LEASE: SCHEDULER,
     **{one.lease or one.remit.role.value: "controllers" for one in CONTROLLERS},
 }
 """Which command runs who acts under a lease."""
 
 
-def idle_leases(stands: Status, board: Board, usual_ms: int) -> tuple[IdleLease, ...]:
+def unheld_leases(status: AuthorityStatus, watch_cache: Board, default_ttl_ms: int) -> tuple[IdleLease, ...]:
     """`usual_ms` is the term of one that was never taken. A new authority gives everybody a full term to be heard again."""
-    return tuple(_idle(stands, board, usual_ms))
+    return tuple(_unheld(status, watch_cache, default_ttl_ms))
 
 
-def _idle(stands: Status, board: Board, usual_ms: int) -> Iterator[IdleLease]:
-    for lease, part in PARTS.items():
-        if part == SCHEDULER and _another_schedules(stands, usual_ms):
+def _unheld(status: AuthorityStatus, watch_cache: Board, default_ttl_ms: int) -> Iterator[IdleLease]:
+    for lease, component in LEASE_COMPONENTS.items():
+        if component == SCHEDULER and _other_scheduler_active(status, default_ttl_ms):
             continue
-        found = board.get(key_of("Lease", lease))
-        cure = f"start `remit {part}`; if it runs, its log says what keeps it from acting"
-        if found is None or not found.spec.holder:
-            if stands.listened_ms > usual_ms:
-                how = "was never taken" if found is None else "was given back"
-                yield IdleLease(lease=lease, part=part, why=f"nobody holds the lease {lease}: it {how}", cure=cure)
+        stored = watch_cache.get(key_of("Lease", lease))
+        cure = f"start `remit {component}`; if it runs, its log says what keeps it from acting"
+        if stored is None or not stored.spec.holder:
+            if status.listened_ms > default_ttl_ms:
+                reason = "was never taken" if stored is None else "was given back"
+                yield IdleLease(lease=lease, part=component, why=f"nobody holds the lease {lease}: it {reason}", cure=cure)
             continue
-        silent_ms = stands.silent.get(lease, stands.listened_ms)
-        if silent_ms > found.spec.ttl:
-            least = "" if lease in stands.silent else " at least"  # what was before it this authority cannot know
-            why = f"nobody holds the lease {lease}: it was not renewed for {_words(silent_ms)}{least}"
-            yield IdleLease(lease=lease, part=part, silent_ms=silent_ms, why=why, cure=cure)
+        silent_ms = status.silent.get(lease, status.listened_ms)
+        if silent_ms > stored.spec.ttl:
+            qualifier = "" if lease in status.silent else " at least"  # what was before it this authority cannot know
+            detail = f"nobody holds the lease {lease}: it was not renewed for {_duration_text(silent_ms)}{qualifier}"
+            yield IdleLease(lease=lease, part=component, silent_ms=silent_ms, why=detail, cure=cure)
 
 
-def _another_schedules(stands: Status, term_ms: int) -> bool:
+def _other_scheduler_active(status: AuthorityStatus, ttl_ms: int) -> bool:
     """Of several schedulers that act at once each has a lease of its own, beside the usual one."""
-    return any(lease.startswith(f"{LEASE}/") and silent_ms <= term_ms for lease, silent_ms in stands.silent.items())
+    return any(lease.startswith(f"{LEASE}/") and silent_ms <= ttl_ms for lease, silent_ms in status.silent.items())
 
 
-def _words(ms: int) -> str:
+def _duration_text(ms: int) -> str:
     return format_duration(ms // 1_000 * 1_000 or ms)
 
 
-async def with_who_does_not_act(told: WorkloadTold, desk: Desk) -> WorkloadTold:
+async def add_unheld_leases(explanation: WorkloadExplanation, server: ServerContext) -> WorkloadExplanation:
     """If it waits for somebody to make or place its replicas, and nobody does that: the lease, and the cure."""
-    declared = desk.board.get(f"workload/{told.tenant}/{told.name}")
+    declared = server.watch_cache.get(f"workload/{explanation.tenant}/{explanation.name}")
     daemon = declared is not None and declared.spec.type == "daemon"  # how many it wants only who makes them knows
-    if not (told.missing or told.groups or daemon):
-        return told
+    if not (explanation.missing or explanation.groups or daemon):
+        return explanation
     try:
-        stands = await desk.standby.status()
-    except NoVerdict:
-        return told
-    idle = {one.lease: one for one in idle_leases(stands, desk.board, desk.tempo.lease_ms)}
-    makes, places = idle.get(Role.WORKLOADS.value), idle.get(LEASE)
-    words = [
-        f"{one.why}; {one.cure}" for one in (makes if told.missing or daemon else None, places if told.groups else None) if one
+        status = await server.standby.status()
+    except EndpointError:
+        return explanation
+    unheld = {lease.lease: lease for lease in unheld_leases(status, server.watch_cache, server.timing.lease_ms)}
+    makes, places = unheld.get(Role.WORKLOADS.value), unheld.get(LEASE)
+    hints = [
+        f"{lease.why}; {lease.cure}" for lease in (makes if explanation.missing or daemon else None, places if explanation.groups else None) if lease
     ]
-    limit = "missing" if makes is not None and daemon and not told.limit else told.limit
-    return replace(told, unattended="; ".join(words), limit=limit)
+    limit = "missing" if makes is not None and daemon and not explanation.limit else explanation.limit
+    return replace(explanation, unattended="; ".join(hints), limit=limit)
 
 
-FRESH_BEATS: Final = 5
+FRESH_HEARTBEATS: Final = 5
 """So many beats old what the board shows may be: an authority that has nothing to do says something at every beat."""
 READY_MS_MAX: Final = 2_000
 
 
-async def status(asked: Asked, desk: Desk) -> Response:
-    stands = await desk.standby.status()
-    board = desk.board
+async def status(request: RequestContext, server: ServerContext) -> Response:
+    stands = await server.standby.status()
+    watch_cache = server.watch_cache
     nodes: dict[str, int] = {}
-    for _, kept in board.kind("node/"):
-        health = kept.thing.status.health.value
+    for _, row in watch_cache.kind("node/"):
+        health = row.thing.status.health.value
         nodes[health] = nodes.get(health, 0) + 1
-    told = ScopeStatus(
+    answer = ScopeStatus(
         scope=stands.scope,
         incarnation=stands.incarnation,
         epoch=stands.epoch,
         window=stands.window,
         window_ms=stands.window_ms,
-        revision=board.revision,
+        revision=watch_cache.revision,
         leader=stands.leader,
         nodes=dict(sorted(nodes.items())),
-        replicas={phase.value: len(keys) for phase, keys in board.by_phase.items() if keys},
+        replicas={phase.value: len(keys) for phase, keys in watch_cache.by_phase.items() if keys},
         version=__version__,
-        uptime_ms=desk.clock.now_ms() - desk.began_ms,
-        board_age_ms=board.age_ms(),
-        idle=idle_leases(stands, board, desk.tempo.lease_ms) if board.sober else (),
+        uptime_ms=server.clock.now_ms() - server.started_ms,
+        board_age_ms=watch_cache.age_ms(),
+        idle=unheld_leases(stands, watch_cache, server.timing.lease_ms) if watch_cache.sober else (),
     )
-    return encoded(told)
+    return json_response(answer)
 
 
-async def healthz(asked: Asked, desk: Desk) -> Response:
+async def healthz(request: RequestContext, server: ServerContext) -> Response:
     return Response(b"ok\n", media_type=TEXT)
 
 
-async def readyz(asked: Asked, desk: Desk) -> Response:
+async def readyz(request: RequestContext, server: ServerContext) -> Response:
     """An authority is reached, and the board is sober and fresh."""
     try:
-        async with desk.clock.timeout_ms(READY_MS_MAX):
-            await desk.standby.status()
-    except NoVerdict as error:
+        async with server.clock.timeout_ms(READY_MS_MAX):
+            await server.standby.status()
+    except EndpointError as error:
         raise _not_ready(f"no authority is reached: {error}") from None
     except TimeoutError:
         raise _not_ready("the authority does not answer") from None
-    if desk.closing.is_set():
+    if server.closing.is_set():
         raise _not_ready("the server is ending")
-    if not desk.board.sober:
+    if not server.watch_cache.sober:
         raise _not_ready("the rows of the scope are still being read")
-    age_ms = desk.board.age_ms()
-    if age_ms > FRESH_BEATS * desk.tempo.beat_ms:
+    age_ms = server.watch_cache.age_ms()
+    if age_ms > FRESH_HEARTBEATS * server.timing.heartbeat_ms:
         raise _not_ready(f"nothing was heard from the store for {age_ms} ms")
     return Response(b"ready\n", media_type=TEXT)
 
 
-def _not_ready(why: str) -> Failure:
-    return Failure(503, "unavailable", why, cure="wait a little, and look again", retry_after_ms=1_000)
+def _not_ready(reason: str) -> ApiProblem:
+    return ApiProblem(503, "unavailable", reason, cure="wait a little, and look again", retry_after_ms=1_000)
 
 
 STATUS_ROUTES: Final = (
@@ -167,7 +167,7 @@ STATUS_ROUTES: Final = (
         "Where the scope stands: who leads, at which revision, how many nodes and replicas are how, and who does not act.",
         status,
         tag="server",
-        answers=(Answer(200, "how it stands", ScopeStatus),),
+        responses=(ResponseSpec(200, "how it stands", ScopeStatus),),
         audience=("user", "agent", "component"),
     ),
     Route(
@@ -177,9 +177,9 @@ STATUS_ROUTES: Final = (
         "Does the process live?",
         healthz,
         tag="server",
-        answers=(Answer(200, "it does", str, TEXT),),
-        open=True,
-        first=True,
+        responses=(ResponseSpec(200, "it does", str, TEXT),),
+        anonymous=True,
+        unqueued=True,
     ),
     Route(
         "GET",
@@ -188,24 +188,24 @@ STATUS_ROUTES: Final = (
         "Is an authority reached, and is what this server knows fresh?",
         readyz,
         tag="server",
-        answers=(Answer(200, "so it is", str, TEXT),),
-        open=True,
-        first=True,
+        responses=(ResponseSpec(200, "so it is", str, TEXT),),
+        anonymous=True,
+        unqueued=True,
     ),
 )
 
 
-RESTORED: Final = "restored"
-_NODE: Final = f"summary/{AWAITED_NODE}"
+RESTORED_REASON: Final = "restored"
+_AWAITED_NODE_PREFIX: Final = f"summary/{AWAITED_NODE}"
 
 
-def doubts(board: Board) -> dict[str, object]:
+def unconfirmed_after_restore(watch_cache: Board) -> dict[str, object]:
     """How many of each are awaited or void; nothing, if the scope doubts nothing."""
-    unknown = sum(board.get(key).status.reason == RESTORED for key in board.by_phase[Phase.UNKNOWN])
-    nodes = sum(key.startswith(_NODE) for key, _ in board.kind("summary/"))
-    void = sum(kept.thing.status.phase is GrantPhase.VOID for _, kept in board.kind("grant/"))
-    found = {"replicas_unknown": unknown, "nodes_awaited": nodes, "grants_void": void}
-    return {name: count for name, count in found.items() if count}
+    unknown = sum(watch_cache.get(key).status.reason == RESTORED_REASON for key in watch_cache.by_phase[Phase.UNKNOWN])
+    nodes = sum(key.startswith(_AWAITED_NODE_PREFIX) for key, _ in watch_cache.kind("summary/"))
+    void_grants = sum(row.thing.status.phase is GrantPhase.VOID for _, row in watch_cache.kind("grant/"))
+    counts = {"replicas_unknown": unknown, "nodes_awaited": nodes, "grants_void": void_grants}
+    return {name: count for name, count in counts.items() if count}
 
 
 class SupportAnswer(Struct, frozen=True, kw_only=True):
@@ -216,37 +216,37 @@ class SupportAnswer(Struct, frozen=True, kw_only=True):
     machine: str
     settings: dict[str, str | int | bool]
     counts: dict[str, int]
-    doubts: dict[str, object]
+    unconfirmed_after_restore: dict[str, object]
     collected: list[int]
     tasks: list[str]
     threads: dict[str, list[str]]
     log: list[str]
 
 
-async def support(asked: Asked, desk: Desk) -> Response:
+async def support(request: RequestContext, server: ServerContext) -> Response:
     settings: dict[str, str | int | bool] = {
-        "scope": desk.scope,
-        "name": desk.name,
-        "beat_ms": desk.tempo.beat_ms,
-        "leads": desk.standby.leading is not None,
-        "store": type(desk.store).__name__,
-        "log_level": "" if desk.log is None else desk.log.level,
-        "uptime_ms": desk.clock.now_ms() - desk.began_ms,
-        "watchers": desk.watchers,
+        "scope": server.scope,
+        "name": server.name,
+        "beat_ms": server.timing.heartbeat_ms,
+        "leads": server.standby.leading is not None,
+        "store": type(server.store).__name__,
+        "log_level": "" if server.log is None else server.log.level,
+        "uptime_ms": server.clock.now_ms() - server.started_ms,
+        "watchers": server.open_watches,
     }
-    told = SupportAnswer(
+    answer = SupportAnswer(
         version=__version__,
         python=sys.version,
         machine=platform.platform(),
         settings=settings,
-        counts=dict(sorted(desk.board.counts().items())),
-        doubts=doubts(desk.board),
+        counts=dict(sorted(server.watch_cache.counts().items())),
+        doubts=unconfirmed_after_restore(server.watch_cache),
         collected=list(gc.get_count()),
         tasks=tasks(),
         threads=threads(),
-        log=[] if desk.log is None else desk.log.recent(),
+        log=[] if server.log is None else server.log.recent(),
     )
-    return encoded(told)
+    return json_response(answer)
 
 
 SUPPORT_ROUTES: Final = (
@@ -257,8 +257,8 @@ SUPPORT_ROUTES: Final = (
         "What a report about this server needs: settings, counts, where its tasks stand, its last lines of log.",
         support,
         tag="server",
-        answers=(Answer(200, "no object, token or value of anybody is in it", SupportAnswer),),
-        tenants=False,
+        responses=(ResponseSpec(200, "no object, token or value of anybody is in it", SupportAnswer),),
+        tenant_access=False,
         audited=True,
     ),
 )

@@ -17,10 +17,10 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from remit.serve.http.openapi import MANIFESTS, NAMES, described
-from remit.serve.http.request_context import Asked
-from remit.serve.http.routes import JSON, Answer, Route
-from remit.serve.server_context import Desk
+from remit.serve.http.openapi import EXAMPLE_MANIFESTS, EXAMPLE_NAMES, openapi_document
+from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import JSON, ResponseSpec, Route
+from remit.serve.server_context import ServerContext
 
 _REF: Final = "#/components/schemas/"
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
@@ -28,16 +28,16 @@ _CURL: Final = 'curl -sS -H "Authorization: Bearer $REMIT_TOKEN"'
 
 WIDTH: Final = 92
 
-_FIRST_WORDS: Final = f"""\
+_QUICK_START: Final = f"""\
 export REMIT=http://127.0.0.1:7420 REMIT_TOKEN="$(cat TOKEN_FILE)"
 {_CURL} "$REMIT/v1/status"
 {_CURL} "$REMIT/v1/nodes?limit=10"
 {_CURL} -N "$REMIT/v1/replicas?watch=true&fieldSelector=status.phase=pending"
 """
 
-_SENT: Final = {
-    "apply": [MANIFESTS["Tenant"], MANIFESTS["Workload"]],
-    "plan": [MANIFESTS["Tenant"], MANIFESTS["Workload"]],
+_EXAMPLE_BODIES: Final = {
+    "apply": [EXAMPLE_MANIFESTS["Tenant"], EXAMPLE_MANIFESTS["Workload"]],
+    "plan": [EXAMPLE_MANIFESTS["Tenant"], EXAMPLE_MANIFESTS["Workload"]],
     "claim": {
         "operations": [
             {
@@ -99,7 +99,7 @@ border-bottom:1px solid var(--line)}}
 """
 
 
-def page(document: dict[str, Any]) -> str:
+def render_page(document: dict[str, Any]) -> str:
     """The whole page."""
     info = document["info"]
     return "".join(
@@ -107,9 +107,9 @@ def page(document: dict[str, Any]) -> str:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<title>{escape(info['title'])} HTTP API</title><style>{STYLE}</style></head><body>",
-            *_contents(document),
+            *_navigation(document),
             "<main>",
-            *_beginning(document),
+            *_introduction(document),
             *_groups(document),
             *_schemas(document),
             "</main></body></html>\n",
@@ -124,15 +124,15 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
                 yield path, method, methods[method]
 
 
-def _contents(document: dict[str, Any]) -> Iterator[str]:
+def _navigation(document: dict[str, Any]) -> Iterator[str]:
     info = document["info"]
     yield f"<nav aria-label='Contents'><h1>{escape(info['title'])}</h1><p>HTTP API, version {escape(info['version'])}</p>"
     yield "<ul><li><a href='#begin'>How to begin</a></li></ul>"
     for tag in document["tags"]:
         yield f"<details{'' if tag['name'][:1].isupper() else ' open'}><summary>{_title(tag['name'])}</summary><ul>"
-        for path, method, told in _operations(document):
-            if told["tags"][0] == tag["name"]:
-                name = escape(told["operationId"])
+        for path, method, operation in _operations(document):
+            if operation["tags"][0] == tag["name"]:
+                name = escape(operation["operationId"])
                 yield f"<li><a href='#{name}' title='{escape(path)}'>{name}</a> <span class='m {method}'>{method}</span></li>"
         yield "</ul></details>"
     yield "<ul><li><a href='#schemas'>Schemas</a></li></ul></nav>"
@@ -142,99 +142,99 @@ def _title(tag: str) -> str:
     return escape(tag if tag[:1].isupper() else tag.capitalize())
 
 
-def _beginning(document: dict[str, Any]) -> Iterator[str]:
+def _introduction(document: dict[str, Any]) -> Iterator[str]:
     info = document["info"]
     yield f"<h2 id='begin'>{escape(info['summary'])}</h2>"
     for paragraph in info["description"].split("\n\n"):
-        yield f"<p>{_words(' '.join(paragraph.split()))}</p>"
+        yield f"<p>{_inline_markup(' '.join(paragraph.split()))}</p>"
     yield "<h4>First words</h4><pre>"
-    yield escape(_FIRST_WORDS)
+    yield escape(_QUICK_START)
     yield "</pre><p class='soft'>For programs: <a href='/openapi.json'>/openapi.json</a> (OpenAPI 3.1).</p>"
 
 
 def _groups(document: dict[str, Any]) -> Iterator[str]:
     for tag in document["tags"]:
-        yield f"<h2 id='{_anchor(tag['name'])}'>{_title(tag['name'])}</h2><p class='about'>{_words(tag['description'])}</p>"
-        for path, method, told in _operations(document):
-            if told["tags"][0] == tag["name"]:
-                yield from _operation(path, method, told, document)
+        yield f"<h2 id='{_anchor(tag['name'])}'>{_title(tag['name'])}</h2><p class='about'>{_inline_markup(tag['description'])}</p>"
+        for path, method, operation in _operations(document):
+            if operation["tags"][0] == tag["name"]:
+                yield from _operation(path, method, operation, document)
 
 
 def _anchor(tag: str) -> str:
     return f"tag-{re.sub(r'[^A-Za-z0-9]+', '-', tag)}"
 
 
-def _operation(path: str, method: str, told: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
-    name = escape(told["operationId"])
+def _operation(path: str, method: str, operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    name = escape(operation["operationId"])
     yield f"<section class='op' id='{name}'><header><span class='m {method}'>{method}</span>"
-    yield f"<h3><a href='#{name}'>{escape(path)}</a></h3><p>{_words(told['summary'])}</p></header><div>"
-    if "parameters" in told:
+    yield f"<h3><a href='#{name}'>{escape(path)}</a></h3><p>{_inline_markup(operation['summary'])}</p></header><div>"
+    if "parameters" in operation:
         yield "<h4>Parameters</h4><div class='scroll'><table><tr><th>name</th><th>in</th><th>type</th><th>meaning</th></tr>"
-        for one in told["parameters"]:
-            need = " <span class='need'>needed</span>" if one["required"] else ""
-            yield f"<tr><td><code>{escape(one['name'])}</code>{need}</td><td class='soft'>{one['in']}</td>"
-            yield f"<td>{_type(one['schema'])}</td><td>{_words(one['description'])}</td></tr>"
+        for parameter in operation["parameters"]:
+            required = " <span class='need'>needed</span>" if parameter["required"] else ""
+            yield f"<tr><td><code>{escape(parameter['name'])}</code>{required}</td><td class='soft'>{parameter['in']}</td>"
+            yield f"<td>{_type(parameter['schema'])}</td><td>{_inline_markup(parameter['description'])}</td></tr>"
         yield "</table></div>"
-    if "requestBody" in told:
-        yield f"<h4>Body</h4><p>{_words(told['requestBody']['description'])}: {_content(told['requestBody']['content'])}</p>"
+    if "requestBody" in operation:
+        yield f"<h4>Body</h4><p>{_inline_markup(operation['requestBody']['description'])}: {_content(operation['requestBody']['content'])}</p>"
     yield "<h4>Answers</h4><div class='scroll'><table>"
-    for status, answer in told["responses"].items():
+    for status, answer in operation["responses"].items():
         if "$ref" not in answer:
-            yield f"<tr><td><code>{status}</code></td><td>{_words(answer['description'])}</td>"
+            yield f"<tr><td><code>{status}</code></td><td>{_inline_markup(answer['description'])}</td>"
             yield f"<td>{_content(answer.get('content', {}))}</td></tr>"
-    refused = [_refusal(status, answer, document) for status, answer in told["responses"].items() if "$ref" in answer]
+    refused = [_problem_reference(status, answer, document) for status, answer in operation["responses"].items() if "$ref" in answer]
     yield f"<tr><td class='soft'>else</td><td colspan='2'>{', '.join(refused)}</td></tr></table></div>"
-    yield f"<h4>Example</h4><pre>{escape(_curl(path, method, told))}</pre></div></section>"
+    yield f"<h4>Example</h4><pre>{escape(_curl(path, method, operation))}</pre></div></section>"
 
 
-def _refusal(status: str, answer: dict[str, Any], document: dict[str, Any]) -> str:
+def _problem_reference(status: str, answer: dict[str, Any], document: dict[str, Any]) -> str:
     about = document["components"]["responses"][answer["$ref"].rpartition("/")[2]]["description"]
     if status == "default":
-        return f"any other with <a href='#schema-ProblemAnswer'>a problem</a>: {_words(about)}"
+        return f"any other with <a href='#schema-ProblemAnswer'>a problem</a>: {_inline_markup(about)}"
     return f"<code title='{escape(about)}'>{status}</code>"
 
 
 def _content(content: dict[str, Any]) -> str:
-    return " or ".join(f"{_type(one['schema'])} <span class='soft'>as {escape(media)}</span>" for media, one in content.items())
+    return " or ".join(f"{_type(content_type['schema'])} <span class='soft'>as {escape(media)}</span>" for media, content_type in content.items())
 
 
-def _curl(path: str, method: str, told: dict[str, Any]) -> str:
-    kind = told["tags"][0]
-    sample = MANIFESTS.get(kind, MANIFESTS["Workload"])
-    names = {**NAMES, **(sample["metadata"] if kind in MANIFESTS else {})}
+def _curl(path: str, method: str, operation: dict[str, Any]) -> str:
+    kind = operation["tags"][0]
+    sample = EXAMPLE_MANIFESTS.get(kind, EXAMPLE_MANIFESTS["Workload"])
+    names = {**EXAMPLE_NAMES, **(sample["metadata"] if kind in EXAMPLE_MANIFESTS else {})}
     if "/replicas/" in path:
         names["name"] = "risk-api-0"
-    where = re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[1])), path)
-    known = {one["name"] for one in told.get("parameters", ())}
-    query = "?watch=true" if "watch" in known else ""
-    command = _CURL if told.get("security") != [] else "curl -sS"
-    words = [f'{command}{" -N" if query else ""}{"" if method == "get" else f" -X {method.upper()}"} "$REMIT{where}{query}"']
-    if "If-Match" in known:
-        words.append("-H 'If-Match: \"42\"'")
-    if "requestBody" in told:
-        media = next(iter(told["requestBody"]["content"]))
-        words.append(f"-H 'Content-Type: {media}'")
-        words.append(f"-d '{_sent(told, sample, media)}'")
-    return " \\\n  ".join(words)
+    url_path = re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[1])), path)
+    parameter_names = {parameter["name"] for parameter in operation.get("parameters", ())}
+    query = "?watch=true" if "watch" in parameter_names else ""
+    command = _CURL if operation.get("security") != [] else "curl -sS"
+    arguments = [f'{command}{" -N" if query else ""}{"" if method == "get" else f" -X {method.upper()}"} "$REMIT{url_path}{query}"']
+    if "If-Match" in parameter_names:
+        arguments.append("-H 'If-Match: \"42\"'")
+    if "requestBody" in operation:
+        media = next(iter(operation["requestBody"]["content"]))
+        arguments.append(f"-H 'Content-Type: {media}'")
+        arguments.append(f"-d '{_example_body(operation, sample, media)}'")
+    return " \\\n  ".join(arguments)
 
 
-def _sent(told: dict[str, Any], sample: dict[str, Any], media: str) -> str:
+def _example_body(operation: dict[str, Any], sample: dict[str, Any], media: str) -> str:
     """What an example sends; a quote within it would end it for a shell."""
     patch = {"metadata": {"labels": {"team": "risk"}}}
-    value = patch if "merge-patch" in media else _SENT.get(told["operationId"], sample)
-    return _laid_out(value).replace("'", "'\\''")
+    value = patch if "merge-patch" in media else _EXAMPLE_BODIES.get(operation["operationId"], sample)
+    return _pretty_json(value).replace("'", "'\\''")
 
 
-def _laid_out(value: Any, before: str = "  ") -> str:
+def _pretty_json(value: Any, indent: str = "  ") -> str:
     """JSON with what is short on one line."""
     flat = json.dumps(value)
-    if len(flat) + len(before) <= WIDTH or not isinstance(value, dict | list):
+    if len(flat) + len(indent) <= WIDTH or not isinstance(value, dict | list):
         return flat
-    inside = before + "  "
+    inner_indent = indent + "  "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_laid_out(one, inside)}" for name, one in value.items()]
-        return "{\n" + ",\n".join(inside + part for part in parts) + f"\n{before}}}"
-    return "[\n" + ",\n".join(inside + _laid_out(one, inside) for one in value) + f"\n{before}]"
+        parts = [f"{json.dumps(name)}: {_pretty_json(item, inner_indent)}" for name, item in value.items()]
+        return "{\n" + ",\n".join(inner_indent + part for part in parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner_indent + _pretty_json(item, inner_indent) for item in value) + f"\n{indent}]"
 
 
 # -- schemas -------------------------------------------------------------------------------------------------------------------
@@ -245,17 +245,17 @@ def _schemas(document: dict[str, Any]) -> Iterator[str]:
     for name, schema in document["components"]["schemas"].items():
         yield f"<section class='schema' id='schema-{name}'><h3><a href='#schema-{name}'>{name}</a></h3>"
         if "description" in schema:
-            yield f"<p>{_words(schema['description'])}</p>"
-        properties = {key: one for key, one in schema.get("properties", {}).items() if one is not False}
+            yield f"<p>{_inline_markup(schema['description'])}</p>"
+        properties = {key: prop for key, prop in schema.get("properties", {}).items() if prop is not False}
         if properties:
             yield "<div class='scroll'><table>"
-            for key, one in properties.items():
-                need = " <span class='need'>needed</span>" if key in schema.get("required", ()) else ""
-                about = one.get("description", "")
-                yield f"<tr><td><code>{escape(key)}</code>{need}</td><td>{_type(one)}</td><td>{_words(about)}</td></tr>"
+            for key, prop in properties.items():
+                required = " <span class='need'>needed</span>" if key in schema.get("required", ()) else ""
+                about = prop.get("description", "")
+                yield f"<tr><td><code>{escape(key)}</code>{required}</td><td>{_type(prop)}</td><td>{_inline_markup(about)}</td></tr>"
             yield "</table></div>"
         elif "oneOf" in schema:
-            yield f"<p>one of {', '.join(_type(one) for one in schema['oneOf'])}</p>"
+            yield f"<p>one of {', '.join(_type(prop) for prop in schema['oneOf'])}</p>"
         else:
             yield f"<p>{_type(schema)}</p>"
         yield "</section>"
@@ -268,15 +268,15 @@ def _type(schema: Any, depth: int = 0) -> str:
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_REF)
         return f"<a href='#schema-{name}'>{name}</a>" + _default(schema)
-    for word in ("anyOf", "oneOf"):
-        if word in schema:
-            return " or ".join(dict.fromkeys(_type(one, depth + 1) for one in schema[word])) + _default(schema)
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema:
+            return " or ".join(dict.fromkeys(_type(part, depth + 1) for part in schema[keyword])) + _default(schema)
     if "allOf" in schema:
         return _type(schema["allOf"][0], depth + 1)
     if "const" in schema:
         return f"<code>{escape(json.dumps(schema['const']))}</code>"
     if "enum" in schema:
-        return " ".join(f"<code>{escape(str(one) or '“”')}</code>" for one in schema["enum"]) + _default(schema)
+        return " ".join(f"<code>{escape(str(part) or '“”')}</code>" for part in schema["enum"]) + _default(schema)
     kind = schema.get("type", "string" if "pattern" in schema else "anything")
     if kind == "array":
         return f"list of {_type(schema.get('items'), depth + 1)}{_limits(schema)}"
@@ -284,11 +284,11 @@ def _type(schema: Any, depth: int = 0) -> str:
         values = schema.get("additionalProperties")
         return f"map to {_type(values, depth + 1)}{_limits(schema)}" if values else "object"
     examples = schema.get("examples", ()) if kind == "string" else ()
-    such = f" <span class='soft'>such as {', '.join(map(escape, examples))}</span>" if examples else ""
-    return f"{kind}{_limits(schema)}{such}{_default(schema)}"
+    example_text = f" <span class='soft'>such as {', '.join(map(escape, examples))}</span>" if examples else ""
+    return f"{kind}{_limits(schema)}{example_text}{_default(schema)}"
 
 
-_FAR: Final = (1 << 53) - 1
+_UNBOUNDED: Final = (1 << 53) - 1
 """A bound that nobody comes near to is not told."""
 
 _BOUNDS: Final = {
@@ -302,22 +302,22 @@ _BOUNDS: Final = {
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    said = ["not empty"] if schema.get("minLength") == 1 else []
-    said += [form.format(f"{schema[word]:,}") for word, form in _BOUNDS.items() if schema.get(word, _FAR) < _FAR]
-    return f" <span class='soft'>({', '.join(said)})</span>" if said else ""
+    limits = ["not empty"] if schema.get("minLength") == 1 else []
+    limits += [form.format(f"{schema[keyword]:,}") for keyword, form in _BOUNDS.items() if schema.get(keyword, _UNBOUNDED) < _UNBOUNDED]
+    return f" <span class='soft'>({', '.join(limits)})</span>" if limits else ""
 
 
 def _default(schema: dict[str, Any]) -> str:
     return f" <span class='soft'>default {escape(json.dumps(schema['default']))}</span>" if "default" in schema else ""
 
 
-def _words(text: str) -> str:
+def _inline_markup(text: str) -> str:
     """Plain text in which `code` is marked."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 HTML = "text/html"
-_ALONE = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
@@ -325,7 +325,7 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
 
     @cache
     def document() -> dict[str, Any]:
-        return described(table())
+        return openapi_document(table())
 
     @cache
     def as_json() -> bytes:
@@ -333,14 +333,14 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
 
     @cache
     def as_html() -> bytes:
-        return page(document()).encode()
+        return render_page(document()).encode()
 
-    async def openapi(asked: Asked, desk: Desk) -> Response:
-        return Response(await desk.judging(as_json), media_type=JSON)
+    async def openapi(request: RequestContext, server: ServerContext) -> Response:
+        return Response(await server.cpu_offload(as_json), media_type=JSON)
 
-    async def docs(asked: Asked, desk: Desk) -> Response:
-        headers = {"Content-Security-Policy": _ALONE, "X-Content-Type-Options": "nosniff"}
-        return Response(await desk.judging(as_html), headers=headers, media_type=HTML)
+    async def docs(request: RequestContext, server: ServerContext) -> Response:
+        headers = {"Content-Security-Policy": _CONTENT_SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
+        return Response(await server.cpu_offload(as_html), headers=headers, media_type=HTML)
 
     return (
         Route(
@@ -350,8 +350,8 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
             "This API, described for programs.",
             openapi,
             "server",
-            answers=(Answer(200, "an OpenAPI 3.1 document", dict[str, Any]),),
-            open=True,
+            responses=(ResponseSpec(200, "an OpenAPI 3.1 document", dict[str, Any]),),
+            anonymous=True,
         ),
         Route(
             "GET",
@@ -360,7 +360,7 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
             "This API, described for people.",
             docs,
             "server",
-            answers=(Answer(200, "one page", str, HTML),),
-            open=True,
+            responses=(ResponseSpec(200, "one page", str, HTML),),
+            anonymous=True,
         ),
     )

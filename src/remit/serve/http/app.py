@@ -1,11 +1,9 @@
 """ASGI application: dispatch, checks and limits of every request.
 
-The table of routes, and the bounds of every request.
-
-In this order: was it meant for this server, who asks, is there such a path, may this asker ask it, does the route know the
-query, is there room for one more watcher, has its flow asked for too much (turns.py), is the body within its bound. Whatever is
-raised after that becomes a problem document; only a bug of ours becomes a 500. What somebody did, and what anybody was refused,
-is written down before it is answered.
+The checks run in this order: Host and Origin, authentication, route lookup, authorization, query parameters, the limit of
+open watches, rate limit and queue of the caller's flow (fair_queue.py), body size. Errors of a handler become problem
+documents (RFC 9457); only a bug of ours becomes a 500. Actions of users, and every refusal, are written to the audit log
+before the response is sent.
 """
 
 from __future__ import annotations
@@ -19,267 +17,278 @@ from urllib.parse import unquote
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from remit.client.authority_client import NoAnswer
-from remit.client.endpoint import NoVerdict
-from remit.client.rpc import Unread
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
+from remit.client.authority_client import RetriesExhausted
+from remit.client.endpoint import EndpointError
+from remit.client.rpc import UnreadableRequest
+from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
 from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
-from remit.serve.auth.access_control import enter
-from remit.serve.auth.enrollment import check_bearer
-from remit.serve.http.connection_limits import Shares
-from remit.serve.http.fair_queue import Flow, Rate, Spending, Turns, sized, spending
-from remit.serve.http.replies import Failure, Reply, no_verdict, problem, store_failed, unanswered
-from remit.serve.http.request_context import NOBODY, Asked, Fields, Headers, check_origin, read_query
-from remit.serve.http.request_telemetry import NOWHERE, Access, AccessLine
+from remit.serve.auth.access_control import authorize
+from remit.serve.auth.enrollment import check_certificate
+from remit.serve.http.connection_limits import SharedLimit
+from remit.serve.http.fair_queue import Flow, Rate, RequestCost, FairQueue, body_cost, request_cost
+from remit.serve.http.replies import ApiProblem, BytesResponse, endpoint_problem, problem_response, store_problem, unanswered_problem
+from remit.serve.http.request_context import ANONYMOUS, RequestContext, QueryFields, Headers, check_origin, read_query
+from remit.serve.http.request_telemetry import NO_ROUTE, AccessLog, AccessLine
 from remit.serve.http.routes import Route
-from remit.serve.http.streams import LARGE_BYTES, SEND_MS_MAX, Streamed, cut
-from remit.serve.server_context import Desk
+from remit.serve.http.streams import LARGE_BYTES, SEND_MS_MAX, StreamResponse, abort_connection
+from remit.serve.server_context import ServerContext
 from remit.store.protocol import StoreError
 from remit.world.net.http_server import Whole
 
 REQUEST_MS_MAX: Final = 30_000
 PATH_BYTES_MAX: Final = 4 << 10
 BODIES_BYTES_MAX: Final = 256 << 20
-"""Of all bodies that are held at once; and of all large answers that are on their way."""
-SPILLED_BYTES_MAX: Final = 64 << 10
-"""So much of a body is read although nothing will be done about it: the connection can go on then. One that is refused and must
-connect anew costs more than one that is refused."""
-INFLATING: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
+"""Limit of all request bodies held in memory at once, and of all large responses being sent."""
+DRAINED_BYTES_MAX: Final = 64 << 10
+"""A rejected body up to this size is read and discarded, so that the connection stays usable: a client that must reconnect
+costs more than reading the body.
+"""
+COMPRESSED: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 NOT_FOUND: Final = 404
-_PLAIN: Final = (Response, Reply)
+_WHOLE_RESPONSES: Final = (Response, BytesResponse)
 _OPERATION: Final = OPERATION_HEADER.lower().encode()
-_NO_WATCHER: Final = nullcontext()
+_NO_WATCH: Final = nullcontext()
 TRACE: Final = re.compile(r"[!-~]{1,128}")
 
-Complain = Callable[[str, BaseException], None]
-"""Hears of our own bugs: what was asked, and what was raised."""
+ReportBug = Callable[[str, BaseException], None]
+"""Receives bugs of ours: the request line and the exception."""
 
 
-class _Place:
-    """What stands below one part of a path: routes by method, and further parts, of which one may be a variable."""
+class _PathNode:
+    """A node of the path tree: routes by method, children by literal path part, and at most one child for a path variable."""
 
-    __slots__ = ("parts", "routes", "variable")
+    __slots__ = ("children", "routes", "variable")
 
     def __init__(self) -> None:
-        self.parts: dict[str, _Place] = {}
-        self.variable: _Place | None = None
+        self.children: dict[str, _PathNode] = {}
+        self.variable: _PathNode | None = None
         self.routes: dict[str, Route] = {}
 
     def add(self, route: Route) -> None:
-        place = self
+        node = self
         for part in route.path.split("/")[1:]:
             if part.startswith("{"):
-                place.variable = place.variable or _Place()
-                place = place.variable
+                node.variable = node.variable or _PathNode()
+                node = node.variable
             else:
-                place = place.parts.setdefault(part, _Place())
-        if place.routes.setdefault(route.method, route) is not route:
+                node = node.children.setdefault(part, _PathNode())
+        if node.routes.setdefault(route.method, route) is not route:
             raise ValueError(f"two routes for {route.method} {route.path}")
 
-    def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_Place, tuple[str, ...]] | None:
-        """A part that is spelt out goes before a variable; if it leads nowhere, the variable is tried."""
-        place = self
-        for at, part in enumerate(parts):
-            spelt, variable = place.parts.get(part), place.variable
+    def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_PathNode, tuple[str, ...]] | None:
+        """Find the node of a path and the values of its variables. A literal part wins over a variable; if it leads to no
+        route, the variable is tried.
+        """
+        node = self
+        for index, part in enumerate(parts):
+            literal, variable = node.children.get(part), node.variable
             if variable is None or not part:
-                if spelt is None:
+                if literal is None:
                     return None
-                place = spelt
-            elif spelt is None:
-                place, values = variable, (*values, part)
+                node = literal
+            elif literal is None:
+                node, values = variable, (*values, part)
             else:
-                return spelt.find(parts[at + 1 :], values) or variable.find(parts[at + 1 :], (*values, part))
-        return (place, values) if place.routes else None
+                return literal.find(parts[index + 1 :], values) or variable.find(parts[index + 1 :], (*values, part))
+        return (node, values) if node.routes else None
 
 
 class Application:
     """The ASGI application of one server."""
 
-    def __init__(self, routes: Sequence[Route], desk: Desk, complain: Complain) -> None:
-        self._root = _Place()
+    def __init__(self, routes: Sequence[Route], server: ServerContext, complain: ReportBug) -> None:
+        self._root = _PathNode()
         for route in routes:
             self._root.add(route)
-        self.fields = {route.name: Fields(route.parameters) for route in routes}
-        self._words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
-        self._desk = desk
-        self._complain = complain
-        self.bodies, self.answers = Shares(BODIES_BYTES_MAX), Shares(BODIES_BYTES_MAX)
-        self.turns = Turns(desk.clock)
+        self.query_fields = {route.name: QueryFields(route.parameters) for route in routes}
+        self._path_words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
+        self._server = server
+        self._report_bug = complain
+        self.bodies, self.large_replies = SharedLimit(BODIES_BYTES_MAX), SharedLimit(BODIES_BYTES_MAX)
+        self.queue = FairQueue(server.clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise ValueError(f"nothing but HTTP is answered here, and this is {scope['type']}")
+            raise ValueError(f"unsupported ASGI scope type {scope['type']}: only http and lifespan are served")
         await _Exchange(self, scope, receive, send).run()
 
-    def find(self, scope: Scope) -> tuple[Route, dict[str, str]] | Failure:
-        """The route and the variables of the path; or that there is none, which nobody without a token is to learn."""
-        # As it was sent: a name may have a slash in it, written %2F, and that is no part of the path.
+    def find_route(self, scope: Scope) -> tuple[Route, dict[str, str]] | ApiProblem:
+        """Return the route and its path variables, or the problem to report. The problem is returned and not raised because
+        callers without a valid token must get 401, not learn which paths exist.
+        """
+        # Match on the path as sent: a name may contain a slash written as %2F, which does not separate path parts.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-        found = self._root.find(_parts(path)) if len(path) <= PATH_BYTES_MAX else None
-        if found is None:
-            return self._no_path(path)
-        place, values = found
-        route = place.routes.get("GET" if method == "HEAD" else method)
+        match = self._root.find(_path_parts(path)) if len(path) <= PATH_BYTES_MAX else None
+        if match is None:
+            return self._unknown_path(path)
+        node, values = match
+        route = node.routes.get("GET" if method == "HEAD" else method)
         if route is None:
-            allowed = [*place.routes, *(["HEAD"] if "GET" in place.routes else [])]
-            detail = f"{shown(method)} does nothing at {shown(path)}"
-            return Failure(405, "method", detail, cure=f"use {one_of(allowed)}", headers={"Allow": ", ".join(allowed)})
+            allowed = [*node.routes, *(["HEAD"] if "GET" in node.routes else [])]
+            detail = f"{quoted(method)} is not allowed at {quoted(path)}"
+            return ApiProblem(405, "method", detail, cure=f"use {one_of(allowed)}", headers={"Allow": ", ".join(allowed)})
         return route, dict(zip(route.variables, values, strict=True))
 
-    def _no_path(self, path: str) -> Failure:
+    def _unknown_path(self, path: str) -> ApiProblem:
         for part in path.split("/"):
-            if part and part not in self._words and (word := meant(part, self._words)):
-                return Failure(404, "no_such_path", f"there is nothing at {shown(path)}", cure=did_you_mean(word))
-        cure = "/openapi.json describes every path; names within a tenant stand below /v1/tenants/{tenant}/"
-        return Failure(404, "no_such_path", f"there is nothing at {shown(path)}", cure=cure)
+            if part and part not in self._path_words and (suggestion := closest_name(part, self._path_words)):
+                return ApiProblem(404, "no_such_path", f"no such path: {quoted(path)}", cure=did_you_mean(suggestion))
+        cure = "see /openapi.json for all paths; objects of a tenant are below /v1/tenants/{tenant}/"
+        return ApiProblem(404, "no_such_path", f"no such path: {quoted(path)}", cure=cure)
 
     @property
-    def desk(self) -> Desk:
-        return self._desk
+    def server(self) -> ServerContext:
+        return self._server
 
-    async def in_turn(self, asked: Asked, flow: Flow | None, spending: Spending | None) -> Response:
-        """A flood waits here, and not in front of the beats of agents. One whose body was still coming would hold up others."""
-        if flow is None or spending is None or asked.route.elsewhere:
-            return await _answered(asked.route, asked, self._desk)
-        with await self.turns.turn(flow, spending.cost, spending.seats):
-            answer = await _answered(asked.route, asked, self._desk)
-        if asked.more_cost and spending.rate is not None:
-            flow.owe(asked.more_cost, spending.rate)
+    async def dispatch(self, request: RequestContext, flow: Flow | None, spending: RequestCost | None) -> Response:
+        """Run the handler when the fair queue grants seats. The body is complete by now: a slow upload holds no seats. Routes
+        without a flow (heartbeats, leases, claims) are not queued, and those that wait for an agent hold no seats either.
+        """
+        if flow is None or spending is None or request.route.waits_for_agent:
+            return await _call_handler(request.route, request, self._server)
+        with await self.queue.acquire(flow, spending.cost, spending.seats):
+            answer = await _call_handler(request.route, request, self._server)
+        if request.extra_cost and spending.rate is not None:
+            flow.charge(request.extra_cost, spending.rate)
         return answer
 
-    def complain(self, asked: str, error: BaseException) -> None:
-        self._complain(asked, error)
+    def report_bug(self, request_line: str, error: BaseException) -> None:
+        self._report_bug(request_line, error)
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         self._app, self._scope, self._receive, self._send = app, scope, receive, send
         self._headers = Headers.of(scope)
         self._trace = ""
-        self._principal = NOBODY
-        self._entered = False
+        self._principal = ANONYMOUS
+        self._authorized = False
         self._route: Route | None = None
-        self._begun = False
-        self._read = not _has_body(self._headers)
-        """Has the whole body been read? What was left of one would be taken for the next request."""
-        self._held = 0
+        self._reply_started = False
+        self._body_read = not _has_body(self._headers)
+        """Whether the body was read to its end. If not, the connection is closed after the response, since the rest would be
+        parsed as the next request.
+        """
+        self._body_bytes = 0
         self._status = 0
         self._streams = False
         self._code = ""
-        self._asked: Asked | None = None
-        self._unannounced: tuple[Flow, Rate] | None = None
-        """Who pays for a body of which nobody said how large it is."""
+        self._request: RequestContext | None = None
+        self._pays_for_body: tuple[Flow, Rate] | None = None
+        """Flow and rate to charge for the body once its size is known, if the request had no Content-Length."""
 
     async def run(self) -> None:
-        requests = self._app.desk.requests
-        began_ns = requests.began()
+        requests = self._app.server.request_metrics
+        began_ns = requests.begin()
         try:
-            await self._answered()
+            await self._run_and_report()
         finally:
-            if self._held:
-                self._app.bodies.give_back(self._principal, self._held)
-            name = NOWHERE if self._route is None else self._route.name
-            took_s = requests.ended(began_ns, name, self._scope["method"], self._status, streams=self._streams)
-            access = self._app.desk.access
-            if access is not None and access.concerns(self._status, took_s, streams=self._streams):
-                self._tell(access, name, took_s)
+            if self._body_bytes:
+                self._app.bodies.release(self._principal, self._body_bytes)
+            name = NO_ROUTE if self._route is None else self._route.name
+            took_s = requests.end(began_ns, name, self._scope["method"], self._status, streams=self._streams)
+            access = self._app.server.access_log
+            if access is not None and access.should_log(self._status, took_s, streams=self._streams):
+                self._log_access(access, name, took_s)
 
-    def _tell(self, access: Access, route: str, took_s: float) -> None:
-        one = AccessLine(self._scope["method"], self._scope["path"])
-        one.route, one.trace, one.code, one.status = route, self._trace, self._code, self._status
-        one.took_s, one.streams = took_s, self._streams
-        if self._asked is not None:
-            one.actor, one.tenant = self._asked.actor.name, self._asked.tenant
-        access.told(one)
+    def _log_access(self, access: AccessLog, route: str, took_s: float) -> None:
+        line = AccessLine(self._scope["method"], self._scope["path"])
+        line.route, line.trace, line.code, line.status = route, self._trace, self._code, self._status
+        line.duration_s, line.streams = took_s, self._streams
+        if self._request is not None:
+            line.actor, line.tenant = self._request.actor.name, self._request.tenant
+        access.write(line)
 
-    async def _answered(self) -> None:
+    async def _run_and_report(self) -> None:
         try:
             await self._run()
-        except Failure as failure:
-            failure.__traceback__ = None  # it leads to the body, and from there to itself: both would stay for long
+        except ApiProblem as failure:
+            failure.__traceback__ = None  # the traceback refers to the body and to itself, a cycle that would keep both alive until the next collection
             self._code = failure.document.code
-            self._app.desk.requests.refused(self._code, failure.document.status, self._route)
-            await self._answer(problem(failure), failure)
-        except _Gone:
-            cut(self._scope)
+            self._app.server.request_metrics.count_problem(self._code, failure.document.status, self._route)
+            await self._reply(problem_response(failure), failure)
+        except _ClientGone:
+            abort_connection(self._scope)
             return
-        except Exception as error:  # our own bug, whatever it is: it is told, and ends this request alone
-            self._app.complain(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
+        except Exception as error:  # a bug of ours: report it; only this request fails
+            self._app.report_bug(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
             self._code = "fault"
-            if self._begun:
+            if self._reply_started:
                 raise
-            detail = "answering this tripped over a bug of Remit's own"
-            ours = Failure(500, "fault", detail, cure="report it, with the trace")
-            await self._answer(problem(ours), ours)
+            detail = "internal error: a bug in Remit"
+            bug = ApiProblem(500, "fault", detail, cure="report it, with the Remit-Trace header of this response")
+            await self._reply(problem_response(bug), bug)
 
     async def _run(self) -> None:
-        self._trace = self._traced()
-        check_origin(self._scope, self._headers, self._app.desk.hosts)
-        route, path = self._enter()
-        desk = self._app.desk
-        query = read_query(self._scope["query_string"], self._app.fields[route.name])
+        self._trace = self._trace_id()
+        check_origin(self._scope, self._headers, self._app.server.hosts)
+        route, path = self._authorize()
+        desk = self._app.server
+        query = read_query(self._scope["query_string"], self._app.query_fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
-        with desk.watching(self._principal) if streams else _NO_WATCHER:
+        with desk.watch_slot(self._principal) if streams else _NO_WATCH:
             try:
                 async with desk.clock.timeout_ms(REQUEST_MS_MAX):
-                    flow, spent = await self._admitted(route, query)
-                    body, media = await self._body(route)
-                    if self._unannounced is not None:
-                        self._unannounced[0].owe(sized(len(body)), self._unannounced[1])
-                    receive = self._receive if route.converses else None
-                    asked = self._asked = Asked(
+                    flow, cost = await self._admit(route, query)
+                    body, media = await self._read_body(route)
+                    if self._pays_for_body is not None:
+                        self._pays_for_body[0].charge(body_cost(len(body)), self._pays_for_body[1])
+                    receive = self._receive if route.duplex else None
+                    request = self._request = RequestContext(
                         route, path, query, self._headers, self._trace, body, media, self._principal, receive
                     )
-                    answer = await self._app.in_turn(asked, flow, spent)
+                    answer = await self._app.dispatch(request, flow, cost)
             except TimeoutError:
-                if not self._read:
-                    detail = f"the body did not come within {REQUEST_MS_MAX // 1000} seconds"
-                    raise Failure(408, "timeout", detail, cure="nothing was done; send it at once") from None
-                detail = f"it took more than {REQUEST_MS_MAX // 1000} seconds"
-                raise Failure(504, "timeout", detail, cure="look what has come of it; then ask again, or for less") from None
-            if isinstance(answer, Streamed) and not route.open:
+                if not self._body_read:
+                    detail = f"the request body was not received within {REQUEST_MS_MAX // 1000} seconds"
+                    raise ApiProblem(408, "timeout", detail, cure="nothing was done; send the whole body without pauses") from None
+                detail = f"the request took more than {REQUEST_MS_MAX // 1000} seconds"
+                raise ApiProblem(504, "timeout", detail, cure="check whether it took effect; then retry, or request less") from None
+            if isinstance(answer, StreamResponse) and not route.anonymous:
                 answer.principal = self._principal
-            await self._answer(answer)
+            await self._reply(answer)
 
-    def _enter(self) -> tuple[Route, dict[str, str]]:
-        found, desk = self._app.find(self._scope), self._app.desk
-        if isinstance(found, Failure) or not found[0].open:
-            self._principal = desk.identities.principal(self._headers.get("authorization", ""))
-        if isinstance(found, Failure):
-            raise found
-        route, path = found
+    def _authorize(self) -> tuple[Route, dict[str, str]]:
+        match, desk = self._app.find_route(self._scope), self._app.server
+        if isinstance(match, ApiProblem) or not match[0].anonymous:
+            self._principal = desk.tokens.authenticate(self._headers.get("authorization", ""))
+        if isinstance(match, ApiProblem):
+            raise match
+        route, path = match
         self._route = route
-        if not route.open:
-            enter(route, self._principal, path)
-            check_bearer(desk, self._principal, self._scope.get("bearer"))
-        if self._is_deed(route):
-            desk.audit.check()
-        self._entered = True
+        if not route.anonymous:
+            authorize(route, self._principal, path)
+            check_certificate(desk, self._principal, self._scope.get("bearer"))
+        if self._is_user_action(route):
+            desk.audit.check_writable()
+        self._authorized = True
         return route, path
 
-    def _is_deed(self, route: Route) -> bool:
-        """Is it something that a person answers for? What components do, they do again and again; the store has all of it."""
-        return self._principal.audience in ("user", "join") and not route.open and (route.audited or not route.reading)
+    def _is_user_action(self, route: Route) -> bool:
+        """Return whether a person is accountable for this request, so that it is audited. Actions of components are in the
+        store already, and would flood the audit log.
+        """
+        return self._principal.audience in ("user", "join") and not route.anonymous and (route.audited or not route.is_read)
 
-    def _written_down(self, answer: Response, failure: Failure | None) -> None:
-        route, desk, asker = self._route, self._app.desk, self._principal
-        deed = route is not None and self._is_deed(route)
-        absent = failure is not None and failure.document.status == NOT_FOUND and self._entered and not deed
-        if (failure is None and not deed) or absent:  # whoever may look, and finds nothing, was refused nothing
+    def _audit(self, answer: Response, failure: ApiProblem | None) -> None:
+        route, desk, principal = self._route, self._app.server, self._principal
+        is_action = route is not None and self._is_user_action(route)
+        is_empty_read = failure is not None and failure.document.status == NOT_FOUND and self._authorized and not is_action
+        if (failure is None and not is_action) or is_empty_read:  # a permitted read of something that does not exist is not a refusal
             return
         client = self._scope.get("client")
         item = AuditItem(
             time=desk.clock.wall(),
-            subject=asker.subject,
-            token=asker.token,
-            role=asker.role if asker.token else "",
-            tenant=asker.tenant,
+            subject=principal.subject,
+            token=principal.token,
+            role=principal.role if principal.token else "",
+            tenant=principal.tenant,
             address=client[0] if client else "",
             action=route.name if route is not None else "",
             target=f"{self._scope['method']} {escaped(self._scope['path'])}",
@@ -289,117 +298,117 @@ class _Exchange:
             operation=next((value.decode("latin-1") for name, value in answer.raw_headers if name == _OPERATION), ""),
             trace=self._trace,
         )
-        (desk.audit.note if deed and asker.token and answer.status_code < 400 else desk.audit.refused)(item)
+        (desk.audit.record if is_action and principal.token and answer.status_code < 400 else desk.audit.record_refusal)(item)
 
-    async def _admitted(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, Spending | None]:
-        """Whose request it is, and what it costs; nobody's, if it goes before all others. Raises `Failure`, at little cost, if
-        that one asks for too much.
+    async def _admit(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, RequestCost | None]:
+        """Charge the request to its flow and return the flow and the cost. Raises `ApiProblem` before the body is read, which
+        is cheap, if the flow is over its limit. The flow is None for routes that are not queued.
         """
-        if route.first and (route.open or "user" not in route.audience):
+        if route.unqueued and (route.anonymous or "user" not in route.audience):
             return None, None
         if route.body is not None:
-            self._check_announced(route.body.bytes_max)  # before anything is drawn for what would never be read
-        found = spending(route, self._principal, query, self._headers, self._app.desk)
+            self._check_content_length(route.body.bytes_max)  # before tokens are taken for a body that will be rejected anyway
+        cost = request_cost(route, self._principal, query, self._headers, self._app.server)
         try:
-            flow = self._app.turns.admit(found.flow, found.drawn, found.rate)
-            self._unannounced = None if "content-length" in self._headers or found.rate is None else (flow, found.rate)
-            return (None if route.first else flow), found  # what lasts as long as somebody talks would keep its seat
-        except Failure:
-            announced = self._headers.get("content-length", "")
-            if not self._read and announced.isdigit() and int(announced[:20]) <= SPILLED_BYTES_MAX:
-                await self._take(SPILLED_BYTES_MAX)
+            flow = self._app.queue.admit(cost.flow, cost.tokens, cost.rate)
+            self._pays_for_body = None if "content-length" in self._headers or cost.rate is None else (flow, cost.rate)
+            return (None if route.unqueued else flow), cost  # an unqueued stream would hold its seats for as long as it lasts
+        except ApiProblem:
+            content_length = self._headers.get("content-length", "")
+            if not self._body_read and content_length.isdigit() and int(content_length[:20]) <= DRAINED_BYTES_MAX:
+                await self._receive_body(DRAINED_BYTES_MAX)
             raise
 
-    def _traced(self) -> str:
-        given = self._headers.get("remit-trace")
-        if given is None:
-            return self._app.desk.world.ids.nonce()
-        if not TRACE.fullmatch(given):
-            cure = "use 1 to 128 visible ASCII signs, or leave it out"
-            raise Failure(400, "malformed", "the header Remit-Trace cannot be used", field="Remit-Trace", cure=cure)
-        return given
+    def _trace_id(self) -> str:
+        trace = self._headers.get("remit-trace")
+        if trace is None:
+            return self._app.server.world.ids.nonce()
+        if not TRACE.fullmatch(trace):
+            cure = "use 1 to 128 printable ASCII characters without spaces, or omit the header"
+            raise ApiProblem(400, "malformed", "Remit-Trace: invalid value", field="Remit-Trace", cure=cure)
+        return trace
 
-    async def _body(self, route: Route) -> tuple[bytes, str]:
-        wanted = route.body
-        if wanted is None:
-            if not self._read:
-                await self._take(0)
+    async def _read_body(self, route: Route) -> tuple[bytes, str]:
+        spec = route.body
+        if spec is None:
+            if not self._body_read:
+                await self._receive_body(0)
             return b"", ""
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
-            # Of what inflates nobody can say how large it is before it is too late: it counts as too large.
-            status, code = (413, "too_large") if encoding in INFLATING else (415, "media_type")
-            raise Failure(status, code, f"the body is encoded as {shown(encoding)}", cure="send it as it is, not compressed")
-        media = self._headers.get("content-type", wanted.media[0]).partition(";")[0].strip().lower()
-        if media not in wanted.media:
-            headers = {"Accept-Patch": wanted.media[0]} if route.method == "PATCH" else {}
-            cure = f"send the header Content-Type: {one_of(wanted.media)}"
-            raise Failure(415, "media_type", f"the body is {shown(media)}, which is not read here", cure=cure, headers=headers)
-        return b"" if route.converses else await self._take(wanted.bytes_max), media
+            # The expanded size of a compressed body is unknown until it is read, so compressed bodies are rejected with 413.
+            status, code = (413, "too_large") if encoding in COMPRESSED else (415, "media_type")
+            raise ApiProblem(status, code, f"Content-Encoding {quoted(encoding)} is not supported", cure="send the body uncompressed")
+        media = self._headers.get("content-type", spec.media[0]).partition(";")[0].strip().lower()
+        if media not in spec.media:
+            headers = {"Accept-Patch": spec.media[0]} if route.method == "PATCH" else {}
+            cure = f"set Content-Type to {one_of(spec.media)}"
+            raise ApiProblem(415, "media_type", f"Content-Type {quoted(media)} is not supported here", cure=cure, headers=headers)
+        return b"" if route.duplex else await self._receive_body(spec.bytes_max), media
 
-    async def _take(self, bytes_max: int) -> bytes:
-        """All of it, whether or not its length was announced; never more than may be."""
-        self._check_announced(bytes_max)
+    async def _receive_body(self, bytes_max: int) -> bytes:
+        """Receive the whole body, with or without a Content-Length. Raises `ApiProblem` once it exceeds `bytes_max`."""
+        self._check_content_length(bytes_max)
         pieces: list[bytes] = []
         size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise _ClientGone
             piece = message.get("body", b"")
             size += len(piece)
             if size > bytes_max:
                 raise _too_large(bytes_max)
-            self._hold(len(piece))
+            self._reserve_body_bytes(len(piece))
             pieces.append(piece)
             if not message.get("more_body", False):
-                self._read = True
+                self._body_read = True
                 return b"".join(pieces)
 
-    def _check_announced(self, bytes_max: int) -> None:
-        announced = self._headers.get("content-length", "")
-        if announced.isdigit() and int(announced[:20]) > bytes_max:
+    def _check_content_length(self, bytes_max: int) -> None:
+        content_length = self._headers.get("content-length", "")
+        if content_length.isdigit() and int(content_length[:20]) > bytes_max:
             raise _too_large(bytes_max)
 
-    def _hold(self, size: int) -> None:
-        if not self._app.bodies.take(self._principal, size):
-            detail = "too many large bodies are being read at once"
-            raise Failure(429, "overloaded", detail, cure="nothing was done; ask again later", retry_after_ms=1_000)
-        self._held += size
+    def _reserve_body_bytes(self, size: int) -> None:
+        if not self._app.bodies.acquire(self._principal, size):
+            detail = "too many large request bodies are being received"
+            raise ApiProblem(429, "overloaded", detail, cure="nothing was done; retry later", retry_after_ms=1_000)
+        self._body_bytes += size
 
-    async def _answer(self, answer: Response, failure: Failure | None = None) -> None:
-        size = 0 if isinstance(answer, Streamed) else len(getattr(answer, "body", b""))
+    async def _reply(self, answer: Response, failure: ApiProblem | None = None) -> None:
+        size = 0 if isinstance(answer, StreamResponse) else len(getattr(answer, "body", b""))
         if size < LARGE_BYTES:
-            await self._told(answer, failure)
+            await self._send_reply(answer, failure)
             return
-        if not self._app.answers.take(self._principal, size):
-            if self._route is not None and self._route.reading:  # what was done is told, whatever it takes
-                detail = "too many large answers are on their way at once, and are not taken"
-                raise Failure(429, "overloaded", detail, cure="read those that were asked for; then ask again, or for less")
+        if not self._app.large_replies.acquire(self._principal, size):
+            if self._route is not None and self._route.is_read:  # the response to a write is always sent
+                detail = "too many large responses are being sent"
+                raise ApiProblem(429, "overloaded", detail, cure="read the responses requested so far; then retry, or request less")
             size = 0
         try:
-            await self._told(answer, failure)
+            await self._send_reply(answer, failure)
         finally:
-            self._app.answers.give_back(self._principal, size)
+            self._app.large_replies.release(self._principal, size)
 
-    async def _told(self, answer: Response, failure: Failure | None) -> None:
-        self._written_down(answer, failure)
+    async def _send_reply(self, answer: Response, failure: ApiProblem | None) -> None:
+        self._audit(answer, failure)
         answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
-        if not self._read:
+        if not self._body_read:
             answer.raw_headers.append((b"connection", b"close"))
         whole: Whole | None = self._scope.get("whole")
-        if whole is not None and type(answer) in _PLAIN and len(answer.body) < LARGE_BYTES:
-            self._begun = whole(self._scope, answer.status_code, answer.raw_headers, bytes(answer.body))
-            if self._begun:
+        if whole is not None and type(answer) in _WHOLE_RESPONSES and len(answer.body) < LARGE_BYTES:
+            self._reply_started = whole(self._scope, answer.status_code, answer.raw_headers, bytes(answer.body))
+            if self._reply_started:
                 self._status = answer.status_code
                 return
-        await answer(self._scope, self._receive, self._sent)
+        await answer(self._scope, self._receive, self._send_message)
 
-    async def _sent(self, message: Message) -> None:
-        """What is small is on its way at once. What is large leaves in pieces, each once the one before has been taken: who
-        takes nothing is not waited for for ever, and there is no second copy of it.
+    async def _send_message(self, message: Message) -> None:
+        """Send a message of the response. A large body is sent in chunks, each after the previous one was taken, without a
+        second copy. A client that takes nothing for `SEND_MS_MAX` is disconnected.
         """
-        self._begun = True
+        self._reply_started = True
         if not self._status:
             self._status = message["status"]
         body = message.get("body", b"")
@@ -410,43 +419,45 @@ class _Exchange:
         try:
             for start in range(0, len(body), LARGE_BYTES):
                 end = start + LARGE_BYTES
-                async with self._app.desk.clock.timeout_ms(SEND_MS_MAX):
+                async with self._app.server.clock.timeout_ms(SEND_MS_MAX):
                     await self._send({**message, "body": body[start:end], "more_body": more or end < len(body)})
         except TimeoutError:
-            raise _Gone from None
+            raise _ClientGone from None
 
 
-def _parts(path: str) -> list[str]:
+def _path_parts(path: str) -> list[str]:
     parts = path.split("/")[1:]
     return [unquote(part) for part in parts] if "%" in path else parts
 
 
-class _Gone(Exception):
-    """The asker left, or does not listen any more."""
+class _ClientGone(Exception):
+    """The client disconnected, or no longer reads the response."""
 
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
-def _too_large(bytes_max: int) -> Failure:
+def _too_large(bytes_max: int) -> ApiProblem:
     if not bytes_max:
-        return Failure(413, "too_large", "nothing is read from a body here", cure="send none")
-    return Failure(413, "too_large", f"the body has more than {bytes_max} bytes", cure="send less at a time")
+        return ApiProblem(413, "too_large", "this request takes no body", cure="send no body")
+    return ApiProblem(413, "too_large", f"the body is larger than {bytes_max} bytes", cure="split it into smaller requests")
 
 
-async def _answered(route: Route, asked: Asked, desk: Desk) -> Response:
-    """What the outside does to a handler is told alike by all of them."""
+async def _call_handler(route: Route, request: RequestContext, server: ServerContext) -> Response:
+    """Call the handler and turn errors of the authority, the store and message decoding into problems, the same for every
+    route.
+    """
     try:
-        return await route.handler(asked, desk)
-    except NoAnswer as error:
-        raise unanswered(error) from error
-    except NoVerdict as error:
-        raise no_verdict(error) from error
+        return await route.handler(request, server)
+    except RetriesExhausted as error:
+        raise unanswered_problem(error) from error
+    except EndpointError as error:
+        raise endpoint_problem(error) from error
     except StoreError as error:
-        raise store_failed(error) from error
-    except Unread as error:
-        raise Failure(400, "malformed", str(error), cure="send what this version of Remit can read") from error
+        raise store_problem(error) from error
+    except UnreadableRequest as error:
+        raise ApiProblem(400, "malformed", str(error), cure="send a message that this version of Remit supports") from error
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

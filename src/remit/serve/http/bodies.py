@@ -30,105 +30,105 @@ from remit.model.claims import Code
 from remit.model.kinds import Workload, WorkloadSpec
 from remit.model.manifests.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests.reader import read
-from remit.model.manifests.validation import Remembered, plainly_named
+from remit.model.manifests.validation import SpecCache, has_plain_metadata
 from remit.model.metadata import API_VERSION, Metadata
 from remit.model.objects import AnyObject, key
-from remit.model.problems import an, escaped, shown
+from remit.model.problems import an, escaped, quoted
 from remit.model.wire.api_types import ProblemItem
-from remit.serve.auth.secrets import Pasted
-from remit.serve.http.replies import Failure, breach, invalid, wrong
-from remit.serve.http.request_context import Asked
-from remit.serve.server_context import Desk
+from remit.serve.auth.secrets import ClientSealedValue
+from remit.serve.http.replies import ApiProblem, problem_item, invalid_body, invalid_manifest
+from remit.serve.http.request_context import RequestContext
+from remit.serve.server_context import ServerContext
 
 
-class _Named(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     name: str
     tenant: str
     labels: dict[str, str] = {}
 
 
-class Head(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True, gc=False):
+class PlainManifest(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True, gc=False):
     """A manifest whose spec was not read."""
 
     api_version: str
     kind: str
-    metadata: _Named
+    metadata: _PlainMetadata
     spec: Raw
 
 
-_heads: Final = msgspec.json.Decoder(Head)
+_plain_manifests: Final = msgspec.json.Decoder(PlainManifest)
 _raws: Final = msgspec.json.Decoder(list[Raw])
 _encode: Final = msgspec.json.Encoder().encode
-_specs: Final[Remembered[WorkloadSpec]] = Remembered()
+_specs: Final[SpecCache[WorkloadSpec]] = SpecCache()
 
 
-def head_of(body: bytes) -> Head | None:
+def parse_plain_manifest(body: bytes) -> PlainManifest | None:
     """None for whatever is not plain."""
     if b"\\" in body:
         return None
     try:
-        head = _heads.decode(body)
+        manifest = _plain_manifests.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
-    if head.kind != "Workload" or head.api_version != API_VERSION or _encode(head).count(b":") != body.count(b":"):
+    if manifest.kind != "Workload" or manifest.api_version != API_VERSION or _encode(manifest).count(b":") != body.count(b":"):
         return None
-    meta = head.metadata
-    return head if plainly_named(meta.name, meta.tenant, meta.labels) else None
+    meta = manifest.metadata
+    return manifest if has_plain_metadata(meta.name, meta.tenant, meta.labels) else None
 
 
-def known(head: Head) -> AnyObject | None:
-    spec = _specs.get(bytes(head.spec))
+def object_from_known_spec(manifest: PlainManifest) -> AnyObject | None:
+    spec = _specs.get(bytes(manifest.spec))
     if spec is None:
         return None
-    meta = Metadata(name=head.metadata.name, tenant=head.metadata.tenant, labels=head.metadata.labels)
+    meta = Metadata(name=manifest.metadata.name, tenant=manifest.metadata.tenant, labels=manifest.metadata.labels)
     # As it was said: the default is not written out, and a retry of what was read whole must be the same bytes.
-    return Workload(api_version=head.api_version, metadata=meta, spec=spec)  # type: ignore[arg-type]  # head_of compared it
+    return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)  # type: ignore[arg-type]  # head_of compared it
 
 
-def learn(head: Head, thing: AnyObject) -> None:
+def remember_spec(manifest: PlainManifest, obj: AnyObject) -> None:
     """This is what the whole reading made of it."""
-    if isinstance(thing, Workload):
-        _specs.put(bytes(head.spec), thing.spec)
+    if isinstance(obj, Workload):
+        _specs.put(bytes(manifest.spec), obj.spec)
 
 
-COMMAS_EACH: Final = 32
+COMMAS_PER_MANIFEST: Final = 32
 """What has more than so many commas for each manifest that may be is not plain."""
 
 
-def pieces(body: bytes, most: int) -> list[bytes]:
+def split_array(body: bytes, count_max: int) -> list[bytes]:
     """The manifests of an array, each by itself; none if it is something else, or more than may be."""
-    if body[:1] != b"[" or body.count(b",") > COMMAS_EACH * most:
+    if body[:1] != b"[" or body.count(b",") > COMMAS_PER_MANIFEST * count_max:
         return []
     try:
-        found = _raws.decode(body)
+        values = _raws.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return []
-    return [bytes(raw) for raw in found] if len(found) <= most else []
+    return [bytes(raw) for raw in values] if len(values) <= count_max else []
 
 
 T = TypeVar("T", bound=AnyObject)
 W = TypeVar("W")
 
-AT_ONCE_BYTES: Final = 16 << 10
+INLINE_BYTES_MAX: Final = 16 << 10
 MANIFESTS_MAX: Final = 10_000
 PROBLEMS_MAX: Final = 1_000
 SLICE_BYTES: Final = 64 << 10
 """Of what is judged at a time."""
-NAME: Final = "body.json"
+BODY_FILE_NAME: Final = "body.json"
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
-_BLANK: Final = re.compile(r"[ \t\r\n]*")
+_BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _NO_BRACKETS: Final = bytes(sign for sign in range(256) if sign not in b"{}[]")
 
 
-async def beside(desk: Desk, body: bytes, work: Callable[[], W]) -> W:
+async def offload_if_large(server: ServerContext, body: bytes, work: Callable[[], W]) -> W:
     """Work that a body makes, elsewhere if the body is large."""
-    return work() if len(body) <= AT_ONCE_BYTES else await desk.judging(work)
+    return work() if len(body) <= INLINE_BYTES_MAX else await server.cpu_offload(work)
 
 
-def strict(body: bytes, around: int = 0) -> Any:
-    """The value in `body`: JSON with no key twice, and not too deep, with as many levels around it. Raises `Failure`."""
+def parse_strict_json(body: bytes, outer_depth: int = 0) -> Any:
+    """The value in `body`: JSON with no key twice, and not too deep, with as many levels around it. Raises `ApiProblem`."""
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -136,20 +136,20 @@ def strict(body: bytes, around: int = 0) -> Any:
     except (msgspec.DecodeError, ValueError) as error:
         raise _malformed(body, str(error)) from None
     # Now it is known to be JSON: every string ends, so they are taken out in one pass.
-    if depth_of(body) + around > DEPTH_MAX:
+    if nesting_depth(body) + outer_depth > DEPTH_MAX:
         raise _too_deep()
-    twice = _twice(body)
-    if twice is not None:
-        detail = f"the key {shown(twice)} stands twice in one object"
-        raise Failure(400, "malformed", detail, field=escaped(twice), cure="keep one of the two")
+    duplicate = _find_duplicate_key(body)
+    if duplicate is not None:
+        detail = f"the key {quoted(duplicate)} stands twice in one object"
+        raise ApiProblem(400, "malformed", detail, field=escaped(duplicate), cure="keep one of the two")
     return value
 
 
-def depth_of(body: bytes) -> int:
+def nesting_depth(body: bytes) -> int:
     """How deep the brackets of a JSON text go."""
     deepest = depth = 0
-    for sign in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
-        if sign in b"{[":
+    for byte in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
+        if byte in b"{[":
             depth += 1
             deepest = max(deepest, depth)
         else:
@@ -157,43 +157,43 @@ def depth_of(body: bytes) -> int:
     return deepest
 
 
-class _Twice(Exception):
+class _DuplicateKey(Exception):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise _Twice(name)
+                raise _DuplicateKey(name)
             seen.add(name)
-    return found
+    return members
 
 
-def _twice(body: bytes) -> str | None:
+def _find_duplicate_key(body: bytes) -> str | None:
     try:
-        json.loads(body, object_pairs_hook=_once, parse_int=str, parse_float=str)
-    except _Twice as twice:
+        json.loads(body, object_pairs_hook=_unique_keys, parse_int=str, parse_float=str)
+    except _DuplicateKey as twice:
         return str(twice)
     return None
 
 
-def _too_deep() -> Failure:
-    return Failure(400, "too_deep", f"the JSON is more than {DEPTH_MAX} levels deep", cure="flatten it")
+def _too_deep() -> ApiProblem:
+    return ApiProblem(400, "too_deep", f"the JSON is more than {DEPTH_MAX} levels deep", cure="flatten it")
 
 
-def _malformed(body: bytes, why: str) -> Failure:
+def _malformed(body: bytes, reason: str) -> ApiProblem:
     """The reader of manifests tells where it stops being JSON; if it has nothing to say, the parser does."""
-    problems = read(body[: JSON_BYTES_MAX + 1], NAME).problems
+    problems = read(body[: JSON_BYTES_MAX + 1], BODY_FILE_NAME).problems
     if not problems or not body.strip():
-        return Failure(400, "malformed", f"the body is no JSON ({escaped(why)})", cure="send one JSON value")
+        return ApiProblem(400, "malformed", f"the body is no JSON ({escaped(reason)})", cure="send one JSON value")
     first = problems[0]
     detail = f"line {first.line}, column {first.column}: {first.message}"
     if _is_json_but_for_numbers(body):
-        return Failure(422, "invalid", detail, field=first.path, cure=first.cure)
-    return Failure(400, "malformed", detail, field=first.path, cure=first.cure)
+        return ApiProblem(422, "invalid", detail, field=first.path, cure=first.cure)
+    return ApiProblem(400, "malformed", detail, field=first.path, cure=first.cure)
 
 
 def _is_json_but_for_numbers(body: bytes) -> bool:
@@ -208,213 +208,213 @@ def _is_json_but_for_numbers(body: bytes) -> bool:
 # ------------------------------------------------------------------------------------------------------------- manifests
 
 
-async def one_manifest(asked: Asked, desk: Desk, kind: str) -> AnyObject:
+async def read_manifest(request: RequestContext, server: ServerContext, kind: str) -> AnyObject:
     """The one object in a body, which is that of the path; as it is to be stored."""
-    thing = await beside(desk, asked.body, lambda: judged(asked.body))
-    check_path(thing, asked, kind)
-    return sealed(desk, thing)
+    obj = await offload_if_large(server, request.body, lambda: validate_manifest(request.body))
+    check_path(obj, request, kind)
+    return seal_for_storage(server, obj)
 
 
-def sealed(desk: Desk, thing: T, kept: Mapping[str, str] | None = None, manifest: int | None = None) -> T:
+def seal_for_storage(server: ServerContext, obj: T, already_sealed: Mapping[str, str] | None = None, manifest: int | None = None) -> T:
     """With nothing in it that is secret: from here on nobody has the values. `kept` are those that are sealed already."""
     try:
-        return desk.keyring.seals.sealing(thing, kept)
-    except Pasted as error:
+        return server.keyring.sealing_keys.seal_object(obj, already_sealed)
+    except ClientSealedValue as error:
         message, _, cure = str(error).removeprefix(f"{error.field}: ").partition("; ")
-        raise invalid([ProblemItem(field=error.field, message=message, cure=cure, manifest=manifest)]) from None
+        raise invalid_body([ProblemItem(field=error.field, message=message, cure=cure, manifest=manifest)]) from None
 
 
-def judged(body: bytes) -> AnyObject:
-    """Raises `Failure` with all that is wrong."""
-    plain = head_of(body)
-    remembered = None if plain is None else known(plain)
-    if remembered is not None:
-        return remembered
-    thing = _judged(body)
+def validate_manifest(body: bytes) -> AnyObject:
+    """Raises `ApiProblem` with all that is wrong."""
+    plain = parse_plain_manifest(body)
+    cached = None if plain is None else object_from_known_spec(plain)
+    if cached is not None:
+        return cached
+    obj = _validate_in_full(body)
     if plain is not None:
-        learn(plain, thing)
-    return thing
+        remember_spec(plain, obj)
+    return obj
 
 
-def _judged(body: bytes) -> AnyObject:
-    strict(body)
-    found = read(body, NAME)
-    if found.problems:
-        raise wrong(found.problems)
-    if len(found.objects) != 1:
-        detail = f"the body has {len(found.objects)} manifests"
-        raise Failure(422, "invalid", detail, cure="send one, or send all of them to /v1/apply")
-    return found.objects[0]
+def _validate_in_full(body: bytes) -> AnyObject:
+    parse_strict_json(body)
+    result = read(body, BODY_FILE_NAME)
+    if result.problems:
+        raise invalid_manifest(result.problems)
+    if len(result.objects) != 1:
+        detail = f"the body has {len(result.objects)} manifests"
+        raise ApiProblem(422, "invalid", detail, cure="send one, or send all of them to /v1/apply")
+    return result.objects[0]
 
 
-def check_path(thing: AnyObject, asked: Asked, kind: str) -> None:
+def check_path(obj: AnyObject, request: RequestContext, kind: str) -> None:
     """Does the object say of itself what the path says of it?"""
-    said = type(thing).__name__
-    if said != kind:
-        raise Failure(
-            422, "invalid", f"kind: this is {an(said)}, and the path is of {an(kind)}", field="kind", cure="use its own path"
+    body_kind = type(obj).__name__
+    if body_kind != kind:
+        raise ApiProblem(
+            422, "invalid", f"kind: this is {an(body_kind)}, and the path is of {an(kind)}", field="kind", cure="use its own path"
         )
-    for name, found in (("tenant", thing.metadata.tenant), ("name", thing.metadata.name)):
-        wanted = asked.path.get(name, found)
-        if found != wanted:
-            detail = f"metadata.{name}: {shown(found)} in the body and {shown(wanted)} in the path"
-            raise Failure(422, "invalid", detail, field=f"metadata.{name}", cure="make them the same")
+    for name, in_body in (("tenant", obj.metadata.tenant), ("name", obj.metadata.name)):
+        in_path = request.path.get(name, in_body)
+        if in_body != in_path:
+            detail = f"metadata.{name}: {quoted(in_body)} in the body and {quoted(in_path)} in the path"
+            raise ApiProblem(422, "invalid", detail, field=f"metadata.{name}", cure="make them the same")
 
 
-async def all_manifests(asked: Asked, desk: Desk) -> tuple[AnyObject, ...]:
-    """Every object of a body, as it is to be stored: an array of manifests, or one after another. Raises `Failure` if anything
+async def read_manifests(request: RequestContext, server: ServerContext) -> tuple[AnyObject, ...]:
+    """Every object of a body, as it is to be stored: an array of manifests, or one after another. Raises `ApiProblem` if anything
     is wrong with any. What takes long is judged a slice at a time: others' bodies wait for a slice, and not for all.
     """
-    body = asked.body
-    judging = _Judging(body, lambda thing, manifest: sealed(desk, thing, manifest=manifest))
-    if len(body) <= AT_ONCE_BYTES:
-        judging.take(pieces_of(body))
+    body = request.body
+    batch = _ManifestBatch(body, lambda thing, manifest: seal_for_storage(server, thing, manifest=manifest))
+    if len(body) <= INLINE_BYTES_MAX:
+        batch.add(split_manifests(body))
     else:
-        pieces = await desk.judging(lambda: pieces_of(body))
-        for some in _slices(pieces):
-            await desk.judging(lambda some=some: judging.take(some))  # type: ignore[misc]
-    return judging.ended()
+        pieces = await server.cpu_offload(lambda: split_manifests(body))
+        for manifests in _slices(pieces):
+            await server.cpu_offload(lambda some=manifests: batch.add(some))  # type: ignore[misc]
+    return batch.result()
 
 
-def judged_all(body: bytes) -> tuple[AnyObject, ...]:
+def validate_manifests(body: bytes) -> tuple[AnyObject, ...]:
     """As they came, secrets too."""
-    judging = _Judging(body, lambda thing, manifest: thing)
-    judging.take(pieces_of(body))
-    return judging.ended()
+    batch = _ManifestBatch(body, lambda thing, manifest: thing)
+    batch.add(split_manifests(body))
+    return batch.result()
 
 
 def _slices(pieces: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     first = size = 0
-    for at, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         size += len(piece)
-        if size >= SLICE_BYTES or at + 1 == len(pieces):
-            yield pieces[first : at + 1]
-            first, size = at + 1, 0
+        if size >= SLICE_BYTES or index + 1 == len(pieces):
+            yield pieces[first : index + 1]
+            first, size = index + 1, 0
 
 
-class _Judging:
+class _ManifestBatch:
     """The manifests of one body, one after another. `seal` is given each that is sound, and its number."""
 
     def __init__(self, body: bytes, seal: Callable[[AnyObject, int], AnyObject]) -> None:
         self._seal = seal
-        self._around = int(_is_listed(body))
-        self._things: list[AnyObject] = []
+        self._outer_depth = int(_is_array(body))
+        self._objects: list[AnyObject] = []
         self._problems: list[ProblemItem] = []
         self._reserved = False
-        self._taken = 0
+        self._count = 0
 
-    def take(self, pieces: Sequence[bytes]) -> None:
+    def add(self, pieces: Sequence[bytes]) -> None:
         """Once so much is wrong that no answer has room for more, the rest is not looked at."""
         for piece in pieces:
             if len(self._problems) < PROBLEMS_MAX:
-                self._take(piece)
-            self._taken += 1
+                self._add_one(piece)
+            self._count += 1
 
-    def _take(self, piece: bytes) -> None:
-        plain = head_of(piece)
-        thing = None if plain is None else known(plain)
-        if thing is None:
-            strict(piece, self._around)
-            found = read(piece, NAME)
-            if found.problems or len(found.objects) != 1:
-                self._reserved = self._reserved or any(problem.reserved for problem in found.problems)
-                room = PROBLEMS_MAX - len(self._problems)
-                self._problems += [breach(problem, self._taken) for problem in found.problems[:room]]
-                self._things += found.objects
+    def _add_one(self, piece: bytes) -> None:
+        plain = parse_plain_manifest(piece)
+        obj = None if plain is None else object_from_known_spec(plain)
+        if obj is None:
+            parse_strict_json(piece, self._outer_depth)
+            result = read(piece, BODY_FILE_NAME)
+            if result.problems or len(result.objects) != 1:
+                self._reserved = self._reserved or any(problem.reserved for problem in result.problems)
+                problems_left = PROBLEMS_MAX - len(self._problems)
+                self._problems += [problem_item(problem, self._count) for problem in result.problems[:problems_left]]
+                self._objects += result.objects
                 return
-            thing = found.objects[0]
+            obj = result.objects[0]
             if plain is not None:
-                learn(plain, thing)
-        self._things.append(thing if self._problems else self._seal(thing, self._taken))
+                remember_spec(plain, obj)
+        self._objects.append(obj if self._problems else self._seal(obj, self._count))
 
-    def ended(self) -> tuple[AnyObject, ...]:
+    def result(self) -> tuple[AnyObject, ...]:
         if self._problems:
-            raise invalid(self._problems, status=403, code=Code.RESERVED) if self._reserved else invalid(self._problems)
-        return _once_each(self._things)
+            raise invalid_body(self._problems, status=403, code=Code.RESERVED) if self._reserved else invalid_body(self._problems)
+        return _check_declared_once(self._objects)
 
 
-def _once_each(things: list[AnyObject]) -> tuple[AnyObject, ...]:
+def _check_declared_once(objects: list[AnyObject]) -> tuple[AnyObject, ...]:
     seen: dict[str, int] = {}
-    for index, thing in enumerate(things):
-        if (first := seen.setdefault(key(thing), index)) != index:
-            message = f"{type(thing).__name__} {shown(thing.metadata.name)} is already declared by manifest {first}"
-            raise invalid([ProblemItem(field="metadata.name", message=message, cure="keep one of the two", manifest=index)])
-    return tuple(things)
+    for index, obj in enumerate(objects):
+        if (first := seen.setdefault(key(obj), index)) != index:
+            message = f"{type(obj).__name__} {quoted(obj.metadata.name)} is already declared by manifest {first}"
+            raise invalid_body([ProblemItem(field="metadata.name", message=message, cure="keep one of the two", manifest=index)])
+    return tuple(objects)
 
 
-def pieces_of(body: bytes) -> Sequence[bytes]:
+def split_manifests(body: bytes) -> Sequence[bytes]:
     """Each manifest by itself, so that a problem can say in which one it is, and many may be sent at once. None of them is
-    judged here, and no more are made than may be. Raises `Failure`.
+    judged here, and no more are made than may be. Raises `ApiProblem`.
     """
-    quickly = pieces(body, MANIFESTS_MAX)
-    if quickly:
-        return quickly
-    if len(body) <= JSON_BYTES_MAX and _is_one(body) and not _is_listed(body):
+    manifests = split_array(body, MANIFESTS_MAX)
+    if manifests:
+        return manifests
+    if len(body) <= JSON_BYTES_MAX and _is_one_json_value(body) and not _is_array(body):
         return (body,)
-    lines = _lines(body)
-    return _separated(body) if lines is None else lines
+    lines = _split_lines(body)
+    return _split_values(body) if lines is None else lines
 
 
-def _lines(body: bytes) -> list[bytes] | None:
+def _split_lines(body: bytes) -> list[bytes] | None:
     """One a line; None if it is otherwise."""
     lines: list[bytes] = []
     for line in BytesIO(body):
         if line.strip():
-            if _is_listed(line) or not _is_one(line):
+            if _is_array(line) or not _is_one_json_value(line):
                 return None
             _check_count(len(lines))
             lines.append(line)
     return lines or None
 
 
-def _separated(body: bytes) -> list[bytes]:
+def _split_values(body: bytes) -> list[bytes]:
     """Values one after another, with nothing but blanks between them, or in an array. What is no JSON is told as such."""
     pieces: list[bytes] = []
     try:
         text = body.decode()
-        at = _blank(text, 0)
-        listed = text[at : at + 1] == "["
-        at = _blank(text, at + 1) if listed else at
-        while at < len(text) and not (listed and text[at] == "]"):
+        position = _skip_blanks(text, 0)
+        is_array = text[position : position + 1] == "["
+        position = _skip_blanks(text, position + 1) if is_array else position
+        while position < len(text) and not (is_array and text[position] == "]"):
             _check_count(len(pieces))
-            _, end = _DECODER.raw_decode(text, at)
-            pieces.append(text[at:end].encode())
-            at = _blank(text, end)
-            if listed and text[at : at + 1] == ",":
-                at = _blank(text, at + 1)
-                if text[at : at + 1] == "]":
+            _, end = _DECODER.raw_decode(text, position)
+            pieces.append(text[position:end].encode())
+            position = _skip_blanks(text, end)
+            if is_array and text[position : position + 1] == ",":
+                position = _skip_blanks(text, position + 1)
+                if text[position : position + 1] == "]":
                     raise ValueError("nothing stands behind a comma")
-            elif listed and text[at : at + 1] != "]":
+            elif is_array and text[position : position + 1] != "]":
                 raise ValueError("an array that does not end")
-        if listed and (at >= len(text) or _blank(text, at + 1) < len(text)):
+        if is_array and (position >= len(text) or _skip_blanks(text, position + 1) < len(text)):
             raise ValueError("something stands behind the array")
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise _too_deep() if depth_of(body[:JSON_BYTES_MAX]) > DEPTH_MAX else _malformed(body, str(error)) from None
+        raise _too_deep() if nesting_depth(body[:JSON_BYTES_MAX]) > DEPTH_MAX else _malformed(body, str(error)) from None
     if not pieces:
-        if not listed:
+        if not is_array:
             raise _malformed(body, "it is empty")
-        raise Failure(422, "invalid", "the list is empty", cure="send at least one manifest")
+        raise ApiProblem(422, "invalid", "the list is empty", cure="send at least one manifest")
     return pieces
 
 
-def _blank(text: str, at: int) -> int:
+def _skip_blanks(text: str, position: int) -> int:
     """Where the next sign is that is no blank."""
-    found = _BLANK.match(text, at)
-    return at if found is None else found.end()
+    blanks = _BLANKS.match(text, position)
+    return position if blanks is None else blanks.end()
 
 
 def _check_count(count: int) -> None:
     if count >= MANIFESTS_MAX:
-        raise Failure(413, "too_large", f"more than {MANIFESTS_MAX} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
+        raise ApiProblem(413, "too_large", f"more than {MANIFESTS_MAX} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
 
 
-def _is_listed(body: bytes) -> bool:
+def _is_array(body: bytes) -> bool:
     return body[:1] == b"[" or (body[:1].isspace() and body.lstrip()[:1] == b"[")
 
 
-def _is_one(body: bytes) -> bool:
+def _is_one_json_value(body: bytes) -> bool:
     try:
         msgspec.json.decode(body, type=Raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -422,8 +422,8 @@ def _is_one(body: bytes) -> bool:
     return True
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7396. Both are bounded in depth: one by its types, the other by `strict`."""
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396. Both are bounded in depth: one by its types, the other by `parse_strict_json`."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -431,5 +431,5 @@ def merged(target: Any, patch: Any) -> Any:
         if value is None:
             result.pop(name, None)
         else:
-            result[name] = merged(result.get(name), value)
+            result[name] = merge_patch(result.get(name), value)
     return result

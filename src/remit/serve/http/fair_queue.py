@@ -33,15 +33,15 @@ from remit.model.identity import Principal
 from remit.model.kinds import Tenant, Workload
 from remit.model.objects import AnyObject, key_of
 from remit.model.policies import TenantLimits
-from remit.serve.http.replies import Failure
+from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import Headers
-from remit.serve.http.routes import DEAR, Route
-from remit.serve.server_context import Desk
+from remit.serve.http.routes import TRIAL_COST, Route
+from remit.serve.server_context import ServerContext
 from remit.world.interfaces import Clock
 
-AT_ONCE: Final = 256
+SEATS: Final = 256
 """So many seats there are: as many small requests are answered at once, enough to fill a batch of the authority."""
-FLOW_AT_ONCE: Final = 192
+FLOW_SEATS_MAX: Final = 192
 """So many of them are one flow's."""
 PASSED_OVER_MAX: Final = 64
 """So often those who need fewer seats go before one for whom there are not enough; then the seats that become free are kept."""
@@ -50,12 +50,12 @@ FLOW_WAITING_MAX: Final = 256
 QUANTUM: Final = 8
 """What a flow may spend in one turn."""
 COST_MAX: Final = 64
-EXPENSIVE: Final = 5
+METERED_READ_COST: Final = 5
 """A read of such a cost draws on the bucket as well."""
-FLOWS_KEPT: Final = 4_096
+FLOWS_MAX: Final = 4_096
 RETRY_MS_MIN: Final = 1_000
 RETRY_MS_MAX: Final = 60_000
-PACE: Final = 0.2
+PACE_WEIGHT: Final = 0.2
 """How much the last answer says about how long a flow's answers take, against those before."""
 
 
@@ -66,22 +66,22 @@ class Rate(NamedTuple):
     burst: int
 
 
-class Waiting(NamedTuple):
+class QueuedRequest(NamedTuple):
     """One that waits for its turn: what it costs, how many seats it takes, and who is told."""
 
     cost: int
     seats: int
-    called: asyncio.Future[None]
+    granted: asyncio.Future[None]
 
 
 class Flow:
     """One who asks: who of it waits, what it has under way, and what is left in its bucket."""
 
-    __slots__ = ("at_ms", "debt", "deficit", "last_ms", "name", "pace_ms", "passed_over", "seats", "tokens", "waiting")
+    __slots__ = ("refilled_ms", "debt", "deficit", "answered_ms", "name", "pace_ms", "passed_over", "seats", "tokens", "waiting")
 
     def __init__(self, name: str, now_ms: int) -> None:
         self.name = name
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[QueuedRequest] = deque()
         self.deficit = 0
         self.seats = 0
         self.passed_over = 0
@@ -90,19 +90,19 @@ class Flow:
         """It has never drawn, so the bucket is full. Below nothing: more was taken than was announced."""
         self.debt = 0.0
         """What was refused of late: those come back too, one after another."""
-        self.at_ms = now_ms
-        self.last_ms = now_ms
+        self.refilled_ms = now_ms
+        self.answered_ms = now_ms
         self.pace_ms = 10.0
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self.waiting and not self.seats
 
-    def draw(self, cost: int, rate: Rate, now_ms: int) -> int:
+    def take_tokens(self, cost: int, rate: Rate, now_ms: int) -> int:
         """0 if the bucket has that much, which is then taken; else in how many milliseconds it will."""
         cost = min(cost, rate.burst)
-        gained = (now_ms - self.at_ms) * rate.per_second / 1_000
-        self.at_ms = now_ms
+        gained = (now_ms - self.refilled_ms) * rate.per_second / 1_000
+        self.refilled_ms = now_ms
         self.tokens = float(rate.burst) if self.tokens is None else min(float(rate.burst), self.tokens + gained)
         self.debt = max(0.0, self.debt - gained)
         if self.tokens >= cost:
@@ -111,18 +111,18 @@ class Flow:
         self.debt = min(self.debt + cost, rate.per_second * RETRY_MS_MAX / 1_000)
         return max(1, int((cost - self.tokens + self.debt) * 1_000 / rate.per_second))
 
-    def owe(self, cost: int, rate: Rate) -> None:
+    def charge(self, cost: int, rate: Rate) -> None:
         """It has cost so much more than it said: what comes next waits for that, up to a whole burst."""
-        has = float(rate.burst) if self.tokens is None else self.tokens
-        self.tokens = max(has - cost, float(-rate.burst))
+        tokens = float(rate.burst) if self.tokens is None else self.tokens
+        self.tokens = max(tokens - cost, float(-rate.burst))
 
-    def answered(self, now_ms: int) -> None:
+    def record_answer(self, now_ms: int) -> None:
         """One more was. How far they are apart says when a queue will have moved on."""
-        self.pace_ms += PACE * (now_ms - self.last_ms - self.pace_ms)
-        self.last_ms = now_ms
+        self.pace_ms += PACE_WEIGHT * (now_ms - self.answered_ms - self.pace_ms)
+        self.answered_ms = now_ms
 
 
-class Turns:
+class FairQueue:
     """The flows of one server. `admit` is asked before a body is read, `turn` once it is whole: what has not come yet holds no
     seat.
     """
@@ -132,129 +132,129 @@ class Turns:
         self._flows: dict[str, Flow] = {}
         self._ring: deque[Flow] = deque()
         """Flows of which somebody waits, in the order of their turns."""
-        self._free = AT_ONCE
+        self._free_seats = SEATS
         self.waiting = 0
 
     def admit(self, name: str, cost: int, rate: Rate | None) -> Flow:
-        """The flow that it belongs to. Raises `Failure` if the flow has spent what it may, or waits for too much already."""
+        """The flow that it belongs to. Raises `ApiProblem` if the flow has spent what it may, or waits for too much already."""
         now_ms = self._clock.now_ms()
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = Flow(name, now_ms)
-            if len(self._flows) > FLOWS_KEPT:
-                self._forget(now_ms)
+            if len(self._flows) > FLOWS_MAX:
+                self._drop_idle_flows(now_ms)
         self._check_queue(flow)
-        wait_ms = flow.draw(cost, rate, now_ms) if rate is not None and cost else 0
+        wait_ms = flow.take_tokens(cost, rate, now_ms) if rate is not None and cost else 0
         if rate is not None and wait_ms:
-            raise _too_fast(name, rate, wait_ms)
+            raise _rate_exceeded(name, rate, wait_ms)
         return flow
 
     def _check_queue(self, flow: Flow) -> None:
-        mine = len(flow.waiting)
-        if mine >= FLOW_WAITING_MAX:
-            detail = f"{mine} requests of {_whose(flow.name)} wait for their turn already, {FLOW_WAITING_MAX} at most"
-            raise _too_many("throttled", detail, mine * flow.pace_ms)
+        flow_waiting = len(flow.waiting)
+        if flow_waiting >= FLOW_WAITING_MAX:
+            detail = f"{flow_waiting} requests of {_flow_label(flow.name)} wait for their turn already, {FLOW_WAITING_MAX} at most"
+            raise _too_many("throttled", detail, flow_waiting * flow.pace_ms)
         if self.waiting >= WAITING_MAX:
-            flows = len(self._ring) + (not mine)
-            if mine >= max(1, WAITING_MAX // flows) or self.waiting >= 2 * WAITING_MAX:
-                detail = f"{self.waiting} requests wait for their turn already, {mine} of them of {_whose(flow.name)}"
-                raise _too_many("overloaded", detail, max(mine, 1) * flow.pace_ms)
+            flows = len(self._ring) + (not flow_waiting)
+            if flow_waiting >= max(1, WAITING_MAX // flows) or self.waiting >= 2 * WAITING_MAX:
+                detail = f"{self.waiting} requests wait for their turn already, {flow_waiting} of them of {_flow_label(flow.name)}"
+                raise _too_many("overloaded", detail, max(flow_waiting, 1) * flow.pace_ms)
 
-    def leave(self, flow: Flow, seats: int) -> None:
+    def release(self, flow: Flow, seats: int) -> None:
         """Its seats are free again."""
-        self._free += seats
+        self._free_seats += seats
         flow.seats -= seats
-        flow.answered(self._clock.now_ms())
+        flow.record_answer(self._clock.now_ms())
         if self._ring:
-            self._hand_out()
+            self._assign_seats()
 
-    async def turn(self, flow: Flow, cost: int, seats: int = 1) -> _Seated:
+    async def acquire(self, flow: Flow, cost: int, seats: int = 1) -> _Seats:
         """Wait for as many seats. To be left again: `with await turns.turn(flow, cost):`"""
-        seats = max(1, min(seats, AT_ONCE, FLOW_AT_ONCE))
-        if self._free >= seats and not flow.waiting and flow.seats + seats <= FLOW_AT_ONCE and not self._ring:
-            self._free -= seats
+        seats = max(1, min(seats, SEATS, FLOW_SEATS_MAX))
+        if self._free_seats >= seats and not flow.waiting and flow.seats + seats <= FLOW_SEATS_MAX and not self._ring:
+            self._free_seats -= seats
             flow.seats += seats
-            return _Seated(self, flow, seats)
+            return _Seats(self, flow, seats)
         self._check_queue(flow)
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not flow.waiting:
             self._ring.append(flow)
-        flow.waiting.append(Waiting(min(max(cost, 1), COST_MAX), seats, called))
+        flow.waiting.append(QueuedRequest(min(max(cost, 1), COST_MAX), seats, granted))
         self.waiting += 1
-        self._hand_out()
+        self._assign_seats()
         try:
-            await called
+            await granted
         except asyncio.CancelledError:
-            if called.done() and not called.cancelled():
-                self.leave(flow, seats)  # it was given them as it left
+            if granted.done() and not granted.cancelled():
+                self.release(flow, seats)  # it was given them as it left
             raise
-        return _Seated(self, flow, seats)
+        return _Seats(self, flow, seats)
 
-    def _hand_out(self) -> None:
+    def _assign_seats(self) -> None:
         """Give the free seats to those whose turn it is."""
-        passed = 0
-        while self._free and passed < len(self._ring):
+        skipped = 0
+        while self._free_seats and skipped < len(self._ring):
             flow = self._ring[0]
-            while flow.waiting and flow.waiting[0].called.done():
-                _ = self._left(flow)  # it did not wait for its turn
+            while flow.waiting and flow.waiting[0].granted.done():
+                _ = self._dequeue(flow)  # it did not wait for its turn
             if not flow.waiting:
                 flow.deficit = 0
                 self._ring.popleft()
                 continue
             first = flow.waiting[0]
-            if flow.seats + first.seats > FLOW_AT_ONCE:
+            if flow.seats + first.seats > FLOW_SEATS_MAX:
                 self._ring.rotate(-1)
-                passed += 1
+                skipped += 1
             elif flow.deficit < first.cost:
                 flow.deficit += QUANTUM
                 self._ring.rotate(-1)
-                passed = 0
-            elif self._free < first.seats:
+                skipped = 0
+            elif self._free_seats < first.seats:
                 if flow.passed_over >= PASSED_OVER_MAX:
                     return  # whoever is done next makes room for it
                 flow.passed_over += 1
                 self._ring.rotate(-1)
-                passed += 1
+                skipped += 1
             else:
                 flow.deficit -= first.cost
                 flow.passed_over = 0
-                self._free -= first.seats
+                self._free_seats -= first.seats
                 flow.seats += first.seats
-                self._left(flow).set_result(None)
-                passed = 0
+                self._dequeue(flow).set_result(None)
+                skipped = 0
 
-    def _left(self, flow: Flow) -> asyncio.Future[None]:
+    def _dequeue(self, flow: Flow) -> asyncio.Future[None]:
         self.waiting -= 1
-        return flow.waiting.popleft().called
+        return flow.waiting.popleft().granted
 
-    def _forget(self, now_ms: int) -> None:
+    def _drop_idle_flows(self, now_ms: int) -> None:
         """Flows that have rested for so long that their buckets are full again, or nearly."""
         for name, flow in list(self._flows.items()):
-            if flow.idle and now_ms - max(flow.at_ms, flow.last_ms) > RETRY_MS_MAX:
+            if flow.is_idle and now_ms - max(flow.refilled_ms, flow.answered_ms) > RETRY_MS_MAX:
                 del self._flows[name]
 
 
-class _Seated:
+class _Seats:
     """One request, until it is answered."""
 
-    __slots__ = ("_flow", "_seats", "_turns")
+    __slots__ = ("_flow", "_seats", "_queue")
 
-    def __init__(self, turns: Turns, flow: Flow, seats: int) -> None:
-        self._turns, self._flow, self._seats = turns, flow, seats
+    def __init__(self, queue: FairQueue, flow: Flow, seats: int) -> None:
+        self._queue, self._flow, self._seats = queue, flow, seats
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, *raised: object) -> None:
-        self._turns.leave(self._flow, self._seats)
+        self._queue.release(self._flow, self._seats)
 
 
-def _whose(name: str) -> str:
+def _flow_label(name: str) -> str:
     return name or "those without a tenant"
 
 
-def _too_fast(name: str, rate: Rate, wait_ms: int) -> Failure:
-    detail = f"{_whose(name)} asks for more than {rate.per_second} writes a second (after a burst of {rate.burst})"
+def _rate_exceeded(name: str, rate: Rate, wait_ms: int) -> ApiProblem:
+    detail = f"{_flow_label(name)} asks for more than {rate.per_second} writes a second (after a burst of {rate.burst})"
     cure = "nothing was done; wait as long as Retry-After says, send many at once to /v1/apply, or ask an operator for more "
     cure += "(spec.limits.requestsPerSecond of the tenant)"
     return _too_many("throttled", detail, wait_ms, cure)
@@ -262,86 +262,86 @@ def _too_fast(name: str, rate: Rate, wait_ms: int) -> Failure:
 
 def _too_many(
     code: str, detail: str, wait_ms: float, cure: str = "nothing was done; ask again after the time named"
-) -> Failure:
+) -> ApiProblem:
     wait_ms = min(max(int(wait_ms), RETRY_MS_MIN), RETRY_MS_MAX)
-    return Failure(429, code, detail, cure=cure, retry_after_ms=wait_ms)
+    return ApiProblem(429, code, detail, cure=cure, retry_after_ms=wait_ms)
 
 
-COST_BYTES: Final = 4 << 10
+BYTES_PER_COST: Final = 4 << 10
 """Of a body: judging so many costs about as much as one more request."""
-SELECTING: Final = 4
+SELECTOR_COST: Final = 4
 """What a selector adds: every object of the kind is looked at."""
-SCANNED_SEATS: Final = 48
+SCAN_SEATS: Final = 48
 """Of what looks at every object of a kind: a few at a time, for each works for long."""
-SEAT_ITEMS: Final = 25
-SEAT_BYTES: Final = 16 << 10
+ITEMS_PER_SEAT: Final = 25
+BYTES_PER_SEAT: Final = 16 << 10
 """So many items of a list, or bytes of a body, take one seat more."""
-DEAR_SEATS: Final = 16
-REPLICAS_COST: Final = 10
+TRIAL_SEATS: Final = 16
+REPLICAS_PER_COST: Final = 10
 """To make so many replicas costs as much as one request: it is paid for by what comes next."""
-_ORDINARY: Final = TenantLimits()
+_DEFAULT_LIMITS: Final = TenantLimits()
 
 
-class Spending(NamedTuple):
+class RequestCost(NamedTuple):
     """`cost` in turns, with so many `seats`; `drawn` of it on the bucket of the flow, which fills at `rate`."""
 
     flow: str
     cost: int
     seats: int
-    drawn: int
+    tokens: int
     rate: Rate | None
 
 
-def spending(route: Route, asker: Principal, query: Mapping[str, Any], headers: Headers, desk: Desk) -> Spending:
-    flow, tenant = flow_of(asker)
-    cost, seats = cost_of(route, query, headers), seats_of(route, query, headers)
+def request_cost(route: Route, principal: Principal, query: Mapping[str, Any], headers: Headers, server: ServerContext) -> RequestCost:
+    flow, tenant = flow_of(principal)
+    cost, seats = queue_cost(route, query, headers), seats_needed(route, query, headers)
     if not tenant:
-        return Spending(flow, cost, seats, 0, None)
-    drawn = cost if route.method != "GET" or cost >= EXPENSIVE else 0
-    return Spending(flow, cost, seats, drawn, rate_of(desk, tenant))
+        return RequestCost(flow, cost, seats, 0, None)
+    drawn = cost if route.method != "GET" or cost >= METERED_READ_COST else 0
+    return RequestCost(flow, cost, seats, drawn, tenant_rate(server, tenant))
 
 
-def flow_of(asker: Principal) -> tuple[str, str]:
+def flow_of(principal: Principal) -> tuple[str, str]:
     """Whose turn it takes, and the tenant whose bucket it draws on: none for those who answer for no tenant."""
-    return (f"tenant {asker.tenant}", asker.tenant) if asker.tenant else (f"person {asker.subject}", "")
+    return (f"tenant {principal.tenant}", principal.tenant) if principal.tenant else (f"person {principal.subject}", "")
 
 
-def cost_of(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
+def queue_cost(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
     cost = route.cost
     if route.method == "GET":
-        return cost + (SELECTING if _selects(query) else 0)
-    announced = headers.get("content-length", "")
-    return cost + sized(int(announced[:12]) if announced.isdigit() else 0)
+        return cost + (SELECTOR_COST if _has_selector(query) else 0)
+    content_length = headers.get("content-length", "")
+    return cost + body_cost(int(content_length[:12]) if content_length.isdigit() else 0)
 
 
-def seats_of(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
+def seats_needed(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
     """How many seats it takes: as many as small requests could be answered meanwhile, roughly."""
-    least = DEAR_SEATS if route.cost >= DEAR else 1
+    seats = TRIAL_SEATS if route.cost >= TRIAL_COST else 1
     if route.method != "GET":
-        announced = headers.get("content-length", "")
-        return least + min(SCANNED_SEATS, (int(announced[:12]) if announced.isdigit() else 0) // SEAT_BYTES)
+        content_length = headers.get("content-length", "")
+        return seats + min(SCAN_SEATS, (int(content_length[:12]) if content_length.isdigit() else 0) // BYTES_PER_SEAT)
     if query.get("watch"):
-        return least
-    if _selects(query):
-        return SCANNED_SEATS
-    return least + (query.get("limit") or 0) // SEAT_ITEMS
+        return seats
+    if _has_selector(query):
+        return SCAN_SEATS
+    return seats + (query.get("limit") or 0) // ITEMS_PER_SEAT
 
 
-def _selects(query: Mapping[str, Any]) -> bool:
+def _has_selector(query: Mapping[str, Any]) -> bool:
     return bool(query.get("labelSelector") or query.get("fieldSelector"))
 
 
-def sized(size: int) -> int:
+def body_cost(size: int) -> int:
     """What a body of so many bytes costs."""
-    return size // COST_BYTES
+    return size // BYTES_PER_COST
 
 
-def rate_of(desk: Desk, tenant: str) -> Rate:
-    found = desk.board.get(key_of("Tenant", tenant))
-    limits = found.spec.limits if isinstance(found, Tenant) else _ORDINARY
+def tenant_rate(server: ServerContext, tenant: str) -> Rate:
+    stored = server.watch_cache.get(key_of("Tenant", tenant))
+    limits = stored.spec.limits if isinstance(stored, Tenant) else _DEFAULT_LIMITS
     return Rate(limits.requests_per_second, limits.requests_burst)
 
 
-def replicas_cost(things: Iterable[AnyObject]) -> int:
+def replica_creation_cost(objects: Iterable[AnyObject]) -> int:
     """What the replicas cost that are made for these."""
-    return sum(thing.spec.replicas or 0 for thing in things if isinstance(thing, Workload)) // REPLICAS_COST
+    return sum(obj.spec.replicas or 0 for obj in objects if isinstance(obj, Workload)) // REPLICAS_PER_COST

@@ -14,11 +14,11 @@ from typing import Any, Final, get_args
 
 from remit import __version__
 from remit.model import objects
-from remit.model.manifests.json_schema import SUMMARIES, Writer
+from remit.model.manifests.json_schema import SUMMARIES, SchemaWriter
 from remit.model.metadata import API_VERSION, DNS_LABEL
 from remit.model.wire.api_types import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
-from remit.proposal.explain.result_types import Waits
-from remit.serve.http.routes import NDJSON, Answer, Parameter, Route
+from remit.proposal.explain.result_types import PendingExplanation
+from remit.serve.http.routes import NDJSON, ResponseSpec, Parameter, Route
 
 
 def _manifest(kind: str, name: str, spec: dict[str, Any], tenant: str = "") -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _manifest(kind: str, name: str, spec: dict[str, Any], tenant: str = "") -> d
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-_PLACES: Final = {"region": "eu-central", "capacity": {"cpu": "32", "memory": "128Gi"}}
+_NODE_SPEC: Final = {"region": "eu-central", "capacity": {"cpu": "32", "memory": "128Gi"}}
 _TEMPLATE: Final = {
     "command": ["python3", "-m", "http.server", "$(PORT_http)"],
     "ports": [{"name": "http"}],
@@ -34,10 +34,10 @@ _TEMPLATE: Final = {
     "probes": {"ready": {"http": {"port": "http", "path": "/"}, "period": "2s"}},
 }
 
-MANIFESTS: Final[dict[str, dict[str, Any]]] = {
+EXAMPLE_MANIFESTS: Final[dict[str, dict[str, Any]]] = {
     "Region": _manifest("Region", "eu-central", {"zones": ["eu-central-a", "eu-central-b"]}),
-    "Node": _manifest("Node", "node-7", {**_PLACES, "zone": "eu-central-a"}),
-    "NodePool": _manifest("NodePool", "general", {**_PLACES, "zones": ["eu-central-a"], "max": 20}),
+    "Node": _manifest("Node", "node-7", {**_NODE_SPEC, "zone": "eu-central-a"}),
+    "NodePool": _manifest("NodePool", "general", {**_NODE_SPEC, "zones": ["eu-central-a"], "max": 20}),
     "Tenant": _manifest("Tenant", "risk", {"quota": {"cpu": "200", "memory": "512Gi"}}),
     "PriorityClass": _manifest("PriorityClass", "critical", {"value": 1000}),
     "Policy": _manifest(
@@ -70,12 +70,12 @@ MANIFESTS: Final[dict[str, dict[str, Any]]] = {
 }
 """One of each declared kind; the reader of manifests takes them all."""
 
-NAMES: Final = {"tenant": "risk", "name": "risk-api", "service": "risk-api"}
+EXAMPLE_NAMES: Final = {"tenant": "risk", "name": "risk-api", "service": "risk-api"}
 """What stands in a path, if a kind says nothing else."""
 
 
-VERSION: Final = "3.1.0"
-AT: Final = "#/components/schemas/"
+OPENAPI_VERSION: Final = "3.1.0"
+SCHEMAS_PATH: Final = "#/components/schemas/"
 
 TAGS: Final = {
     "many": "Many objects at once.",
@@ -98,7 +98,7 @@ the deed is done once. `If-Match` takes the `ETag` that was read.
 Whatever is refused is answered with a problem document (RFC 9457): a `code` that does not change, the `field` if there is one,
 and a `cure`."""
 
-_REFUSALS: Final = {
+_PROBLEMS: Final = {
     "400": ("Malformed", "it cannot be read, or the query has something that is not known"),
     "401": ("Unauthenticated", "the token is missing, or is another's"),
     "404": ("NotFound", "there is nothing of that name"),
@@ -120,19 +120,19 @@ _HEADERS: Final = {
 }
 
 
-def described(routes: Sequence[Route]) -> dict[str, Any]:
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     """The whole document."""
-    writer = _Writer()
+    writer = _ApiSchemaWriter()
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, writer)
     # The model knows no explanations, so it cannot say that this is one.
     placement = writer.definitions.get(PlannedPlacement.__name__, {"properties": {}})
-    placement["properties"]["waits"] = {"anyOf": [writer.of(Waits), {"type": "null"}]}
-    content = {PROBLEM_TYPE: {"schema": writer.of(ProblemAnswer)}}
-    refusals = {name: {"description": about, "content": content} for name, about in _REFUSALS.values()}
+    placement["properties"]["waits"] = {"anyOf": [writer.schema_of(PendingExplanation), {"type": "null"}]}
+    content = {PROBLEM_TYPE: {"schema": writer.schema_of(ProblemAnswer)}}
+    refusals = {name: {"description": about, "content": content} for name, about in _PROBLEMS.values()}
     return {
-        "openapi": VERSION,
+        "openapi": OPENAPI_VERSION,
         "info": {
             "title": "Remit",
             "summary": "The HTTP API of one scope",
@@ -142,7 +142,7 @@ def described(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
-        "tags": [{"name": tag, "description": _about(tag)} for tag in _tags(routes)],
+        "tags": [{"name": tag, "description": _tag_description(tag)} for tag in _tags(routes)],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(writer.definitions.items())),
@@ -154,115 +154,115 @@ def described(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _tags(routes: Sequence[Route]) -> list[str]:
     """What one does with everything, then the kinds, then what is for few."""
-    found = list(dict.fromkeys(route.tag for route in routes))
+    tags = list(dict.fromkeys(route.tag for route in routes))
     known = list(TAGS)
     last = known.index("programs")
-    return sorted(found, key=lambda tag: (known.index(tag) >= last) * 2 if tag in known else 1)
+    return sorted(tags, key=lambda tag: (known.index(tag) >= last) * 2 if tag in known else 1)
 
 
-def _about(tag: str) -> str:
+def _tag_description(tag: str) -> str:
     if tag in TAGS:
         return TAGS[tag]
-    own = "a record of the authority's own, which is read and not declared"
-    about = SUMMARIES.get(tag, own)
-    return f"{about[0].upper()}{about[1:]}."
+    record_text = "a record of the authority's own, which is read and not declared"
+    description = SUMMARIES.get(tag, record_text)
+    return f"{description[0].upper()}{description[1:]}."
 
 
-class _Sharing(Writer):
+class _SharedSchemaWriter(SchemaWriter):
     """What stands in many places is defined once."""
 
     def __init__(self) -> None:
-        super().__init__(AT)
+        super().__init__(SCHEMAS_PATH)
 
     def shared(self, name: str, written: dict[str, Any]) -> dict[str, Any]:
         self.definitions.setdefault(name, {"description": _SHARED[name], **written})
-        return {"$ref": f"{AT}{name}"}
+        return {"$ref": f"{SCHEMAS_PATH}{name}"}
 
 
-class _Writer(_Sharing):
+class _ApiSchemaWriter(_SharedSchemaWriter):
     """Each kind twice: as it is read, and, with `Manifest` after its name, as it is sent."""
 
-    def sent(self, type_: Any) -> dict[str, Any]:
+    def request_schema(self, type_: Any) -> dict[str, Any]:
         """As `of`, for what is sent: of a kind that is its manifest."""
         if type_ in objects.KINDS.values():
-            return self.manifest(type_.__name__)
+            return self.manifest_schema(type_.__name__)
         parts = get_args(type_)
         if parts and set(get_args(parts[0])) == set(objects.KINDS.values()):
             return {"type": "array", "items": self._any_manifest(), "minItems": 1}
-        return self.of(type_)
+        return self.schema_of(type_)
 
-    def manifest(self, kind: str) -> dict[str, Any]:
+    def manifest_schema(self, kind: str) -> dict[str, Any]:
         name = f"{kind}Manifest"
         if name not in self.definitions:
-            apart = _Sharing()
-            apart.root(kind)
-            own = apart.definitions.pop(kind)
-            metadata = apart.definitions.pop("Metadata", None)
+            standalone = _SharedSchemaWriter()
+            standalone.root(kind)
+            definition = standalone.definitions.pop(kind)
+            metadata = standalone.definitions.pop("Metadata", None)
             if metadata is not None:
                 self.definitions["ManifestMetadata"] = metadata
-                own["properties"]["metadata"]["allOf"][0] = {"$ref": f"{AT}ManifestMetadata"}
-            self.definitions[name] = {**own, "examples": [MANIFESTS[kind]]} if kind in MANIFESTS else own
-            self.of(objects.KINDS[kind])  # what it is made of is defined with the kind as it is read, under the same names
-        return {"$ref": f"{AT}{name}"}
+                definition["properties"]["metadata"]["allOf"][0] = {"$ref": f"{SCHEMAS_PATH}ManifestMetadata"}
+            self.definitions[name] = {**definition, "examples": [EXAMPLE_MANIFESTS[kind]]} if kind in EXAMPLE_MANIFESTS else definition
+            self.schema_of(objects.KINDS[kind])  # what it is made of is defined with the kind as it is read, under the same names
+        return {"$ref": f"{SCHEMAS_PATH}{name}"}
 
     def _any_manifest(self) -> dict[str, Any]:
-        references = {kind: self.manifest(kind) for kind in objects.DECLARED}
+        references = {kind: self.manifest_schema(kind) for kind in objects.DECLARED}
         mapping = {kind: reference["$ref"] for kind, reference in references.items()}
         if "Manifest" not in self.definitions:
             choice = {"oneOf": list(references.values()), "discriminator": {"propertyName": "kind", "mapping": mapping}}
             self.definitions["Manifest"] = {"description": "Any declared kind.", "type": "object", **choice}
-        return {"$ref": f"{AT}Manifest"}
+        return {"$ref": f"{SCHEMAS_PATH}Manifest"}
 
 
 # -- one route -----------------------------------------------------------------------------------------------------------------
 
 
-def _operation(route: Route, writer: _Writer) -> dict[str, Any]:
-    told: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
-    parameters = [*(_variable(name) for name in route.variables), *(_parameter(one, writer) for one in route.parameters)]
+def _operation(route: Route, writer: _ApiSchemaWriter) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
+    parameters = [*(_path_parameter(name) for name in route.variables), *(_parameter(parameter, writer) for parameter in route.parameters)]
     if parameters:
-        told["parameters"] = parameters
+        operation["parameters"] = parameters
     if route.body is not None:
-        schemas = [writer.sent(type_) for type_ in route.body.types]
+        schemas = [writer.request_schema(type_) for type_ in route.body.types]
         schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
-        each = schema["items"] if NDJSON in route.body.media and schema.get("type") == "array" else schema
-        content = {media: {"schema": each if media == NDJSON else schema} for media in route.body.media}
+        line_schema = schema["items"] if NDJSON in route.body.media and schema.get("type") == "array" else schema
+        content = {media: {"schema": line_schema if media == NDJSON else schema} for media in route.body.media}
         summary = f"{route.body.summary or 'one JSON value'}; at most {route.body.bytes_max >> 20} MiB"
-        told["requestBody"] = {"description": summary, "required": True, "content": content}
-    told["responses"] = {**_answers(route.answers, writer), **_refusals(route)}
-    if route.open:
-        told["security"] = []
-    return told
+        operation["requestBody"] = {"description": summary, "required": True, "content": content}
+    operation["responses"] = {**_responses(route.responses, writer), **_problem_responses(route)}
+    if route.anonymous:
+        operation["security"] = []
+    return operation
 
 
-def _variable(name: str) -> dict[str, Any]:
+def _path_parameter(name: str) -> dict[str, Any]:
     schema = {"type": "string", "pattern": DNS_LABEL} if name in ("tenant", "service") else {"type": "string", "minLength": 1}
-    about = {"tenant": "whose it is", "name": "what it is called", "service": "which workload"}
-    return {"name": name, "in": "path", "required": True, "description": about.get(name, name), "schema": schema}
+    descriptions = {"tenant": "whose it is", "name": "what it is called", "service": "which workload"}
+    return {"name": name, "in": "path", "required": True, "description": descriptions.get(name, name), "schema": schema}
 
 
-def _parameter(one: Parameter, writer: _Writer) -> dict[str, Any]:
-    schema = writer.of(one.type)
-    if one.default not in (None, ""):
-        schema = {**schema, "default": one.default}
-    return {"name": one.name, "in": one.place, "required": False, "description": one.summary, "schema": schema}
+def _parameter(parameter: Parameter, writer: _ApiSchemaWriter) -> dict[str, Any]:
+    schema = writer.schema_of(parameter.type)
+    if parameter.default not in (None, ""):
+        schema = {**schema, "default": parameter.default}
+    return {"name": parameter.name, "in": parameter.location, "required": False, "description": parameter.summary, "schema": schema}
 
 
-def _answers(answers: Iterable[Answer], writer: _Writer) -> dict[str, Any]:
+def _responses(specs: Iterable[ResponseSpec], writer: _ApiSchemaWriter) -> dict[str, Any]:
     """Those of one status stand together, by media type."""
-    found: dict[str, Any] = {}
-    for one in answers:
-        told = found.setdefault(str(one.status), {"description": one.summary})
-        if one.headers:
-            told["headers"] = {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in one.headers}
-        if one.type is not None:
-            schema = {"type": "string"} if one.type is str else writer.of(one.type)
-            told.setdefault("content", {})[one.media] = {"schema": schema}
-    return found
+    responses: dict[str, Any] = {}
+    for response in specs:
+        description = responses.setdefault(str(response.status), {"description": response.summary})
+        if response.headers:
+            description["headers"] = {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in response.headers}
+        if response.type is not None:
+            schema = {"type": "string"} if response.type is str else writer.schema_of(response.type)
+            description.setdefault("content", {})[response.media] = {"schema": schema}
+    return responses
 
 
-def _refusals(route: Route) -> dict[str, Any]:
-    wanted = [] if route.open else ["400", "401", "429", "503"]
+def _problem_responses(route: Route) -> dict[str, Any]:
+    statuses = [] if route.anonymous else ["400", "401", "429", "503"]
     if "{" in route.path:
-        wanted.append("404")
-    return {status: {"$ref": f"#/components/responses/{_REFUSALS[status][0]}"} for status in (*sorted(wanted), "default")}
+        statuses.append("404")
+    return {status: {"$ref": f"#/components/responses/{_PROBLEMS[status][0]}"} for status in (*sorted(statuses), "default")}

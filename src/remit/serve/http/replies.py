@@ -1,8 +1,6 @@
 """JSON replies and RFC 9457 problem documents.
 
-A code for programs and a cure for people; what has failed is decided elsewhere.
-
-Bytes with a few headers; what they say is the handler's affair.
+A problem has a stable `code` for programs and a `cure` for people. What counts as a failure is decided by the callers.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from remit.client.authority_client import NoAnswer
-from remit.client.endpoint import NoVerdict, Overloaded, Turned
+from remit.client.authority_client import RetriesExhausted
+from remit.client.endpoint import EndpointError, Overloaded, NotLeader
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.problems import Problem
@@ -27,7 +25,7 @@ from remit.store.protocol import Compacted, Corrupt, Invalid, StoreError
 
 RETRY_AFTER_MS: Final = 1_000
 
-STATUSES: Final[dict[Code, int]] = {
+REFUSAL_STATUSES: Final[dict[Code, int]] = {
     Code.INVALID: 422,
     Code.RESERVED: 403,
     Code.POLICY: 403,
@@ -37,15 +35,15 @@ STATUSES: Final[dict[Code, int]] = {
     Code.NOT_FOUND: 404,
     Code.FAULT: 500,
 }
-"""Of a refusal of the authority; any other is 409: it stands against what is there."""
+"""HTTP status of a refusal by the authority. Every other code is 409: the claim conflicts with the current state."""
 
 
 _FIELD: Final = re.compile(r"((?:metadata|spec|kind)[^ :]{0,200}): ")
-"""How the authority's words begin that are about one field."""
+"""How a detail of the authority begins that is about one field."""
 
 
-class Failure(Exception):
-    """What a handler raises to answer with a problem."""
+class ApiProblem(Exception):
+    """Raised by a handler to answer with a problem document."""
 
     def __init__(
         self,
@@ -79,43 +77,47 @@ class Failure(Exception):
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def problem(failure: Failure) -> Response:
+def problem_response(failure: ApiProblem) -> Response:
     return Response(_encode(failure.document), failure.document.status, failure.headers, PROBLEM_TYPE)
 
 
-def breach(found: Problem, manifest: int | None = None) -> ProblemItem:
-    return ProblemItem(field=found.path, message=found.message, cure=found.cure, manifest=manifest)
+def problem_item(problem: Problem, manifest: int | None = None) -> ProblemItem:
+    return ProblemItem(field=problem.path, message=problem.message, cure=problem.cure, manifest=manifest)
 
 
-def wrong(found: Sequence[Problem]) -> Failure:
-    """Of what a manifest says. What only Remit may say is forbidden rather than wrong, whatever else is."""
-    reserved = [problem for problem in found if problem.reserved]
-    items = [breach(problem) for problem in (*reserved, *(problem for problem in found if not problem.reserved))]
-    return invalid(items, status=403, code=Code.RESERVED) if reserved else invalid(items)
+def invalid_manifest(problems: Sequence[Problem]) -> ApiProblem:
+    """Return one problem for all problems of a manifest. Setting a field reserved for Remit is forbidden (403), whatever else
+    is wrong.
+    """
+    reserved = [problem for problem in problems if problem.reserved]
+    items = [problem_item(problem) for problem in (*reserved, *(problem for problem in problems if not problem.reserved))]
+    return invalid_body(items, status=403, code=Code.RESERVED) if reserved else invalid_body(items)
 
 
-def invalid(found: Sequence[ProblemItem], *, status: int = 422, code: str = "invalid") -> Failure:
-    """One document for all that is wrong; the first is told in its own fields as well."""
-    first = found[0]
-    words = f"{first.field}: {first.message}" if first.field else first.message
-    detail = words if len(found) == 1 else f"{len(found)} problems; the first: {words}"
-    return Failure(status, code, detail, field=first.field, cure=first.cure, problems=found if len(found) > 1 else ())
+def invalid_body(items: Sequence[ProblemItem], *, status: int = 422, code: str = "invalid") -> ApiProblem:
+    """Return one document for all problems. The fields of the document describe the first one."""
+    first = items[0]
+    text = f"{first.field}: {first.message}" if first.field else first.message
+    detail = text if len(items) == 1 else f"{len(items)} problems; the first: {text}"
+    return ApiProblem(status, code, detail, field=first.field, cure=first.cure, problems=items if len(items) > 1 else ())
 
 
-def refused(verdict: Refused, *, conditional: bool = False) -> Failure:
-    """What the authority refused. `conditional`: the asker named the revision that it must stand at."""
-    status = STATUSES.get(verdict.code, 409)
+def refusal_problem(verdict: Refused, *, conditional: bool = False) -> ApiProblem:
+    """Return the problem for a refusal of the authority. `conditional`: the caller required a revision, so that a mismatch is
+    412.
+    """
+    status = REFUSAL_STATUSES.get(verdict.code, 409)
     if conditional and verdict.code in (Code.REVISION, Code.EXISTS, Code.NOT_FOUND):
         status = 412
     meaning = REFUSALS[verdict.code]
     field = _FIELD.match(verdict.detail)
     detail, cure = verdict.detail, meaning.cure
-    if field and " | " not in detail and "; " in detail:  # whoever refused one field has said what to write there
+    if field and " | " not in detail and "; " in detail:  # the detail of a refused field carries its own fix after a semicolon
         if verdict.code is Code.INVALID:
             detail, _, cure = detail.partition("; ")
         elif verdict.code is Code.POLICY:
-            detail, _, cure = detail.rpartition("; ")  # last: before that comes its author's reason, in any words
-    return Failure(
+            detail, _, cure = detail.rpartition("; ")  # the last part: an author's reason before it may contain semicolons
+    return ApiProblem(
         status,
         verdict.code.value,
         detail or meaning.meaning,
@@ -125,60 +127,62 @@ def refused(verdict: Refused, *, conditional: bool = False) -> Failure:
     )
 
 
-def unanswered(error: NoAnswer, operation: str = "") -> Failure:
-    """`operation` is the id under which to ask again."""
-    if error.silent:
-        cure = f"it may have happened: send the same again with the same {OPERATION_HEADER}, which never does it twice"
+def unanswered_problem(error: RetriesExhausted, operation: str = "") -> ApiProblem:
+    """Return the problem for a claim without an answer. `operation` is the id to retry under."""
+    if error.outcome_unknown:
+        cure = f"it may have been done: retry with the same {OPERATION_HEADER}, which never does it twice"
         headers = {OPERATION_HEADER: operation} if operation else None
-        return Failure(504, "timeout", error.why, cure=cure, headers=headers)
-    return unavailable(error.why)
+        return ApiProblem(504, "timeout", error.reason, cure=cure, headers=headers)
+    return unavailable(error.reason)
 
 
-def unavailable(why: str, *, cure: str = "nothing was done; ask again a little later") -> Failure:
-    return Failure(503, "unavailable", why, cure=cure, retry_after_ms=RETRY_AFTER_MS)
+def unavailable(detail: str, *, cure: str = "nothing was done; retry shortly") -> ApiProblem:
+    return ApiProblem(503, "unavailable", detail, cure=cure, retry_after_ms=RETRY_AFTER_MS)
 
 
-def no_verdict(error: NoVerdict) -> Failure:
+def endpoint_problem(error: EndpointError) -> ApiProblem:
     match error:
         case Overloaded():
-            why = error.why or "more is asked than can be decided"
+            detail = error.reason or "the authority is overloaded"
             wait_ms = max(error.retry_after_ms, RETRY_AFTER_MS)
-            return Failure(
-                429, "overloaded", why, cure="nothing was done; ask again after the time named", retry_after_ms=wait_ms
+            return ApiProblem(
+                429, "overloaded", detail, cure="nothing was done; retry after the time in Retry-After", retry_after_ms=wait_ms
             )
-        case Turned():
-            return unavailable(error.why or f"nobody leads here just now{f'; {error.hint} may' if error.hint else ''}")
+        case NotLeader():
+            return unavailable(error.reason or f"no leader is available{f'; try {error.hint}' if error.hint else ''}")
         case _:
-            cure = "it may have happened: send the same again with the same ids, which never does it twice"
-            return Failure(504, "timeout", error.why or "the authority did not answer", cure=cure)
+            cure = "it may have been done: retry with the same operation ids, which never does it twice"
+            return ApiProblem(504, "timeout", error.reason or "the authority did not answer", cure=cure)
 
 
-def store_failed(error: StoreError) -> Failure:
+def store_problem(error: StoreError) -> ApiProblem:
     match error:
         case Compacted():
-            return Failure(410, "compacted", str(error), cure="list again, then go on from its revision", revision=error.oldest)
+            return ApiProblem(410, "compacted", str(error), cure="list again, then continue from the revision of that list", revision=error.oldest)
         case Invalid():
-            return Failure(400, "malformed", str(error), cure="ask for something that this store can hold")
+            return ApiProblem(400, "malformed", str(error), cure="correct the request: the store cannot represent it")
         case Corrupt():
-            return Failure(500, "fault", str(error), cure="restore a backup")
+            return ApiProblem(500, "fault", str(error), cure="the store is corrupt: restore a backup")
         case _:
             return unavailable(str(error))
 
 
-NONE: Final[Mapping[str, str]] = {}
+NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
-class Reply(Response):
-    """A `Response` whose body is bytes already: the same headers leave, without asking of each what it might be."""
+class BytesResponse(Response):
+    """A `Response` whose body is bytes already. It sends the same headers without Starlette's per-type conversions, which cost
+    more than the rest of a small reply.
+    """
 
-    def __init__(self, body: bytes, status: int = 200, headers: Mapping[str, str] = NONE, media: str = JSON) -> None:
+    def __init__(self, body: bytes, status: int = 200, headers: Mapping[str, str] = NO_HEADERS, media: str = JSON) -> None:
         self.status_code, self.body, self.media_type, self.background = status, body, media, None
-        told = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        told.append((b"content-length", b"%d" % len(body)))
-        told.append((b"content-type", _spelt(media)))
-        self.raw_headers = told
+        raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        raw_headers.append((b"content-length", b"%d" % len(body)))
+        raw_headers.append((b"content-type", _media_bytes(media)))
+        self.raw_headers = raw_headers
 
 
 @cache
-def _spelt(media: str) -> bytes:
+def _media_bytes(media: str) -> bytes:
     return media.encode("latin-1")

@@ -1,15 +1,10 @@
 """Parsed request: headers, query, actor; Host and Origin checks.
 
-Read once, by name; nothing is judged here.
+Path, query, headers and body are parsed and bounded here; handlers interpret them. The query accepts only the parameters of
+its route, each converted to its type.
 
-Browsers tell where a page came from; nothing else is looked at.
-
-A page from elsewhere may have its own name point at this machine, or send a form here on somebody's behalf. Neither has the
-token, and neither gets as far as being asked for it.
-
-Its path, query, headers and body, read and bounded; the meaning is the handler's.
-
-Each field by its name and type, within bounds; one that the route does not have is refused.
+The Host and Origin checks run before authentication. They stop DNS rebinding (a foreign name that resolves to this machine)
+and cross-site requests (a form of another site that is submitted here).
 """
 
 from __future__ import annotations
@@ -26,78 +21,82 @@ from starlette.types import Receive, Scope
 from remit.law.authorization import actor_of
 from remit.model.claims import Actor
 from remit.model.identity import Principal
-from remit.model.problems import did_you_mean, escaped, meant, one_of, shown
-from remit.serve.http.replies import Failure
+from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
+from remit.serve.http.replies import ApiProblem
 from remit.serve.http.routes import Parameter, Route
 
 
 class Headers(dict[str, str]):
-    """By their names, in small letters; of several of one name the first counts."""
+    """Header values by lower-case name. If a header is repeated, the first value counts."""
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> Headers:
-        """The names are in small letters already, as ASGI has it."""
+        """ASGI guarantees lower-case names."""
         return cls([(name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(scope["headers"])])
 
 
-_READING: Final = frozenset({"GET", "HEAD"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 def check_origin(scope: Scope, headers: Headers, hosts: Collection[str] = ()) -> None:
-    """`hosts`: what this server is called beyond its own machine, in small letters."""
+    """Raise `ApiProblem` unless the request is meant for this server. `hosts`: lower-case names and addresses of this server
+    besides loopback.
+    """
     host = headers.get("host")
-    hosts_said = 1 if len(headers) == len(scope["headers"]) else sum(name == b"host" for name, _ in scope["headers"])
-    if hosts_said > 1 or (host is None and scope.get("http_version") == "1.1"):
-        cure = "send the header Host once: the name and port that this server is asked by"
-        detail = "it names several hosts" if host is not None else "it does not say which host it is for"
-        raise Failure(400, "malformed", detail, field="Host", cure=cure)
-    if host is not None and not _is_here(host, scope, hosts):
-        cure = "ask it by its address or as localhost; a server that is to have more names is started with --tls-name"
-        raise Failure(421, "misdirected", f"the host {shown(host)} is not this server", field="Host", cure=cure)
+    host_count = 1 if len(headers) == len(scope["headers"]) else sum(name == b"host" for name, _ in scope["headers"])
+    if host_count > 1 or (host is None and scope.get("http_version") == "1.1"):
+        cure = "send one Host header with the name and port of this server"
+        detail = "Host: sent more than once" if host is not None else "Host: missing"
+        raise ApiProblem(400, "malformed", detail, field="Host", cure=cure)
+    if host is not None and not _is_this_server(host, scope, hosts):
+        cure = "use the server's address or localhost; start the server with --tls-name to give it more names"
+        raise ApiProblem(421, "misdirected", f"Host: {quoted(host)} is not a name of this server", field="Host", cure=cure)
     origin = headers.get("origin")
-    if origin is None or scope["method"] in _READING:
+    if origin is None or scope["method"] in _SAFE_METHODS:
         return
     if host is None or origin.lower() != f"{scope.get('scheme', 'http')}://{host}".lower():
-        cure = "send it from a page of this server, or from a program, which sends no Origin"
-        raise Failure(403, "cross_site", f"a page of {shown(origin)} may not write here", field="Origin", cure=cure)
+        cure = "send the request from a page of this server, or from a program that sends no Origin header"
+        raise ApiProblem(403, "cross_site", f"Origin: pages of {quoted(origin)} may not write here", field="Origin", cure=cure)
 
 
-def _is_here(host: str, scope: Scope, hosts: Collection[str]) -> bool:
-    """By a loopback address, the address that the connection came to, or a name that was given to it: a name of somebody else's
-    may lead here as well.
+def _is_this_server(host: str, scope: Scope, hosts: Collection[str]) -> bool:
+    """Accept loopback, the address the connection was made to, and configured names. Any other name may be a foreign one that
+    resolves to this machine.
     """
     name = (host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]).lower()
     if name == "localhost" or name in hosts:
         return True
-    address = _address(name)
-    return address is not None and (address.is_loopback or str(address) in hosts or address == _came_to(scope))
+    address = _parse_address(name)
+    return address is not None and (address.is_loopback or str(address) in hosts or address == _local_address(scope))
 
 
 @lru_cache(256)
-def _address(text: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(text: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(text)
     except ValueError:
         return None
 
 
-def _came_to(scope: Scope) -> IPv4Address | IPv6Address | None:
-    found = _address((scope.get("server") or ("",))[0])
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+def _local_address(scope: Scope) -> IPv4Address | IPv6Address | None:
+    address = _parse_address((scope.get("server") or ("",))[0])
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
 T = TypeVar("T")
 
-NOBODY: Final = Principal("", "", "viewer")
-"""Who asks where no token is asked for."""
+ANONYMOUS: Final = Principal("", "", "viewer")
+"""Principal of requests to routes that need no token."""
 
 
-class Asked:
-    """`path` and `query` by name; what the query does not say has its default. `body` is whole, and within its bound; of a
-    route that converses there is `receive` instead, from which it comes.
+class RequestContext:
+    """One request, as passed to its handler.
+
+    `path` and `query` are by name; an omitted query parameter has its default. `body` is complete and within the limit of
+    its route. On a duplex route `body` is empty and `receive` yields it piece by piece.
     """
 
-    __slots__ = ("body", "headers", "media", "more_cost", "path", "principal", "query", "receive", "route", "trace")
+    __slots__ = ("body", "headers", "media", "extra_cost", "path", "principal", "query", "receive", "route", "trace")
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class Asked:
         trace: str,
         body: bytes = b"",
         media: str = "",
-        principal: Principal = NOBODY,
+        principal: Principal = ANONYMOUS,
         receive: Receive | None = None,
     ) -> None:
         self.route = route
@@ -118,11 +117,11 @@ class Asked:
         self.trace = trace
         self.body = body
         self.media = media
-        """Which of the route's media the body is; empty without one."""
+        """Media type of the body, one of the route's; empty without a body."""
         self.principal = principal
         self.receive = receive
-        self.more_cost = 0
-        """What the handler found it to cost beyond what could be told before its body was read."""
+        self.extra_cost = 0
+        """Cost that the handler found beyond what was known before the body was read; charged to the flow afterwards."""
 
     @property
     def actor(self) -> Actor:
@@ -130,7 +129,7 @@ class Asked:
 
     @property
     def tenant(self) -> str:
-        """Whose things are meant: the path's, or those of whoever belongs to one tenant. Empty: everybody's."""
+        """The tenant of the path, else the caller's tenant. Empty: all tenants."""
         return self.path.get("tenant", "") or self.principal.tenant
 
 
@@ -138,46 +137,46 @@ QUERY_BYTES_MAX: Final = 48 << 10
 QUERY_FIELDS_MAX: Final = 64
 
 
-class Fields:
-    """What may stand in the query of a route, and what counts where it does not."""
+class QueryFields:
+    """Query parameters of a route, and their defaults."""
 
     __slots__ = ("defaults", "known")
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self.known = {one.name: one for one in parameters if one.place == "query"}
-        self.defaults = {name: one.default for name, one in self.known.items()}
+        self.known = {parameter.name: parameter for parameter in parameters if parameter.location == "query"}
+        self.defaults = {name: parameter.default for name, parameter in self.known.items()}
 
 
-def read_query(raw: bytes, fields: Fields) -> dict[str, Any]:
-    known, found = fields.known, dict(fields.defaults)
+def read_query(raw: bytes, fields: QueryFields) -> dict[str, Any]:
+    known, values = fields.known, dict(fields.defaults)
     if not raw:
-        return found
+        return values
     if len(raw) > QUERY_BYTES_MAX:
-        raise Failure(414, "too_large", f"the query has more than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors")
+        raise ApiProblem(414, "too_large", f"the query string is longer than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors")
     try:
         pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except (ValueError, UnicodeDecodeError) as error:
-        raise Failure(
-            400, "malformed", f"the query cannot be read ({error})", cure="write it as name=value&name=value"
+        raise ApiProblem(
+            400, "malformed", f"the query string is malformed ({error})", cure="write it as name=value&name=value"
         ) from None
     seen: set[str] = set()
     for name, value in pairs:
         parameter = known.get(name)
         if parameter is None:
-            cure = did_you_mean(meant(name, known)) or (
-                f"known here: {one_of(known)}" if known else "nothing is asked for here"
+            cure = did_you_mean(closest_name(name, known)) or (
+                f"supported parameters: {one_of(known)}" if known else "this path takes no query parameters"
             )
-            raise Failure(400, "malformed", f"the query has no {shown(name)}", field=escaped(name), cure=cure)
+            raise ApiProblem(400, "malformed", f"unknown query parameter {quoted(name)}", field=escaped(name), cure=cure)
         if name in seen:
-            raise Failure(400, "malformed", f"{name} stands in the query twice", field=name, cure="keep one of the two")
+            raise ApiProblem(400, "malformed", f"{name}: given twice", field=name, cure="keep one of the two")
         seen.add(name)
-        found[name] = _read(parameter, value)
-    return found
+        values[name] = _convert(parameter, value)
+    return values
 
 
-def _read(parameter: Parameter, value: str) -> Any:
+def _convert(parameter: Parameter, value: str) -> Any:
     try:
         return msgspec.convert(value, parameter.type, strict=False)
     except msgspec.ValidationError as error:
-        detail = f"{parameter.name}={shown(value)} cannot be read: {escaped(str(error))}"
-        raise Failure(400, "malformed", detail, field=parameter.name, cure=parameter.summary) from None
+        detail = f"{parameter.name}: invalid value {quoted(value)}: {escaped(str(error))}"
+        raise ApiProblem(400, "malformed", detail, field=parameter.name, cure=parameter.summary) from None

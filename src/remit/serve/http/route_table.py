@@ -18,7 +18,7 @@ from remit.serve.objects import object_routes
 
 ROUTES: Final[tuple[Route, ...]] = (
     *object_routes.ROUTES,
-    *diagnostic_routes.EVIDENCE_ROUTES,
+    *diagnostic_routes.DIAGNOSTIC_ROUTES,
     *diagnostic_routes.AUDIT_ROUTES,
     *exec_sessions.ROUTES,
     *claim_routes.ROUTES,

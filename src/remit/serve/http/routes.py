@@ -18,8 +18,8 @@ from remit.model.identity import Audience
 from remit.model.wire.api_types import LINES_TYPE, PATCH_TYPE
 
 if TYPE_CHECKING:
-    from remit.serve.http.request_context import Asked
-    from remit.serve.server_context import Desk
+    from remit.serve.http.request_context import RequestContext
+    from remit.serve.server_context import ServerContext
 
 JSON: Final = "application/json"
 NDJSON: Final = LINES_TYPE
@@ -29,13 +29,13 @@ TEXT: Final = "text/plain"
 OBJECT_BYTES_MAX: Final = 1 << 20
 MANY_BYTES_MAX: Final = 16 << 20
 
-LISTED: Final = 2
-FETCHED: Final = 5
-DEAR: Final = 10
+LIST_COST: Final = 2
+AGENT_COST: Final = 5
+TRIAL_COST: Final = 10
 """What a route costs: a page of many, what a connection to an agent is opened for, and what places things on trial."""
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-Handler = Callable[["Asked", "Desk"], Awaitable[Response]]
+Handler = Callable[["RequestContext", "ServerContext"], Awaitable[Response]]
 
 
 class Parameter(Struct, frozen=True):
@@ -48,10 +48,10 @@ class Parameter(Struct, frozen=True):
     type: Any
     summary: str
     default: Any = None
-    place: Literal["query", "header"] = "query"
+    location: Literal["query", "header"] = "query"
 
 
-class Body(Struct, frozen=True):
+class BodySpec(Struct, frozen=True):
     """What is sent. Of several `types` it is one; of several `media` the first is taken if none is named."""
 
     types: tuple[Any, ...]
@@ -60,7 +60,7 @@ class Body(Struct, frozen=True):
     summary: str = ""
 
 
-class Answer(Struct, frozen=True):
+class ResponseSpec(Struct, frozen=True):
     """One that is no failure; every route may also answer with a problem (failures.py). `type` None: nothing is sent."""
 
     status: int
@@ -89,24 +89,24 @@ class Route(Struct, frozen=True):
     handler: Handler
     tag: str = "resources"
     parameters: tuple[Parameter, ...] = ()
-    body: Body | None = None
-    answers: tuple[Answer, ...] = ()
-    open: bool = False
+    body: BodySpec | None = None
+    responses: tuple[ResponseSpec, ...] = ()
+    anonymous: bool = False
     audience: tuple[Audience, ...] = ("user",)
     kind: str = ""
-    tenants: bool = True
-    looks: bool = False
+    tenant_access: bool = True
+    read_only: bool = False
     audited: bool = False
     streams: bool = False
     streams_if: str = ""
-    converses: bool = False
-    elsewhere: bool = False
-    first: bool = False
+    duplex: bool = False
+    waits_for_agent: bool = False
+    unqueued: bool = False
     cost: int = 1
 
     @property
-    def reading(self) -> bool:
-        return self.method == "GET" or self.looks
+    def is_read(self) -> bool:
+        return self.method == "GET" or self.read_only
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -22,73 +22,73 @@ from remit.world.concurrency import one_failure
 from remit.world.interfaces import Clock
 
 if TYPE_CHECKING:
-    from remit.serve.server_context import Desk
+    from remit.serve.server_context import ServerContext
 
 SEND_MS_MAX: Final = 30_000
 """Who takes nothing for so long is not listened for any more."""
 LARGE_BYTES: Final = 64 << 10
 """What is as large leaves in pieces, each once the one before has been taken."""
 
-AtOnce = Callable[[bytes], bool]
+TrySend = Callable[[bytes], bool]
 """Sends a piece without anybody being woken for it. False: it cannot be done so just now."""
-Reason = Literal["compacted", "lagging", "restored", "shutdown"]
+ResyncReason = Literal["compacted", "lagging", "restored", "shutdown"]
 
 
-class Bookmark(Struct, frozen=True, tag_field="type", tag="bookmark"):
+class BookmarkLine(Struct, frozen=True, tag_field="type", tag="bookmark"):
     """Everything up to this revision has been told: a watch goes on after it."""
 
     revision: int
 
 
-class Heartbeat(Struct, frozen=True, tag_field="type", tag="heartbeat"):
+class HeartbeatLine(Struct, frozen=True, tag_field="type", tag="heartbeat"):
     """As a bookmark; nothing has happened for a while."""
 
     revision: int
 
 
-class Resync(Struct, frozen=True, tag_field="type", tag="resync"):
+class ResyncLine(Struct, frozen=True, tag_field="type", tag="resync"):
     """The last line of a watch."""
 
-    reason: Reason
+    reason: ResyncReason
     cure: str = "list again, then watch after its revision"
 
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def line(value: object) -> bytes:
+def json_line(value: object) -> bytes:
     return _encode(value) + b"\n"
 
 
-class Pulse:
+class HeartbeatTimer:
     """One timer for all who are told something without end: each is called once in a beat, with how long that is."""
 
-    def __init__(self, clock: Clock, beat_ms: int) -> None:
-        self._clock, self._ms = clock, min(beat_ms, SEND_MS_MAX)
-        self._all: dict[Callable[[int], None], None] = {}
-        self._beating: asyncio.Task[None] | None = None
+    def __init__(self, clock: Clock, heartbeat_ms: int) -> None:
+        self._clock, self._interval_ms = clock, min(heartbeat_ms, SEND_MS_MAX)
+        self._callbacks: dict[Callable[[int], None], None] = {}
+        self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def felt(self, by: Callable[[int], None]) -> Iterator[None]:
-        self._all[by] = None
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._beat(), name="pulse")
+    def subscribed(self, callback: Callable[[int], None]) -> Iterator[None]:
+        self._callbacks[callback] = None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="pulse")
         try:
             yield
         finally:
-            del self._all[by]
-            if not self._all:
-                self._beating.cancel()
-                self._beating = None
+            del self._callbacks[callback]
+            if not self._callbacks:
+                self._task.cancel()
+                self._task = None
 
-    async def _beat(self) -> None:
+    async def _run(self) -> None:
         while True:
-            await self._clock.sleep_ms(self._ms)
-            for by in list(self._all):
-                by(self._ms)
+            await self._clock.sleep_ms(self._interval_ms)
+            for callback in list(self._callbacks):
+                callback(self._interval_ms)
 
 
-class Streamed(Response):
+class StreamResponse(Response):
     """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
     is broken off.
 
@@ -101,22 +101,22 @@ class Streamed(Response):
     def __init__(
         self,
         pieces: AsyncGenerator[bytes, None],
-        desk: Desk,
+        server: ServerContext,
         *,
         media: str = NDJSON,
-        last: bytes = b"",
+        final_piece: bytes = b"",
         headers: Mapping[str, str] | None = None,
-        pulse: Callable[[], None] | None = None,
-        opened: Callable[[AtOnce], None] | None = None,
+        on_heartbeat: Callable[[], None] | None = None,
+        on_open: Callable[[TrySend], None] | None = None,
     ) -> None:
-        self._pulse, self._opened = pulse, opened
-        self._under_way, self._count = False, 0
-        self._seen, self._stuck_ms = -1, 0
-        self._over = asyncio.Event()
+        self._on_heartbeat, self._on_open = on_heartbeat, on_open
+        self._sending, self._sent_count = False, 0
+        self._count_at_heartbeat, self._stalled_ms = -1, 0
+        self._cut_off = asyncio.Event()
         """Nothing more may be said, or is heard."""
         self.principal: Principal | None = None
         """Whose token must stay good for as long as this lasts."""
-        self._pieces, self._desk, self._last = pieces, desk, last
+        self._pieces, self._server, self._final_piece = pieces, server, final_piece
         self.status_code = 200
         self.media_type = media
         self.background = None
@@ -128,86 +128,86 @@ class Streamed(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
-            at_once: AtOnce = partial(scope["piece"], scope) if "piece" in scope else _not_at_once
-            if self._opened is not None:
-                self._opened(at_once)
-            with self._desk.pulse.felt(self._beat), one_failure():
+            try_send: TrySend = partial(scope["piece"], scope) if "piece" in scope else _never_send
+            if self._on_open is not None:
+                self._on_open(try_send)
+            with self._server.heartbeat_timer.subscribed(self._check_client), one_failure():
                 async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(self._send_all(send, at_once))
-                    leaving = group.create_task(_left(receive))
-                    closing = group.create_task(self._desk.closing.wait())
-                    lapsing = group.create_task(self._lapse())
-                    ending = group.create_task(self._over.wait())
+                    sending = group.create_task(self._send_all(send, try_send))
+                    leaving = group.create_task(_wait_for_disconnect(receive))
+                    closing = group.create_task(self._server.closing.wait())
+                    lapsing = group.create_task(self._wait_until_revoked())
+                    ending = group.create_task(self._cut_off.wait())
                     tasks = (sending, leaving, closing, lapsing, ending)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
                         task.cancel()
-            over = any(_ended(task) for task in (lapsing, ending))
-            if _ended(leaving) or (over and not _ended(sending)):
-                cut(scope)  # nobody hears, or may hear, how it ends
+            over = any(_completed(task) for task in (lapsing, ending))
+            if _completed(leaving) or (over and not _completed(sending)):
+                abort_connection(scope)  # nobody hears, or may hear, how it ends
                 return
-            ended = _ended(closing) and not _ended(sending)
-            if ended and not self._last:
+            shutdown = _completed(closing) and not _completed(sending)
+            if shutdown and not self._final_piece:
                 return  # broken off without a last chunk: what was to go on must not look whole
             with suppress(TimeoutError):
-                async with self._desk.clock.timeout_ms(SEND_MS_MAX):
-                    await send({"type": "http.response.body", "body": self._last if ended else b"", "more_body": False})
+                async with self._server.clock.timeout_ms(SEND_MS_MAX):
+                    await send({"type": "http.response.body", "body": self._final_piece if shutdown else b"", "more_body": False})
 
-    async def _lapse(self) -> None:
+    async def _wait_until_revoked(self) -> None:
         """Until the asker's token is revoked."""
         if self.principal is None:
             await asyncio.Event().wait()
         else:
-            await self._desk.identities.lapse(self.principal)
+            await self._server.tokens.wait_until_revoked(self.principal)
 
-    def _beat(self, ms: int) -> None:
+    def _check_client(self, ms: int) -> None:
         """Is the token still good, and has the listener taken something of a piece of late?"""
-        if self._pulse is not None:
-            self._pulse()
-        self._stuck_ms = self._stuck_ms + ms if self._under_way and self._count == self._seen else 0
-        self._seen = self._count
-        if self._stuck_ms >= SEND_MS_MAX or (self.principal is not None and not self._desk.identities.good(self.principal)):
-            self._over.set()
+        if self._on_heartbeat is not None:
+            self._on_heartbeat()
+        self._stalled_ms = self._stalled_ms + ms if self._sending and self._sent_count == self._count_at_heartbeat else 0
+        self._count_at_heartbeat = self._sent_count
+        if self._stalled_ms >= SEND_MS_MAX or (self.principal is not None and not self._server.tokens.is_valid(self.principal)):
+            self._cut_off.set()
 
-    async def _send_all(self, send: Send, at_once: AtOnce) -> None:
+    async def _send_all(self, send: Send, try_send: TrySend) -> None:
         async for piece in self._pieces:
-            if len(piece) >= LARGE_BYTES or not at_once(piece):
-                self._under_way = True
+            if len(piece) >= LARGE_BYTES or not try_send(piece):
+                self._sending = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                self._under_way = False
-            self._count += 1
+                self._sending = False
+            self._sent_count += 1
 
 
-def _not_at_once(piece: bytes) -> bool:
+def _never_send(piece: bytes) -> bool:
     return False
 
 
-def _ended(task: asyncio.Task[Any]) -> bool:
+def _completed(task: asyncio.Task[Any]) -> bool:
     """By itself, and not because it was told to."""
     return task.done() and not task.cancelled()
 
 
-def cut(scope: Scope) -> None:
+def abort_connection(scope: Scope) -> None:
     """Close the connection at once; what has not been taken yet is let go, and would be held for as long otherwise."""
     abort = scope.get("abort")
     if abort is not None:
         abort()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-LAST: Final = line(Resync("shutdown"))
+SHUTDOWN_LINE: Final = json_line(ResyncLine("shutdown"))
 
 
-def watched(
+def watch_response(
     lines: AsyncGenerator[bytes, None],
-    desk: Desk,
+    server: ServerContext,
     *,
-    pulse: Callable[[], None] | None = None,
-    opened: Callable[[AtOnce], None] | None = None,
-) -> Streamed:
+    on_heartbeat: Callable[[], None] | None = None,
+    on_open: Callable[[TrySend], None] | None = None,
+) -> StreamResponse:
     """A watch: NDJSON, whose last line says how to go on."""
-    return Streamed(lines, desk, last=LAST, pulse=pulse, opened=opened)
+    return StreamResponse(lines, server, final_piece=SHUTDOWN_LINE, on_heartbeat=on_heartbeat, on_open=on_open)

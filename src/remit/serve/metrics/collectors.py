@@ -13,16 +13,16 @@ from remit import __version__
 from remit.commitment.authority import Authority
 from remit.commitment.metrics import AuthorityCounts
 from remit.model.claims import Code, Role
-from remit.model.counters import OTHER, Counts, largest
+from remit.model.counters import OTHER, BoundedCounter, largest_with_other
 from remit.model.objects import KINDS
-from remit.model.resources import DEVICES, WHOLE
-from remit.serve.metrics.exposition import Sample, Source
+from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE
+from remit.serve.metrics.exposition import Sample, MetricSource
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
     from remit.correction.controller_set import Crew
     from remit.proposal.scheduler import Scheduler
-    from remit.serve.server_context import Desk
+    from remit.serve.server_context import ServerContext
     from remit.store.sqlite.store import SqliteStore
     from remit.world.structured_log import Chronicle
 
@@ -30,98 +30,98 @@ TENANTS_MAX: Final = 20
 """Of so many tenants it is told how much of their quota they use: of those who use the most."""
 QUANTILES: Final = ("0.5", "0.9", "0.99", "1")
 QUEUED: Final = "queued"
-_AGENT: Final = f"{Role.AGENT}/"
-_KIND: Final = {kind.lower(): kind for kind in KINDS}
+_AGENT_LEASE_PREFIX: Final = f"{Role.AGENT}/"
+_KIND_BY_PREFIX: Final = {kind.lower(): kind for kind in KINDS}
 _REASONS: Final = frozenset(Code)
 
 
-def _named(name: str) -> str:
+def _resource_label(name: str) -> str:
     """A resource as a label: kinds of devices are people's own words, and there may be many."""
-    return name if name in ("cpu", "memory") else "devices" if name.startswith(DEVICES) else OTHER
+    return name if name in ("cpu", "memory") else "devices" if name.startswith(DEVICES_PREFIX) else OTHER
 
 
 def _in_units(resource: str, count: float) -> float:
     """Cores and devices are kept in thousandths."""
-    return count / WHOLE if resource in ("cpu", "devices") else count
+    return count / WHOLE_DEVICE if resource in ("cpu", "devices") else count
 
 
 # -- the server ----------------------------------------------------------------------------------------------------------------
 
 
-def of_server(desk: Desk) -> Source:
+def server_metrics(server: ServerContext) -> MetricSource:
     """The scope as this server sees it, what the authority does if it is here, the store, and the API."""
 
     def told() -> Iterator[Sample]:
-        board = desk.board
+        watch_cache = server.watch_cache
         yield Sample("remit_build_info", 1, (__version__,))
-        for phase, keys in board.by_phase.items():
+        for phase, keys in watch_cache.by_phase.items():
             yield Sample("remit_replicas", len(keys), (phase.value,))
-        nodes = Counts()
-        for _, kept in board.kind("node/"):
-            nodes.add(kept.thing.status.health.value)
+        nodes = BoundedCounter()
+        for _, row in watch_cache.kind("node/"):
+            nodes.add(row.thing.status.health.value)
         yield from (Sample("remit_nodes", count, (health,)) for health, count in nodes.items())
-        for word, count in board.counts().items():
-            if word in _KIND:
-                yield Sample("remit_objects", count, (_KIND[word],))
-        yield Sample("remit_view_age_seconds", board.age_ms() / 1000, ("server",))
-        yield Sample("remit_store_revision", board.revision)
-        yield Sample("remit_watchers", desk.watchers)
-        yield from _passages(desk)
-        yield from _requests(desk)
-        leading = desk.standby.leading
-        yield Sample("remit_authority_leading", int(leading is not None))
-        yield from _decided(desk.standby.tally)
-        if leading is not None:
-            yield from _authority(leading, desk.clock.now_ms())
+        for prefix, count in watch_cache.counts().items():
+            if prefix in _KIND_BY_PREFIX:
+                yield Sample("remit_objects", count, (_KIND_BY_PREFIX[prefix],))
+        yield Sample("remit_view_age_seconds", watch_cache.age_ms() / 1000, ("server",))
+        yield Sample("remit_store_revision", watch_cache.revision)
+        yield Sample("remit_watchers", server.open_watches)
+        yield from _lifecycle_samples(server)
+        yield from _request_samples(server)
+        authority = server.standby.leading
+        yield Sample("remit_authority_leading", int(authority is not None))
+        yield from _decision_samples(server.standby.tally)
+        if authority is not None:
+            yield from _authority_samples(authority, server.clock.now_ms())
 
     return told
 
 
-def _passages(desk: Desk) -> Iterator[Sample]:
-    passages = desk.passages
-    yield Sample("remit_bind_duration_seconds", passages.bound)
-    yield Sample("remit_start_duration_seconds", passages.started)
-    yield Sample("remit_ready_duration_seconds", passages.ready)
-    yield Sample("remit_replica_attempts", passages.attempts)
-    yield from _counted("remit_phase_entries_total", passages.entered)
+def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
+    lifecycle = server.lifecycle_metrics
+    yield Sample("remit_bind_duration_seconds", lifecycle.bind_durations)
+    yield Sample("remit_start_duration_seconds", lifecycle.start_durations)
+    yield Sample("remit_ready_duration_seconds", lifecycle.ready_durations)
+    yield Sample("remit_replica_attempts", lifecycle.attempts)
+    yield from _count_samples("remit_phase_entries_total", lifecycle.phase_entries)
 
 
-def _requests(desk: Desk) -> Iterator[Sample]:
-    requests = desk.requests
-    for labels, count in requests.counts.items():
+def _request_samples(server: ServerContext) -> Iterator[Sample]:
+    metrics = server.request_metrics
+    for labels, count in metrics.counts.items():
         yield Sample("remit_http_requests_total", count, labels)
-    for route, took in requests.took.items():
-        yield Sample("remit_http_request_duration_seconds", took, (route,))
-    yield Sample("remit_http_requests_in_flight", requests.under_way)
-    yield from _counted("remit_http_problems_total", requests.problems)
-    yield from _counted("remit_http_throttled_total", requests.throttled)
+    for route, duration in metrics.durations.items():
+        yield Sample("remit_http_request_duration_seconds", duration, (route,))
+    yield Sample("remit_http_requests_in_flight", metrics.in_flight)
+    yield from _count_samples("remit_http_problems_total", metrics.problems)
+    yield from _count_samples("remit_http_throttled_total", metrics.throttled)
 
 
-def _counted(name: str, counts: Counts) -> Iterator[Sample]:
+def _count_samples(name: str, counts: BoundedCounter) -> Iterator[Sample]:
     return (Sample(name, count, (kind,)) for kind, count in sorted(counts.items()))
 
 
-def _decided(tally: AuthorityCounts) -> Iterator[Sample]:
+def _decision_samples(tally: AuthorityCounts) -> Iterator[Sample]:
     yield Sample("remit_authority_batch_size", tally.batches)
     yield Sample("remit_authority_commit_duration_seconds", tally.commits)
-    yield from _counted("remit_operations_total", tally.accepted)
-    yield from _counted("remit_refusals_total", tally.refused)
+    yield from _count_samples("remit_operations_total", tally.accepted)
+    yield from _count_samples("remit_refusals_total", tally.refused)
     for reason, count in tally.left().items():
         yield Sample("remit_evicted_replicas_total", count, (reason,))
 
 
-def _authority(authority: Authority, now_ms: int) -> Iterator[Sample]:
+def _authority_samples(authority: Authority, now_ms: int) -> Iterator[Sample]:
     yield Sample("remit_authority_epoch", authority.head.epoch)
     yield Sample("remit_books_replicas", len(authority.books.replicas))
     yield Sample("remit_books_outcomes", len(authority.outcomes))
-    ages = sorted(max(0, now_ms - at_ms) for lease, at_ms in authority.hearing.at_ms.items() if lease.startswith(_AGENT))
+    ages = sorted(max(0, now_ms - at_ms) for lease, at_ms in authority.hearing.at_ms.items() if lease.startswith(_AGENT_LEASE_PREFIX))
     for quantile in QUANTILES if ages else ():
-        at = max(0, ceil(float(quantile) * len(ages)) - 1)
-        yield Sample("remit_heartbeat_age_seconds", ages[at] / 1000, (quantile,))
-    yield from _quotas(authority)
+        index = max(0, ceil(float(quantile) * len(ages)) - 1)
+        yield Sample("remit_heartbeat_age_seconds", ages[index] / 1000, (quantile,))
+    yield from _quota_samples(authority)
 
 
-def _quotas(authority: Authority) -> Iterator[Sample]:
+def _quota_samples(authority: Authority) -> Iterator[Sample]:
     """How much of what they may use do tenants use? Sums over all slices of a tenant."""
     amounts: dict[str, dict[str, int]] = {}
     used: dict[str, dict[str, int]] = {}
@@ -129,9 +129,9 @@ def _quotas(authority: Authority) -> Iterator[Sample]:
         if not ledger.tenant:
             continue
         for name, count in ledger.amount.items():
-            _gather(amounts, ledger.tenant, _named(name), count)
+            _add_amount(amounts, ledger.tenant, _resource_label(name), count)
         for name, count in ledger.used.items():
-            _gather(used, ledger.tenant, _named(name), count)
+            _add_amount(used, ledger.tenant, _resource_label(name), count)
     ratios = {
         resource: {
             tenant: used.get(tenant, {}).get(resource, 0) / amount[resource]
@@ -142,16 +142,16 @@ def _quotas(authority: Authority) -> Iterator[Sample]:
     }
     for resource, shares in ratios.items():
         use = {tenant: share for tenant, share in shares.items() if share > 0}  # one who uses nothing is nobody's concern
-        few = {tenant: share for tenant, share in largest(use, TENANTS_MAX).items() if tenant != OTHER}
+        few = {tenant: share for tenant, share in largest_with_other(use, TENANTS_MAX).items() if tenant != OTHER}
         yield from (Sample("remit_tenant_quota_used_ratio", share, (tenant, resource)) for tenant, share in few.items())
 
 
-def _gather(into: dict[str, dict[str, int]], tenant: str, resource: str, count: int) -> None:
-    theirs = into.setdefault(tenant, {})
-    theirs[resource] = theirs.get(resource, 0) + count
+def _add_amount(totals: dict[str, dict[str, int]], tenant: str, resource: str, count: int) -> None:
+    tenant_amounts = totals.setdefault(tenant, {})
+    tenant_amounts[resource] = tenant_amounts.get(resource, 0) + count
 
 
-def of_store(store: SqliteStore) -> Source:
+def store_metrics(store: SqliteStore) -> MetricSource:
     """Only a store on this machine's own disk has all this to tell."""
 
     def told() -> Iterator[Sample]:
@@ -162,17 +162,17 @@ def of_store(store: SqliteStore) -> Source:
     return told
 
 
-def of_log(log: Chronicle) -> Source:
-    return lambda: _counted("remit_log_lines_total", log.counts)
+def log_metrics(log: Chronicle) -> MetricSource:
+    return lambda: _count_samples("remit_log_lines_total", log.counts)
 
 
 # -- its components ------------------------------------------------------------------------------------------------------------
 
 
-def of_scheduler(scheduler: Scheduler) -> Source:
+def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
     def told() -> Iterator[Sample]:
         tally, cycle = scheduler.tally, scheduler.cycle
-        yield from _counted("remit_schedule_attempts_total", tally.attempts)
+        yield from _count_samples("remit_schedule_attempts_total", tally.attempts)
         yield Sample("remit_schedule_attempt_duration_seconds", tally.rounds)
         yield Sample("remit_preemption_victims", tally.victims)
         yield Sample("remit_view_age_seconds", scheduler.view.age_ms() / 1000, ("scheduler",))
@@ -183,8 +183,8 @@ def of_scheduler(scheduler: Scheduler) -> Source:
             reason = QUEUED if line.wait is None else line.wait.reason if line.wait.reason in _REASONS else OTHER
             replicas[reason] = replicas.get(reason, 0) + len(line)
             for name, count in line.amount:
-                at = reason, _named(name)
-                resources[at] = resources.get(at, 0) + count * len(line)
+                key = reason, _resource_label(name)
+                resources[key] = resources.get(key, 0) + count * len(line)
         yield from (Sample("remit_pending_replicas", count, (reason,)) for reason, count in sorted(replicas.items()))
         for (reason, resource), count in sorted(resources.items()):
             yield Sample("remit_pending_resources", _in_units(resource, count), (reason, resource))
@@ -192,7 +192,7 @@ def of_scheduler(scheduler: Scheduler) -> Source:
     return told
 
 
-def of_controllers(crew: Crew) -> Source:
+def controller_metrics(crew: Crew) -> MetricSource:
     def told() -> Iterator[Sample]:
         yield Sample("remit_view_age_seconds", crew.board.age_ms() / 1000, ("controllers",))
         for loop in crew.loops:
@@ -205,9 +205,9 @@ def of_controllers(crew: Crew) -> Source:
     return told
 
 
-def of_agent(agent: Agent) -> Source:
+def agent_metrics(agent: Agent) -> MetricSource:
     def told() -> Iterator[Sample]:
-        yield from _counted("remit_agent_starts_total", agent.starts)
+        yield from _count_samples("remit_agent_starts_total", agent.starts)
         yield Sample("remit_agent_fetch_duration_seconds", agent.fetches)
         yield Sample("remit_agent_replicas_running", agent.running())
         yield Sample("remit_agent_nodes", agent.hosts)

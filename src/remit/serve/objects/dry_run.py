@@ -30,291 +30,291 @@ from remit.commitment.draft import Draft
 from remit.commitment.recovery import FIRST
 from remit.commitment.rulings.transitions import spawn
 from remit.correction.controllers.desired_replicas import RUNS, Census, available, floor
-from remit.law.admission import settled
+from remit.law.admission import apply_policy_defaults
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
 from remit.model.kinds import Workload
-from remit.model.manifests.validation import written
+from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import TENANTED, AnyObject, encode, key, key_of
-from remit.model.problems import Path, path_text
+from remit.model.problems import Path, format_path
 from remit.model.records import Phase
 from remit.model.secrets import Secret
 from remit.model.wire.api_types import Difference, PlanAnswer, PlanItem, PlannedPlacement
 from remit.observation.replica_table import PENDING
 from remit.observation.scheduler_view import View
 from remit.observation.watch_cache import Board, Kept
-from remit.proposal.explain.pending import explain_waiting, work_of
-from remit.proposal.explain.result_types import Waits
-from remit.serve.diagnostics.view_snapshots import Look, Seen
-from remit.serve.http.replies import refused
-from remit.serve.objects.writes import in_order
+from remit.proposal.explain.pending import explain_pending, pending_work
+from remit.proposal.explain.result_types import PendingExplanation
+from remit.serve.diagnostics.view_snapshots import ViewSnapshot, CachedRows
+from remit.serve.http.replies import refusal_problem
+from remit.serve.objects.writes import apply_order
 from remit.store.protocol import Change, Event, Row
 from remit.world.interfaces import Clock
 
 DIFFERENCES_MAX: Final = 1_000
 TEXT_MAX: Final = 4_096
 
-_STAMPED: Final = ("name", "tenant", "uid", "generation", "revision", "deleting")
+_SERVER_FIELDS: Final = ("name", "tenant", "uid", "generation", "revision", "deleting")
 """And what it is called, which is told beside."""
 _HIDDEN: Final = "(hidden)"
 
 
-def differences(before: AnyObject | None, after: AnyObject | None) -> tuple[Difference, ...]:
+def diff_objects(before: AnyObject | None, after: AnyObject | None) -> tuple[Difference, ...]:
     """In the order of the fields; of very many, the first."""
     secret = isinstance(before, Secret) or isinstance(after, Secret)
-    found: list[Difference] = []
-    for path, old, new in _differ((), _said(before), _said(after)):
-        if len(found) == DIFFERENCES_MAX:
+    differences: list[Difference] = []
+    for path, old, new in _walk_differences((), _manifest_fields(before), _manifest_fields(after)):
+        if len(differences) == DIFFERENCES_MAX:
             break
         if secret and path[:2] == ("spec", "data"):
             old, new = None if old is None else _HIDDEN, None if new is None else _HIDDEN
-        found.append(Difference(path=path_text(path), before=_short(old), after=_short(new)))
-    return tuple(found)
+        differences.append(Difference(path=format_path(path), before=_shortened(old), after=_shortened(new)))
+    return tuple(differences)
 
 
-def _said(thing: AnyObject | None) -> dict[str, Any]:
+def _manifest_fields(obj: AnyObject | None) -> dict[str, Any]:
     """What a manifest would say of it."""
-    if thing is None:
+    if obj is None:
         return {}
-    written = msgspec.json.decode(encode(thing))
-    kept = {name: written[name] for name in ("metadata", "spec") if name in written}
-    kept["metadata"] = {name: value for name, value in kept["metadata"].items() if name not in _STAMPED}
-    for owner in kept["metadata"].get("owners", ()):
+    written = msgspec.json.decode(encode(obj))
+    fields = {name: written[name] for name in ("metadata", "spec") if name in written}
+    fields["metadata"] = {name: value for name, value in fields["metadata"].items() if name not in _SERVER_FIELDS}
+    for owner in fields["metadata"].get("owners", ()):
         owner.pop("uid", None)
-    return kept
+    return fields
 
 
-def _differ(path: Path, before: Any, after: Any) -> Iterator[tuple[Path, Any, Any]]:
-    if before == after or not (_said_of(before) or _said_of(after)):
+def _walk_differences(path: Path, before: Any, after: Any) -> Iterator[tuple[Path, Any, Any]]:
+    if before == after or not (_is_set(before) or _is_set(after)):
         return
     if isinstance(before, dict | None) and isinstance(after, dict | None):
         old, new = before or {}, after or {}
         for name in dict.fromkeys((*old, *new)):
-            yield from _differ((*path, name), old.get(name), new.get(name))
-    elif _listed(before) and _listed(after) and (_deep(before) or _deep(after)):
-        for at, (one, other) in enumerate(zip_longest(before or (), after or ())):
-            yield from _differ((*path, at), one, other)
+            yield from _walk_differences((*path, name), old.get(name), new.get(name))
+    elif _is_list_or_none(before) and _is_list_or_none(after) and (_has_objects(before) or _has_objects(after)):
+        for index, (old_item, new_item) in enumerate(zip_longest(before or (), after or ())):
+            yield from _walk_differences((*path, index), old_item, new_item)
     else:
         yield path, before, after
 
 
-def _listed(value: Any) -> bool:
+def _is_list_or_none(value: Any) -> bool:
     return value is None or isinstance(value, list | tuple)
 
 
-def _deep(value: Any) -> bool:
+def _has_objects(value: Any) -> bool:
     """A list of plain values is told whole: its places mean nothing alone."""
-    return any(isinstance(one, dict) for one in value or ())
+    return any(isinstance(item, dict) for item in value or ())
 
 
-def _short(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if value is None:
         return UNSET
     return value[:TEXT_MAX] + "…" if isinstance(value, str) and len(value) > TEXT_MAX else value
 
 
-def _said_of(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     """An empty table or list says nothing."""
     return value is not None and value != {} and value != []
 
 
-TRIED_MAX: Final = 20_000
+TRIAL_REPLICAS_MAX: Final = 20_000
 """For how many replicas of one plan a place is looked for."""
 
-BATCH_MAX: Final = 512
+TRIAL_BATCH_MAX: Final = 512
 """After so many changes what was judged counts as committed."""
 
-PLACING_MS: Final = 5_000
+PLACEMENT_MS_MAX: Final = 5_000
 """For how long places are looked for; of those that it did not come to, no placement is told."""
 
 SPAWN_MAX: Final = 10_000
-NODES_TOLD: Final = 1_000
+NODES_REPORTED_MAX: Final = 1_000
 
-_STUCK: Final = {
+_ROLLOUT_BLOCKED: Final = {
     "reason": "surge",
     "meaning": "replicas of the older generation stay until newer ones are ready, and none of these finds a place",
     "cure": "make room for one more, or allow spec.rollout.maxUnavailable",
 }
 
-_BY_NAME: Final = ("secret", "config", "workload", "generation", "allotment", "node")
+_NUMEROUS_KINDS: Final = ("secret", "config", "workload", "generation", "allotment", "node")
 """Kinds of which there may be very many: only those that the manifests name are looked at."""
 
 
-def plan(look: Look, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
+def plan(snapshot: ViewSnapshot, objects: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
     """`look` is of a view that nobody else uses: it is changed here."""
-    judging = _Judging(look.seen, things, actor, clock)
-    ruled = {key(things[at]): judging.ruled(things[at]) for at in in_order(things)}
-    placing = _Placing(look, judging, clock)
-    for name, placement in placing.placements([name for name, item in ruled.items() if item.action in ("create", "replace")]):
-        ruled[name] = replace(ruled[name], placement=placement)
-    return PlanAnswer(revision=look.seen.revision, items=tuple(ruled[key(thing)] for thing in things))
+    authority = _TrialAuthority(snapshot.rows, objects, actor, clock)
+    items = {key(objects[index]): authority.rule(objects[index]) for index in apply_order(objects)}
+    placer = _TrialPlacement(snapshot, authority, clock)
+    for name, placement in placer.placements([name for name, item in items.items() if item.action in ("create", "replace")]):
+        items[name] = replace(items[name], placement=placement)
+    return PlanAnswer(revision=snapshot.rows.revision, items=tuple(items[key(obj)] for obj in objects))
 
 
 # -- what the authority would say ----------------------------------------------------------------------------------------------
 
 
-class _Judging:
-    """One after another, each on top of those before it. `written` is what would stand then, by key."""
+class _TrialAuthority:
+    """One after another, each on top of those before it. `to_manifest` is what would stand then, by key."""
 
-    def __init__(self, seen: Seen, things: Sequence[AnyObject], actor: Actor, clock: Clock) -> None:
+    def __init__(self, rows: CachedRows, objects: Sequence[AnyObject], actor: Actor, clock: Clock) -> None:
         now_ms = clock.now_ms()
-        self._seen, self._actor = seen, actor
-        self._moment = Moment(now_ms, clock.boot(), {}, now_ms, seen.head.sequence + 1, seen.head.incarnation)
-        self._books = _books(seen, things, self._moment)
-        self.draft = Draft(self._books, self._moment)
+        self._rows, self._actor = rows, actor
+        self._time = Moment(now_ms, clock.boot(), {}, now_ms, rows.head.sequence + 1, rows.head.incarnation)
+        self._books = _trial_books(rows, objects, self._time)
+        self.draft = Draft(self._books, self._time)
         self.written: dict[str, AnyObject] = {}
 
-    def ruled(self, thing: AnyObject) -> PlanItem:
-        if len(self.draft.things) >= BATCH_MAX:
-            self._turn()
-        kind, meta, name = type(thing).__name__, thing.metadata, key(thing)
-        before: AnyObject | None = self._seen.get(name)
+    def rule(self, obj: AnyObject) -> PlanItem:
+        if len(self.draft.things) >= TRIAL_BATCH_MAX:
+            self._commit_batch()
+        kind, meta, name = type(obj).__name__, obj.metadata, key(obj)
+        before: AnyObject | None = self._rows.get(name)
         item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
-        if before is not None and written(before) == written(thing) and not _going(before):
+        if before is not None and to_manifest(before) == to_manifest(obj) and not _is_deleting(before):
             return item
         # Refused, it leaves the draft as it was.
-        verdict = decide(self.draft, Operation(OperationID("plan"), self._actor, Apply(thing)))
+        verdict = decide(self.draft, Operation(OperationID("plan"), self._actor, Apply(obj)))
         if isinstance(verdict, Refused):
-            return replace(item, action="refused", problem=refused(verdict).document)
-        found = self.draft.thing(name)
-        after: AnyObject | None = None if found is None else found[0]
-        self.written |= {key_: one for key_, one in self.draft.things.items() if one is not None and key_ not in self.written}
-        return replace(item, action="create" if before is None else "replace", diff=differences(before, after))
+            return replace(item, action="refused", problem=refusal_problem(verdict).document)
+        drafted = self.draft.thing(name)
+        after: AnyObject | None = None if drafted is None else drafted[0]
+        self.written |= {key_: obj_ for key_, obj_ in self.draft.things.items() if obj_ is not None and key_ not in self.written}
+        return replace(item, action="create" if before is None else "replace", diff=diff_objects(before, after))
 
-    def _turn(self) -> None:
+    def _commit_batch(self) -> None:
         """As if so far were committed: what is looked for in a draft is looked for in all of it."""
         born = self.draft.born
-        self._books.absorb(self.draft, self._seen.revision, {})
-        self.draft = Draft(self._books, self._moment)
+        self._books.absorb(self.draft, self._rows.revision, {})
+        self.draft = Draft(self._books, self._time)
         self.draft.born = born
 
 
-def _books(seen: Seen, things: Sequence[AnyObject], moment: Moment) -> Books:
+def _trial_books(cached: CachedRows, objects: Sequence[AnyObject], time: Moment) -> Books:
     """What the rulings on these things look at; no replica is among it."""
-    books, named = Books(), _named(things)
+    books, named = Books(), _named_keys(objects)
     rows: dict[str, list[Kept]] = {}
-    for name, kept in seen.rows.items():
+    for name, row in cached.rows.items():
         kind = name.partition("/")[0]
-        wanted = kind != "replica" and (kind not in _BY_NAME or name in named or _family(name) in named)
-        if wanted:
-            rows.setdefault(kind, []).append(kept)
+        is_needed = kind != "replica" and (kind not in _NUMEROUS_KINDS or name in named or _workload_key(name) in named)
+        if is_needed:
+            rows.setdefault(kind, []).append(row)
     first = [kind.lower() for kind in FIRST]
     for kind in sorted(rows, key=lambda kind: (first.index(kind) if kind in first else len(first), kind)):
-        for kept in rows[kind]:
-            draft = Draft(books, moment, takeover=True)
-            draft.put(kept.thing)
-            books.absorb(draft, kept.revision, {})
+        for row in rows[kind]:
+            draft = Draft(books, time, takeover=True)
+            draft.put(row.thing)
+            books.absorb(draft, row.revision, {})
     return books
 
 
-def _named(things: Sequence[AnyObject]) -> set[str]:
+def _named_keys(objects: Sequence[AnyObject]) -> set[str]:
     """The keys of these, and of those that they say own them."""
-    found = {key(thing) for thing in things}
-    for thing in things:
-        meta = thing.metadata
+    keys = {key(obj) for obj in objects}
+    for obj in objects:
+        meta = obj.metadata
         owners = meta.owners if isinstance(meta, Metadata) else ()
-        found.update(key_of(one.kind, one.name, meta.tenant if one.kind in TENANTED else "") for one in owners)
-    return found
+        keys.update(key_of(owner.kind, owner.name, meta.tenant if owner.kind in TENANTED else "") for owner in owners)
+    return keys
 
 
-def _family(name: str) -> str:
+def _workload_key(name: str) -> str:
     """Of a generation's key, that of its workload."""
     return f"workload/{name.removeprefix('generation/').rpartition('/')[0]}" if name.startswith("generation/") else ""
 
 
-def _going(thing: AnyObject) -> bool:
-    return isinstance(thing.metadata, Metadata) and thing.metadata.deleting
+def _is_deleting(obj: AnyObject) -> bool:
+    return isinstance(obj.metadata, Metadata) and obj.metadata.deleting
 
 
 # -- where it would go ---------------------------------------------------------------------------------------------------------
 
 
-class _Work(NamedTuple):
+class _WorkloadPlan(NamedTuple):
     """A workload that was declared anew, and what the controllers make of it."""
 
     workload: Workload
-    first: list[int]
+    first_indexes: list[int]
     """Indexes of those that may be made at once."""
-    later: list[int]
+    later_indexes: list[int]
     """Of those that come as older ones go."""
-    away: list[Kept]
-    old: list[Kept]
-    stuck: bool
+    removed: list[Kept]
+    outdated: list[Kept]
+    needs_surge: bool
     """Can nothing older go before something newer stands?"""
 
 
-class _Placing:
-    def __init__(self, look: Look, judging: _Judging, clock: Clock) -> None:
-        self._seen, self._view, self._rules = look.seen, look.view, look.rules
-        self._draft, self._written = judging.draft, judging.written
+class _TrialPlacement:
+    def __init__(self, snapshot: ViewSnapshot, authority: _TrialAuthority, clock: Clock) -> None:
+        self._rows, self._view, self._rules = snapshot.rows, snapshot.view, snapshot.rules
+        self._draft, self._written = authority.draft, authority.written
         self._clock = clock
-        self._left = TRIED_MAX
-        self._revision = look.seen.revision
+        self._replicas_left = TRIAL_REPLICAS_MAX
+        self._revision = snapshot.rows.revision
 
     def placements(self, names: Sequence[str]) -> Iterator[tuple[str, PlannedPlacement]]:
         """Of those workloads that would come or change, the most urgent first; on top of each other."""
-        self._write({name: encode(thing) for name, thing in self._written.items()})
-        workloads = [thing for name in names if isinstance(thing := self._written.get(name), Workload)]
+        self._apply_to_view({name: encode(obj) for name, obj in self._written.items()})
+        workloads = [obj for name in names if isinstance(obj := self._written.get(name), Workload)]
         if not workloads:
             return
-        census = Census(self._board(workloads))
-        works = [_work(census, workload) for workload in workloads if not workload.metadata.deleting]
-        self._write({one.key: None for work in works for one in work.away})
-        until_ms = self._clock.now_ms() + PLACING_MS
-        for work in sorted(works, key=lambda work: -self._priority(work.workload)):
+        census = Census(self._controller_cache(workloads))
+        plans = [_plan_workload(census, workload) for workload in workloads if not workload.metadata.deleting]
+        self._apply_to_view({row.key: None for workload_plan in plans for row in workload_plan.removed})
+        until_ms = self._clock.now_ms() + PLACEMENT_MS_MAX
+        for workload_plan in sorted(plans, key=lambda work: -self._priority(work.workload)):
             if self._clock.now_ms() >= until_ms:
                 break
-            yield key(work.workload), self._placed(work)
+            yield key(workload_plan.workload), self._place_workload(workload_plan)
 
-    def _board(self, workloads: Sequence[Workload]) -> Board:
+    def _controller_cache(self, workloads: Sequence[Workload]) -> Board:
         """What the controllers look at for these, as it would be then."""
-        named = {f"{one.metadata.tenant}/{one.metadata.name}" for one in workloads}
+        named = {f"{workload.metadata.tenant}/{workload.metadata.name}" for workload in workloads}
         rows = dict[str, Row]()
-        for name, kept in self._seen.rows.items():
+        for name, row in self._rows.rows.items():
             kind, _, path = name.partition("/")
-            mine = path.rpartition("-" if kind == "replica" else "/")[0] in named
-            if kind in ("node", "policyrevision") or (kind in ("replica", "generation") and mine):
-                rows[name] = Row(name, kept.value, kept.revision)
-        for name, thing in self._written.items():
-            rows[name] = Row(name, encode(thing), self._revision)
-        board = Board(self._clock)
-        board.begin(self._seen.head, self._revision)
-        board.page(list(rows.values()))
-        board.end()
-        return board
+            is_own = path.rpartition("-" if kind == "replica" else "/")[0] in named
+            if kind in ("node", "policyrevision") or (kind in ("replica", "generation") and is_own):
+                rows[name] = Row(name, row.value, row.revision)
+        for name, obj in self._written.items():
+            rows[name] = Row(name, encode(obj), self._revision)
+        cache = Board(self._clock)
+        cache.begin(self._rows.head, self._revision)
+        cache.page(list(rows.values()))
+        cache.end()
+        return cache
 
     def _priority(self, workload: Workload) -> int:
         meta = workload.metadata
         terms = self._draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
-        rank = self._view.things.classes.get(settled(workload.spec, terms)[0].priority_class)
+        rank = self._view.things.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
         return 0 if rank is None else rank.spec.value
 
-    def _placed(self, work: _Work) -> PlannedPlacement:
-        where, waits, stops, capped = Counter[str](), None, None, False
-        ends = sum(one.thing.status.phase in RUNS for one in (*work.away, *work.old))
-        for indexes, after in ((work.first, ()), (work.later, work.old)):
-            if after and work.stuck and work.first and not where:
-                stops = _STUCK
+    def _place_workload(self, work: _WorkloadPlan) -> PlannedPlacement:
+        replicas_by_node, waits, stops, capped = Counter[str](), None, None, False
+        ends = sum(row.thing.status.phase in RUNS for row in (*work.removed, *work.outdated))
+        for indexes, freed in ((work.first_indexes, ()), (work.later_indexes, work.outdated)):
+            if freed and work.needs_surge and work.first_indexes and not replicas_by_node:
+                stops = _ROLLOUT_BLOCKED
                 break
-            self._write({one.key: None for one in after})
-            tried = indexes[: max(0, self._left)]
-            self._left -= len(tried)
-            capped = capped or len(tried) < len(indexes)
-            if tried and (priority := self._spawned(work.workload, tried)) is not None:
-                found, why = self._run(work.workload, priority, len(tried))
-                where.update(found)
-                waits = waits or why
-        nodes = dict(sorted(where.items(), key=lambda pair: (-pair[1], pair[0]))[:NODES_TOLD])
-        wanted = len(work.first) + len(work.later)
+            self._apply_to_view({row.key: None for row in freed})
+            indexes_tried = indexes[: max(0, self._replicas_left)]
+            self._replicas_left -= len(indexes_tried)
+            capped = capped or len(indexes_tried) < len(indexes)
+            if indexes_tried and (priority := self._spawn(work.workload, indexes_tried)) is not None:
+                nodes_found, reason = self._place(work.workload, priority, len(indexes_tried))
+                replicas_by_node.update(nodes_found)
+                waits = waits or reason
+        nodes = dict(sorted(replicas_by_node.items(), key=lambda pair: (-pair[1], pair[0]))[:NODES_REPORTED_MAX])
+        desired = len(work.first_indexes) + len(work.later_indexes)
         return PlannedPlacement(
-            wanted=wanted, placed=where.total(), nodes=nodes, waits=waits, stops=stops, ends=ends, capped=capped
+            wanted=desired, placed=replicas_by_node.total(), nodes=nodes, waits=waits, stops=stops, ends=ends, capped=capped
         )
 
-    def _spawned(self, workload: Workload, indexes: Sequence[int]) -> int | None:
+    def _spawn(self, workload: Workload, indexes: Sequence[int]) -> int | None:
         """Make them, as the authority would; and what priority they get."""
         meta, draft, priority = workload.metadata, self._draft, None
         rows: dict[str, bytes | None] = {}
-        for first, count in _runs(indexes):
+        for first, count in _index_ranges(indexes):
             claim = Spawn(meta.tenant, meta.name, meta.generation, first, count)
             if isinstance(spawn(draft, Operation(OperationID("plan"), Actor("plan", Role.WORKLOADS), claim), claim), Refused):
                 continue
@@ -323,25 +323,25 @@ class _Placing:
                 replica = draft.replicas[name]
                 if replica is not None:
                     rows[name], priority = encode(replica), replica.spec.priority
-        self._write(rows)
+        self._apply_to_view(rows)
         return priority
 
-    def _run(self, workload: Workload, priority: int, count: int) -> tuple[list[str], Waits | None]:
+    def _place(self, workload: Workload, priority: int, count: int) -> tuple[list[str], PendingExplanation | None]:
         view, meta = self._view, workload.metadata
         generation = view.shapes.find(meta.tenant, meta.name, meta.generation)
         if generation is None:
             return [], None
-        work = work_of(view, generation, priority, self._rules)
-        slots = [slot for slot in _pending(view, generation) if slot not in view.assumed][:count]
+        work = pending_work(view, generation, priority, self._rules)
+        slots = [slot for slot in _pending_slots(view, generation) if slot not in view.assumed][:count]
         able = 0 if work.key.paused or not view.shapes.open(generation) else len(slots)
-        found = work.trial.tried(work.purse.covers(work.ask.charge.pairs, able))
-        rows = found.rows if len(found.rows) >= work.least else []
-        devices: Sequence[Mapping[str, int]] = found.devices or [{}] * len(rows)
+        placed = work.trial.tried(work.purse.covers(work.ask.charge.pairs, able))
+        rows = placed.rows if len(placed.rows) >= work.least else []
+        devices: Sequence[Mapping[str, int]] = placed.devices or [{}] * len(rows)
         view.assume_run(zip(slots, rows, devices, strict=False), (work.purse.name,))
-        waits = explain_waiting(view, generation, priority, self._rules) if len(rows) < count else None
+        waits = explain_pending(view, generation, priority, self._rules) if len(rows) < count else None
         return [work.trial.kernel.name(row) for row in rows], waits
 
-    def _write(self, rows: Mapping[str, bytes | None]) -> None:
+    def _apply_to_view(self, rows: Mapping[str, bytes | None]) -> None:
         """Let the view see it as if it had been committed."""
         if rows:
             self._revision += 1
@@ -349,24 +349,24 @@ class _Placing:
             self._view.apply(Event(self._revision - 1, self._revision, changes, 0, 0, None, None))
 
 
-def _work(census: Census, workload: Workload) -> _Work:
+def _plan_workload(census: Census, workload: Workload) -> _WorkloadPlan:
     members = census.board.of(workload.metadata.tenant, workload.metadata.name)
-    wanted = census.wanted(workload)
-    again = [one.thing.spec.index for one in wanted.again]
-    first = [*again, *(index for start, count in wanted.spawn for index in range(start, start + count))]
-    going = {one.key for one in wanted.away}
-    live = [one for one in members if one.thing.status.phase is not Phase.RELEASED and one.key not in going]
-    old = [one for one in live if workload.spec.type != "job" and not census.is_current(workload, one.thing)]
-    many = census.many(workload) if workload.spec.type != "job" else 0
-    short = many - (len(live) - len(old)) - len(first) if old else 0
-    taken = {one.thing.spec.index for one in members} | set(first)
-    later = [index for index in range(len(taken) + max(0, short)) if index not in taken][: max(0, short)]
-    spare = len(available(workload, members)) - floor(workload.spec, many)
-    away = [*wanted.away, *wanted.again, *wanted.forget]
-    return _Work(workload, first, later, away, old, spare <= 0)
+    diff = census.wanted(workload)
+    respawned = [row.thing.spec.index for row in diff.again]
+    first = [*respawned, *(index for start, count in diff.spawn for index in range(start, start + count))]
+    removed_keys = {row.key for row in diff.away}
+    current_rows = [row for row in members if row.thing.status.phase is not Phase.RELEASED and row.key not in removed_keys]
+    old = [row for row in current_rows if workload.spec.type != "job" and not census.is_current(workload, row.thing)]
+    target = census.many(workload) if workload.spec.type != "job" else 0
+    missing = target - (len(current_rows) - len(old)) - len(first) if old else 0
+    used_indexes = {row.thing.spec.index for row in members} | set(first)
+    later = [index for index in range(len(used_indexes) + max(0, missing)) if index not in used_indexes][: max(0, missing)]
+    spare = len(available(workload, members)) - floor(workload.spec, target)
+    away = [*diff.away, *diff.again, *diff.forget]
+    return _WorkloadPlan(workload, first, later, away, old, spare <= 0)
 
 
-def _runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _index_ranges(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Neighbours together."""
     start, count = -1, 0
     for index in sorted(indexes):
@@ -380,7 +380,7 @@ def _runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, count
 
 
-def _pending(view: View, generation: int) -> list[int]:
-    of, phase = view.replicas.column("generation"), view.replicas.column("phase")
-    found: list[int] = np.flatnonzero((of == generation) & (phase == PENDING)).tolist()
-    return found
+def _pending_slots(view: View, generation: int) -> list[int]:
+    generations, phase = view.replicas.column("generation"), view.replicas.column("phase")
+    slots: list[int] = np.flatnonzero((generations == generation) & (phase == PENDING)).tolist()
+    return slots

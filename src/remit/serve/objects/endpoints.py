@@ -20,13 +20,13 @@ from remit.model.kinds import Node
 from remit.model.records import Phase, Replica
 from remit.model.wire.api_types import EndpointItem, ListMeta, ListOf
 from remit.observation.watch_cache import Board
-from remit.serve.http.streams import Bookmark, Heartbeat, Resync, line
+from remit.serve.http.streams import BookmarkLine, HeartbeatLine, ResyncLine, json_line
 from remit.world.interfaces import Clock
 
 CHANGES_MAX: Final = 20_000
 """How many changes are remembered."""
 
-LINES_MAX: Final = 1_000
+LINES_PER_CHUNK: Final = 1_000
 """How many are sent at once."""
 
 HEARTBEAT_MS: Final = 5_000
@@ -41,79 +41,79 @@ class EndpointChange(Struct, frozen=True):
     object: EndpointItem
 
 
-class _Noted(NamedTuple):
+class _LoggedChange(NamedTuple):
     revision: int
     tenant: str
     service: str
-    line: bytes
+    json_line: bytes
 
 
-class Endpoints:
+class EndpointIndex:
     """Satisfies `board.Listener`."""
 
-    def __init__(self, board: Board, clock: Clock) -> None:
-        self._board, self._clock = board, clock
-        self._served: dict[str, EndpointItem] = {}
+    def __init__(self, watch_cache: Board, clock: Clock) -> None:
+        self._watch_cache, self._clock = watch_cache, clock
+        self._endpoints: dict[str, EndpointItem] = {}
         self._touched: dict[str, None] = {}
-        self._noted: deque[_Noted] = deque()
-        self._forgotten = board.revision
+        self._changes: deque[_LoggedChange] = deque()
+        self._forgotten_revision = watch_cache.revision
         """Changes up to this revision are not remembered."""
         self._dropped = 0
         """How many changes were remembered once and are not any more: what the first of the rest is counted from."""
-        self._incarnation = _incarnation(board)
-        self._came = asyncio.Event()
-        for key in board.by_phase[Phase.SERVING]:
-            self._note(key)
-        self._noted.clear()
-        board.subscribe(self)
+        self._incarnation = _incarnation(watch_cache)
+        self._changed = asyncio.Event()
+        for key in watch_cache.by_phase[Phase.SERVING]:
+            self._update(key)
+        self._changes.clear()
+        watch_cache.subscribe(self)
 
     # -- hearing ---------------------------------------------------------------------------------------------------------
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         if isinstance(old, Replica) or isinstance(new, Replica):
-            if key in self._served or (new is not None and new.status.phase is Phase.SERVING):
+            if key in self._endpoints or (new is not None and new.status.phase is Phase.SERVING):
                 self._touched[key] = None
-        elif key.startswith("node/") and _place(old) != _place(new):
-            self._touched.update(dict.fromkeys(self._board.by_node.get(key.removeprefix("node/"), ())))
+        elif key.startswith("node/") and _location(old) != _location(new):
+            self._touched.update(dict.fromkeys(self._watch_cache.by_node.get(key.removeprefix("node/"), ())))
 
     def reached(self) -> None:
-        restored = _incarnation(self._board) != self._incarnation
+        restored = _incarnation(self._watch_cache) != self._incarnation
         if restored:
             # What happened between the two is not known, and revisions may have gone back.
-            self._incarnation, self._forgotten = _incarnation(self._board), self._board.revision
-            self._dropped += len(self._noted) + 1
-            self._noted.clear()
+            self._incarnation, self._forgotten_revision = _incarnation(self._watch_cache), self._watch_cache.revision
+            self._dropped += len(self._changes) + 1
+            self._changes.clear()
         touched, self._touched = self._touched, {}
-        before = self._dropped + len(self._noted)
+        before = self._dropped + len(self._changes)
         for key in touched:
-            self._note(key)
-        while len(self._noted) > CHANGES_MAX:
-            self._forgotten = self._noted.popleft().revision
+            self._update(key)
+        while len(self._changes) > CHANGES_MAX:
+            self._forgotten_revision = self._changes.popleft().revision
             self._dropped += 1
-        if self._dropped + len(self._noted) != before or restored:
-            came, self._came = self._came, asyncio.Event()
-            came.set()
+        if self._dropped + len(self._changes) != before or restored:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
-    def _note(self, key: str) -> None:
-        before, now = self._served.get(key), self._found(key)
-        if before == now:
+    def _update(self, key: str) -> None:
+        old, new = self._endpoints.get(key), self._endpoint(key)
+        if old == new:
             return
-        if now is None:
-            self._served.pop(key, None)
+        if new is None:
+            self._endpoints.pop(key, None)
         else:
-            self._served[key] = now
-        told = now or before
-        if told is not None:
-            change = EndpointChange("deleted" if now is None else "changed", self._board.revision, told)
-            self._noted.append(_Noted(self._board.revision, told.tenant, told.service, line(change)))
+            self._endpoints[key] = new
+        endpoint = new or old
+        if endpoint is not None:
+            change = EndpointChange("deleted" if new is None else "changed", self._watch_cache.revision, endpoint)
+            self._changes.append(_LoggedChange(self._watch_cache.revision, endpoint.tenant, endpoint.service, json_line(change)))
 
-    def _found(self, key: str) -> EndpointItem | None:
-        replica: Replica | None = self._board.get(key)
+    def _endpoint(self, key: str) -> EndpointItem | None:
+        replica: Replica | None = self._watch_cache.get(key)
         if replica is None or replica.status.phase is not Phase.SERVING:
             return None
         meta, status = replica.metadata, replica.status
-        node: Node | None = self._board.get(f"node/{status.node}")
-        region, zone, host = _place(node)
+        node: Node | None = self._watch_cache.get(f"node/{status.node}")
+        region, zone, host = _location(node)
         return EndpointItem(
             tenant=meta.tenant,
             service=replica.spec.workload,
@@ -127,50 +127,50 @@ class Endpoints:
 
     # -- telling ---------------------------------------------------------------------------------------------------------
 
-    def listed(self, tenant: str = "", service: str = "") -> ListOf[EndpointItem]:
+    def list_endpoints(self, tenant: str = "", service: str = "") -> ListOf[EndpointItem]:
         """All of them, in order of name."""
-        found = [one for one in self._served.values() if _meant(one.tenant, one.service, tenant, service)]
-        found.sort(key=lambda one: (one.tenant, one.service, one.replica))
-        return ListOf(kind=KIND, metadata=ListMeta(revision=self._board.revision), items=found)
+        endpoints = [endpoint for endpoint in self._endpoints.values() if _matches(endpoint.tenant, endpoint.service, tenant, service)]
+        endpoints.sort(key=lambda one: (one.tenant, one.service, one.replica))
+        return ListOf(kind=KIND, metadata=ListMeta(revision=self._watch_cache.revision), items=endpoints)
 
-    async def watched(self, after: int | None, tenant: str = "", service: str = "") -> AsyncGenerator[bytes, None]:
+    async def watch(self, after: int | None, tenant: str = "", service: str = "") -> AsyncGenerator[bytes, None]:
         """Every change past revision `after`, or from now on; then what comes, until it has to be listed anew."""
-        after = self._board.revision if after is None else after
-        if after < self._forgotten:
-            yield line(Resync("compacted"))
+        after = self._watch_cache.revision if after is None else after
+        if after < self._forgotten_revision:
+            yield json_line(ResyncLine("compacted"))
             return
-        at = self._dropped + next((n for n, one in enumerate(self._noted) if one.revision > after), len(self._noted))
+        position = self._dropped + next((n for n, change in enumerate(self._changes) if change.revision > after), len(self._changes))
         incarnation = self._incarnation
-        while self._incarnation == incarnation and at >= self._dropped:
-            came, revision, end = self._came, self._board.revision, self._dropped + len(self._noted)
-            some = b"".join(self._since(at, tenant, service))
-            at = min(at + LINES_MAX, end)
-            if some:
-                yield some if at < end else some + line(Bookmark(revision))
-            elif at == end and not await self._woken(came):
-                yield line(Heartbeat(self._board.revision))
-        yield line(Resync("restored" if self._incarnation != incarnation else "lagging"))
+        while self._incarnation == incarnation and position >= self._dropped:
+            changed, revision, end = self._changed, self._watch_cache.revision, self._dropped + len(self._changes)
+            lines = b"".join(self._lines_from(position, tenant, service))
+            position = min(position + LINES_PER_CHUNK, end)
+            if lines:
+                yield lines if position < end else lines + json_line(BookmarkLine(revision))
+            elif position == end and not await self._wait(changed):
+                yield json_line(HeartbeatLine(self._watch_cache.revision))
+        yield json_line(ResyncLine("restored" if self._incarnation != incarnation else "lagging"))
 
-    def _since(self, at: int, tenant: str, service: str) -> Iterator[bytes]:
-        for number in range(at - self._dropped, min(at - self._dropped + LINES_MAX, len(self._noted))):
-            one = self._noted[number]
-            if _meant(one.tenant, one.service, tenant, service):
-                yield one.line
+    def _lines_from(self, position: int, tenant: str, service: str) -> Iterator[bytes]:
+        for index in range(position - self._dropped, min(position - self._dropped + LINES_PER_CHUNK, len(self._changes))):
+            change = self._changes[index]
+            if _matches(change.tenant, change.service, tenant, service):
+                yield change.line
 
-    async def _woken(self, came: asyncio.Event) -> bool:
+    async def _wait(self, changed: asyncio.Event) -> bool:
         with suppress(TimeoutError):
             async with self._clock.timeout_ms(HEARTBEAT_MS):
-                await came.wait()
-        return came.is_set()
+                await changed.wait()
+        return changed.is_set()
 
 
-def _incarnation(board: Board) -> str:
-    return "" if board.head is None else board.head.incarnation
+def _incarnation(watch_cache: Board) -> str:
+    return "" if watch_cache.head is None else watch_cache.head.incarnation
 
 
-def _place(node: Node | None) -> tuple[str, str, str]:
+def _location(node: Node | None) -> tuple[str, str, str]:
     return ("", "", "") if node is None else (node.spec.region, node.spec.zone, node.spec.address)
 
 
-def _meant(tenant: str, service: str, wanted: str, of: str) -> bool:
-    return (not wanted or tenant == wanted) and (not of or service == of)
+def _matches(tenant: str, service: str, wanted_tenant: str, wanted_service: str) -> bool:
+    return (not wanted_tenant or tenant == wanted_tenant) and (not wanted_service or service == wanted_service)

@@ -23,15 +23,15 @@ from remit.model.wire.api_types import (
     ListOf,
     WatchLine,
 )
-from remit.serve.http.request_context import Asked
+from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import (
     JSON,
-    LISTED,
+    LIST_COST,
     MANY_BYTES_MAX,
     MERGE_PATCH,
     NDJSON,
-    Answer,
-    Body,
+    ResponseSpec,
+    BodySpec,
     Handler,
     Parameter,
     Route,
@@ -39,21 +39,21 @@ from remit.serve.http.routes import (
 from remit.serve.objects.reads import get_list, get_one
 from remit.serve.objects.watch_stream import get_watch
 from remit.serve.objects.writes import apply_all, create, delete, patch, replace
-from remit.serve.server_context import Desk
+from remit.serve.server_context import ServerContext
 
-Of = Callable[[Asked, Desk, str], Awaitable[Response]]
+KindHandler = Callable[[RequestContext, ServerContext, str], Awaitable[Response]]
 
 DRY_RUN: Final = Parameter("dryRun", bool, "true: say what would come of it, and write nothing", default=False)
 OPERATION: Final = Parameter(
-    OPERATION_HEADER, str, "names this intent, the same over retries: the same id gets the same answer", place="header"
+    OPERATION_HEADER, str, "names this intent, the same over retries: the same id gets the same answer", location="header"
 )
-IF_MATCH: Final = Parameter("If-Match", str, "the ETag that was read, or *: only if it still stands there", place="header")
-IF_NONE_MATCH: Final = Parameter("If-None-Match", str, "*: only if there is none yet", place="header")
+IF_MATCH: Final = Parameter("If-Match", str, "the ETag that was read, or *: only if it still stands there", location="header")
+IF_NONE_MATCH: Final = Parameter("If-None-Match", str, "*: only if there is none yet", location="header")
 LABELS: Final = Parameter("labelSelector", str, "app=web, tier!=cache, zone in (a,b), disk notin (hdd), gpu, !old", default="")
 FIELDS: Final = Parameter("fieldSelector", str, "status.phase=pending, spec.type!=job", default="")
 WATCH: Final = Parameter("watch", bool, "true: not a list, but a line for each change", default=False)
 AFTER: Final = Parameter("after", Natural, "a watch tells what happened after this revision; from now on, if left out")
-LIST: Final = (
+LIST_PARAMETERS: Final = (
     LABELS,
     FIELDS,
     Parameter(
@@ -65,106 +65,106 @@ LIST: Final = (
 )
 
 
-def of_kind(deed: Of, kind: str) -> Handler:
-    async def handler(asked: Asked, desk: Desk) -> Response:
-        return await deed(asked, desk, kind)
+def for_kind(handle: KindHandler, kind: str) -> Handler:
+    async def handler(request: RequestContext, server: ServerContext) -> Response:
+        return await handle(request, server, kind)
 
-    async def sealing(asked: Asked, desk: Desk) -> Response:
-        with desk.keyring.writing():
-            return await deed(asked, desk, kind)
+    async def sealing(request: RequestContext, server: ServerContext) -> Response:
+        with server.keyring.track_write():
+            return await handle(request, server, kind)
 
-    return sealing if kind == "Secret" and deed in (create, replace, patch) else handler
+    return sealing if kind == "Secret" and handle in (create, replace, patch) else handler
 
 
-async def list_or_watch(asked: Asked, desk: Desk, kind: str) -> Response:
-    return await (get_watch if asked.query["watch"] else get_list)(asked, desk, kind)
+async def list_or_watch(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    return await (get_watch if request.query["watch"] else get_list)(request, server, kind)
 
 
 def _routes() -> Iterator[Route]:
     for kind in KINDS:
         plural, tenanted = PLURALS[kind], kind in TENANTED
-        at = f"/v1/tenants/{{tenant}}/{plural}" if tenanted else f"/v1/{plural}"
+        base = f"/v1/tenants/{{tenant}}/{plural}" if tenanted else f"/v1/{plural}"
         if tenanted:
-            yield _list(kind, f"/v1/{plural}", f"listAll{kind}s", f"List or watch the {plural} of all tenants.")
-        yield _list(kind, at, f"list{kind}s", f"List or watch {plural}.")
-        yield _one(kind, at)
+            yield _list_route(kind, f"/v1/{plural}", f"listAll{kind}s", f"List or watch the {plural} of all tenants.")
+        yield _list_route(kind, base, f"list{kind}s", f"List or watch {plural}.")
+        yield _get_route(kind, base)
         if kind in DECLARED:
-            yield from _writes(kind, at)
+            yield from _write_routes(kind, base)
 
 
-def _list(kind: str, path: str, name: str, summary: str) -> Route:
+def _list_route(kind: str, path: str, name: str, summary: str) -> Route:
     answers = (
-        Answer(200, "a page; or lines, if watched", ListOf[KINDS[kind]]),  # type: ignore[valid-type]
-        Answer(200, "one line a change", WatchLine, NDJSON),
+        ResponseSpec(200, "a page; or lines, if watched", ListOf[KINDS[kind]]),  # type: ignore[valid-type]
+        ResponseSpec(200, "one line a change", WatchLine, NDJSON),
     )
-    handler = of_kind(list_or_watch, kind)
-    return Route("GET", path, name, summary, handler, kind, LIST, answers=answers, kind=kind, streams_if="watch", cost=LISTED)
+    handler = for_kind(list_or_watch, kind)
+    return Route("GET", path, name, summary, handler, kind, LIST_PARAMETERS, responses=answers, kind=kind, streams_if="watch", cost=LIST_COST)
 
 
-def _one(kind: str, at: str) -> Route:
-    answers = (Answer(200, "as it stands", KINDS[kind], headers=("ETag",)),)
-    handler = of_kind(get_one, kind)
-    return Route("GET", f"{at}/{{name}}", f"get{kind}", f"Read {an(kind)}.", handler, kind, answers=answers, kind=kind)
+def _get_route(kind: str, base: str) -> Route:
+    answers = (ResponseSpec(200, "as it stands", KINDS[kind], headers=("ETag",)),)
+    handler = for_kind(get_one, kind)
+    return Route("GET", f"{base}/{{name}}", f"get{kind}", f"Read {an(kind)}.", handler, kind, responses=answers, kind=kind)
 
 
-def _writes(kind: str, at: str) -> Iterator[Route]:
+def _write_routes(kind: str, base: str) -> Iterator[Route]:
     cls: Any = KINDS[kind]
-    one, body = f"{at}/{{name}}", Body((cls,))
-    made = Answer(201, "it was created", cls, headers=("ETag", "Location", OPERATION_HEADER))
-    stands = Answer(200, "it was replaced", cls, headers=("ETag", OPERATION_HEADER))
+    path, body = f"{base}/{{name}}", BodySpec((cls,))
+    created = ResponseSpec(201, "it was created", cls, headers=("ETag", "Location", OPERATION_HEADER))
+    replaced = ResponseSpec(200, "it was replaced", cls, headers=("ETag", OPERATION_HEADER))
     yield Route(
         "POST",
-        at,
+        base,
         f"create{kind}",
         f"Create {an(kind)}.",
-        of_kind(create, kind),
+        for_kind(create, kind),
         kind,
         (DRY_RUN, OPERATION),
         body,
-        (made, Answer(200, "it would be created: a dry run", cls, headers=("ETag", OPERATION_HEADER))),
+        (created, ResponseSpec(200, "it would be created: a dry run", cls, headers=("ETag", OPERATION_HEADER))),
         kind=kind,
     )
     yield Route(
         "PUT",
-        one,
+        path,
         f"replace{kind}",
         f"Create or replace {an(kind)}.",
-        of_kind(replace, kind),
+        for_kind(replace, kind),
         kind,
         (DRY_RUN, OPERATION, IF_MATCH, IF_NONE_MATCH),
         body,
-        (stands, made),
+        (replaced, created),
         kind=kind,
     )
     yield Route(
         "PATCH",
-        one,
+        path,
         f"patch{kind}",
         f"Change some fields of {an(kind)} (RFC 7396).",
-        of_kind(patch, kind),
+        for_kind(patch, kind),
         kind,
         (DRY_RUN, OPERATION, IF_MATCH),
-        Body((dict[str, Any],), (MERGE_PATCH,)),
-        (stands,),
+        BodySpec((dict[str, Any],), (MERGE_PATCH,)),
+        (replaced,),
         kind=kind,
     )
     yield Route(
         "DELETE",
-        one,
+        path,
         f"delete{kind}",
         f"Delete {an(kind)}.",
-        of_kind(delete, kind),
+        for_kind(delete, kind),
         kind,
         (DRY_RUN, OPERATION, IF_MATCH),
-        answers=(
-            Answer(200, "it is gone", DeleteAnswer, headers=(OPERATION_HEADER,)),
-            Answer(202, "it goes once its finalizers and replicas have", DeleteAnswer, headers=(OPERATION_HEADER,)),
+        responses=(
+            ResponseSpec(200, "it is gone", DeleteAnswer, headers=(OPERATION_HEADER,)),
+            ResponseSpec(202, "it goes once its finalizers and replicas have", DeleteAnswer, headers=(OPERATION_HEADER,)),
         ),
         kind=kind,
     )
 
 
-MANIFESTS: Final = Body((list[AnyObject],), (JSON, NDJSON), MANY_BYTES_MAX, "manifests: in one array, or one after another")
+MANIFESTS_BODY: Final = BodySpec((list[AnyObject],), (JSON, NDJSON), MANY_BYTES_MAX, "manifests: in one array, or one after another")
 
 ROUTES: Final[tuple[Route, ...]] = (
     *_routes(),
@@ -180,7 +180,7 @@ ROUTES: Final[tuple[Route, ...]] = (
             OPERATION,
             Parameter("ifUnchanged", Natural, "a revision: only if every object still stands as it stood then"),
         ),
-        MANIFESTS,
-        (Answer(200, "what became of each", ApplyAnswer, headers=(OPERATION_HEADER,)),),
+        MANIFESTS_BODY,
+        (ResponseSpec(200, "what became of each", ApplyAnswer, headers=(OPERATION_HEADER,)),),
     ),
 )

@@ -26,20 +26,20 @@ from remit.law.selectors import match_labels
 from remit.model.kinds import NodeExpression
 from remit.model.metadata import Metadata
 from remit.model.objects import KINDS, TENANTED, AnyObject, decode, enc_hook, key_of
-from remit.model.problems import did_you_mean, meant, one_of, shown
+from remit.model.problems import did_you_mean, closest_name, one_of, quoted
 from remit.model.records import Generation, Replica
 from remit.model.resources import Amount, Duration
 from remit.observation.watch_cache import Board
-from remit.serve.http.replies import Failure, Reply
-from remit.serve.http.request_context import Asked
+from remit.serve.http.replies import ApiProblem, BytesResponse
+from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import JSON
-from remit.serve.objects.rendering import listed, tag
-from remit.serve.objects.rendering import shown as shown_object
-from remit.serve.server_context import Desk
+from remit.serve.objects.rendering import render_list, etag
+from remit.serve.objects.rendering import render_object as shown_object
+from remit.serve.server_context import ServerContext
 from remit.store.protocol import Row
 
 TERMS_MAX: Final = 64
-BYTES_MAX: Final = 4 << 10
+SELECTOR_LENGTH_MAX: Final = 4 << 10
 
 _KEY: Final = r"[A-Za-z0-9](?:[-_./A-Za-z0-9]{0,315}[A-Za-z0-9])?"
 _TERM: Final = re.compile(
@@ -71,26 +71,26 @@ class Selector(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.labels or self.fields)
 
-    def picks(self, thing: AnyObject, labels_of: Callable[[AnyObject], Mapping[str, str]]) -> bool:
-        if any((_text(thing, term.path) == term.value) is not term.equal for term in self.fields):
+    def matches(self, obj: AnyObject, labels_of: Callable[[AnyObject], Mapping[str, str]]) -> bool:
+        if any((_field_text(obj, term.path) == term.value) is not term.equal for term in self.fields):
             return False
-        return not self.labels or match_labels(self.labels, labels_of(thing))
+        return not self.labels or match_labels(self.labels, labels_of(obj))
 
 
-def selector(kind: str, labels: str, fields: str) -> Selector:
-    """Raises `Failure`, which names the parameter and the term."""
+def parse_selector(kind: str, labels: str, fields: str) -> Selector:
+    """Raises `ApiProblem`, which names the parameter and the term."""
     return Selector(_label_terms(labels), tuple(_field_terms(kind, fields)))
 
 
-def labels_on(board: Board) -> Callable[[AnyObject], Mapping[str, str]]:
+def label_lookup(watch_cache: Board) -> Callable[[AnyObject], Mapping[str, str]]:
     """An object's own labels. A replica has those of the workload's generation that it was made of."""
 
-    def labels_of(thing: AnyObject) -> Mapping[str, str]:
-        if isinstance(thing, Replica):
-            spec = thing.spec
-            made_of = board.get(f"generation/{thing.metadata.tenant}/{spec.workload}/{spec.generation:08d}")
-            return made_of.spec.labels if isinstance(made_of, Generation) else {}
-        return thing.metadata.labels if isinstance(thing.metadata, Metadata) else {}
+    def labels_of(obj: AnyObject) -> Mapping[str, str]:
+        if isinstance(obj, Replica):
+            spec = obj.spec
+            generation = watch_cache.get(f"generation/{obj.metadata.tenant}/{spec.workload}/{spec.generation:08d}")
+            return generation.spec.labels if isinstance(generation, Generation) else {}
+        return obj.metadata.labels if isinstance(obj.metadata, Metadata) else {}
 
     return labels_of
 
@@ -114,86 +114,86 @@ def _label_terms(text: str) -> tuple[NodeExpression, ...]:
 
 
 def _field_terms(kind: str, text: str) -> list[FieldTerm]:
-    found = _terms(text, _FIELD, "fieldSelector", "write terms as status.phase=pending or spec.type!=job")
-    return [FieldTerm(_path(kind, match["path"]), match["value"].strip(), match["sign"] != "!=") for match in found]
+    matches = _terms(text, _FIELD, "fieldSelector", "write terms as status.phase=pending or spec.type!=job")
+    return [FieldTerm(_attribute_path(kind, match["path"]), match["value"].strip(), match["sign"] != "!=") for match in matches]
 
 
 def _terms(text: str, pattern: re.Pattern[str], name: str, cure: str) -> list[re.Match[str]]:
     if not text.strip():
         return []
-    if len(text) > BYTES_MAX:
-        raise Failure(422, "invalid", f"{name} has more than {BYTES_MAX} signs", field=name, cure="use a shorter one")
-    found: list[re.Match[str]] = []
-    at = 0
-    while at < len(text) or (found and text[at - 1] == ","):
-        match = pattern.match(text, at)
-        if match is None or match.end() == at:
-            raise Failure(422, "invalid", f"{name}: {shown(text[at:])} is no term", field=name, cure=cure)
-        found.append(match)
-        at = match.end()
-        if len(found) > TERMS_MAX:
-            raise Failure(422, "invalid", f"{name} has more than {TERMS_MAX} terms", field=name, cure="use fewer")
-    return found
+    if len(text) > SELECTOR_LENGTH_MAX:
+        raise ApiProblem(422, "invalid", f"{name} has more than {SELECTOR_LENGTH_MAX} signs", field=name, cure="use a shorter one")
+    matches: list[re.Match[str]] = []
+    position = 0
+    while position < len(text) or (matches and text[position - 1] == ","):
+        match = pattern.match(text, position)
+        if match is None or match.end() == position:
+            raise ApiProblem(422, "invalid", f"{name}: {quoted(text[position:])} is no term", field=name, cure=cure)
+        matches.append(match)
+        position = match.end()
+        if len(matches) > TERMS_MAX:
+            raise ApiProblem(422, "invalid", f"{name} has more than {TERMS_MAX} terms", field=name, cure="use fewer")
+    return matches
 
 
 @lru_cache(maxsize=1_024)
-def _path(kind: str, dotted: str) -> tuple[str, ...]:
+def _attribute_path(kind: str, dotted: str) -> tuple[str, ...]:
     """The attributes that lead to a value of this kind of object. Below a map, all that is left is the key."""
-    here: inspect.Type = inspect.type_info(KINDS[kind])
+    current: inspect.Type = inspect.type_info(KINDS[kind])
     steps: list[str] = []
-    left = dotted
-    while left:
-        if isinstance(here, inspect.DictType | inspect.CustomType):
-            return (*steps, left)
-        if not isinstance(here, inspect.StructType):
-            raise _no_field(dotted, f"below {'.'.join(steps)} there is nothing", "end the path there")
-        name, _, left = left.partition(".")
-        fields = {field.encode_name: field for field in here.fields}
-        if name == "kind" and not left and not steps:
+    remaining = dotted
+    while remaining:
+        if isinstance(current, inspect.DictType | inspect.CustomType):
+            return (*steps, remaining)
+        if not isinstance(current, inspect.StructType):
+            raise _field_problem(dotted, f"below {'.'.join(steps)} there is nothing", "end the path there")
+        name, _, remaining = remaining.partition(".")
+        fields = {field.encode_name: field for field in current.fields}
+        if name == "kind" and not remaining and not steps:
             return ("kind",)
         if name not in fields:
-            cure = did_you_mean(meant(name, fields)) or f"known there: {one_of(fields)}"
-            raise _no_field(dotted, f"{shown(name)} is no field there", cure)
+            cure = did_you_mean(closest_name(name, fields)) or f"known there: {one_of(fields)}"
+            raise _field_problem(dotted, f"{quoted(name)} is no field there", cure)
         steps.append(fields[name].name)
-        here = _plain(fields[name].type)
-    if isinstance(here, inspect.StructType | inspect.DictType | inspect.CollectionType):
-        raise _no_field(dotted, "it is no single value", "name a field inside it that is one")
+        current = _unwrap_type(fields[name].type)
+    if isinstance(current, inspect.StructType | inspect.DictType | inspect.CollectionType):
+        raise _field_problem(dotted, "it is no single value", "name a field inside it that is one")
     return tuple(steps)
 
 
-def _no_field(dotted: str, why: str, cure: str) -> Failure:
-    return Failure(422, "invalid", f"fieldSelector: {shown(dotted)}: {why}", field="fieldSelector", cure=cure)
+def _field_problem(dotted: str, reason: str, cure: str) -> ApiProblem:
+    return ApiProblem(422, "invalid", f"fieldSelector: {quoted(dotted)}: {reason}", field="fieldSelector", cure=cure)
 
 
-def _plain(found: inspect.Type) -> inspect.Type:
+def _unwrap_type(type_: inspect.Type) -> inspect.Type:
     """What may be there, without its limits and without None."""
-    while isinstance(found, inspect.Metadata):
-        found = found.type
-    if isinstance(found, inspect.UnionType):
-        kept = [one for one in found.types if not isinstance(one, inspect.NoneType)]
-        return next((one for one in kept if isinstance(one, inspect.StructType)), kept[0])
-    if isinstance(found, inspect.CustomType) and found.cls is Duration:
+    while isinstance(type_, inspect.Metadata):
+        type_ = type_.type
+    if isinstance(type_, inspect.UnionType):
+        options = [option for option in type_.types if not isinstance(option, inspect.NoneType)]
+        return next((option for option in options if isinstance(option, inspect.StructType)), options[0])
+    if isinstance(type_, inspect.CustomType) and type_.cls is Duration:
         return inspect.StrType()
-    return found
+    return type_
 
 
-def _text(thing: Any, path: tuple[str, ...]) -> str:
+def _field_text(value: Any, path: tuple[str, ...]) -> str:
     """As it would be written; empty if it is not there."""
     if path == ("kind",):
-        return type(thing).__name__
+        return type(value).__name__
     for step in path:
-        if isinstance(thing, Amount):
-            thing = thing.written()
-        if isinstance(thing, dict):
-            thing = thing.get(step)
+        if isinstance(value, Amount):
+            value = value.to_manifest()
+        if isinstance(value, dict):
+            value = value.get(step)
         else:
-            thing = getattr(thing, step, None)
-        if thing is None:
+            value = getattr(value, step, None)
+        if value is None:
             return ""
-    return _written(thing)
+    return _value_text(value)
 
 
-def _written(value: object) -> str:
+def _value_text(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -216,106 +216,106 @@ _SCAN_ROWS: Final = 200
 _FIRST_ROWS: Final = 20
 """So many are read before it is known how large they are."""
 
-_tokens: msgspec.json.Decoder[tuple[int, str]] = msgspec.json.Decoder(tuple[int, str])
+_continue_decoder: msgspec.json.Decoder[tuple[int, str]] = msgspec.json.Decoder(tuple[int, str])
 
 
-async def get_one(asked: Asked, desk: Desk, kind: str) -> Response:
-    name = key_of(kind, asked.path["name"], asked.tenant)
-    row = await desk.store.get(name)
+async def get_one(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    name = key_of(kind, request.path["name"], request.tenant)
+    row = await server.store.get(name)
     if row is None:
-        raise no_such(kind, asked.path["name"], asked.tenant)
-    return one_object(kind, row)
+        raise object_not_found(kind, request.path["name"], request.tenant)
+    return object_response(kind, row)
 
 
-def one_object(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
+def object_response(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
     """`headers` have underscores for hyphens."""
-    told = {name.replace("_", "-"): value for name, value in headers.items() if value}
-    return Reply(shown_object(kind, row.value, row.revision), status, {"ETag": tag(row.revision), **told})
+    extra = {name.replace("_", "-"): value for name, value in headers.items() if value}
+    return BytesResponse(shown_object(kind, row.value, row.revision), status, {"ETag": etag(row.revision), **extra})
 
 
-def no_such(kind: str, name: str, tenant: str) -> Failure:
-    where = f" in tenant {shown(tenant)}" if tenant else ""
-    return Failure(404, "not_found", f"there is no {kind} {shown(name)}{where}", cure="create it, or correct the name")
+def object_not_found(kind: str, name: str, tenant: str) -> ApiProblem:
+    where = f" in tenant {quoted(tenant)}" if tenant else ""
+    return ApiProblem(404, "not_found", f"there is no {kind} {quoted(name)}{where}", cure="create it, or correct the name")
 
 
-def prefix_of(kind: str, tenant: str) -> str:
+def key_prefix(kind: str, tenant: str) -> str:
     return f"{kind.lower()}/{tenant}/" if tenant and kind in TENANTED else f"{kind.lower()}/"
 
 
-def selector_of(asked: Asked, kind: str) -> Selector:
-    return selector(kind, asked.query["labelSelector"], asked.query["fieldSelector"])
+def selector_from_query(request: RequestContext, kind: str) -> Selector:
+    return parse_selector(kind, request.query["labelSelector"], request.query["fieldSelector"])
 
 
-async def get_list(asked: Asked, desk: Desk, kind: str) -> Response:
-    prefix = prefix_of(kind, asked.tenant)
-    revision, after = _place(asked.query["continue"], prefix)
-    wanted = selector_of(asked, kind)
-    rows, revision, rest = await _page(desk, prefix, after, asked.query["limit"], revision, wanted)
-    token = _token(revision, rest) if rest else ""
+async def get_list(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    prefix = key_prefix(kind, request.tenant)
+    revision, after = _decode_continue(request.query["continue"], prefix)
+    selector = selector_from_query(request, kind)
+    rows, revision, rest = await _page(server, prefix, after, request.query["limit"], revision, selector)
+    token = _encode_continue(revision, rest) if rest else ""
     return Response(
-        listed(kind, (shown_object(kind, row.value, row.revision) for row in rows), revision, token), media_type=JSON
+        render_list(kind, (shown_object(kind, row.value, row.revision) for row in rows), revision, token), media_type=JSON
     )
 
 
-async def _page(desk: Desk, prefix: str, after: str, limit: int, revision: int, wanted: Selector) -> tuple[list[Row], int, str]:
+async def _page(server: ServerContext, prefix: str, after: str, limit: int, revision: int, selector: Selector) -> tuple[list[Row], int, str]:
     """Some rows, as of which revision, and the key after which there are more; empty if there are none."""
-    labels_of = labels_on(desk.board)
-    found: list[Row] = []
-    looked, looked_bytes, size, at_once = 0, 0, 0, _FIRST_ROWS
+    labels_of = label_lookup(server.watch_cache)
+    rows: list[Row] = []
+    scanned, scanned_bytes, size, page_rows = 0, 0, 0, _FIRST_ROWS
     while True:
-        most = _SCAN_ROWS if wanted else limit - len(found)
-        page = await desk.store.range(prefix, after=after, limit=min(at_once, most), revision=revision)
+        page_limit = _SCAN_ROWS if selector else limit - len(rows)
+        page = await server.store.range(prefix, after=after, limit=min(page_rows, page_limit), revision=revision)
         revision = page.revision
         for row in page.rows:
             after = row.key
-            looked_bytes += len(row.value)
-            if not wanted or wanted.picks(decode(row.value), labels_of):
-                found.append(row)
+            scanned_bytes += len(row.value)
+            if not selector or selector.matches(decode(row.value), labels_of):
+                rows.append(row)
                 size += len(row.value)
-                if len(found) == limit or size >= PAGE_BYTES_MAX:
+                if len(rows) == limit or size >= PAGE_BYTES_MAX:
                     last = not page.more and row is page.rows[-1]
-                    return found, revision, "" if last else after
-        looked += len(page.rows)
-        if not page.more or looked >= SCAN_ROWS_MAX:
-            return found, revision, after if page.more else ""
-        at_once = max(1, min(_SCAN_ROWS, PAGE_BYTES_MAX * looked // max(looked_bytes, 1)))
+                    return rows, revision, "" if last else after
+        scanned += len(page.rows)
+        if not page.more or scanned >= SCAN_ROWS_MAX:
+            return rows, revision, after if page.more else ""
+        page_rows = max(1, min(_SCAN_ROWS, PAGE_BYTES_MAX * scanned // max(scanned_bytes, 1)))
 
 
-def _token(revision: int, after: str) -> str:
+def _encode_continue(revision: int, after: str) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode((revision, after))).decode().rstrip("=")
 
 
-def _place(token: str, prefix: str) -> tuple[int, str]:
+def _decode_continue(token: str, prefix: str) -> tuple[int, str]:
     """Where a list goes on: the revision of its first page, and the last key that was told."""
     if not token:
         return 0, ""
     try:
-        revision, after = _tokens.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        revision, after = _continue_decoder.decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except (binascii.Error, ValueError):
         revision, after = 0, ""
     if revision > 0 and after and not after.startswith(prefix):
-        raise Failure(403, "not_owner", "continue is of another list", field="continue", cure="list anew without it")
+        raise ApiProblem(403, "not_owner", "continue is of another list", field="continue", cure="list anew without it")
     if revision <= 0 or not after:
         cure = "use what metadata.continue of the page before says, with the same path; or list anew without it"
-        raise Failure(400, "malformed", "continue is none that this list has given", field="continue", cure=cure)
+        raise ApiProblem(400, "malformed", "continue is none that this list has given", field="continue", cure=cure)
     return revision, after
 
 
-def if_match(asked: Asked) -> int | None:
+def if_match_revision(request: RequestContext) -> int | None:
     """The revision in `If-Match`; 0 stands for `*`, that there is one at all; None if nothing is said."""
-    given = asked.headers.get("if-match")
-    if given is None:
+    header = request.headers.get("if-match")
+    if header is None:
         return None
-    if given.strip() == "*":
+    if header.strip() == "*":
         return 0
-    bare = given.strip().removeprefix("W/").strip('"')
+    bare = header.strip().removeprefix("W/").strip('"')
     if not bare.isascii() or not bare.isdigit() or len(bare) > 16 or int(bare) == 0:
         cure = 'send the ETag of the object that was read, such as "42", or *'
-        raise Failure(400, "malformed", f"If-Match: {shown(given)} is no revision", field="If-Match", cure=cure)
+        raise ApiProblem(400, "malformed", f"If-Match: {quoted(header)} is no revision", field="If-Match", cure=cure)
     return int(bare)
 
 
-def encoded(value: Any, status: int = 200, **headers: str) -> Response:
+def json_response(value: Any, status: int = 200, **headers: str) -> Response:
     """An answer that is no object."""
-    told = {name.replace("_", "-"): text for name, text in headers.items() if text}
-    return Reply(msgspec.json.encode(value), status, told)
+    extra = {name.replace("_", "-"): text for name, text in headers.items() if text}
+    return BytesResponse(msgspec.json.encode(value), status, extra)

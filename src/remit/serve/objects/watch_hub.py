@@ -15,154 +15,154 @@ from typing import Any, Final
 import msgspec
 
 from remit.observation.watch_cache import Board, Kept
-from remit.serve.http.streams import Bookmark, line
-from remit.serve.objects.rendering import gone, parts_of, shown
+from remit.serve.http.streams import BookmarkLine, json_line
+from remit.serve.objects.rendering import deleted_object, split_key, render_object
 
-CHANGES_MAX: Final = 8_192
+PENDING_CHANGES_MAX: Final = 8_192
 """So many objects may have changed that a listener has not been told of."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Told:
+class ObjectChange:
     """What became of one object. `old` and `new` are None where there was none, or is none; its lines are written once."""
 
-    __slots__ = ("_changed", "_deleted", "key", "new", "old", "revision", "value")
+    __slots__ = ("_changed_line", "_deleted_line", "key", "new", "old", "revision", "value")
 
     def __init__(self, key: str, value: bytes | None, revision: int, old: Any, new: Any) -> None:
         self.key, self.value, self.revision, self.old, self.new = key, value, revision, old, new
-        self._changed = self._deleted = b""
+        self._changed_line = self._deleted_line = b""
 
-    def changed(self) -> bytes:
-        if not self._changed and self.value is not None:
-            told = shown(parts_of(self.key)[0], self.value, self.revision)
-            self._changed = b'{"type":"changed","revision":%d,"object":%b}\n' % (self.revision, told)
-        return self._changed
+    def changed_line(self) -> bytes:
+        if not self._changed_line and self.value is not None:
+            rendered = render_object(split_key(self.key)[0], self.value, self.revision)
+            self._changed_line = b'{"type":"changed","revision":%d,"object":%b}\n' % (self.revision, rendered)
+        return self._changed_line
 
-    def deleted(self) -> bytes:
-        if not self._deleted:
-            self._deleted = b'{"type":"deleted","revision":%d,"object":%b}\n' % (self.revision, _encode(gone(self.key)))
-        return self._deleted
+    def deleted_line(self) -> bytes:
+        if not self._deleted_line:
+            self._deleted_line = b'{"type":"deleted","revision":%d,"object":%b}\n' % (self.revision, _encode(deleted_object(self.key)))
+        return self._deleted_line
 
 
-class News:
+class ChangeBatch:
     """What has changed, one entry an object: what it was before, and what became of it. Most who listen hear the same news, so
     all of it is written out once.
     """
 
-    __slots__ = ("_piece", "_until", "changes", "first")
+    __slots__ = ("_encoded", "_encoded_until", "changes", "first_revision")
 
-    def __init__(self, changes: dict[str, tuple[Any, Told]]) -> None:
+    def __init__(self, changes: dict[str, tuple[Any, ObjectChange]]) -> None:
         self.changes = changes
-        self.first = min((told.revision for _, told in changes.values()), default=0)
+        self.first_revision = min((change.revision for _, change in changes.values()), default=0)
         """Nothing in it is of an earlier revision."""
-        self._piece, self._until = b"", -1
+        self._encoded, self._encoded_until = b"", -1
 
-    def piece(self, until: int) -> bytes:
+    def encode(self, until: int) -> bytes:
         """All of it, and that everything up to `until` has been told."""
-        if self._until != until:
-            lines = [told.deleted() if told.value is None else told.changed() for _, told in self.changes.values()]
-            self._piece, self._until = b"".join(lines) + line(Bookmark(until)), until
-        return self._piece
+        if self._encoded_until != until:
+            lines = [change.deleted_line() if change.value is None else change.changed_line() for _, change in self.changes.values()]
+            self._encoded, self._encoded_until = b"".join(lines) + json_line(BookmarkLine(until)), until
+        return self._encoded
 
 
-class Listening:
+class Subscription:
     """One watch: what has changed for it since it was last told. `at_once`, while it waits: tell it without waking it; False if
     that cannot be done.
     """
 
-    __slots__ = ("_came", "_mine", "_news", "at_once", "lagging")
+    __slots__ = ("_woken", "_owns_pending", "_pending", "try_send", "is_lagging")
 
     def __init__(self) -> None:
-        self._news: News | None = None
-        self._mine = False
+        self._pending: ChangeBatch | None = None
+        self._owns_pending = False
         """Is it ours alone, so that more can be added?"""
-        self._came = asyncio.Event()
-        self.at_once: Callable[[News], bool] | None = None
-        self.lagging = False
+        self._woken = asyncio.Event()
+        self.try_send: Callable[[ChangeBatch], bool] | None = None
+        self.is_lagging = False
 
-    def tell(self, news: News) -> None:
-        if self._news is None:
-            if self.at_once is not None and self.at_once(news):
+    def deliver(self, batch: ChangeBatch) -> None:
+        if self._pending is None:
+            if self.try_send is not None and self.try_send(batch):
                 return
-            self._news, self._mine = news, False
+            self._pending, self._owns_pending = batch, False
         else:
-            changes = self._news.changes if self._mine else dict(self._news.changes)
-            for _, told in news.changes.values():
-                fold(changes, told)
-            self._news, self._mine = News(changes), True
-        if len(self._news.changes) > CHANGES_MAX:
-            self.lagging, self._news = True, None
-        self._came.set()
+            changes = self._pending.changes if self._owns_pending else dict(self._pending.changes)
+            for _, change in batch.changes.values():
+                merge_change(changes, change)
+            self._pending, self._owns_pending = ChangeBatch(changes), True
+        if len(self._pending.changes) > PENDING_CHANGES_MAX:
+            self.is_lagging, self._pending = True, None
+        self._woken.set()
 
     def wake(self) -> None:
-        self._came.set()
+        self._woken.set()
 
     async def wait(self) -> None:
-        await self._came.wait()
+        await self._woken.wait()
 
-    def take(self) -> News | None:
-        self._came.clear()
-        news, self._news = self._news, None
-        return news
+    def take(self) -> ChangeBatch | None:
+        self._woken.clear()
+        batch, self._pending = self._pending, None
+        return batch
 
 
-def fold(changes: dict[str, tuple[Any, Told]], told: Told) -> None:
+def merge_change(changes: dict[str, tuple[Any, ObjectChange]], change: ObjectChange) -> None:
     """Of several changes of one object the first `old` counts, and the last of all else."""
-    before = changes.pop(told.key, None)
-    changes[told.key] = (told.old if before is None else before[0], told)
+    previous = changes.pop(change.key, None)
+    changes[change.key] = (change.old if previous is None else previous[0], change)
 
 
-class Hub:
+class WatchHub:
     """Shares a board's changes out. Satisfies `observation.board.Listener`; it costs little while nobody listens."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._by_prefix: dict[str, dict[Listening, None]] = {}
-        self._pending: list[tuple[Told, tuple[str, str]]] = []
-        board.subscribe(self)
+    def __init__(self, watch_cache: Board) -> None:
+        self._watch_cache = watch_cache
+        self._by_prefix: dict[str, dict[Subscription, None]] = {}
+        self._pending: list[tuple[ObjectChange, tuple[str, str]]] = []
+        watch_cache.subscribe(self)
 
     @property
     def revision(self) -> int:
-        return self._board.revision
+        return self._watch_cache.revision
 
     @property
     def incarnation(self) -> str:
-        return self._board.head.incarnation if self._board.head is not None else ""
+        return self._watch_cache.head.incarnation if self._watch_cache.head is not None else ""
 
     def changed(self, key: str, old: Any, new: Any) -> None:
         if not self._by_prefix:
             return
-        word, _, rest = key.partition("/")
-        prefixes = f"{word}/", f"{word}/{rest.partition('/')[0]}/"
+        kind_prefix, _, rest = key.partition("/")
+        prefixes = f"{kind_prefix}/", f"{kind_prefix}/{rest.partition('/')[0]}/"
         if prefixes[0] in self._by_prefix or prefixes[1] in self._by_prefix:
-            kept = self._board.rows.get(key)
-            old, new = (one.thing if isinstance(one, Kept) else one for one in (old, new))
-            told = Told(key, kept.value, kept.revision, old, new) if kept is not None else Told(key, None, 0, old, None)
-            self._pending.append((told, prefixes))
+            row = self._watch_cache.rows.get(key)
+            old, new = (value.thing if isinstance(value, Kept) else value for value in (old, new))
+            change = ObjectChange(key, row.value, row.revision, old, new) if row is not None else ObjectChange(key, None, 0, old, None)
+            self._pending.append((change, prefixes))
 
     def reached(self) -> None:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        by_prefix: dict[str, dict[str, tuple[Any, Told]]] = {}
-        for told, prefixes in pending:
-            told.revision = told.revision or self._board.revision  # of a deletion the board knows no more
+        by_prefix: dict[str, dict[str, tuple[Any, ObjectChange]]] = {}
+        for change, prefixes in pending:
+            change.revision = change.revision or self._watch_cache.revision  # of a deletion the board knows no more
             for prefix in prefixes:
                 if prefix in self._by_prefix:
-                    fold(by_prefix.setdefault(prefix, {}), told)
+                    merge_change(by_prefix.setdefault(prefix, {}), change)
         for prefix, changes in by_prefix.items():
-            news = News(changes)
-            for listening in self._by_prefix[prefix]:
-                listening.tell(news)
+            batch = ChangeBatch(changes)
+            for subscription in self._by_prefix[prefix]:
+                subscription.deliver(batch)
 
     @contextmanager
-    def listening(self, prefix: str) -> Iterator[Listening]:
-        mine = Listening()
-        self._by_prefix.setdefault(prefix, {})[mine] = None
+    def subscribe(self, prefix: str) -> Iterator[Subscription]:
+        subscription = Subscription()
+        self._by_prefix.setdefault(prefix, {})[subscription] = None
         try:
-            yield mine
+            yield subscription
         finally:
-            del self._by_prefix[prefix][mine]
+            del self._by_prefix[prefix][subscription]
             if not self._by_prefix[prefix]:
                 del self._by_prefix[prefix]

@@ -18,177 +18,177 @@ from starlette.responses import Response
 
 from remit.model.objects import decode
 from remit.serve.http.fair_queue import flow_of
-from remit.serve.http.replies import Failure
-from remit.serve.http.request_context import Asked
-from remit.serve.http.streams import LARGE_BYTES, AtOnce, Bookmark, Heartbeat, Reason, Resync, line, watched
-from remit.serve.objects.reads import Selector, labels_on, prefix_of, selector_of
-from remit.serve.objects.watch_hub import Listening, News, Told
-from remit.serve.server_context import Desk
+from remit.serve.http.replies import ApiProblem
+from remit.serve.http.request_context import RequestContext
+from remit.serve.http.streams import LARGE_BYTES, TrySend, BookmarkLine, HeartbeatLine, ResyncReason, ResyncLine, json_line, watch_response
+from remit.serve.objects.reads import Selector, label_lookup, key_prefix, selector_from_query
+from remit.serve.objects.watch_hub import Subscription, ChangeBatch, ObjectChange
+from remit.serve.server_context import ServerContext
 from remit.store.protocol import Change, Compacted, Event, StoreError, Watch
 from remit.store.protocol import Invalid as NoSuchRevision
 from remit.store.protocol import Resync as Lagged
 
-HEARTBEAT_BEATS: Final = 2
-PICKED_AT_ONCE: Final = 32
+HEARTBEAT_INTERVALS: Final = 2
+CHANGES_PER_STEP: Final = 32
 """Of so many changes a selector is asked before others have their turn."""
-OFF_BOARD: Final = frozenset({"Event", "Decision"})
+UNCACHED_KINDS: Final = frozenset({"Event", "Decision"})
 """Kinds that grow with the run, which no board keeps: their watches are told from the store's log throughout."""
 
 
-async def get_watch(asked: Asked, desk: Desk, kind: str) -> Response:
-    wanted = selector_of(asked, kind)
-    if asked.query["continue"]:
-        raise Failure(400, "malformed", "a watch has no pages", field="continue", cure="leave it out, and say after=REVISION")
-    prefix = prefix_of(kind, asked.tenant)
-    after = asked.query["after"]
-    now = await desk.store.revision()
+async def get_watch(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    selector = selector_from_query(request, kind)
+    if request.query["continue"]:
+        raise ApiProblem(400, "malformed", "a watch has no pages", field="continue", cure="leave it out, and say after=REVISION")
+    prefix = key_prefix(kind, request.tenant)
+    after = request.query["after"]
+    now = await server.store.revision()
     try:
-        past = await desk.store.watch(prefix, after=now if after is None else after)
+        history = await server.store.watch(prefix, after=now if after is None else after)
     except NoSuchRevision:
         # It was told by a store that is no more: a backup was restored that had not come so far.
         detail = f"revision {after} has not been yet; the store stands at {now}"
-        raise Failure(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
-    flow, _ = flow_of(asked.principal)
-    watch = _Watch(desk, flow, prefix, wanted, now if after is None else after, past, kind not in OFF_BOARD)
-    return watched(watch.lines(), desk, pulse=watch.pulse, opened=watch.opened)
+        raise ApiProblem(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
+    flow, _ = flow_of(request.principal)
+    watch = _WatchStream(server, flow, prefix, selector, now if after is None else after, history, kind not in UNCACHED_KINDS)
+    return watch_response(watch.lines(), server, on_heartbeat=watch.on_heartbeat, on_open=watch.on_open)
 
 
-class _Watch:
+class _WatchStream:
     """The lines of one watch. `after`: all that happened up to there has been told."""
 
-    def __init__(self, desk: Desk, flow: str, prefix: str, wanted: Selector, after: int, past: Watch, on_board: bool) -> None:
-        self._desk, self._prefix, self._wanted, self._after, self._past = desk, prefix, wanted, after, past
-        self._on_board = on_board
-        self._labels_of = labels_on(desk.board)
-        self._heartbeat_ms = HEARTBEAT_BEATS * desk.tempo.beat_ms
-        self._due_ms = 0
+    def __init__(self, server: ServerContext, flow: str, prefix: str, selector: Selector, after: int, history: Watch, is_cached: bool) -> None:
+        self._server, self._prefix, self._selector, self._after, self._history = server, prefix, selector, after, history
+        self._is_cached = is_cached
+        self._labels_of = label_lookup(server.watch_cache)
+        self._heartbeat_ms = HEARTBEAT_INTERVALS * server.timing.heartbeat_ms
+        self._heartbeat_due_ms = 0
         """When something must be said again, even if it is nothing."""
-        self._listening: Listening | None = None
-        self._picking = desk.picking(flow)
+        self._subscription: Subscription | None = None
+        self._selector_lock = server.selector_lock(flow)
         self._incarnation = ""
-        self._send: AtOnce | None = None
+        self._send: TrySend | None = None
 
-    def opened(self, send: AtOnce) -> None:
+    def on_open(self, send: TrySend) -> None:
         """The answer has begun."""
         self._send = send
 
-    def pulse(self) -> None:
+    def on_heartbeat(self) -> None:
         """Look whether something must be said."""
-        if self._listening is not None and self._desk.clock.now_ms() >= self._due_ms:
-            self._listening.wake()
+        if self._subscription is not None and self._server.clock.now_ms() >= self._heartbeat_due_ms:
+            self._subscription.wake()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        self._incarnation = self._desk.hub.incarnation
+        self._incarnation = self._server.hub.incarnation
         try:
-            with self._desk.hub.listening(self._prefix) as listening:
-                async with aclosing(self._replayed(self._desk.hub.revision if self._on_board else None)) as past:
-                    async for piece in past:
+            with self._server.hub.subscribe(self._prefix) as subscription:
+                async with aclosing(self._replay(self._server.hub.revision if self._is_cached else None)) as history:
+                    async for piece in history:
                         yield piece
-                async with aclosing(self._live(listening)) as present:
-                    async for piece in present:
+                async with aclosing(self._live(subscription)) as live:
+                    async for piece in live:
                         yield piece
         except Compacted:
-            yield _resync("compacted")
+            yield _resync_line("compacted")
         except Lagged:
-            yield _resync("lagging")
+            yield _resync_line("lagging")
         except StoreError:
-            yield _resync("shutdown")
+            yield _resync_line("shutdown")
         finally:
-            await self._past.close()
+            await self._history.close()
 
-    async def _replayed(self, until: int | None) -> AsyncGenerator[bytes, None]:
+    async def _replay(self, until: int | None) -> AsyncGenerator[bytes, None]:
         """From the store's log: up to where the board stands, or for ever."""
-        yield self._said(line(Bookmark(self._after)))
+        yield self._sent(json_line(BookmarkLine(self._after)))
         while until is None or self._after < until:
             try:
                 async with self._until_due():
-                    event: Event = await anext(aiter(self._past))
+                    event: Event = await anext(aiter(self._history))
             except TimeoutError:
-                yield self._said(line(Heartbeat(self._after)))
+                yield self._sent(json_line(HeartbeatLine(self._after)))
                 continue
             if event.revision <= self._after:
                 continue
-            lines = [self._line(None, self._told(change), known=False) for change in event.changes]
+            lines = [self._line(None, self._object_change(change), known=False) for change in event.changes]
             self._after = event.revision
             if any(lines):
-                yield self._said(b"".join(lines) + line(Bookmark(self._after)))
-        await self._past.close()
+                yield self._sent(b"".join(lines) + json_line(BookmarkLine(self._after)))
+        await self._history.close()
 
-    async def _live(self, listening: Listening) -> AsyncGenerator[bytes, None]:
-        hub = self._desk.hub
-        self._listening = listening
+    async def _live(self, subscription: Subscription) -> AsyncGenerator[bytes, None]:
+        hub = self._server.hub
+        self._subscription = subscription
         while True:
-            listening.at_once = None if self._wanted else self._at_once
-            await listening.wait()
-            listening.at_once = None
+            subscription.try_send = None if self._selector else self._try_send
+            await subscription.wait()
+            subscription.try_send = None
             if self._incarnation and hub.incarnation != self._incarnation:
-                yield _resync("restored")
+                yield _resync_line("restored")
                 return
             self._incarnation = hub.incarnation
-            if listening.lagging:
-                yield _resync("lagging")
+            if subscription.is_lagging:
+                yield _resync_line("lagging")
                 return
-            news, after, self._after = listening.take(), self._after, max(self._after, hub.revision)
-            piece = b"" if news is None else await self._piece(news, after, self._after)
+            batch, after, self._after = subscription.take(), self._after, max(self._after, hub.revision)
+            piece = b"" if batch is None else await self._matching_lines(batch, after, self._after)
             if piece:
-                yield self._said(piece)
-            elif self._desk.clock.now_ms() >= self._due_ms:
-                yield self._said(line(Heartbeat(self._after)))
+                yield self._sent(piece)
+            elif self._server.clock.now_ms() >= self._heartbeat_due_ms:
+                yield self._sent(json_line(HeartbeatLine(self._after)))
 
-    def _at_once(self, news: News) -> bool:
+    def _try_send(self, batch: ChangeBatch) -> bool:
         """Tell one who wants everything and keeps up, which most do: to wake whoever sends would cost as much again."""
-        hub = self._desk.hub
-        if self._send is None or news.first <= self._after or hub.incarnation != self._incarnation:
+        hub = self._server.hub
+        if self._send is None or batch.first_revision <= self._after or hub.incarnation != self._incarnation:
             return False
-        piece = news.piece(hub.revision)
+        piece = batch.encode(hub.revision)
         if len(piece) >= LARGE_BYTES or not self._send(piece):
             return False
         self._after = max(self._after, hub.revision)
-        self._said(piece)
+        self._sent(piece)
         return True
 
-    async def _piece(self, news: News, after: int, until: int) -> bytes:
+    async def _matching_lines(self, batch: ChangeBatch, after: int, until: int) -> bytes:
         """What of this has happened after that revision and is wanted; nothing, if nothing is.
 
         Somebody may have very many watches with long selectors. Those of one flow are looked after one by one, and none for
         long without letting others have their turn.
         """
-        if not self._wanted and news.first > after:
-            return news.piece(until)
+        if not self._selector and batch.first_revision > after:
+            return batch.encode(until)
         lines: list[bytes] = []
-        changes = list(news.changes.values())
-        async with self._picking:
-            for start in range(0, len(changes), PICKED_AT_ONCE):
+        changes = list(batch.changes.values())
+        async with self._selector_lock:
+            for start in range(0, len(changes), CHANGES_PER_STEP):
                 if start:
                     await asyncio.sleep(0)
-                some = changes[start : start + PICKED_AT_ONCE]
-                lines += [self._line(old, told, known=True) for old, told in some if told.revision > after]
-        found = b"".join(lines)
-        return found + line(Bookmark(until)) if found else b""
+                step = changes[start : start + CHANGES_PER_STEP]
+                lines += [self._line(old, change, known=True) for old, change in step if change.revision > after]
+        matching = b"".join(lines)
+        return matching + json_line(BookmarkLine(until)) if matching else b""
 
     def _until_due(self) -> AbstractAsyncContextManager[object]:
-        return self._desk.clock.timeout_ms(max(0, self._due_ms - self._desk.clock.now_ms()))
+        return self._server.clock.timeout_ms(max(0, self._heartbeat_due_ms - self._server.clock.now_ms()))
 
-    def _said(self, piece: bytes) -> bytes:
-        self._due_ms = self._desk.clock.now_ms() + self._heartbeat_ms
+    def _sent(self, piece: bytes) -> bytes:
+        self._heartbeat_due_ms = self._server.clock.now_ms() + self._heartbeat_ms
         return piece
 
-    def _told(self, change: Change) -> Told:
-        new = decode(change.value) if change.value is not None and self._wanted else None
-        return Told(change.key, change.value, change.revision, None, new)
+    def _object_change(self, change: Change) -> ObjectChange:
+        new = decode(change.value) if change.value is not None and self._selector else None
+        return ObjectChange(change.key, change.value, change.revision, None, new)
 
-    def _line(self, old: Any, told: Told, *, known: bool) -> bytes:
+    def _line(self, old: Any, change: ObjectChange, *, old_is_known: bool) -> bytes:
         """Nothing, if it concerns nobody here: it was not picked before, and is not now. If what it was before is not `known`,
         it may have been picked.
         """
-        if not self._wanted:
-            return told.deleted() if told.value is None else told.changed()
-        if told.value is not None and self._wanted.picks(told.new, self._labels_of):
-            return told.changed()
-        if known and (old is None or not self._wanted.picks(old, self._labels_of)):
+        if not self._selector:
+            return change.deleted_line() if change.value is None else change.changed_line()
+        if change.value is not None and self._selector.matches(change.new, self._labels_of):
+            return change.changed_line()
+        if old_is_known and (old is None or not self._selector.matches(old, self._labels_of)):
             return b""
-        return told.deleted()
+        return change.deleted_line()
 
 
-def _resync(reason: Reason) -> bytes:
-    return line(Resync(reason))
+def _resync_line(reason: ResyncReason) -> bytes:
+    return json_line(ResyncLine(reason))

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace as changed
 from starlette.responses import Response
 
-from remit.client.authority_client import NOTHING_SEEN, NoAnswer
+from remit.client.authority_client import NO_EVIDENCE, RetriesExhausted
 from remit.commitment.dry_run import Tried
 from remit.model.claims import (
     Abandon,
@@ -33,378 +33,378 @@ from remit.model.claims import (
     OperationID,
     Refused,
     Verdict,
-    window_of,
+    parse_operation_id,
 )
-from remit.model.manifests.validation import written
+from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, decode, encode, key, key_of, object_path
-from remit.model.problems import shown
+from remit.model.problems import quoted
 from remit.model.secrets import Secret
 from remit.model.wire.api_types import OPERATION_HEADER, ApplyAnswer, ApplyResult, DeleteAnswer
-from remit.serve.auth.access_control import check_declared
-from remit.serve.http.bodies import all_manifests, beside, check_path, judged, merged, one_manifest, sealed, strict
-from remit.serve.http.fair_queue import replicas_cost
-from remit.serve.http.replies import Failure, refused, unanswered
-from remit.serve.http.request_context import Asked
+from remit.serve.auth.access_control import check_may_declare
+from remit.serve.http.bodies import read_manifests, offload_if_large, check_path, validate_manifest, merge_patch, read_manifest, seal_for_storage, parse_strict_json
+from remit.serve.http.fair_queue import replica_creation_cost
+from remit.serve.http.replies import ApiProblem, refusal_problem, unanswered_problem
+from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import JSON
-from remit.serve.objects.reads import encoded, if_match, no_such, one_object
-from remit.serve.objects.rendering import shown as shown_object
-from remit.serve.server_context import Desk
+from remit.serve.objects.reads import json_response, if_match_revision, object_not_found, object_response
+from remit.serve.objects.rendering import render_object as shown_object
+from remit.serve.server_context import ServerContext
 from remit.store.protocol import Compacted, Row
 
 PATCH_TRIES_MAX: Final = 8
-ID_SIGNS_MAX: Final = 100
+OPERATION_ID_LENGTH_MAX: Final = 100
 """Of an id that a request brings: what follows from it must be an id too."""
 
 
 # ------------------------------------------------------------------------------------------------------------ operations
 
 
-def given_id(asked: Asked) -> OperationID | None:
-    given = asked.headers.get(OPERATION_HEADER.lower())
-    if given is None:
+def requested_operation_id(request: RequestContext) -> OperationID | None:
+    header = request.headers.get(OPERATION_HEADER.lower())
+    if header is None:
         return None
-    if window_of(given) is None or len(given) > ID_SIGNS_MAX or not given.isascii():
+    if parse_operation_id(header) is None or len(header) > OPERATION_ID_LENGTH_MAX or not header.isascii():
         cure = "take incarnation and window from /v1/status and add a nonce: INCARNATION.WINDOW.NONCE; or leave it out"
-        raise Failure(400, "malformed", f"{shown(given)} is no operation id", field=OPERATION_HEADER, cure=cure)
-    return OperationID(given)
+        raise ApiProblem(400, "malformed", f"{quoted(header)} is no operation id", field=OPERATION_HEADER, cure=cure)
+    return OperationID(header)
 
 
-async def ask(asked: Asked, desk: Desk, claim: AnyClaim) -> tuple[OperationID, Verdict]:
+async def submit(request: RequestContext, server: ServerContext, claim: AnyClaim) -> tuple[OperationID, Verdict]:
     """The verdict, and the id that it is kept under."""
-    given = given_id(asked)
-    operation = given or await desk.issue(asked.actor)
+    given = requested_operation_id(request)
+    operation = given or await server.issue_operation_id(request.actor)
     try:
-        said = Operation(operation, asked.actor, claim, NOTHING_SEEN, asked.trace)
-        verdict = await found_again(desk, said, (await desk.ask((said,)))[0])
+        to_submit = Operation(operation, request.actor, claim, NO_EVIDENCE, request.trace)
+        verdict = await retry_with_older_keys(server, to_submit, (await server.submit((to_submit,)))[0])
         if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
             # The scope was restored since this server last looked: the id was never anybody's.
-            client = desk.client(asked.actor)
+            client = server.client(request.actor)
             await client.status()
-            operation = await client.issue()
-            verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
-    except NoAnswer as error:
-        raise unanswered(error, operation) from error
+            operation = await client.new_operation_id()
+            verdict = await client.submit(claim, operation_id=operation, trace=request.trace)
+    except RetriesExhausted as error:
+        raise unanswered_problem(error, operation) from error
     return operation, verdict
 
 
-async def found_again(desk: Desk, operation: Operation, verdict: Verdict) -> Verdict:
+async def retry_with_older_keys(server: ServerContext, operation: Operation, verdict: Verdict) -> Verdict:
     """The same secret is another payload once a new key seals it: if its id is taken, it is asked for as it would have been
     sealed before. Nothing is done by that: an id that was used for something else is refused, whatever comes under it.
     """
     claim = operation.claim
-    if _is_taken(verdict) and isinstance(claim, Apply) and isinstance(claim.thing, Secret):
-        for former in desk.keyring.seals.formerly(claim.thing):
-            again = (await desk.ask((changed(operation, claim=changed(claim, thing=former)),)))[0]
-            if not _is_taken(again):
-                return again
+    if _is_operation_mismatch(verdict) and isinstance(claim, Apply) and isinstance(claim.thing, Secret):
+        for former in server.keyring.sealing_keys.sealed_by_older_keys(claim.thing):
+            retried = (await server.submit((changed(operation, claim=changed(claim, thing=former)),)))[0]
+            if not _is_operation_mismatch(retried):
+                return retried
     return verdict
 
 
-def _is_taken(verdict: Verdict) -> bool:
+def _is_operation_mismatch(verdict: Verdict) -> bool:
     return isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH
 
 
-def must(verdict: Verdict, *, conditional: bool = False) -> Accepted:
+def require_accepted(verdict: Verdict, *, conditional: bool = False) -> Accepted:
     if isinstance(verdict, Refused):
-        raise refused(verdict, conditional=conditional)
+        raise refusal_problem(verdict, conditional=conditional)
     return verdict
 
 
-async def row_at(desk: Desk, name: str, revision: int) -> Row | None:
+async def row_at(server: ServerContext, name: str, revision: int) -> Row | None:
     """As it stood then; as it stands now, if that is no longer known."""
-    stands = desk.declared(name)
-    if stands is not None and stands[1] == revision:
-        return Row(name, encode(stands[0]), revision)  # a row is what was declared, written out
+    committed = server.committed_object(name)
+    if committed is not None and committed[1] == revision:
+        return Row(name, encode(committed[0]), revision)  # a row is what was declared, written out
     try:
-        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+        rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
-        return await desk.store.get(name)
+        return await server.store.get(name)
     return rows[0] if rows and rows[0].key == name else None
 
 
 # ---------------------------------------------------------------------------------------------------------- one at a time
 
 
-async def create(asked: Asked, desk: Desk, kind: str) -> Response:
-    thing = await one_manifest(asked, desk, kind)
-    return await _apply(asked, desk, thing, 0, conditional=False)
+async def create(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    obj = await read_manifest(request, server, kind)
+    return await _apply(request, server, obj, 0, conditional=False)
 
 
-async def replace(asked: Asked, desk: Desk, kind: str) -> Response:
-    thing = await one_manifest(asked, desk, kind)
-    expect = await _expected(asked, desk, key(thing))
-    return await _apply(asked, desk, thing, expect, conditional=expect is not None)
+async def replace(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    obj = await read_manifest(request, server, kind)
+    expect = await _expected_revision(request, server, key(obj))
+    return await _apply(request, server, obj, expect, conditional=expect is not None)
 
 
-async def _expected(asked: Asked, desk: Desk, name: str) -> int | None:
-    matching, absent = if_match(asked), asked.headers.get("if-none-match")
-    if absent is not None:
-        if absent.strip() != "*" or matching is not None:
+async def _expected_revision(request: RequestContext, server: ServerContext, name: str) -> int | None:
+    matching, if_none_match = if_match_revision(request), request.headers.get("if-none-match")
+    if if_none_match is not None:
+        if if_none_match.strip() != "*" or matching is not None:
             cure = "send If-None-Match: * to create, or If-Match with the ETag that was read to replace; not both"
-            raise Failure(400, "malformed", "If-None-Match is understood as * alone", field="If-None-Match", cure=cure)
+            raise ApiProblem(400, "malformed", "If-None-Match is understood as * alone", field="If-None-Match", cure=cure)
         return 0
     if matching != 0:
         return matching
-    row = await desk.store.get(name)
+    row = await server.store.get(name)
     if row is None:
-        raise Failure(412, "precondition", f"there is no {name}", field="If-Match", cure="create it first, or send no If-Match")
+        raise ApiProblem(412, "precondition", f"there is no {name}", field="If-Match", cure="create it first, or send no If-Match")
     return row.revision
 
 
-async def _apply(asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, *, conditional: bool) -> Response:
-    claim = Apply(thing, expect, fill=True)
-    if asked.query["dryRun"]:
-        return _would_be(desk.tried(asked.actor, [claim])[0], conditional=conditional)
-    asked.more_cost = replicas_cost((thing,))
-    operation, verdict = await ask(asked, desk, claim)
-    return await _applied(asked, desk, thing, expect, operation, must(verdict, conditional=conditional))
+async def _apply(request: RequestContext, server: ServerContext, obj: AnyObject, expect: int | None, *, conditional: bool) -> Response:
+    claim = Apply(obj, expect, fill=True)
+    if request.query["dryRun"]:
+        return _dry_run_response(server.dry_run(request.actor, [claim])[0], conditional=conditional)
+    request.extra_cost = replica_creation_cost((obj,))
+    operation, verdict = await submit(request, server, claim)
+    return await _apply_response(request, server, obj, expect, operation, require_accepted(verdict, conditional=conditional))
 
 
-async def _applied(
-    asked: Asked, desk: Desk, thing: AnyObject, expect: int | None, operation: str, accepted: Accepted
+async def _apply_response(
+    request: RequestContext, server: ServerContext, obj: AnyObject, expect: int | None, operation: str, accepted: Accepted
 ) -> Response:
-    kind, name = type(thing).__name__, key(thing)
-    row = await row_at(desk, name, accepted.revision)
+    kind, name = type(obj).__name__, key(obj)
+    row = await row_at(server, name, accepted.revision)
     if row is None:
         # The last one who held it by a finalizer has let it go.
-        meta = thing.metadata
+        meta = obj.metadata
         gone = DeleteAnswer(kind=kind, name=meta.name, tenant=meta.tenant, action="deleted", revision=accepted.revision)
-        return encoded(gone, remit_operation_id=operation)
-    new = expect == 0 if expect is not None else await row_at(desk, name, accepted.revision - 1) is None
-    where = object_path(kind, thing.metadata.name, thing.metadata.tenant) if new else ""
-    return one_object(kind, row, 201 if new else 200, remit_operation_id=operation, location=where)
+        return json_response(gone, remit_operation_id=operation)
+    is_new = expect == 0 if expect is not None else await row_at(server, name, accepted.revision - 1) is None
+    location = object_path(kind, obj.metadata.name, obj.metadata.tenant) if is_new else ""
+    return object_response(kind, row, 201 if is_new else 200, remit_operation_id=operation, location=location)
 
 
-def _would_be(tried: Tried, *, conditional: bool) -> Response:
-    if isinstance(tried.ruled, Refused):
-        raise refused(tried.ruled, conditional=conditional)
-    if tried.thing is None:
-        return encoded({"action": "deleted"})
-    return Response(shown_object(type(tried.thing).__name__, encode(tried.thing), 0), media_type=JSON)
+def _dry_run_response(trial: Tried, *, conditional: bool) -> Response:
+    if isinstance(trial.ruled, Refused):
+        raise refusal_problem(trial.ruled, conditional=conditional)
+    if trial.thing is None:
+        return json_response({"action": "deleted"})
+    return Response(shown_object(type(trial.thing).__name__, encode(trial.thing), 0), media_type=JSON)
 
 
 # ------------------------------------------------------------------------------------------------------------------- patch
 
 
-async def patch(asked: Asked, desk: Desk, kind: str) -> Response:
+async def patch(request: RequestContext, server: ServerContext, kind: str) -> Response:
     """Merge into what is there. Without If-Match, again for as long as somebody else is quicker."""
-    change = await beside(desk, asked.body, lambda: strict(asked.body))
+    change = await offload_if_large(server, request.body, lambda: parse_strict_json(request.body))
     if not isinstance(change, dict):
-        raise Failure(
+        raise ApiProblem(
             422, "invalid", "a merge patch is an object", cure='send what is to change, such as {"spec":{"replicas":3}}'
         )
-    name, matching = key_of(kind, asked.path["name"], asked.tenant), if_match(asked)
-    base = None if asked.query["dryRun"] else given_id(asked) or await desk.client(asked.actor).issue()
-    for turn in range(PATCH_TRIES_MAX):
-        row = await desk.store.get(name)
+    name, matching = key_of(kind, request.path["name"], request.tenant), if_match_revision(request)
+    base = None if request.query["dryRun"] else requested_operation_id(request) or await server.client(request.actor).new_operation_id()
+    for attempt in range(PATCH_TRIES_MAX):
+        row = await server.store.get(name)
         if row is None:
-            raise no_such(kind, asked.path["name"], asked.tenant)
-        thing = await beside(desk, row.value, lambda row=row: _patched(desk, row, change))  # type: ignore[misc]
-        check_path(thing, asked, kind)
-        claim = Apply(thing, matching or row.revision)
+            raise object_not_found(kind, request.path["name"], request.tenant)
+        obj = await offload_if_large(server, row.value, lambda row=row: _apply_patch(server, row, change))  # type: ignore[misc]
+        check_path(obj, request, kind)
+        claim = Apply(obj, matching or row.revision)
         if base is None:
-            return _would_be(desk.tried(asked.actor, [claim])[0], conditional=matching is not None)
-        operation = OperationID(f"{base}-{turn}") if turn else base
-        verdict, found = await _found_or_asked(asked, desk, operation, claim, base)
-        if found and isinstance(verdict, Accepted) and await _is_other(desk, name, verdict.revision, change):
-            raise refused(Refused(Code.OPERATION_MISMATCH, f"{base} was another deed than this patch of {name}"))
+            return _dry_run_response(server.dry_run(request.actor, [claim])[0], conditional=matching is not None)
+        operation = OperationID(f"{base}-{attempt}") if attempt else base
+        verdict, recovered = await _submit_or_recover(request, server, operation, claim, base)
+        if recovered and isinstance(verdict, Accepted) and await _is_different_patch(server, name, verdict.revision, change):
+            raise refusal_problem(Refused(Code.OPERATION_MISMATCH, f"{base} was another deed than this patch of {name}"))
         if isinstance(verdict, Refused) and verdict.code is Code.REVISION and not matching:
             continue
-        return await _applied(asked, desk, thing, 1, base, must(verdict, conditional=matching is not None))
+        return await _apply_response(request, server, obj, 1, base, require_accepted(verdict, conditional=matching is not None))
     detail = f"somebody else changed it {PATCH_TRIES_MAX} times meanwhile"
-    raise Failure(409, "revision", detail, cure="try again a little later")
+    raise ApiProblem(409, "revision", detail, cure="try again a little later")
 
 
-def _patched(desk: Desk, row: Row, change: dict[str, object]) -> AnyObject:
+def _apply_patch(server: ServerContext, row: Row, change: dict[str, object]) -> AnyObject:
     """A secret is opened for as long as it is judged: its limits are those of what is written, not of what is stored."""
-    stands = decode(row.value)
-    if not isinstance(stands, Secret):
-        return judged(encode(merged(written(stands), change)))
-    return sealed(desk, judged(encode(merged(written(desk.keyring.seals.opening(stands)), change))), kept=stands.spec.data)
+    stored = decode(row.value)
+    if not isinstance(stored, Secret):
+        return validate_manifest(encode(merge_patch(to_manifest(stored), change)))
+    return seal_for_storage(server, validate_manifest(encode(merge_patch(to_manifest(server.keyring.sealing_keys.unseal_object(stored)), change))), already_sealed=stored.spec.data)
 
 
-async def _found_or_asked(asked: Asked, desk: Desk, operation: OperationID, claim: AnyClaim, base: str) -> tuple[Verdict, bool]:
+async def _submit_or_recover(request: RequestContext, server: ServerContext, operation: OperationID, claim: AnyClaim, base: str) -> tuple[Verdict, bool]:
     """The same patch on a later state is another payload: if its id is taken, what was answered then is the answer.
 
     Also answered is whether it was found so.
     """
-    client = desk.client(asked.actor)
+    client = server.client(request.actor)
     try:
-        verdict = await client.ask(claim, operation_id=operation, trace=asked.trace)
+        verdict = await client.submit(claim, operation_id=operation, trace=request.trace)
         if isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH:
-            return await client.ask(Abandon(operation), trace=asked.trace), True
-    except NoAnswer as error:
-        raise unanswered(error, base) from error
+            return await client.submit(Abandon(operation), trace=request.trace), True
+    except RetriesExhausted as error:
+        raise unanswered_problem(error, base) from error
     return verdict, False
 
 
-async def _is_other(desk: Desk, name: str, revision: int, change: dict[str, object]) -> bool:
+async def _is_different_patch(server: ServerContext, name: str, revision: int, change: dict[str, object]) -> bool:
     """Was an id used for something else? Then what it left at that revision is not as this patch would have left it."""
     try:
-        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+        rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
         return False  # it cannot be told any more; the answer shows what there is
     if not rows or rows[0].key != name:
         return False
-    left = rows[0]
-    return bool(written(_patched(desk, left, change)) != written(decode(left.value)))
+    result = rows[0]
+    return bool(to_manifest(_apply_patch(server, result, change)) != to_manifest(decode(result.value)))
 
 
 # ------------------------------------------------------------------------------------------------------------------ delete
 
 
-async def delete(asked: Asked, desk: Desk, kind: str) -> Response:
-    name, matching = asked.path["name"], if_match(asked)
+async def delete(request: RequestContext, server: ServerContext, kind: str) -> Response:
+    name, matching = request.path["name"], if_match_revision(request)
     if matching == 0:
-        matching = await _expected(asked, desk, key_of(kind, name, asked.tenant))
-    claim = Delete(kind, name, asked.tenant, matching)
+        matching = await _expected_revision(request, server, key_of(kind, name, request.tenant))
+    claim = Delete(kind, name, request.tenant, matching)
     conditional = matching is not None
-    if asked.query["dryRun"]:
-        tried = desk.tried(asked.actor, [claim])[0]
-        if isinstance(tried.ruled, Refused):
-            raise refused(tried.ruled, conditional=conditional)
-        return _deleted(kind, name, asked.tenant, tried.ruled, 0, "")
-    operation, verdict = await ask(asked, desk, claim)
-    accepted = must(verdict, conditional=conditional)
-    return _deleted(kind, name, asked.tenant, accepted.number, accepted.revision, operation)
+    if request.query["dryRun"]:
+        trial = server.dry_run(request.actor, [claim])[0]
+        if isinstance(trial.ruled, Refused):
+            raise refusal_problem(trial.ruled, conditional=conditional)
+        return _delete_response(kind, name, request.tenant, trial.ruled, 0, "")
+    operation, verdict = await submit(request, server, claim)
+    accepted = require_accepted(verdict, conditional=conditional)
+    return _delete_response(kind, name, request.tenant, accepted.number, accepted.revision, operation)
 
 
-def _deleted(kind: str, name: str, tenant: str, number: int, revision: int, operation: str) -> Response:
+def _delete_response(kind: str, name: str, tenant: str, number: int, revision: int, operation: str) -> Response:
     action = DeleteAnswer(kind=kind, name=name, tenant=tenant, action="deleted" if number else "marked", revision=revision)
-    return encoded(action, 200 if number else 202, remit_operation_id=operation)
+    return json_response(action, 200 if number else 202, remit_operation_id=operation)
 
 
-ORDER: Final = (
+APPLY_ORDER: Final = (
     "Region", "NodePool", "Node", "PriorityClass", "Tenant", "Policy", "Config", "Secret", "Workload", "Allotment", "Override",
     "Token",
 )  # fmt: skip
 """What others name comes before them."""
 
-OWNERS_DEEP_MAX: Final = 64
+OWNER_DEPTH_MAX: Final = 64
 
 
-class Standing(NamedTuple):
+class ApplyItem(NamedTuple):
     """One manifest, and what stands there already."""
 
-    thing: AnyObject
+    obj: AnyObject
     row: Row | None
 
     @property
-    def unchanged(self) -> bool:
+    def is_unchanged(self) -> bool:
         if self.row is None:
             return False
-        before = decode(self.row.value)
-        going = isinstance(before.metadata, Metadata) and before.metadata.deleting
-        return not going and written(before) == written(self.thing)
+        stored = decode(self.row.value)
+        is_deleting = isinstance(stored.metadata, Metadata) and stored.metadata.deleting
+        return not is_deleting and to_manifest(stored) == to_manifest(self.obj)
 
 
-async def apply_all(asked: Asked, desk: Desk) -> Response:
-    with desk.keyring.writing():  # secrets may be among them
-        return await _apply_all(asked, desk)
+async def apply_all(request: RequestContext, server: ServerContext) -> Response:
+    with server.keyring.track_write():  # secrets may be among them
+        return await _apply_all(request, server)
 
 
-async def _apply_all(asked: Asked, desk: Desk) -> Response:
-    things = await all_manifests(asked, desk)
-    check_declared(asked.principal, things)
-    standing = [Standing(thing, await _row(desk, key(thing))) for thing in things]
-    unless = asked.query["ifUnchanged"]
-    if unless is not None:
-        await _check_unchanged(desk, standing, unless)
-    asking = [index for index in in_order(things) if not standing[index].unchanged]
-    claims = [Apply(things[index], _expect(standing[index].row) if unless is not None else None, fill=True) for index in asking]
-    if asked.query["dryRun"]:
-        tried = desk.tried(asked.actor, claims)
+async def _apply_all(request: RequestContext, server: ServerContext) -> Response:
+    objects = await read_manifests(request, server)
+    check_may_declare(request.principal, objects)
+    items = [ApplyItem(obj, await _current_row(server, key(obj))) for obj in objects]
+    expected_revision = request.query["ifUnchanged"]
+    if expected_revision is not None:
+        await _check_unchanged(server, items, expected_revision)
+    changed_indexes = [index for index in apply_order(objects) if not items[index].is_unchanged]
+    claims = [Apply(objects[index], _expect(items[index].row) if expected_revision is not None else None, fill=True) for index in changed_indexes]
+    if request.query["dryRun"]:
+        tried = server.dry_run(request.actor, claims)
         verdicts: Sequence[Verdict] = [one.ruled if isinstance(one.ruled, Refused) else Accepted(0, one.ruled) for one in tried]
         operation = ""
     else:
-        asked.more_cost = replicas_cost(things[index] for index in asking)
-        operation, verdicts = await _ask(asked, desk, claims, asking)
-    results = _results(standing, dict(zip(asking, verdicts, strict=True)))
-    revision = max((result.revision for result in results), default=0) or desk.board.revision
-    return encoded(ApplyAnswer(revision=revision, results=tuple(results)), remit_operation_id=operation)
+        request.extra_cost = replica_creation_cost(objects[index] for index in changed_indexes)
+        operation, verdicts = await _submit_all(request, server, claims, changed_indexes)
+    results = _results(items, dict(zip(changed_indexes, verdicts, strict=True)))
+    revision = max((result.revision for result in results), default=0) or server.watch_cache.revision
+    return json_response(ApplyAnswer(revision=revision, results=tuple(results)), remit_operation_id=operation)
 
 
-async def _ask(asked: Asked, desk: Desk, claims: Sequence[Apply], indexes: Sequence[int]) -> tuple[str, Sequence[Verdict]]:
+async def _submit_all(request: RequestContext, server: ServerContext, claims: Sequence[Apply], indexes: Sequence[int]) -> tuple[str, Sequence[Verdict]]:
     """All in one call. The id of each follows from the request's and from its place there, so the same again finds them."""
-    base = given_id(asked) or await desk.issue(asked.actor)
+    base = requested_operation_id(request) or await server.issue_operation_id(request.actor)
     operations = [
-        Operation(OperationID(f"{base}-{index}"), asked.actor, claim, trace=asked.trace)
+        Operation(OperationID(f"{base}-{index}"), request.actor, claim, trace=request.trace)
         for index, claim in zip(indexes, claims, strict=True)
     ]
     try:
-        verdicts = await desk.ask(operations) if operations else ()
-        return base, [await found_again(desk, one, said) for one, said in zip(operations, verdicts, strict=True)]
-    except NoAnswer as error:
-        raise unanswered(error, base) from error
+        verdicts = await server.submit(operations) if operations else ()
+        return base, [await retry_with_older_keys(server, operation, verdict) for operation, verdict in zip(operations, verdicts, strict=True)]
+    except RetriesExhausted as error:
+        raise unanswered_problem(error, base) from error
 
 
-async def _row(desk: Desk, name: str) -> Row | None:
+async def _current_row(server: ServerContext, name: str) -> Row | None:
     """What stands there. What who leads here knows nothing of is not looked for: it is asked for, and the authority decides."""
-    return None if desk.standby.leading is not None and desk.declared(name) is None else await desk.store.get(name)
+    return None if server.standby.leading is not None and server.committed_object(name) is None else await server.store.get(name)
 
 
 def _expect(row: Row | None) -> int:
     return 0 if row is None else row.revision
 
 
-async def _check_unchanged(desk: Desk, standing: Sequence[Standing], revision: int) -> None:
+async def _check_unchanged(server: ServerContext, items: Sequence[ApplyItem], revision: int) -> None:
     """Is every object declared as it was then? What controllers say of it since is nobody's change.
 
     Each claim names what it expects as well, for what happens after this look.
     """
-    now = await desk.store.revision()
+    now = await server.store.revision()
     if revision > now:
         detail = f"revision {revision} has not been yet; the store stands at {now}"
-        raise Failure(400, "malformed", detail, field="ifUnchanged", cure="send the revision of a plan or a list")
-    for thing, row in standing:
-        name = key(thing)
-        if (row is None or row.revision > revision) and not await _is_as_it_was(desk, name, revision, row):
+        raise ApiProblem(400, "malformed", detail, field="ifUnchanged", cure="send the revision of a plan or a list")
+    for obj, row in items:
+        name = key(obj)
+        if (row is None or row.revision > revision) and not await _is_unchanged_since(server, name, revision, row):
             detail = f"{name} has changed since revision {revision}; nothing was applied"
-            raise Failure(412, "precondition", detail, cure="plan again, then apply at that plan's revision", revision=now)
+            raise ApiProblem(412, "precondition", detail, cure="plan again, then apply at that plan's revision", revision=now)
 
 
-async def _is_as_it_was(desk: Desk, name: str, revision: int, now: Row | None) -> bool:
+async def _is_unchanged_since(server: ServerContext, name: str, revision: int, now: Row | None) -> bool:
     try:
-        rows = (await desk.store.range(name, limit=1, revision=revision)).rows
+        rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
         return False  # that history is gone: it cannot be vouched for
     if not rows or rows[0].key != name:
         return now is None
     if now is None:
         return False
-    one, other = decode(now.value), decode(rows[0].value)
-    going = [isinstance(meta, Metadata) and meta.deleting for meta in (one.metadata, other.metadata)]
-    return one.metadata.uid == other.metadata.uid and going[0] == going[1] and written(one) == written(other)
+    current, earlier = decode(now.value), decode(rows[0].value)
+    deleting = [isinstance(meta, Metadata) and meta.deleting for meta in (current.metadata, earlier.metadata)]
+    return current.metadata.uid == earlier.metadata.uid and deleting[0] == deleting[1] and to_manifest(current) == to_manifest(earlier)
 
 
-def in_order(things: Sequence[AnyObject]) -> list[int]:
+def apply_order(objects: Sequence[AnyObject]) -> list[int]:
     """Places in `things`, in the order in which they are asked: by kind, but owners before what they own."""
-    at = {key(thing): index for index, thing in enumerate(things)}
-    done: dict[int, None] = {}
+    index_by_key = {key(obj): index for index, obj in enumerate(objects)}
+    ordered: dict[int, None] = {}
 
     def add(index: int, above: frozenset[int]) -> None:
-        if index in done or index in above:  # who owns itself in the end is refused by the authority
+        if index in ordered or index in above:  # who owns itself in the end is refused by the authority
             return
-        meta = things[index].metadata
+        meta = objects[index].metadata
         for owner in meta.owners if isinstance(meta, Metadata) else ():
-            found = at.get(key_of(owner.kind, owner.name, meta.tenant))
-            if found is not None and len(above) < OWNERS_DEEP_MAX:
-                add(found, above | {index})
-        done[index] = None
+            owner_index = index_by_key.get(key_of(owner.kind, owner.name, meta.tenant))
+            if owner_index is not None and len(above) < OWNER_DEPTH_MAX:
+                add(owner_index, above | {index})
+        ordered[index] = None
 
-    for index in sorted(range(len(things)), key=lambda index: (ORDER.index(type(things[index]).__name__), index)):
+    for index in sorted(range(len(objects)), key=lambda index: (APPLY_ORDER.index(type(objects[index]).__name__), index)):
         add(index, frozenset())
-    return list(done)
+    return list(ordered)
 
 
-def _results(standing: Sequence[Standing], verdicts: dict[int, Verdict]) -> list[ApplyResult]:
+def _results(items: Sequence[ApplyItem], verdicts: dict[int, Verdict]) -> list[ApplyResult]:
     results: list[ApplyResult] = []
-    for index, (thing, row) in enumerate(standing):
-        kind, meta = type(thing).__name__, thing.metadata
+    for index, (obj, row) in enumerate(items):
+        kind, meta = type(obj).__name__, obj.metadata
         verdict = verdicts.get(index)
         if isinstance(verdict, Refused):
-            problem = refused(verdict).document
+            problem = refusal_problem(verdict).document
             result = ApplyResult(kind=kind, name=meta.name, tenant=meta.tenant, action="refused", problem=problem)
         elif verdict is not None:
             result = ApplyResult(
@@ -416,10 +416,10 @@ def _results(standing: Sequence[Standing], verdicts: dict[int, Verdict]) -> list
                 generation=verdict.number,
             )
         else:
-            stands = row.revision if row is not None else 0
+            revision = row.revision if row is not None else 0
             generation = decode(row.value).metadata.generation if row is not None else 0
             result = ApplyResult(
-                kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged", revision=stands, generation=generation
+                kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged", revision=revision, generation=generation
             )
         results.append(result)
     return results

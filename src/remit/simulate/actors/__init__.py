@@ -1,1 +1,1 @@
-"""Randomised actors for roles without a product component yet."""
+"""Simulated users, adversaries, and stand-ins for components that the product does not have yet."""

@@ -1,14 +1,13 @@
 """Sends invalid operations to reach every refusal code.
 
-A sloppy asker in every role, to reach every refusal; it ruins nothing that is lawful.
+The adversary sends one invalid operation at a time, in every role. Each aims at one code of `model.claims.Code` (see
+`ATTEMPTS_BY_CODE`), most of them inside its own tenant (adversary_tenant.py); adversary_limits.py has further attempts
+there. About objects of other tenants it only sends what cannot be accepted: from the wrong role, at an old revision, from
+the wrong phase, with a device that does not exist. It uses its own leases only, `<role>/meddler`. So no valid work is
+affected.
 
-It does one mischief at a time, now and then. Each aims at one code of `model.claims.Code` (see `MISCHIEF`), most of them in the
-meddler's own yard (yard.py); what more it tries there is in trespass.py. Against what is not its own it only asks what cannot
-be accepted: by the wrong role, at an old revision, from the wrong phase, with a device that is not there. It keeps to its own
-leases, `<role>/meddler`.
-
-`POLICY_LAPSED` is reached when the region's policies are past their lease, `AWAITING_REPORTS` also after a restore; both are
-tried whenever it is their turn. `FAULT` needs a bug of ours, so nothing aims at it.
+`POLICY_LAPSED` is reached when the policies of the region are past their lease, `AWAITING_REPORTS` also after a restore;
+both are tried each time it is their turn. `FAULT` needs a bug in Remit, so nothing aims at it.
 """
 
 from __future__ import annotations
@@ -18,45 +17,45 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import NoAnswer
-from remit.law.lifecycle import NODE_EDGES, OWNER, edge
+from remit.client.authority_client import RetriesExhausted
+from remit.law.lifecycle import NODE_HEALTH_TRANSITIONS, OWNERS, find_transition
 from remit.model.claims import (
     Abandon,
     Accept,
+    AcceptIncarnation,
     Acquire,
     Actor,
     Adopt,
     AnyClaim,
     Apply,
     Bind,
+    BindGang,
     Close,
     Code,
+    ConfirmHoldings,
     Credit,
     DeclareLost,
     Delete,
     Evidence,
-    Explain,
     Forget,
-    Ganged,
     Issue,
     Mark,
     Move,
-    Note,
-    Observe,
     Operation,
     OperationID,
-    Recognise,
+    RecordDecision,
+    RecordEvent,
     Refused,
     Renew,
     Report,
     Reserve,
+    ReturnCapacity,
     Role,
     Rollback,
+    SetCondition,
     Spawn,
     Vacate,
     Verdict,
-    Vouch,
-    Yield,
     operation_id,
 )
 from remit.model.kinds import NodeHealth, Policy, PolicySpec, Region
@@ -65,26 +64,27 @@ from remit.model.objects import key_of
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.adversary_limits import TRESPASSES, Trespasser
-from remit.simulate.actors.adversary_tenant import HOME, NAME, NEW, NOWHERE, SHUT
-from remit.simulate.actors.role import Seat
+from remit.simulate.actors.adversary_limits import LIMIT_ATTEMPTS, LimitAdversary
+from remit.simulate.actors.adversary_tenant import CORDONED, HOME, NAME, NEW, NOWHERE
+from remit.simulate.actors.role import RoleContext
 
-LITTLE: Final = Amount({"cpu": 10})
-PLACED_HERE: Final = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
-"""Transitions with claims of their own: a move that names one is invalid."""
+SMALL_AMOUNT: Final = Amount({"cpu": 10})
+OWN_CLAIM_TRANSITIONS: Final = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
+"""Transitions that have claim types of their own: a `Move` that names one is invalid."""
 
 
-class Meddler(Trespasser):
-    """It rests for `mean_beats` between two mischiefs, on average. `upper` is where policies are published, if not here.
+class Adversary(LimitAdversary):
+    """Sends an invalid operation every `mean_beats` heartbeat intervals on average. `upper` is the scope where policies are
+    published, if it is not this one.
 
-    In quiet times there is no mischief: the yard is taken away, and again whenever a restore brings it back.
+    In the quiet phase it sends nothing invalid and deletes its own objects, again whenever a restore brings them back.
     """
 
-    def __init__(self, seat: Seat, upper: Seat | None = None, *, mean_beats: int = 2) -> None:
+    def __init__(self, seat: RoleContext, upper: RoleContext | None = None, *, mean_beats: int = 2) -> None:
         super().__init__(seat)
         self.reached: dict[Code, int] = {}
         self.tried: dict[str, int] = {}
-        """How often each trespass came to its point."""
+        """How often each attempt of adversary_limits.py got as far as the invalid step."""
         self._deck: list[Code | str] = []
         self._mean_ms = mean_beats * seat.pace.beat_ms
         self._upper = upper
@@ -98,7 +98,7 @@ class Meddler(Trespasser):
     async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
         try:
             await deed()
-        except NoAnswer as error:
+        except RetriesExhausted as error:
             self.gave_up(error)
 
     async def _mischief(self) -> None:
@@ -108,18 +108,18 @@ class Meddler(Trespasser):
         elif drawn == 1:
             await self.gossip()
         else:
-            self._deck = self._deck or self.chance.shuffled([*MISCHIEF, *TRESPASSES])
+            self._deck = self._deck or self.chance.shuffled([*ATTEMPTS_BY_CODE, *LIMIT_ATTEMPTS])
             aim = self._deck.pop()
             await self.furnish()
             if not await self._aim(aim):
-                self._deck.insert(0, aim)  # the world was not so; once more, after the others
+                self._deck.insert(0, aim)  # the preconditions did not hold; retried after all others
             await self.shut_down()
 
     async def _aim(self, aim: Code | str) -> bool:
         if isinstance(aim, Code):
-            await MISCHIEF[aim](self)
+            await ATTEMPTS_BY_CODE[aim](self)
             return aim in self.reached
-        hit = await TRESPASSES[aim](self)
+        hit = await LIMIT_ATTEMPTS[aim](self)
         self.tried[aim] = self.tried.get(aim, 0) + hit
         return hit
 
@@ -129,34 +129,36 @@ class Meddler(Trespasser):
                 self.reached[verdict.code] = self.reached.get(verdict.code, 0) + 1
         return super()._noted(actor, verdicts)
 
-    # -- what is said without agreement ----------------------------------------------------------------------------------
+    # -- soft claims -----------------------------------------------------------------------------------------------------
 
     async def gossip(self) -> None:
-        """Soft claims of every role; they bind nobody, so they may be about anything."""
+        """Send soft claims (events, decisions, reports, conditions) in a random role. They have no effect on placement, so they
+        may be about any object.
+        """
         role = self.chance.choice([role for role in Role if role is not Role.AUTHORITY])
         names = [key for key, _ in self.others("node/")] or [f"node/{HOME}"]
         about, number = self.chance.choice(names), self.chance.below(100)
         claims: list[AnyClaim] = [
-            Note(f"{NAME}-{number}", EventSpec(regarding=about, reason="Seen", source=NAME)),
-            Explain(f"{NAME}-{number}", NAME, DecisionSpec(replicas={about: ""}, reason="a guess")),
-            Report(f"{NAME}-{number % 8}", SummarySpec(holder=NAME, epoch=1, sequence=number, used=LITTLE)),
-            Observe("Node", HOME, Condition(type=f"Odd{number % 4}", status="Unknown", observed_generation=number)),
-            Observe("Node", f"{NAME}-none", Condition(type="Odd", status="True")),
+            RecordEvent(f"{NAME}-{number}", EventSpec(regarding=about, reason="Seen", source=NAME)),
+            RecordDecision(f"{NAME}-{number}", NAME, DecisionSpec(replicas={about: ""}, reason="a guess")),
+            Report(f"{NAME}-{number % 8}", SummarySpec(holder=NAME, epoch=1, sequence=number, used=SMALL_AMOUNT)),
+            SetCondition("Node", HOME, Condition(type=f"Odd{number % 4}", status="Unknown", observed_generation=number)),
+            SetCondition("Node", f"{NAME}-none", Condition(type="Odd", status="True")),
             Report("", SummarySpec(holder=NAME, epoch=1, sequence=1)),
         ]
         await self.say(role, *self.chance.shuffled(claims)[:3])
 
-    # -- who asks --------------------------------------------------------------------------------------------------------
+    # -- roles and leases ------------------------------------------------------------------------------------------------
 
     async def wrong_role(self) -> None:
-        await self.say(Role.USER, Delete("Node", HOME), Recognise(NOWHERE, "one"), Acquire("user", Duration(1_000)))
+        await self.say(Role.USER, Delete("Node", HOME), AcceptIncarnation(NOWHERE, "one"), Acquire("user", Duration(1_000)))
         await self.say(Role.ENDPOINTS, Spawn(NAME, f"{NAME}-plain", 1, 0), Renew("none"))
         for key, seen in self.others("replica/")[:1]:
-            wrong = self.chance.choice([name for name, owner in OWNER.items() if owner is not Role.ENDPOINTS])
+            wrong = self.chance.choice([name for name, owner in OWNERS.items() if owner is not Role.ENDPOINTS])
             await self.say(Role.ENDPOINTS, Move(key, seen.revision, wrong, seen.thing.status.attempt))
 
     async def not_mine(self) -> None:
-        """Leases of other roles, other nodes, other grants."""
+        """Claims on leases, nodes and grants that it does not own."""
         await self.say(Role.SCHEDULER, Acquire("repair", Duration(1_000)), Close("clock"))
         nodes = self.others("node/")
         if nodes:
@@ -186,7 +188,9 @@ class Meddler(Trespasser):
     # -- operations ------------------------------------------------------------------------------------------------------
 
     async def _operation(self, claim: AnyClaim, id_: OperationID | None = None) -> Operation:
-        return Operation(id_ or await self.client.issue(), Actor(NAME, Role.USER), claim, Evidence(self.view.revision, 0))
+        return Operation(
+            id_ or await self.client.new_operation_id(), Actor(NAME, Role.USER), claim, Evidence(self.view.revision, 0)
+        )
 
     async def old_id(self) -> None:
         status = await self.client.status()
@@ -208,30 +212,32 @@ class Meddler(Trespasser):
         await self.say(Role.USER, Abandon(operation.id))
         await self.say_again(operation)
 
-    # -- what is named ---------------------------------------------------------------------------------------------------
+    # -- objects ---------------------------------------------------------------------------------------------------------
 
     async def nonsense(self) -> None:
         """Claims that contradict themselves."""
-        await self.say(Role.OPERATOR, DeclareLost(HOME), Recognise("nobody", "one"), Delete("Replica", "none"))
+        await self.say(Role.OPERATOR, DeclareLost(HOME), AcceptIncarnation("nobody", "one"), Delete("Replica", "none"))
         await self.say(Role.BUDGETS, Issue("NO LABEL", self._offer()), Issue(f"{NAME}-x", self._offer(amount=Amount())))
-        far = Accept(f"{NAME}-far", GrantSpec(holder=NAME, amount=LITTLE, ttl=Duration(1)), 1, 0, "a", "b")
-        await self.say(Role.BUDGETS, far, Yield("clock", LITTLE))
-        transition = self.chance.choice(sorted(PLACED_HERE))
+        far = Accept(f"{NAME}-far", GrantSpec(holder=NAME, amount=SMALL_AMOUNT, ttl=Duration(1)), 1, 0, "a", "b")
+        await self.say(Role.BUDGETS, far, ReturnCapacity("clock", SMALL_AMOUNT))
+        transition = self.chance.choice(sorted(OWN_CLAIM_TRANSITIONS))
         await self.say(Role.REPAIR, Move("none", 1, transition), Acquire(f"repair/{NAME}", Duration(1)))
 
     async def unsayable(self) -> None:
-        """What only Remit itself may say."""
+        """A label that only Remit itself may set."""
         await self.say(Role.OPERATOR, Apply(Region(metadata=Metadata(name=f"{NAME}-own", labels={"remit/mine": "yes"}))))
 
     async def foreign(self) -> None:
-        """As somebody of one tenant, about another's."""
+        """As a user of one tenant, delete an object of another."""
         mine, theirs = f"{NAME}-one", f"{NAME}-two"
         await self.say_as(Actor(NAME, Role.USER, tenant=mine), Delete("Workload", "none", theirs))
 
     async def missing(self) -> None:
         await self.say(Role.OPERATOR, Delete("Node", f"{NAME}-none"), Rollback(99_999_999))
         await self.say(Role.SCHEDULER, Bind("replica/none/none-0", 1, HOME, "none"), Close("none"))
-        await self.say(Role.BUDGETS, Renew("none"), Yield("none", LITTLE), Credit("none", 1, 1, LITTLE, "a", "b"))
+        await self.say(
+            Role.BUDGETS, Renew("none"), ReturnCapacity("none", SMALL_AMOUNT), Credit("none", 1, 1, SMALL_AMOUNT, "a", "b")
+        )
         await self.bind("plain", f"{NAME}-none")
 
     async def there_already(self) -> None:
@@ -242,7 +248,7 @@ class Meddler(Trespasser):
             await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, index))
 
     async def old_revision(self) -> None:
-        """Of anybody's: an old revision is never the current one."""
+        """On any replica: an old revision is never the current one."""
         for key, seen in self.others("replica/")[:2]:
             await self.say(Role.WORKLOADS, Move(key, seen.revision - 1, "cancel"), Forget(key, seen.revision - 1))
             await self.say(Role.SCHEDULER, Bind(key, seen.revision - 1, HOME, f"tenant/{NAME}"))
@@ -251,21 +257,23 @@ class Meddler(Trespasser):
             await self.say(Role.NODES, Mark(HOME, seen_home.revision - 1, NodeHealth.SUSPECT))
 
     async def wrong_phase(self) -> None:
-        """Of anybody's, but only what the table does not have from where it stands."""
+        """On any object, but only transitions that the table does not have from its current phase."""
         replicas, nodes = self.others("replica/"), self.others("node/")
         if replicas:
             key, seen = self.chance.choice(replicas)
             status = seen.thing.status
-            names = [n for n in OWNER if n not in PLACED_HERE and edge(n, status.phase, status.before) is None]
+            names = [
+                n for n in OWNERS if n not in OWN_CLAIM_TRANSITIONS and find_transition(n, status.phase, status.before) is None
+            ]
             name = self.chance.choice(names)
-            if OWNER[name] is not Role.AUTHORITY:
-                await self.say(OWNER[name], Move(key, seen.revision, name, status.attempt, "odd"))
+            if OWNERS[name] is not Role.AUTHORITY:
+                await self.say(OWNERS[name], Move(key, seen.revision, name, status.attempt, "odd"))
             if status.phase is not Phase.RELEASED:
                 await self.say(Role.WORKLOADS, Forget(key, seen.revision))
         if nodes:
             key, seen = self.chance.choice(nodes)
             here = seen.thing.status.health
-            there = self.chance.choice([health for health in NodeHealth if (here, health) not in NODE_EDGES])
+            there = self.chance.choice([health for health in NodeHealth if (here, health) not in NODE_HEALTH_TRANSITIONS])
             await self.say(Role.NODES, Mark(key.removeprefix("node/"), seen.revision, there))
         placed = await self.placed()
         if placed is not None:
@@ -282,14 +290,14 @@ class Meddler(Trespasser):
             await self.say(Role.OPERATOR, Delete("Node", HOME))
 
     async def going(self) -> None:
-        """A workload that is deleted while a replica of it is left."""
+        """A workload that is being deleted while it still has a replica."""
         if await self.pending("going") is None:
             return
         name = f"{NAME}-going"
         await self.say(Role.USER, Delete("Workload", name, NAME), Apply(self.workload("going")))
         await self.bind("going")
 
-    # -- waiting ---------------------------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------------------------
 
     async def too_early(self) -> None:
         placed = await self.placed()
@@ -299,7 +307,9 @@ class Meddler(Trespasser):
         await self.say(Role.REPAIR, Close(offer))
 
     async def fenced(self) -> None:
-        """Its own node's agent was just heard of, so what runs there may still run."""
+        """The agent of its own node has just renewed its lease, so the replica there may still run and must not be declared
+        lost.
+        """
         placed = await self.placed()
         if placed is None:
             return
@@ -315,13 +325,13 @@ class Meddler(Trespasser):
         if placed is not None:
             await self.say(Role.AGENT, Move(placed[0], placed[2], "start", placed[1].status.attempt), age_ms=3_600_000)
 
-    # -- room ------------------------------------------------------------------------------------------------------------
+    # -- placement -------------------------------------------------------------------------------------------------------
 
     async def unready(self) -> None:
         await self.bind("plain", NEW)
 
     async def shut(self) -> None:
-        await self.bind("plain", SHUT)
+        await self.bind("plain", CORDONED)
 
     async def device_taken(self) -> None:
         await self.placed("gpu")
@@ -329,7 +339,7 @@ class Meddler(Trespasser):
         await self.bind("gpus")
 
     async def wrong_device(self) -> None:
-        """Also with others' replicas: a device that no node has is never theirs."""
+        """Also on replicas of others: no node has this device, so it is never accepted."""
         await self.bind("plain", devices={"gpu-1": 1000})
         waiting = [(key, seen) for key, seen in self.others("replica/") if seen.thing.status.phase is Phase.PENDING]
         nodes = self.others("node/")
@@ -340,7 +350,9 @@ class Meddler(Trespasser):
             await self.say(Role.SCHEDULER, claim)
 
     async def barred(self) -> None:
-        """A policy about one workload of the yard; it comes into force here at once, or with the next that is adopted."""
+        """Publish a policy that excludes one of its own workloads. It takes effect here at once, or with the next adopted
+        revision.
+        """
         rule = PolicyRule(match=PolicyMatch(labels={NAME: "barred"}), allow=PolicyAllow(zones=("nowhere",)))
         claim = Apply(Policy(metadata=Metadata(name=NAME), spec=PolicySpec(rules=(rule,))))
         if isinstance(await self.bind("barred"), Refused):
@@ -360,7 +372,7 @@ class Meddler(Trespasser):
         await self.bind("shy")
 
     async def unlawful_policy(self) -> None:
-        """When the policies here are past their lease nothing is placed; and what is adopted must not be older than they."""
+        """Bind while the policies may be past their lease, and adopt an older policy revision."""
         await self.bind("plain")
         rows = [seen.thing.spec for _, seen in self.view.kind("policyrevision/")]
         number = max((spec.number for spec in rows if spec.deadline is not None), default=0)
@@ -370,7 +382,7 @@ class Meddler(Trespasser):
     async def short_gang(self) -> None:
         found = await self.pending("gang")
         if found is not None:
-            await self.say(Role.SCHEDULER, Ganged((Bind(*found, HOME, f"tenant/{NAME}"),)))
+            await self.say(Role.SCHEDULER, BindGang((Bind(*found, HOME, f"tenant/{NAME}"),)))
             await self.bind("gang")
 
     async def wrong_victims(self) -> None:
@@ -384,7 +396,7 @@ class Meddler(Trespasser):
 
     # -- grants ----------------------------------------------------------------------------------------------------------
 
-    def _offer(self, amount: Amount = LITTLE, ttl_ms: int = 60_000, holder: str = f"scheduler/{NAME}") -> GrantSpec:
+    def _offer(self, amount: Amount = SMALL_AMOUNT, ttl_ms: int = 60_000, holder: str = f"scheduler/{NAME}") -> GrantSpec:
         return GrantSpec(
             holder=holder, amount=amount, parent=f"tenant/{NAME}", tenant=NAME, purpose="offer", ttl=Duration(ttl_ms)
         )
@@ -404,9 +416,9 @@ class Meddler(Trespasser):
         await self.bind("plain", grant=name)
 
     async def void_letters(self) -> None:
-        """Letters between others than the two who deal with each other."""
-        spec = GrantSpec(holder=NOWHERE, issuer=NOWHERE, amount=LITTLE, ttl=Duration(1_000))
-        await self.say(Role.BUDGETS, Accept(f"{NAME}-letter", spec, 1, 0, "a", "b"), Vouch(NOWHERE, 1, {}, "a", "b"))
+        """Peer messages between scopes that are not the two that deal with each other."""
+        spec = GrantSpec(holder=NOWHERE, issuer=NOWHERE, amount=SMALL_AMOUNT, ttl=Duration(1_000))
+        await self.say(Role.BUDGETS, Accept(f"{NAME}-letter", spec, 1, 0, "a", "b"), ConfirmHoldings(NOWHERE, 1, {}, "a", "b"))
 
     async def unreported(self) -> None:
         name = await self._lend(replace(self._offer(ttl_ms=50), holder=NOWHERE))
@@ -420,60 +432,60 @@ class Meddler(Trespasser):
         await self.say(Role.OPERATOR, Apply(region, expect=1))
 
 
-async def _publish(upper: Seat, claim: AnyClaim) -> None:
+async def _publish(upper: RoleContext, claim: AnyClaim) -> None:
     try:
-        await upper.client(Actor(NAME, Role.OPERATOR)).ask(claim)
-    except NoAnswer as error:
+        await upper.client(Actor(NAME, Role.OPERATOR)).submit(claim)
+    except RetriesExhausted as error:
         for operation in error.operation_ids:
             upper.ear.gave_up(upper.process.name, upper.scope, operation)
 
 
-def _misplaced(workload: str) -> Callable[[Meddler], Awaitable[None]]:
+def _bind_attempt(workload: str) -> Callable[[Adversary], Awaitable[None]]:
     return lambda meddler: meddler.misplaced(workload)
 
 
-MISCHIEF: Final[Mapping[Code, Callable[[Meddler], Awaitable[None]]]] = {
-    Code.INVALID: Meddler.nonsense,
-    Code.RESERVED: Meddler.unsayable,
-    Code.TENANT: Meddler.foreign,
-    Code.ROLE: Meddler.wrong_role,
-    Code.NOT_OWNER: Meddler.not_mine,
-    Code.STALE_EPOCH: Meddler.old_epoch,
-    Code.LEASE_EXPIRED: Meddler.lapsed_lease,
-    Code.LEASE_HELD: Meddler.taken_lease,
-    Code.STALE_EVIDENCE: Meddler.stale,
-    Code.OPERATION_EXPIRED: Meddler.old_id,
-    Code.OPERATION_MISMATCH: Meddler.twice_used_id,
-    Code.ABANDONED: Meddler.abandoned,
-    Code.NOT_FOUND: Meddler.missing,
-    Code.EXISTS: Meddler.there_already,
-    Code.REVISION: Meddler.old_revision,
-    Code.PHASE: Meddler.wrong_phase,
-    Code.ATTEMPT: Meddler.wrong_attempt,
-    Code.IN_USE: Meddler.in_use,
-    Code.DELETING: Meddler.going,
-    Code.WAIT: Meddler.too_early,
-    Code.FENCE: Meddler.fenced,
-    Code.NODE_UNREADY: Meddler.unready,
-    Code.DRAINING: Meddler.shut,
-    Code.NO_ROOM: _misplaced("huge"),
-    Code.DEVICE_TAKEN: Meddler.device_taken,
-    Code.DEVICE_MISMATCH: Meddler.wrong_device,
-    Code.SELECTOR: _misplaced("choosy"),
-    Code.TAINT: _misplaced("frail"),
-    Code.PLACE: _misplaced("abroad"),
-    Code.POLICY: Meddler.barred,
-    Code.POLICY_LAPSED: Meddler.unlawful_policy,
-    Code.SPREAD: _misplaced("skewed"),
-    Code.AFFINITY: _misplaced("lonely"),
-    Code.ANTI_AFFINITY: Meddler.shunned,
-    Code.OVER_QUOTA: _misplaced("greedy"),
-    Code.GRANT_SHORT: Meddler.short_grant,
-    Code.GRANT_EXPIRED: Meddler.expired_grant,
-    Code.GRANT_VOID: Meddler.void_letters,
-    Code.AWAITING_REPORTS: Meddler.unreported,
-    Code.GANG_SHORT: Meddler.short_gang,
-    Code.VICTIMS: Meddler.wrong_victims,
-    Code.LIMIT: Meddler.limits,
+ATTEMPTS_BY_CODE: Final[Mapping[Code, Callable[[Adversary], Awaitable[None]]]] = {
+    Code.INVALID: Adversary.nonsense,
+    Code.RESERVED: Adversary.unsayable,
+    Code.TENANT: Adversary.foreign,
+    Code.ROLE: Adversary.wrong_role,
+    Code.NOT_OWNER: Adversary.not_mine,
+    Code.STALE_EPOCH: Adversary.old_epoch,
+    Code.LEASE_EXPIRED: Adversary.lapsed_lease,
+    Code.LEASE_HELD: Adversary.taken_lease,
+    Code.STALE_EVIDENCE: Adversary.stale,
+    Code.OPERATION_EXPIRED: Adversary.old_id,
+    Code.OPERATION_MISMATCH: Adversary.twice_used_id,
+    Code.ABANDONED: Adversary.abandoned,
+    Code.NOT_FOUND: Adversary.missing,
+    Code.EXISTS: Adversary.there_already,
+    Code.REVISION: Adversary.old_revision,
+    Code.PHASE: Adversary.wrong_phase,
+    Code.ATTEMPT: Adversary.wrong_attempt,
+    Code.IN_USE: Adversary.in_use,
+    Code.DELETING: Adversary.going,
+    Code.WAIT: Adversary.too_early,
+    Code.FENCE: Adversary.fenced,
+    Code.NODE_UNREADY: Adversary.unready,
+    Code.DRAINING: Adversary.shut,
+    Code.NO_ROOM: _bind_attempt("huge"),
+    Code.DEVICE_TAKEN: Adversary.device_taken,
+    Code.DEVICE_MISMATCH: Adversary.wrong_device,
+    Code.SELECTOR: _bind_attempt("choosy"),
+    Code.TAINT: _bind_attempt("frail"),
+    Code.PLACE: _bind_attempt("abroad"),
+    Code.POLICY: Adversary.barred,
+    Code.POLICY_LAPSED: Adversary.unlawful_policy,
+    Code.SPREAD: _bind_attempt("skewed"),
+    Code.AFFINITY: _bind_attempt("lonely"),
+    Code.ANTI_AFFINITY: Adversary.shunned,
+    Code.OVER_QUOTA: _bind_attempt("greedy"),
+    Code.GRANT_SHORT: Adversary.short_grant,
+    Code.GRANT_EXPIRED: Adversary.expired_grant,
+    Code.GRANT_VOID: Adversary.void_letters,
+    Code.AWAITING_REPORTS: Adversary.unreported,
+    Code.GANG_SHORT: Adversary.short_gang,
+    Code.VICTIMS: Adversary.wrong_victims,
+    Code.LIMIT: Adversary.limits,
 }
-"""Which mischief aims at which code. Every code but `FAULT` has one."""
+"""The method that aims at each code. Every code except `FAULT` has one."""

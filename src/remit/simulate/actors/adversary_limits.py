@@ -1,10 +1,9 @@
 """Sends operations one step past a lawful limit.
 
-Tries in the yard, each at one rule; nothing of others' is touched.
-
-A code of refusal stands for many rules, and meddler.py is content with one of them. Here are rules that it would pass by: whose
-quota, grant or lease it is, what may make room for what, how often a job is tried, which word of a peer still counts. Most
-tries go as far as is lawful first, so that nothing but the rule itself stands in the way of the last step.
+A refusal code covers several rules, and adversary.py stops at the first one. These attempts cover other rules: who owns a
+quota, grant or lease, what may preempt what, how often a job is retried, which incarnation of a peer is current. Most of
+them take valid steps first, so that only the rule itself can refuse the last step. Only the adversary's own objects are
+affected.
 """
 
 from __future__ import annotations
@@ -12,40 +11,50 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from remit.law.lifecycle import edge
+from remit.law.lifecycle import find_transition
 from remit.model.claims import (
+    AcceptIncarnation,
     Acquire,
     Actor,
     Bind,
+    BindGang,
     Close,
+    ConfirmHoldings,
     DeclareLost,
     Delete,
-    Ganged,
     Issue,
     Move,
-    Recognise,
     Refused,
     Reserve,
     Role,
     Spawn,
     Vacate,
-    Vouch,
 )
 from remit.model.records import GrantSpec, Phase, Replica
 from remit.model.resources import Amount, Duration
 from remit.observation.watch_cache import Kept
-from remit.simulate.actors.adversary_tenant import ASKED, HOME, NAME, NOWHERE, PRIORITY, RANK, TWIN, WANTED, Yard
+from remit.simulate.actors.adversary_tenant import (
+    HOME,
+    NAME,
+    NOWHERE,
+    PREEMPTING,
+    PRIORITY,
+    REPLICA_CPU,
+    REPLICAS,
+    TWIN,
+    AdversaryTenant,
+)
 
-ENOUGH: Final = Amount({"cpu": 2 * ASKED})
-"""For one replica, so that it is not for want of amount that a draw is refused."""
-MINE: Final = f"scheduler/{NAME}"
-QUOTA: Final = f"tenant/{NAME}"
+ENOUGH: Final = Amount({"cpu": 2 * REPLICA_CPU})
+"""Enough for one replica, so that a draw is not refused for lack of capacity."""
+OWN_LEASE: Final = f"scheduler/{NAME}"
+OWN_QUOTA: Final = f"tenant/{NAME}"
 
 
-class Trespasser(Yard):
-    """Each try answers whether it came to the point: the world is not always so."""
+class LimitAdversary(AdversaryTenant):
+    """Each attempt returns whether it got as far as the invalid step; its preconditions do not always hold."""
 
-    async def _lent(self, tenant: str = NAME, holder: str = MINE) -> str:
+    async def _lent(self, tenant: str = NAME, holder: str = OWN_LEASE) -> str:
         name = f"{NAME}-{self.world.ids.nonce()[:10]}"
         parent, ttl = f"tenant/{tenant}", Duration(60_000)
         spec = GrantSpec(holder=holder, amount=ENOUGH, parent=parent, tenant=tenant, purpose="offer", ttl=ttl)
@@ -62,11 +71,11 @@ class Trespasser(Yard):
         return bool(tenants) and await self._draw(self.chance.choice(tenants))
 
     async def grant_for_another(self) -> bool:
-        """It holds the grant itself, but as one for another tenant's work."""
+        """A grant that it holds itself, but for the work of another tenant."""
         return await self._draw(await self._lent(TWIN))
 
     async def grant_of_another(self) -> bool:
-        return await self._draw(await self._lent(holder=f"{MINE}-other"))
+        return await self._draw(await self._lent(holder=f"{OWN_LEASE}-other"))
 
     async def grant_lent_away(self) -> bool:
         asked = await self._draw(await self._lent(holder=NOWHERE))
@@ -74,7 +83,7 @@ class Trespasser(Yard):
         return asked
 
     async def closed_grant(self) -> bool:
-        """One that is still drawn on, so that it is not gone."""
+        """A closed grant that is still drawn on, so that it still exists."""
         name = await self._lent()
         if not await self._draw(name):
             return False
@@ -82,11 +91,11 @@ class Trespasser(Yard):
         return await self._draw(name)
 
     async def budgets(self) -> bool:
-        """Out of quota for emergencies: one with a share for this tenant, and one without."""
+        """Draw on emergency budgets: one with a share for this tenant and one without."""
         asked = True
         for tenant in (NAME, TWIN):
             name = f"{NAME}-{self.world.ids.nonce()[:10]}"
-            spec = GrantSpec(holder=MINE, amount=ENOUGH, shares={tenant: ENOUGH}, purpose="budget", ttl=Duration(60_000))
+            spec = GrantSpec(holder=OWN_LEASE, amount=ENOUGH, shares={tenant: ENOUGH}, purpose="budget", ttl=Duration(60_000))
             await self.say(Role.BUDGETS, Issue(name, spec))
             asked = await self._draw(name) and asked
         return asked
@@ -98,7 +107,7 @@ class Trespasser(Yard):
         return True
 
     async def hands_over(self) -> bool:
-        """Lawful: another takes the lease at once, and hands it back."""
+        """A valid hand-over: another holder takes the lease at once, and gives it up again."""
         mine, twin = await self.actor(Role.ROLLOUT), Actor(TWIN, Role.ROLLOUT)
         self.forget_lease(mine)
         await self.say_as(mine, Vacate(mine.lease), Move("none", 1, "retire"))
@@ -109,10 +118,10 @@ class Trespasser(Yard):
         await self.say_as(Actor(TWIN, Role.ROLLOUT, mine.lease, said.number), Vacate(mine.lease))
         return True
 
-    # -- what is in use --------------------------------------------------------------------------------------------------
+    # -- objects in use --------------------------------------------------------------------------------------------------
 
     async def classes_in_use(self) -> bool:
-        await self.say(Role.OPERATOR, Delete("PriorityClass", RANK))
+        await self.say(Role.OPERATOR, Delete("PriorityClass", PREEMPTING))
         return True
 
     async def region_in_use(self) -> bool:
@@ -121,61 +130,61 @@ class Trespasser(Yard):
         await self.say(Role.OPERATOR, Delete("Region", self.seat.scope))
         return True
 
-    # -- room ------------------------------------------------------------------------------------------------------------
+    # -- preemption and gangs --------------------------------------------------------------------------------------------
 
     async def victim_elsewhere(self) -> bool:
-        """A lesser one, but not on the node where room is wanted."""
+        """A victim of lower priority, but not on the node where capacity is needed."""
         found = await self.pending("ranked")
-        busy = [(key, seen) for key, seen in self.others("replica/") if _lesser(seen.thing)]
+        busy = [(key, seen) for key, seen in self.others("replica/") if _is_possible_victim(seen.thing)]
         if found is None or not busy:
             return False
         key, seen = self.chance.choice(busy)
-        await self.say(Role.SCHEDULER, Reserve(*found, HOME, QUOTA, victims={key: seen.revision}))
+        await self.say(Role.SCHEDULER, Reserve(*found, HOME, OWN_QUOTA, victims={key: seen.revision}))
         return True
 
     async def meek(self) -> bool:
-        """Its class has a higher priority, and preempts nobody all the same."""
+        """A replica of higher priority whose class does not preempt."""
         placed, found = await self.placed(), await self.pending("meek")
         if placed is None or found is None:
             return False
-        await self.say(Role.SCHEDULER, Reserve(*found, HOME, QUOTA, victims={placed[0]: placed[2]}))
+        await self.say(Role.SCHEDULER, Reserve(*found, HOME, OWN_QUOTA, victims={placed[0]: placed[2]}))
         return True
 
     async def hasty(self) -> bool:
-        """Room is made, lawfully; and taken before it is there."""
+        """Reserve with a valid victim, and bind before the victim is gone."""
         placed, found = await self.placed(), await self.pending("ranked")
         if placed is None or found is None:
             return False
-        await self.say(Role.SCHEDULER, Reserve(*found, HOME, QUOTA, victims={placed[0]: placed[2]}))
+        await self.say(Role.SCHEDULER, Reserve(*found, HOME, OWN_QUOTA, victims={placed[0]: placed[2]}))
         seen = await self.look(found[0])
         if seen is None or seen.thing.status.phase is not Phase.RESERVED:
             return False
         grant = await self._lent()
-        await self.say(Role.SCHEDULER, *(Bind(found[0], seen.revision, HOME, one) for one in (grant, QUOTA)))
+        await self.say(Role.SCHEDULER, *(Bind(found[0], seen.revision, HOME, one) for one in (grant, OWN_QUOTA)))
         return True
 
     async def broken_gang(self) -> bool:
-        """Two of three are bound together; one of them leaves, so one more is not enough any more."""
+        """Bind two of three replicas as a gang, remove one of them, and bind the third: one more is no longer enough."""
         waiting = [(key, self.view.rows[key].revision) for key in self.own("pack", Phase.PENDING)]
-        if len(waiting) < WANTED["pack"]:
+        if len(waiting) < REPLICAS["pack"]:
             await self.tidy()
             taken = {self.view.get(key).spec.index for key in self.own("pack", *Phase)}
-            missing = [index for index in range(WANTED["pack"]) if index not in taken]
+            missing = [index for index in range(REPLICAS["pack"]) if index not in taken]
             if missing:
                 await self.say(Role.WORKLOADS, *(Spawn(NAME, f"{NAME}-pack", 1, index) for index in missing))
             return False
-        bound = (await self.say(Role.SCHEDULER, Ganged(tuple(Bind(*one, HOME, QUOTA) for one in waiting[:2]))))[0]
+        bound = (await self.say(Role.SCHEDULER, BindGang(tuple(Bind(*one, HOME, OWN_QUOTA) for one in waiting[:2]))))[0]
         seen = await self.look(waiting[0][0])
         if isinstance(bound, Refused) or seen is None:
             return False
         await self.say(Role.WORKLOADS, Move(waiting[0][0], seen.revision, "remove"))
-        await self.say(Role.SCHEDULER, Bind(*waiting[2], HOME, QUOTA))
+        await self.say(Role.SCHEDULER, Bind(*waiting[2], HOME, OWN_QUOTA))
         return True
 
     # -- jobs ------------------------------------------------------------------------------------------------------------
 
     async def _through(self, workload: str, *steps: tuple[Role, str, str]) -> tuple[str, Kept] | None:
-        """One replica of it, placed at home and moved on, step by step."""
+        """Place a replica of this workload on `HOME` and move it through these transitions."""
         placed = await self.placed(workload)
         seen = None if placed is None else await self.look(placed[0])
         for role, transition, result in steps:
@@ -188,7 +197,7 @@ class Trespasser(Yard):
         return placed[0], seen
 
     async def tried_enough(self) -> bool:
-        """A job that has no retries left."""
+        """A job without retries left."""
         steps = (Role.AGENT, "start", ""), (Role.AGENT, "crash", "error"), (Role.REPAIR, "release", "")
         return await self._again(await self._through("once", *steps))
 
@@ -206,40 +215,40 @@ class Trespasser(Yard):
     # -- peers -----------------------------------------------------------------------------------------------------------
 
     async def past_peers(self) -> bool:
-        """A peer that was restored, and is then given up: what any of its past incarnations says is not heeded."""
+        """A peer is restored and then declared lost: messages from its earlier incarnations must be refused."""
         peer = self.view.get(f"peer/{NOWHERE}")
         first, second, third = (f"{NAME}-{self.world.ids.nonce()[:8]}" for _ in range(3))
-        await self.say(Role.OPERATOR, Recognise(NOWHERE, first, "" if peer is None else peer.spec.incarnation))
-        await self.say(Role.OPERATOR, Recognise(NOWHERE, second, first), Recognise(NOWHERE, second, first))
-        await self.say(Role.OPERATOR, Recognise(NOWHERE, first, second), Recognise(NOWHERE, third, first))
+        await self.say(Role.OPERATOR, AcceptIncarnation(NOWHERE, first, "" if peer is None else peer.spec.incarnation))
+        await self.say(Role.OPERATOR, AcceptIncarnation(NOWHERE, second, first), AcceptIncarnation(NOWHERE, second, first))
+        await self.say(Role.OPERATOR, AcceptIncarnation(NOWHERE, first, second), AcceptIncarnation(NOWHERE, third, first))
         await self.say(Role.OPERATOR, DeclareLost(NOWHERE))
         here = self.view.head.incarnation if self.view.head is not None else ""
-        await self.say(Role.BUDGETS, *(Vouch(NOWHERE, 1, {}, sender, here) for sender in (first, second)))
-        await self.say(Role.OPERATOR, Recognise(NOWHERE, second))
+        await self.say(Role.BUDGETS, *(ConfirmHoldings(NOWHERE, 1, {}, sender, here) for sender in (first, second)))
+        await self.say(Role.OPERATOR, AcceptIncarnation(NOWHERE, second))
         return True
 
 
-def _lesser(replica: Replica) -> bool:
-    return replica.spec.priority < PRIORITY and edge("preempt", replica.status.phase) is not None
+def _is_possible_victim(replica: Replica) -> bool:
+    return replica.spec.priority < PRIORITY and find_transition("preempt", replica.status.phase) is not None
 
 
-TRESPASSES: Final[Mapping[str, Callable[[Trespasser], Awaitable[bool]]]] = {
-    "quota of another": Trespasser.quota_of_another,
-    "grant for another": Trespasser.grant_for_another,
-    "grant of another": Trespasser.grant_of_another,
-    "grant lent away": Trespasser.grant_lent_away,
-    "closed grant": Trespasser.closed_grant,
-    "budgets": Trespasser.budgets,
-    "lease of another": Trespasser.vacates_anothers,
-    "lease handed over": Trespasser.hands_over,
-    "class in use": Trespasser.classes_in_use,
-    "region in use": Trespasser.region_in_use,
-    "victim elsewhere": Trespasser.victim_elsewhere,
-    "no preemptor": Trespasser.meek,
-    "victims not gone": Trespasser.hasty,
-    "gang that leaves": Trespasser.broken_gang,
-    "no retries left": Trespasser.tried_enough,
-    "work that is done": Trespasser.done,
-    "past peers": Trespasser.past_peers,
+LIMIT_ATTEMPTS: Final[Mapping[str, Callable[[LimitAdversary], Awaitable[bool]]]] = {
+    "quota of another": LimitAdversary.quota_of_another,
+    "grant for another": LimitAdversary.grant_for_another,
+    "grant of another": LimitAdversary.grant_of_another,
+    "grant lent away": LimitAdversary.grant_lent_away,
+    "closed grant": LimitAdversary.closed_grant,
+    "budgets": LimitAdversary.budgets,
+    "lease of another": LimitAdversary.vacates_anothers,
+    "lease handed over": LimitAdversary.hands_over,
+    "class in use": LimitAdversary.classes_in_use,
+    "region in use": LimitAdversary.region_in_use,
+    "victim elsewhere": LimitAdversary.victim_elsewhere,
+    "no preemptor": LimitAdversary.meek,
+    "victims not gone": LimitAdversary.hasty,
+    "gang that leaves": LimitAdversary.broken_gang,
+    "no retries left": LimitAdversary.tried_enough,
+    "work that is done": LimitAdversary.done,
+    "past peers": LimitAdversary.past_peers,
 }
-"""What is tried, beside the codes that meddler.py aims at."""
+"""All attempts, in addition to the codes of adversary.py."""

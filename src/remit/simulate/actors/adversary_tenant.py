@@ -1,11 +1,10 @@
 """Tenant, nodes and workloads owned by the adversary.
 
-In a yard of its own: a tenant, nodes and workloads that nobody's work depends on.
-
-Everything in it is called `meddler…`. Its workloads want a few replicas each and never have more: surplus that one controller
-takes away and another brings back would keep both busy for ever. They go only to the yard's nodes, and those are tainted, so
-nobody else's work does; and the nodes are ready only during a mischief, so nobody fills them meanwhile. No agent runs there:
-the meddler holds the leases of those nodes' agents, and what it has placed it takes away again, step by step.
+All names begin with `meddler`. Other work does not depend on any of these objects. The workloads have a few replicas each
+and never more: surplus replicas that one controller deletes and another creates again would keep both busy forever. The
+workloads can only be placed on the adversary's nodes. Those are tainted, so no other work is placed there, and they are
+ready only during an attempt, so that the schedulers do not fill them in between. No agent runs on these nodes: the adversary
+holds the leases of their agents, and moves what it has placed through the lifecycle step by step until it is released.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import Client, NoAnswer
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.commitment.rulings.registry import UNLEASED
 from remit.model.claims import (
     Accepted,
@@ -42,7 +41,7 @@ from remit.model.claims import (
 from remit.model.kinds import (
     Affinity,
     Device,
-    DeviceAsk,
+    DeviceRequest,
     Gang,
     Node,
     NodeHealth,
@@ -65,33 +64,34 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, key_of
-from remit.model.records import Grant, Phase, Replica, Standing
+from remit.model.records import Grant, PeerConfirmation, Phase, Replica
 from remit.model.resources import Amount, Duration
-from remit.model.wire.agent_messages import Beat, NodeState
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.observation.watch_cache import Kept
-from remit.simulate.actors.role import Seat
+from remit.simulate.actors.role import RoleContext
+from remit.simulate.world import random_streams
 
 NAME: Final = "meddler"
-MEDDLED: Final = f"node/{NAME}-"
-"""Nodes that take work only when the meddler says so, who has them."""
+NODE_PREFIX: Final = f"node/{NAME}-"
+"""Prefix of nodes that accept work only during an attempt of the adversary."""
 TWIN: Final = f"{NAME}-twin"
-"""Another tenant, or another holder, with whom nobody else deals either."""
-RANK: Final = f"{NAME}-rank"
-MEEK: Final = f"{NAME}-meek"
+"""A second tenant and lease holder, used only by the adversary."""
+PREEMPTING: Final = f"{NAME}-rank"
+NON_PREEMPTING: Final = f"{NAME}-meek"
 PRIORITY: Final = 10
-"""Of the two classes of the yard; the second preempts nobody."""
+"""Priority of both classes; the second one never preempts."""
 NOWHERE: Final = f"scope/{NAME}-nowhere"
-"""A scope that never was: what is lent to it comes back when it is declared lost."""
+"""A scope that never existed: capacity granted to it is returned by declaring it lost."""
 
 LEASE_MS: Final = 120_000
-WANTED: Final[Mapping[str, int]] = {"plain": 3, "shy": 2, "gpu": 2, "gang": 3, "pack": 3}
-"""How many replicas a workload of the yard has; else one. All that wait are looked at by the scheduler again and again."""
+REPLICAS: Final[Mapping[str, int]] = {"plain": 3, "shy": 2, "gpu": 2, "gang": 3, "pack": 3}
+"""Replicas of each workload; default 1. Few, because the scheduler tries all pending ones repeatedly."""
 HOME: Final = f"{NAME}-home"
-SHUT: Final = f"{NAME}-shut"
+CORDONED: Final = f"{NAME}-shut"
 NEW: Final = f"{NAME}-new"
-ASKED: Final = 100
+REPLICA_CPU: Final = 100
 
-OUT: Final[Mapping[Phase, tuple[str, Role]]] = {
+TOWARDS_RELEASED: Final[Mapping[Phase, tuple[str, Role]]] = {
     Phase.PENDING: ("cancel", Role.WORKLOADS),
     Phase.RESERVED: ("cancel", Role.WORKLOADS),
     Phase.BOUND: ("remove", Role.WORKLOADS),
@@ -105,7 +105,7 @@ OUT: Final[Mapping[Phase, tuple[str, Role]]] = {
     Phase.FAILED: ("release", Role.REPAIR),
     Phase.FINISHED: ("settle", Role.WORKLOADS),
 }
-"""From each phase the transition that leads out, and who takes it."""
+"""For each phase, the transition towards released and the role that owns it."""
 
 _TOWARDS_READY: Final[Mapping[NodeHealth, NodeHealth]] = {
     NodeHealth.JOINING: NodeHealth.READY,
@@ -128,10 +128,10 @@ def _node(name: str, region: str, *, unschedulable: bool = False) -> Node:
     return Node(metadata=Metadata(name=name), spec=spec)
 
 
-def _shape(
+def _spec(
     where: Mapping[str, Any],
     *,
-    cpu: int = ASKED,
+    cpu: int = REPLICA_CPU,
     gpus: int = 0,
     models: tuple[str, ...] = (),
     gang: int = 0,
@@ -141,7 +141,7 @@ def _shape(
     template = Template(
         command=("work", "-", "0"),
         resources=Amount({"cpu": cpu}),
-        devices=(DeviceAsk(kind="gpu", count=gpus, models=models),) if gpus else (),
+        devices=(DeviceRequest(kind="gpu", count=gpus, models=models),) if gpus else (),
     )
     placement = Placement(**{"pools": (NAME,), **where}, tolerations=tolerations)
     return WorkloadSpec(
@@ -155,53 +155,54 @@ def _shape(
 
 _NEAR: Final = Affinity(label_selector={NAME: "shy"}, topology_key="node")
 
-SHAPES: Final[Mapping[str, WorkloadSpec]] = {
-    "plain": _shape({}),
-    "shy": _shape({"anti_affinity": (_NEAR,)}),
-    "lonely": _shape({"affinity": (Affinity(label_selector={NAME: "nobody"}, topology_key="zone"),)}),
-    "skewed": _shape({"topology_spread": (Spread(topology_key="no-such-label"),)}),
-    "abroad": _shape({"zones": ("nowhere",)}),
-    "barred": _shape({}),
-    "choosy": _shape({"node_selector": {"disk": "of-gold"}}),
-    "frail": _shape({}, tolerant=False),
-    "huge": _shape({}, cpu=9_000_000),
-    "greedy": _shape({}, cpu=7_000),
-    "gpu": _shape({}, gpus=1, models=("a",)),
-    "gpus": _shape({}, gpus=64),
-    "gang": _shape({"zones": ("nowhere",)}, gang=3),
-    "going": _shape({}),
-    "pack": _shape({}, gang=2),
-    "ranked": replace(_shape({}), priority_class=RANK),
-    "meek": replace(_shape({}), priority_class=MEEK),
-    "once": replace(_shape({}), type="job", rollout=Rollout(), retries=0),
-    "errand": replace(_shape({}), type="job", rollout=Rollout()),
+SPECS: Final[Mapping[str, WorkloadSpec]] = {
+    "plain": _spec({}),
+    "shy": _spec({"anti_affinity": (_NEAR,)}),
+    "lonely": _spec({"affinity": (Affinity(label_selector={NAME: "nobody"}, topology_key="zone"),)}),
+    "skewed": _spec({"topology_spread": (Spread(topology_key="no-such-label"),)}),
+    "abroad": _spec({"zones": ("nowhere",)}),
+    "barred": _spec({}),
+    "choosy": _spec({"node_selector": {"disk": "of-gold"}}),
+    "frail": _spec({}, tolerant=False),
+    "huge": _spec({}, cpu=9_000_000),
+    "greedy": _spec({}, cpu=7_000),
+    "gpu": _spec({}, gpus=1, models=("a",)),
+    "gpus": _spec({}, gpus=64),
+    "gang": _spec({"zones": ("nowhere",)}, gang=3),
+    "going": _spec({}),
+    "pack": _spec({}, gang=2),
+    "ranked": replace(_spec({}), priority_class=PREEMPTING),
+    "meek": replace(_spec({}), priority_class=NON_PREEMPTING),
+    "once": replace(_spec({}), type="job", rollout=Rollout(), retries=0),
+    "errand": replace(_spec({}), type="job", rollout=Rollout()),
 }
-"""Each breaks one rule wherever it is put, but for `plain`, `shy`, `gpu`, `going` and those after it, which fit at home."""
+"""Each breaks one rule on every node, except for `plain`, `shy`, `gpu`, `going` and the ones after it, which fit on `HOME`."""
 PAUSE_TTL: Final = Duration(3_600_000)
 
 
-class Yard:
-    """One asker in many roles, one thing at a time. Nothing is asked twice: what went unanswered is left as it may be."""
+class AdversaryTenant:
+    """One client in many roles, one request at a time. Nothing is retried: the outcome of an unanswered request stays unknown.
+    """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: RoleContext) -> None:
         self.seat = seat
         self.view = seat.view
         self.world = seat.world
-        self.chance = seat.world.chance.stream(NAME)
-        self.client: Client = seat.client(Actor(NAME, Role.USER))
+        self.chance = seat.world.chance.stream(random_streams.ADVERSARY)
+        self.client: AuthorityClient = seat.client(Actor(NAME, Role.USER))
         self._epochs: dict[str, tuple[int, int]] = {}
         self._reached = 0
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------
 
     async def say(self, role: Role, *claims: AnyClaim, node: str = HOME, age_ms: int | None = None) -> list[Verdict]:
-        """Ask in a role, at its lease if it needs one. Raises `NoAnswer`."""
+        """Send claims in a role, under its lease if it needs one. Raises `RetriesExhausted`."""
         return await self.say_as(await self.actor(role, node), *claims, age_ms=age_ms)
 
     async def say_as(self, actor: Actor, *claims: AnyClaim, age_ms: int | None = None) -> list[Verdict]:
         self.client.actor = actor
         evidence = Evidence(self.view.revision, self.view.age_ms() if age_ms is None else age_ms)
-        return self._noted(actor, await self.client.ask_many(claims, evidence=evidence))
+        return self._noted(actor, await self.client.submit_many(claims, evidence=evidence))
 
     async def say_again(self, *operations: Operation) -> list[Verdict]:
         return self._noted(operations[0].actor, await self.client.resume(operations))
@@ -214,7 +215,7 @@ class Yard:
         return list(verdicts)
 
     async def actor(self, role: Role, node: str = HOME) -> Actor:
-        """The lease is of the role, and never one that somebody else works with."""
+        """The actor for a role. Its lease is the adversary's own, never one that a component uses."""
         if role in UNLEASED:
             return Actor(NAME, role)
         lease, now_ms = f"{role}/{node if role is Role.AGENT else NAME}", self.world.clock.now_ms()
@@ -226,30 +227,32 @@ class Yard:
         return Actor(NAME, role, lease, epoch)
 
     async def beat(self) -> None:
-        """For ever: say that its nodes are there, so that nobody takes them for silent. They never say that they have settled:
-        so nobody else calls them ready.
+        """Send heartbeats of its nodes forever, so that they do not become silent. They never report readiness, so no
+        controller marks them ready.
         """
         client, beat_ms = self.seat.client(Actor(NAME, Role.AGENT)), self.seat.pace.beat_ms
         while True:
-            leases = {name: f"{Role.AGENT}/{name}" for name in (HOME, SHUT)}
+            leases = {name: f"{Role.AGENT}/{name}" for name in (HOME, CORDONED)}
             held = {name: self._epochs[lease][0] for name, lease in leases.items() if lease in self._epochs}
-            beats = [Beat(Actor(NAME, Role.AGENT, leases[name], epoch), NodeState(name)) for name, epoch in held.items()]
-            with suppress(NoAnswer):
-                await client.beat(beats, deadline_ms=beat_ms)
+            beats = [
+                NodeHeartbeat(Actor(NAME, Role.AGENT, leases[name], epoch), NodeState(name)) for name, epoch in held.items()
+            ]
+            with suppress(RetriesExhausted):
+                await client.heartbeat(beats, deadline_ms=beat_ms)
             await self.world.clock.sleep_ms(beat_ms)
 
     def forget_lease(self, actor: Actor) -> None:
-        """It is acquired anew before it is next acted under."""
+        """Drop the cached lease; it is acquired again before its next use."""
         self._epochs.pop(actor.lease, None)
 
-    def gave_up(self, error: NoAnswer) -> None:
+    def gave_up(self, error: RetriesExhausted) -> None:
         for operation in error.operation_ids:
             self.seat.ear.gave_up(self.seat.process.name, self.seat.scope, operation)
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- reads -----------------------------------------------------------------------------------------------------------
 
     async def look(self, key: str) -> Kept | None:
-        """What stands there, once the view has what was answered here; or, if that takes long, before."""
+        """The row at `key` after the view has caught up with the last answer, or after one second."""
         for _ in range(20):
             if self.view.revision >= self._reached:
                 break
@@ -261,10 +264,10 @@ class Yard:
         return [key for key in keys if self.view.get(key).status.phase in phases]
 
     def others(self, prefix: str) -> list[tuple[str, Kept]]:
-        """What is not of the yard."""
+        """Rows that do not belong to the adversary."""
         return [(key, seen) for key, seen in self.view.kind(prefix) if f"/{NAME}" not in key]
 
-    # -- the yard --------------------------------------------------------------------------------------------------------
+    # -- its objects -----------------------------------------------------------------------------------------------------
 
     def furniture(self) -> list[AnyObject]:
         region = self.seat.scope
@@ -272,44 +275,44 @@ class Yard:
         spec = TenantSpec(quota=quota, emergency_quota=Amount({"cpu": 1_000}))
         things: list[AnyObject] = [Tenant(metadata=Metadata(name=name), spec=spec) for name in (NAME, TWIN)]
         things += [
-            PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=PRIORITY, preempts=name == RANK))
-            for name in (RANK, MEEK)
+            PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=PRIORITY, preempts=name == PREEMPTING))
+            for name in (PREEMPTING, NON_PREEMPTING)
         ]
-        things += [_node(HOME, region), _node(SHUT, region, unschedulable=True), _node(NEW, region)]
-        # Whoever schedules in earnest is quicker than a meddler, and would leave it nothing to meddle with.
+        things += [_node(HOME, region), _node(CORDONED, region, unschedulable=True), _node(NEW, region)]
+        # Without this override the scheduler would place the workloads first and leave no pending replicas to the adversary.
         own = OverrideScope(tenants=(NAME,))
         pause = OverrideSpec(effect="pause-expansion", scope=own, ttl=PAUSE_TTL, reason="placed by hand", author=NAME)
         things.append(Override(metadata=Metadata(name=f"{NAME}-pause"), spec=pause))
-        return things + [self.workload(name) for name in SHAPES]
+        return things + [self.workload(name) for name in SPECS]
 
     def workload(self, name: str) -> Workload:
-        spec = replace(SHAPES[name], replicas=WANTED.get(name, 1))
+        spec = replace(SPECS[name], replicas=REPLICAS.get(name, 1))
         return Workload(metadata=Metadata(name=f"{NAME}-{name}", tenant=NAME, labels={NAME: name}), spec=spec)
 
     async def furnish(self) -> None:
-        """Put there what is missing, and let the two nodes that should be ready be so."""
-        missing = [thing for thing in self.furniture() if self.view.get(_key(thing)) is None]
+        """Create missing objects, and mark two of the nodes ready."""
+        missing = [thing for thing in self.furniture() if self.view.get(_object_key(thing)) is None]
         if missing:
             await self.say(Role.OPERATOR, *(Apply(thing) for thing in missing))
-        for name in (HOME, SHUT):
+        for name in (HOME, CORDONED):
             for _ in range(2):
                 seen = await self.look(key_of("Node", name))
                 if seen is not None and seen.thing.status.health in _TOWARDS_READY:
                     await self.say(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.thing.status.health]))
         await self._settle_new()
-        for name in (HOME, SHUT):
+        for name in (HOME, CORDONED):
             await self.actor(Role.AGENT, name)
         if self._awaited():
-            await self.say(Role.OPERATOR, DeclareLost(NOWHERE))  # else nobody places anything
+            await self.say(Role.OPERATOR, DeclareLost(NOWHERE))  # otherwise no capacity of the restored scope can be placed
 
     def _awaited(self) -> bool:
-        """A restored scope awaits everybody that it ever dealt with."""
+        """Whether this scope waits for a report of `NOWHERE`. A restored scope waits for every peer it ever dealt with."""
         peer = self.view.get(f"peer/{NOWHERE}")
-        return peer is not None and peer.spec.standing is Standing.AWAITED
+        return peer is not None and peer.spec.standing is PeerConfirmation.AWAITED
 
     async def shut_down(self) -> None:
-        """Nobody is to place anything here until the next mischief."""
-        for name in (HOME, SHUT):
+        """Mark the nodes suspect, so that nothing is placed on them until the next attempt."""
+        for name in (HOME, CORDONED):
             seen = await self.look(key_of("Node", name))
             if seen is not None and seen.thing.status.health is NodeHealth.READY:
                 await self.say(Role.NODES, Mark(name, seen.revision, NodeHealth.SUSPECT))
@@ -317,18 +320,18 @@ class Yard:
     async def _settle_new(self) -> None:
         new = await self.look(key_of("Node", NEW))
         if new is not None and new.thing.status.health is NodeHealth.UNKNOWN:
-            # After a restore every node is awaited, and this one never becomes ready.
+            # After a restore every node is unknown, and this one would never become ready.
             await self.say(Role.NODES, Mark(NEW, new.revision, NodeHealth.LOST))
 
     async def pending(self, workload: str) -> tuple[str, int] | None:
-        """A replica of that workload that waits, and its revision."""
+        """A pending replica of that workload and its revision; creates one if there is none."""
         waiting = self.own(workload, Phase.PENDING)
         if not waiting:
             owner = self.view.get(key_of("Workload", f"{NAME}-{workload}", NAME))
             if owner is None or owner.metadata.deleting:
                 return None
             taken = {self.view.get(key).spec.index for key in self.own(workload, *Phase)}
-            index = next((n for n in range(WANTED.get(workload, 1)) if n not in taken), None)
+            index = next((n for n in range(REPLICAS.get(workload, 1)) if n not in taken), None)
             if index is None:
                 return None
             await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-{workload}", owner.metadata.generation, index))
@@ -352,7 +355,9 @@ class Yard:
         return (await self.say(Role.SCHEDULER, claim, age_ms=age_ms))[0]
 
     async def placed(self, workload: str = "plain") -> tuple[str, Replica, int] | None:
-        """A replica that is bound at home. Others meddle here too: what they have just undone is done again, a few times."""
+        """A replica that is bound on `HOME`. Several adversaries share the objects and may undo each other's steps, so it is
+        tried a few times.
+        """
         for _ in range(4):
             for key in self.own(workload, Phase.BOUND):
                 seen = self.view.rows[key]
@@ -360,16 +365,16 @@ class Yard:
                     return key, seen.thing, seen.revision
             said = await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
             if said is None:
-                await self.tidy()  # none waits: those that were placed have gone further
+                await self.tidy()  # no replica is pending: the bound ones have moved on to later phases
             elif isinstance(said, Refused):
                 await self.furnish()
             await self.look("")
         return None
 
-    # -- leaving no trace ------------------------------------------------------------------------------------------------
+    # -- cleanup ---------------------------------------------------------------------------------------------------------
 
     async def tidy(self, *, wholly: bool = False) -> None:
-        """Take away what was placed and lent, one step after another; `wholly`: also what waits."""
+        """Release replicas and close grants, one step at a time. `wholly`: pending replicas too."""
         spared = () if wholly else (Phase.PENDING,)
         for _ in range(6):
             await self.look("")
@@ -378,7 +383,7 @@ class Yard:
                 break
             for seen in left:
                 await self._one_step_out(seen)
-        lent: list[Grant] = [seen.thing for _, seen in self.view.kind("grant/") if _of_the_yard(seen.thing)]
+        lent: list[Grant] = [seen.thing for _, seen in self.view.kind("grant/") if _is_own_grant(seen.thing)]
         for grant in lent:
             if not grant.spec.holder.startswith("scope/") and not grant.spec.issuer:
                 await self.say(Role.BUDGETS, Close(grant.metadata.name))
@@ -393,16 +398,16 @@ class Yard:
         key, status = key_of("Replica", replica.metadata.name, NAME), replica.status
         if status.phase is Phase.RELEASED:
             await self.say(Role.WORKLOADS, Forget(key, seen.revision))
-        elif not status.node or status.node.startswith(NAME):  # the lease of any other node's agent is not to be touched
-            transition, role = OUT[status.phase]
+        elif not status.node or status.node.startswith(NAME):  # the lease of another node's agent must not be taken
+            transition, role = TOWARDS_RELEASED[status.phase]
             result = "stopped" if transition == "stopped" else ""
             await self.say(role, Move(key, seen.revision, transition, status.attempt, result), node=status.node or HOME)
 
     async def leave(self) -> None:
-        """Take the whole yard away; again, if somebody was in the way."""
-        kinds = [("Workload", f"{NAME}-{name}", NAME) for name in SHAPES]
-        kinds += [("Node", name, "") for name in (HOME, SHUT, NEW)]
-        kinds += [*(("PriorityClass", name, "") for name in (RANK, MEEK)), ("Tenant", TWIN, "")]
+        """Delete all its objects; retried, because controllers may still use some of them."""
+        kinds = [("Workload", f"{NAME}-{name}", NAME) for name in SPECS]
+        kinds += [("Node", name, "") for name in (HOME, CORDONED, NEW)]
+        kinds += [*(("PriorityClass", name, "") for name in (PREEMPTING, NON_PREEMPTING)), ("Tenant", TWIN, "")]
         for _ in range(10):
             if await self.look(key_of("Tenant", NAME)) is None:
                 return
@@ -411,10 +416,10 @@ class Yard:
             await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
 
 
-def _of_the_yard(grant: Grant) -> bool:
+def _is_own_grant(grant: Grant) -> bool:
     tenants = (NAME, TWIN)
     return grant.spec.tenant in tenants or any(name in grant.spec.shares for name in tenants)
 
 
-def _key(thing: AnyObject) -> str:
+def _object_key(thing: AnyObject) -> str:
     return key_of(type(thing).__name__, thing.metadata.name, thing.metadata.tenant)

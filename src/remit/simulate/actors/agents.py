@@ -1,11 +1,9 @@
 """Simulated agents, and the hints they and a misleading reporter publish.
 
-The agent and its keeper are the real ones.
-
-Agents say what ran on their nodes; a gossip says anything: old, wrong and made up.
-
-A hint binds nobody, so anybody may report one, about any node. What a gossip says is mostly chosen to mislead: it praises the
-node that is full, closed, forbidden, without the device, or gone; and it closes what it has just praised.
+The agent and its keeper are the real ones. Agents report warm-start hints about what ran on their nodes. Hints authorise
+nothing, so any client may report one about any node. `HintReporter` reports hints that are old, wrong or made up: it
+recommends nodes that are full, closed, forbidden by policy, without the device, or deleted, and it closes nodes that it has
+just recommended.
 """
 
 from __future__ import annotations
@@ -17,49 +15,50 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from remit.agent.agent import Agent, Feed
-from remit.agent.hosted_node import Hosted
-from remit.agent.keeper.protocol import Keeping
-from remit.agent.preparation import Delivering, Preparer
-from remit.agent.run_spec import Place
-from remit.client.authority_client import Client, NoAnswer
+from remit.agent.agent import Agent, AssignmentFeed
+from remit.agent.hosted_node import HostedNodeSpec
+from remit.agent.keeper.protocol import KeeperClient
+from remit.agent.preparation import SecretAndConfigStep, Preparer
+from remit.agent.run_spec import NodeSettings
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.rpc import material_source, order_feed
-from remit.law.timing import Tempo
+from remit.law.timing import Timing
 from remit.model.claims import Actor, AnyClaim, Apply, Delete, Evidence, Report, Role
 from remit.model.kinds import Device, Node, NodeHealth, NodeSpec, Taint
 from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica, SummarySpec
 from remit.model.resources import Amount
-from remit.model.wire.agent_messages import Orders
+from remit.model.wire.agent_messages import AssignmentsUpdate
 from remit.observation.hints import FULL, PREFIX
-from remit.simulate.actors.adversary_tenant import MEDDLED
-from remit.simulate.actors.policy_publishers import latest
-from remit.simulate.actors.role import Seat
-from remit.simulate.actors.users import TENANTS, People
-from remit.simulate.world.disk import SimVault
+from remit.simulate.actors.adversary_tenant import NODE_PREFIX
+from remit.simulate.actors.policy_publishers import latest_policy
+from remit.simulate.actors.role import RoleContext
+from remit.simulate.actors.users import TENANTS, Users
+from remit.simulate.world import random_streams
+from remit.simulate.world.disk import SimSecretFiles
 
 JOURNAL: Final = Path("/keeper/journal")
 EPOCHS: Final = Path("/agent/epochs")
 
 
-class Farm:
-    """The agent of one process of a run, and the client that it asks by."""
+class SimulatedAgent:
+    """The agent of one process, and its client."""
 
-    def __init__(self, seat: Seat, keeper: str, nodes: Sequence[Node]) -> None:
+    def __init__(self, seat: RoleContext, keeper: str, nodes: Sequence[Node]) -> None:
         self.seat = seat
         seat.farm = self
         self.names = tuple(node.metadata.name for node in nodes)
-        self.client: Client = seat.client(Actor(seat.process.name, Role.AGENT))
-        self.vault = SimVault()
-        delivering = Delivering(seat.world, material_source(seat.world.link, seat.servers, seat.world.clock), self.vault)
+        self.client: AuthorityClient = seat.client(Actor(seat.process.name, Role.AGENT))
+        self.vault = SimSecretFiles()
+        delivering = SecretAndConfigStep(seat.world, material_source(seat.world.link, seat.servers, seat.world.clock), self.vault)
         self.agent = Agent(
             seat.world,
             self.client,
-            _observed(seat, order_feed(seat.world.link, seat.world.chance.shuffled(seat.servers))),
-            Keeping(seat.world.link, keeper, seat.world.clock),
-            [Hosted(node, place_of(node.metadata.name, seat.scope)) for node in nodes],
+            _recorded_feed(seat, order_feed(seat.world.link, seat.world.chance.shuffled(seat.servers))),
+            KeeperClient(seat.world.link, keeper, seat.world.clock),
+            [HostedNodeSpec(node, location_of(node.metadata.name, seat.scope)) for node in nodes],
             name=seat.process.name,
-            tempo=Tempo(seat.pace.beat_ms),
+            tempo=Timing(seat.pace.beat_ms),
             preparer=Preparer(seat.world, (delivering,)),
             epochs=EPOCHS,
             failed=seat.give_up,
@@ -67,10 +66,10 @@ class Farm:
         delivering.speaks = self.agent.actor
 
 
-def _observed(seat: Seat, feed: Feed) -> Feed:
-    """Whoever checks that observers never go back is told how far this one has come."""
+def _recorded_feed(seat: RoleContext, feed: AssignmentFeed) -> AssignmentFeed:
+    """Report how far the agent has observed, for the check that observers never go back."""
 
-    async def told(nodes: Sequence[str]) -> AsyncGenerator[Orders, None]:
+    async def told(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
         async with aclosing(feed(nodes)) as items:
             async for orders in items:
                 yield orders
@@ -79,12 +78,12 @@ def _observed(seat: Seat, feed: Feed) -> Feed:
     return told
 
 
-def place_of(node: str, scope: str) -> Place:
-    return Place(node, scope, Path("/logs"), Path("/work"), sandbox=True)
+def location_of(node: str, scope: str) -> NodeSettings:
+    return NodeSettings(node, scope, Path("/logs"), Path("/work"), sandbox=True)
 
 
-def node_named(name: str, number: int, region: str) -> Node:
-    """A machine as it describes itself; every third has two devices."""
+def make_node(name: str, number: int, region: str) -> Node:
+    """A node as its machine describes it; every third has two devices."""
     gpus = tuple(Device(name=f"gpu-{i}", kind="gpu", model="A10") for i in range(2)) if number % 3 == 0 else ()
     zone = f"{region}-{'abc'[number % 3]}"
     capacity = Amount.parse({"cpu": "4", "memory": "8Gi"})
@@ -94,20 +93,20 @@ def node_named(name: str, number: int, region: str) -> Node:
     )
 
 
-KEPT_MAX: Final = 16
-"""Of how many workloads an agent says that its node is warm: of the last ones."""
-ABOUT_MAX: Final = 16
-LOUD: Final = 1_000_000
-"""An epoch that no agent comes to: what is said at it stands over what the node says itself."""
-SHUT: Final = Taint(key="aside", effect="NoSchedule")
-PASSING: Final = f"{MEDDLED.removeprefix('node/')}passing-"
-"""Nodes that come and go: nobody beats for them."""
+WARM_WORKLOADS_MAX: Final = 16
+"""For how many of its latest workloads an agent reports a node as warm."""
+HINTS_MAX: Final = 16
+OVERRIDING_EPOCH: Final = 1_000_000
+"""An epoch that no agent reaches, so that such a report overrides the node's own."""
+CLOSED_TAINT: Final = Taint(key="aside", effect="NoSchedule")
+TEMPORARY_NODE_PREFIX: Final = f"{NODE_PREFIX.removeprefix('node/')}passing-"
+"""Name prefix of nodes that are created and deleted. They have no agent and send no heartbeats."""
 
 
-async def tell_warmth(farm: Farm) -> None:
-    """Now and then, of each node: what ran there last, also what is long gone. That much is true, and soon old."""
+async def report_hints(farm: SimulatedAgent) -> None:
+    """Periodically report, for each node, what ran there recently. The reports are true, but soon out of date."""
     seat, orders = farm.seat, farm.agent.orders
-    clock, chance = seat.world.clock, seat.world.chance.stream("warmth")
+    clock, chance = seat.world.clock, seat.world.chance.stream(random_streams.NODE_HINTS)
     lately: dict[str, dict[str, None]] = {name: {} for name in farm.names}
     while True:
         await clock.sleep_ms(seat.pace.beat_ms * 2 + chance.uniform_ms(8 * seat.pace.beat_ms))
@@ -118,7 +117,7 @@ async def tell_warmth(farm: Farm) -> None:
                 work = f"{replica.metadata.tenant}/{replica.spec.workload}"
                 known.pop(work, None)
                 known[work] = None
-            for old in list(known)[:-KEPT_MAX]:
+            for old in list(known)[:-WARM_WORKLOADS_MAX]:
                 del known[old]
             actor = farm.agent.actor(name)
             if actor is not None and known:
@@ -126,19 +125,19 @@ async def tell_warmth(farm: Farm) -> None:
                 said = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
                 evidence = Evidence(orders.revision, orders.age_ms())
                 try:
-                    await farm.client.ask_many([Report(PREFIX + name, said)], actors=[actor], evidence=evidence)
-                except NoAnswer as error:
+                    await farm.client.submit_many([Report(PREFIX + name, said)], actors=[actor], evidence=evidence)
+                except RetriesExhausted as error:
                     seat.give_up(error)
 
 
-class Gossip:
-    """One who asks from where people do. It rests for a beat between two rumours, on average."""
+class HintReporter:
+    """Sends a misleading hint about once per heartbeat interval, from a client process of users."""
 
-    def __init__(self, people: People) -> None:
+    def __init__(self, people: Users) -> None:
         self.people, self.seat, self.view = people, people.seat, people.seat.view
-        self.chance = people.seat.world.chance.stream("gossip")
+        self.chance = people.seat.world.chance.stream(random_streams.FALSE_HINTS)
         self._shut: dict[str, int] = {}
-        """Until when each node stays closed that was praised."""
+        """Until when each recommended node stays closed."""
         self._count = 0
 
     async def play(self) -> None:
@@ -151,10 +150,10 @@ class Gossip:
             if not self.seat.pace.quiet:
                 await self.chance.choice((self._mislead, self._mislead, self._mislead, self._praise_and_shut, self._passing))()
 
-    # -- rumours ---------------------------------------------------------------------------------------------------------
+    # -- hints -----------------------------------------------------------------------------------------------------------
 
     async def _mislead(self) -> None:
-        """Send what waits, and what may soon, to where it cannot be."""
+        """Recommend nodes that cannot take pending or upcoming work."""
         said: dict[str, dict[str, int]] = {}
         for path in self._about():
             worst = self.chance.choice((self._full, self._closed, self._forbidden, self._without_device, self._gone))
@@ -166,8 +165,8 @@ class Gossip:
             await self._say(node, counts)
 
     async def _praise_and_shut(self) -> None:
-        """It was true when it was said."""
-        ready = [node for node in self._nodes() if node.metadata.name not in self._shut and _takes(node)]
+        """Recommend a node and close it: the hint was true when it was reported."""
+        ready = [node for node in self._nodes() if node.metadata.name not in self._shut and _accepts_work(node)]
         if len(ready) < 2:
             return
         node = self.chance.choice(ready)
@@ -177,35 +176,35 @@ class Gossip:
         await self._declare(node, unschedulable=bool(self.chance.below(2)))
 
     async def _passing(self) -> None:
-        """A node that is there, is praised, and goes."""
+        """Create a node, recommend it, and delete it."""
         self._count += 1
-        node = node_named(f"{PASSING}{self._count}", self._count, self.seat.scope)
+        node = make_node(f"{TEMPORARY_NODE_PREFIX}{self._count}", self._count, self.seat.scope)
         await self.people.insist(Apply(node), operator=True)
         await self._say(node.metadata.name, dict.fromkeys(self._about(), FULL))
         await self.people.insist(Delete("Node", node.metadata.name), operator=True)
 
     async def _say(self, node: str, counts: dict[str, int]) -> None:
-        epoch = LOUD if node[-1] in "02468" else 0  # of the others the agent is believed, once it speaks
+        epoch = OVERRIDING_EPOCH if node[-1] in "02468" else 0  # for other nodes the agent's own report wins, once there is one
         said = SummarySpec("gossip", epoch, self.seat.world.clock.now_ms(), counts=counts)
         claim: AnyClaim = Report(PREFIX + node, said)
         try:
-            await self.people.user.ask(claim)
-        except NoAnswer as error:
+            await self.people.user.submit(claim)
+        except RetriesExhausted as error:
             self.seat.give_up(error)
 
-    # -- who is misled, and where to -------------------------------------------------------------------------------------
+    # -- workloads and unsuitable nodes -------------------------------------------------------------------------------------
 
     def _about(self) -> list[str]:
-        """As `tenant/name`: those that wait, those that are to come, and a few others."""
+        """Workloads to report about, as `tenant/name`: pending ones, future ones, and a few others."""
         waiting = (self.view.get(key) for key in self.view.by_phase[Phase.PENDING])
         found = {f"{replica.metadata.tenant}/{replica.spec.workload}": None for replica in waiting}
         kinds = self.people.load.kinds
         coming = [f"{tenant}/{self.people.named(kind, ahead)}" for tenant in TENANTS for kind in kinds for ahead in (1, 2)]
         others = [key.partition("/")[2] for key, _ in self.view.kind("workload/")]
-        return [*found, *self.chance.shuffled([*coming, *others])][:ABOUT_MAX]
+        return [*found, *self.chance.shuffled([*coming, *others])][:HINTS_MAX]
 
     def _nodes(self) -> list[Node]:
-        return [seen.thing for key, seen in self.view.kind("node/") if not key.startswith(MEDDLED)]
+        return [seen.thing for key, seen in self.view.kind("node/") if not key.startswith(NODE_PREFIX)]
 
     def _full(self, path: str) -> Iterator[str]:
         nodes = self._nodes()
@@ -213,10 +212,10 @@ class Gossip:
         return (node.metadata.name for node in nodes if len(self.view.by_node.get(node.metadata.name, ())) == most)
 
     def _closed(self, path: str) -> Iterator[str]:
-        return (node.metadata.name for node in self._nodes() if not _takes(node))
+        return (node.metadata.name for node in self._nodes() if not _accepts_work(node))
 
     def _forbidden(self, path: str) -> Iterator[str]:
-        policy = latest(self.view)
+        policy = latest_policy(self.view)
         for rule in (rule for one in (policy.spec.policies.values() if policy else ()) for rule in one.rules):
             zones, tenants = rule.allow.zones, rule.match.tenants
             if zones and (not tenants or path.partition("/")[0] in tenants):
@@ -229,25 +228,25 @@ class Gossip:
     def _gone(self, path: str) -> Iterator[str]:
         yield f"{self.seat.scope}-n{len(self._nodes()) + 1 + self.chance.below(3)}"
         if self._count:
-            yield f"{PASSING}{1 + self.chance.below(self._count)}"
+            yield f"{TEMPORARY_NODE_PREFIX}{1 + self.chance.below(self._count)}"
 
-    # -- what was closed -------------------------------------------------------------------------------------------------
+    # -- closed nodes ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Whatever is past its time, or was closed by who had seen it closed: nothing stays so."""
+        """Open nodes after their time, also those that another client closed again by writing an old state."""
         now_ms = self.seat.world.clock.now_ms()
         for node in self._nodes():
-            shut = node.spec.unschedulable or SHUT in node.spec.taints
+            shut = node.spec.unschedulable or CLOSED_TAINT in node.spec.taints
             if shut and (self.seat.pace.quiet or self._shut.get(node.metadata.name, 0) <= now_ms):
                 self._shut.pop(node.metadata.name, None)
                 await self._declare(node, unschedulable=False, taints=())
 
-    async def _declare(self, node: Node, *, unschedulable: bool, taints: tuple[Taint, ...] = (SHUT,)) -> None:
+    async def _declare(self, node: Node, *, unschedulable: bool, taints: tuple[Taint, ...] = (CLOSED_TAINT,)) -> None:
         spec = replace(node.spec, unschedulable=unschedulable, taints=() if unschedulable else taints)
         meta = Metadata(name=node.metadata.name, labels=node.metadata.labels)
         await self.people.insist(Apply(replace(node, metadata=meta, spec=spec)), operator=True)
 
 
-def _takes(node: Node) -> bool:
+def _accepts_work(node: Node) -> bool:
     spec = node.spec
     return node.status.health is NodeHealth.READY and not (spec.draining or spec.unschedulable or spec.taints)

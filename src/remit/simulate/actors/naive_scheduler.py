@@ -1,6 +1,7 @@
 """Scheduler with few checks, to exercise refusals.
 
-Any node that seems to have room; what it overlooks, the authority refuses.
+It binds to any node that seems to have capacity and ignores most placement rules, so the authority must refuse what is
+invalid.
 """
 
 from __future__ import annotations
@@ -8,61 +9,65 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from remit.law.charges import held_by
-from remit.law.lifecycle import HOLDS
-from remit.model.claims import AnyClaim, Bind, Code, Ganged, Move, Refused, Reserve, Role, Verdict
+from remit.law.charges import still_holds
+from remit.law.lifecycle import HOLDING_PHASES
+from remit.model.claims import AnyClaim, Bind, BindGang, Code, Move, Refused, Reserve, Role, Verdict
 from remit.model.kinds import Node, NodeHealth, WorkloadSpec
 from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
-from remit.simulate.actors.role import Player, Seat
+from remit.simulate.actors.role import RoleContext, SimulatedRole
 
-_FLUSH_BEATS: Final = 7.5
-_BACKOFF_BEATS: Final = 0.25
+_RETRY_HEARTBEATS: Final = 7.5
+_BACKOFF_HEARTBEATS: Final = 0.25
 _BATCH: Final = 64
-_LOOK_AT: Final = 12
-_NEWS: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
-_ELSEWHERE: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
-"""Refusals of one node: another may do."""
-_SPENT: Final = (Code.OVER_QUOTA, Code.GRANT_SHORT, Code.GRANT_EXPIRED, Code.GRANT_VOID)
-"""Refusals of one grant: another may do."""
-_RUNS: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
+_NODES_TRIED_MAX: Final = 12
+_WAKING_PHASES: Final = (Phase.PENDING, Phase.RESERVED, Phase.RELEASED)
+_NODE_REFUSALS: Final = (Code.NO_ROOM, Code.DEVICE_TAKEN, Code.SPREAD, Code.ANTI_AFFINITY, Code.POLICY)
+"""Refusals that concern one node: another node may be accepted."""
+_GRANT_REFUSALS: Final = (Code.OVER_QUOTA, Code.GRANT_SHORT, Code.GRANT_EXPIRED, Code.GRANT_VOID)
+"""Refusals that concern one grant: another grant may be accepted."""
+_RUNNING_PHASES: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
-class Shape(NamedTuple):
-    """What one replica needs, as far as this scheduler looks."""
+class ReplicaNeeds(NamedTuple):
+    """The needs of one replica, as far as this scheduler checks them."""
 
     needs: dict[str, int]
     devices: dict[str, int]
     spec: WorkloadSpec
 
 
-class Guesser(Player):
+class NaiveScheduler(SimulatedRole):
     role = Role.SCHEDULER
 
     def concerns(self, key: str, old: Any, new: Any) -> bool:
-        """What is pending or reserved, whatever holds or frees room, and what limits it."""
+        """Pending and reserved replicas, changes that take or free capacity, and everything that limits it."""
         if isinstance(new, Replica):
-            return old is None or new.status.phase in _NEWS or (old.status.phase in HOLDS) != (new.status.phase in HOLDS)
+            return (
+                old is None
+                or new.status.phase in _WAKING_PHASES
+                or (old.status.phase in HOLDING_PHASES) != (new.status.phase in HOLDING_PHASES)
+            )
         return key.startswith(("replica/", "node/", "grant/", "tenant/", "policyrevision/"))
 
-    def __init__(self, seat: Seat, *, lease: str = "") -> None:
+    def __init__(self, seat: RoleContext, *, lease: str = "") -> None:
         super().__init__(seat, lease=lease)
         self._free: dict[str, dict[str, int]] = {}
         self._where: dict[str, str] = {}
         self._not_before: dict[str, int] = {}
-        """When a replica that found no place is tried again. An event that may cure it wakes it earlier."""
+        """When a replica that did not fit anywhere is tried again. An unblocking event wakes it earlier."""
         self._paused: dict[str, int] = {}
-        """Until when a replica is left alone that was refused: meanwhile the room is for others."""
+        """Until when a refused replica is skipped, so that others can use the capacity."""
         self._poor: dict[str, None] = {}
-        """Those among them that lacked quota: what their tenant gives back is there for them at once."""
+        """Skipped replicas that lacked quota. They are tried at once when their tenant releases quota."""
         self._spent: dict[str, str] = {}
-        """On which grant there was nothing left for a replica."""
+        """The grant that had nothing left for a replica."""
         self._slow: dict[str, tuple[int, int]] = {}
-        """The revision of a reservation, and until when it is left unused."""
+        """The revision of a reservation, and until when it is deliberately not used."""
         self._looking = False
         self._refused: dict[str, dict[str, None]] = {}
-        """Where a replica may not go, as far as it was told: the others are tried first."""
+        """Nodes that were refused for a replica; other nodes are tried first."""
         self._rounds: dict[str, int] = {}
-        """How often all of them were tried in vain."""
+        """How often all nodes were tried without success."""
         self._policies: dict[str, None] = {}
 
     async def began(self) -> None:
@@ -79,7 +84,7 @@ class Guesser(Player):
     def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         if self._note(keys):
             self.wake_all()
-        self._free.clear()  # what was assumed last time may have been refused, or never answered
+        self._free.clear()  # earlier assumptions may have been refused or never answered
         now_ms = self.world.clock.now_ms()
         claims: list[AnyClaim] = list(self._reserved())
         self._paused = {key: until_ms for key, until_ms in self._paused.items() if until_ms > now_ms}
@@ -95,39 +100,39 @@ class Guesser(Player):
             if key in tried or shape is None:
                 continue
             short = shape.spec.gang is not None and self._standing(replica) < shape.spec.gang.min
-            # A gang is tried whole, whichever of its members has come to its turn.
+            # A gang is tried as a unit, whichever member is due.
             members = self._waiting_with(replica) if short else [key]
             tried.update(dict.fromkeys(members))
             claims += self._gang(members) if short else self._place(key, replica, shape)
         for key in tried:
-            self._not_before[key] = now_ms + round(_FLUSH_BEATS * self.seat.pace.beat_ms)
+            self._not_before[key] = now_ms + round(_RETRY_HEARTBEATS * self.seat.pace.beat_ms)
         return claims
 
     def wake_all(self) -> None:
-        """Something that may cure a wait has happened: everybody is tried again."""
+        """An unblocking event happened: try all replicas again."""
         self._not_before.clear()
 
     def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
-        """A refusal is learned from: this one waits a little, and the room that it did not get is there for the others."""
-        if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, Ganged)):
+        """Back off after a refusal, so that other replicas can use the capacity."""
+        if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, BindGang)):
             return
-        # Another node is tried soon, and quota instead of an offer. Else somebody must give something back first.
-        members = claim.members if isinstance(claim, Ganged) else (claim,)
-        spent = verdict.code in _SPENT and any(self._offered(one.grant) for one in members)
-        soon = spent or verdict.code in _ELSEWHERE or verdict.code is Code.REVISION
-        again = 2 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _ELSEWHERE else 1
+        # Another node, or quota instead of an offer, is tried soon. Otherwise capacity must be released first.
+        members = claim.members if isinstance(claim, BindGang) else (claim,)
+        spent = verdict.code in _GRANT_REFUSALS and any(self._offered(one.grant) for one in members)
+        soon = spent or verdict.code in _NODE_REFUSALS or verdict.code is Code.REVISION
+        again = 2 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _NODE_REFUSALS else 1
         pause_ms = self._backoff_ms() * (min(4, again) if soon else 12)
         pause_ms += self.chance.uniform_ms(pause_ms)
         for one in members:
-            if verdict.code in _SPENT:
+            if verdict.code in _GRANT_REFUSALS:
                 self._spent[one.replica] = one.grant
-            if verdict.code in _ELSEWHERE:
+            if verdict.code in _NODE_REFUSALS:
                 self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._alike(one.node, verdict.code)))
             if verdict.code is Code.OVER_QUOTA:
                 self._poor[one.replica] = None
             self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
-        if isinstance(claim, Ganged) and (first := self.view.get(members[0].replica)) is not None:
-            # Those who found no spot, too: a gang is tried whole, whichever of its members has come to its turn.
+        if isinstance(claim, BindGang) and (first := self.view.get(members[0].replica)) is not None:
+            # Also members without a node: a gang is tried as a unit, whichever member is due.
             self._paused |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
         self.wake_all()
         self._look_again()
@@ -138,25 +143,25 @@ class Guesser(Player):
             self.seat.process.loop.spawn(self._look_soon(), name="look again")
 
     def _backoff_ms(self) -> int:
-        return max(500, round(_BACKOFF_BEATS * self.seat.pace.beat_ms))
+        return max(500, round(_BACKOFF_HEARTBEATS * self.seat.pace.beat_ms))
 
     async def _look_soon(self) -> None:
-        """Time itself may be the cure, and no event tells of it: look again as long as somebody is left alone."""
+        """Retry by timer while replicas are backing off: the passing of time causes no event."""
         while self._paused:
             await self.world.clock.sleep_ms(self._backoff_ms() // 2)
             self.changes.keys[next(iter(self._paused), "")] = None
             self.changes.wake()
         self._looking = False
 
-    # -- what is free ----------------------------------------------------------------------------------------------------
+    # -- free capacity ---------------------------------------------------------------------------------------------------
 
     def _note(self, keys: Sequence[str]) -> bool:
-        """Forget what these changes made wrong; true if something may have become possible."""
+        """Drop cached state that these changes made wrong. Returns whether capacity may have been freed."""
         freed, spared = False, dict[str, None]()
         for key in keys:
             if key.startswith("replica/"):
                 replica = self.view.get(key)
-                node = replica.status.node if replica is not None and replica.status.phase in HOLDS else ""
+                node = replica.status.node if replica is not None and replica.status.phase in HOLDING_PHASES else ""
                 before = self._where.pop(key, "")
                 if node:
                     self._where[key] = node
@@ -180,7 +185,7 @@ class Guesser(Player):
                     spared[key.removeprefix("tenant/")] = None
                 elif key.startswith("grant/"):
                     spared.update(dict.fromkeys(poor.split("/")[1] for poor in self._poor))
-                elif key.startswith("policyrevision/") and key not in self._policies:  # no renewal of one that was there
+                elif key.startswith("policyrevision/") and key not in self._policies:  # a new policy revision, not a renewal
                     self._policies[key] = None
                     self._refused.clear()
                     self._paused = {one: until_ms for one, until_ms in self._paused.items() if one not in self._rounds}
@@ -197,10 +202,10 @@ class Guesser(Player):
             free |= {f"@{device.name}": 1000 for device in node.spec.devices}
             for key in self.view.by_node.get(name, ()):
                 replica: Replica = self.view.get(key)
-                shape = self._shape(replica) if replica.status.phase in HOLDS else None
+                shape = self._shape(replica) if replica.status.phase in HOLDING_PHASES else None
                 if shape is not None:
-                    _take(free, shape.needs)
-                    _take(free, {f"@{name}": n for name, n in replica.status.devices.items()})
+                    _subtract(free, shape.needs)
+                    _subtract(free, {f"@{name}": n for name, n in replica.status.devices.items()})
             self._free[name] = free
         return free
 
@@ -209,32 +214,34 @@ class Guesser(Player):
         return [key for key in keys if key in self.view.by_phase[Phase.PENDING]]
 
     def _standing(self, replica: Replica) -> int:
-        """How many of its generation hold room: a gang that stands takes in one at a time."""
+        """How many replicas of its generation hold capacity. A gang with enough of them accepts single replicas."""
         keys = self.view.by_workload.get((replica.metadata.tenant, replica.spec.workload), ())
         others = (self.view.get(key) for key in keys)
-        return sum(o.status.phase in HOLDS and o.spec.generation == replica.spec.generation for o in others)
+        return sum(o.status.phase in HOLDING_PHASES and o.spec.generation == replica.spec.generation for o in others)
 
-    def _shape(self, replica: Replica) -> Shape | None:
+    def _shape(self, replica: Replica) -> ReplicaNeeds | None:
         meta, spec = replica.metadata, replica.spec
         found: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
         if found is None:
             return None
         template = found.spec.spec.template
-        return Shape(dict(template.resources.pairs), {a.kind: a.count for a in template.devices if a.count}, found.spec.spec)
+        return ReplicaNeeds(
+            dict(template.resources.pairs), {a.kind: a.count for a in template.devices if a.count}, found.spec.spec
+        )
 
     # -- claims ----------------------------------------------------------------------------------------------------------
 
-    def _place(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
+    def _place(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
         found = self._spot(shape, self._refused.get(key, ()))
         if found is None and self._refused.pop(key, None) is not None:
-            # Wherever there is room it may not go: it comes again, and each time a little later.
+            # All nodes with capacity refused it: retry with increasing backoff.
             self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
             self._paused[key] = self.world.clock.now_ms() + min(8, rounds) * self._backoff_ms()
             self._look_again()
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found
-            _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
+            _subtract(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
             grant = self._grant(key, replica.metadata.tenant)
             if self.chance.below(40) == 0:
                 yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
@@ -243,9 +250,9 @@ class Guesser(Player):
         elif replica.spec.priority > 0:
             yield from self._preempt(key, replica, shape)
 
-    def _spot(self, shape: Shape, without: Collection[str] = ()) -> tuple[str, list[str]] | None:
+    def _spot(self, shape: ReplicaNeeds, without: Collection[str] = ()) -> tuple[str, list[str]] | None:
         nodes = [key for key, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
-        for key in self.chance.shuffled(nodes)[:_LOOK_AT]:
+        for key in self.chance.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(key)
             name = node.metadata.name
             if node.spec.draining or node.spec.unschedulable or name in without:
@@ -256,7 +263,7 @@ class Guesser(Player):
                 return name, devices
         return None
 
-    def _devices(self, node: Node, shape: Shape, free: dict[str, int]) -> list[str] | None:
+    def _devices(self, node: Node, shape: ReplicaNeeds, free: dict[str, int]) -> list[str] | None:
         found: list[str] = []
         for kind, count in shape.devices.items():
             whole = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
@@ -266,8 +273,8 @@ class Guesser(Player):
         return found
 
     def _grant(self, key: str, tenant: str) -> str:
-        """A slice from above if there is one, now and then an offer or a budget for emergencies, else the tenant's own quota;
-        not what was just refused.
+        """A slice of the parent scope if there is one, sometimes an offer or an emergency budget, else the tenant's own quota;
+        never the grant that was just refused.
         """
         slices, offers, spent = [], [], self._spent.pop(key, "")
         for _, seen in self.view.kind("grant/"):
@@ -285,14 +292,14 @@ class Guesser(Player):
         return self.chance.choice(kept or [name for name in (*offers, *own) if name != spent] or own)
 
     def _alike(self, name: str, code: Code) -> list[str]:
-        """Which nodes would be refused for the same reason, as a rule: policies and spreading go by the zone."""
+        """Nodes that would probably be refused for the same reason: policies and spread apply per zone."""
         node: Node | None = self.view.get(f"node/{name}")
         if node is None or code not in (Code.POLICY, Code.SPREAD):
             return [name]
         return [seen.thing.metadata.name for _, seen in self.view.kind("node/") if seen.thing.spec.zone == node.spec.zone]
 
     def _offered(self, grant: str) -> bool:
-        """Is it one of those that this scheduler may do without?"""
+        """Whether it is an offer or budget, for which quota can be used instead."""
         found: Grant | None = self.view.get(f"grant/{grant}")
         return not grant.startswith("tenant/") and (found is None or found.spec.purpose != "quota")
 
@@ -305,15 +312,15 @@ class Guesser(Player):
             if shape is None or found is None:
                 continue
             node, devices = found
-            _take(self._free_on(node, self.view.get(f"node/{node}")), shape.needs)
+            _subtract(self._free_on(node, self.view.get(f"node/{node}")), shape.needs)
             grant = self._grant(key, replica.metadata.tenant)
             binds.append(Bind(key, self.view.rows[key].revision, node, grant, dict.fromkeys(devices, 1000)))
         if binds:
-            yield Ganged(tuple(binds))
+            yield BindGang(tuple(binds))
 
-    def _preempt(self, key: str, replica: Replica, shape: Shape) -> Iterator[AnyClaim]:
+    def _preempt(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
         nodes = [name for name, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
-        for name in self.chance.shuffled(nodes)[:_LOOK_AT]:
+        for name in self.chance.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(name)
             free = dict(self._free_on(node.metadata.name, node))
             victims: dict[str, int] = {}
@@ -322,16 +329,16 @@ class Guesser(Player):
                 if all(free.get(what, 0) >= n for what, n in shape.needs.items()):
                     break
                 theirs = self._shape(seen.thing)
-                if seen.thing.status.phase in _RUNS and seen.thing.spec.priority < replica.spec.priority and theirs:
+                if seen.thing.status.phase in _RUNNING_PHASES and seen.thing.spec.priority < replica.spec.priority and theirs:
                     victims[other] = seen.revision
-                    _take(free, {what: -n for what, n in theirs.needs.items()})
+                    _subtract(free, {what: -n for what, n in theirs.needs.items()})
             if victims and not shape.devices and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
                 at, grant = self.view.rows[key].revision, self._grant(key, replica.metadata.tenant)
                 yield Reserve(key, at, node.metadata.name, grant, victims=victims)
                 return
 
     def _reserved(self) -> Iterator[AnyClaim]:
-        """Bind what is reserved once its victims have gone; now and then think better of it."""
+        """Bind reserved replicas whose victims are gone; sometimes cancel a reservation or preempt without need."""
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
             status = seen.thing.status
@@ -341,13 +348,13 @@ class Guesser(Player):
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
             elif not any(self._holds(victim, copy) for victim, copy in status.victims.items()):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
-        for phase in _RUNS:
+        for phase in _RUNNING_PHASES:
             for key in self.view.by_phase[phase]:
                 if self.chance.below(3_000) == 0 and not self.seat.pace.quiet:
                     yield Move(key, self.view.rows[key].revision, "preempt", reason="room is needed")
 
     def _sits_on(self, key: str) -> bool:
-        """Now and then it is slow to use what it has reserved, and may lose it over that."""
+        """Sometimes delay the use of a reservation, so that repair may cancel it."""
         now_ms, at = self.world.clock.now_ms(), self.view.rows[key].revision
         if self._slow.get(key, (0, 0))[0] != at:
             slow_ms = self.chance.uniform_ms(60 * self.seat.pace.beat_ms) if self.chance.below(4) == 0 else 0
@@ -356,9 +363,9 @@ class Guesser(Player):
 
     def _holds(self, victim: str, copy: str) -> bool:
         replica: Replica | None = self.view.get(victim)
-        return replica is not None and held_by(replica, copy)
+        return replica is not None and still_holds(replica, copy)
 
 
-def _take(free: dict[str, int], needs: dict[str, int]) -> None:
+def _subtract(free: dict[str, int], needs: dict[str, int]) -> None:
     for name, n in needs.items():
         free[name] = free.get(name, 0) - n

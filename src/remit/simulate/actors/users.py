@@ -1,8 +1,7 @@
 """Users and operators: submit, scale, drain, change quotas.
 
-Tenants and work, in a mix drawn by lot; and what operators do to nodes and quotas meanwhile.
-
-A person insists: an intent keeps its id until it is answered or abandoned, however long that takes.
+Users submit a random mix of workloads; an operator drains nodes, changes quotas and creates overrides meanwhile. An intent
+keeps its operation id until it is answered or abandoned, however long that takes.
 """
 
 from __future__ import annotations
@@ -11,22 +10,22 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import NoAnswer
-from remit.law.ledgers import SCOPE
+from remit.client.authority_client import RetriesExhausted
+from remit.law.ledgers import SCOPE_PREFIX
 from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
 from remit.model.kinds import (
     Affinity,
-    DeviceAsk,
+    DeviceRequest,
     Disruption,
-    Effect,
     Gang,
     HttpProbe,
     Mount,
     Override,
+    OverrideEffect,
     OverrideScope,
     OverrideSpec,
     Placement,
-    PortAsk,
+    PortRequest,
     PriorityClass,
     PriorityClassSpec,
     Probe,
@@ -46,83 +45,86 @@ from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec
-from remit.simulate.actors.adversary_tenant import MEDDLED
-from remit.simulate.actors.role import Seat
-from remit.simulate.scenarios import Load
-from remit.simulate.world.runner import Program
+from remit.simulate.actors.adversary_tenant import NODE_PREFIX
+from remit.simulate.actors.role import RoleContext
+from remit.simulate.scenarios import LoadSpec
+from remit.simulate.world import random_streams
+from remit.simulate.world.runner import SimProgram
 from remit.world.interfaces import Chance
 
 TENANTS = ("acme", "beta")
 SETTINGS = "settings"
 URGENT = "urgent"
-CPU_EACH: Final = 4
-"""Processors of a node: see node_named."""
+NODE_CPUS: Final = 4
+"""CPUs of a node, see `node_named`."""
 
-WORK: Final = {
-    "job": "ends by itself, now and then with an error",
+WORKLOAD_KINDS: Final = {
+    "job": "ends by itself, sometimes with an error",
     "service": "runs until it is stopped",
-    "gang": "a job that starts two at once, or none",
-    "urgent": "a job of higher priority, which others make room for",
+    "gang": "a job that starts at least two replicas at once, or none",
+    "urgent": "a job of higher priority, which may preempt others",
     "device": "a job that needs a whole device",
-    "spread": "a service with no two on one node, and evenly over zones",
+    "spread": "a service spread over zones, with at most one replica per node",
     "fleeting": "a service that ends by itself after a while",
-    "stubborn": "a service that does not listen when it is asked to end",
+    "stubborn": "a service that ignores SIGTERM",
     "herd": "a gang that needs most of every node at once",
-    "impossible": "an urgent job that no node has room for",
-    "flood": "an urgent job of hundreds that no node has room for",
-    "steadfast": "a service that may spare one of its replicas at a time, and no more",
+    "impossible": "an urgent job that fits on no node",
+    "flood": "an urgent job of hundreds of replicas that fit on no node",
+    "steadfast": "a service that allows one of its replicas to be unavailable",
 }
-"""What a load may be made of."""
+"""Kinds of work that a load may consist of."""
 SERVICES: Final = ("service", "spread", "stubborn", "fleeting", "steadfast")
 OVERRIDES_MAX: Final = 8
-DRAIN_BEATS: Final = 5
-"""Sooner than what does not listen is gone: so it is told who holds a drain up."""
-FLOOD: Final = 200
-"""How many replicas of a flood there are for each that work has at most otherwise."""
+DRAIN_HEARTBEATS: Final = 5
+"""Shorter than the time until work that ignores SIGTERM is gone, so that drains report what blocks them."""
+FLOOD_FACTOR: Final = 200
+"""Replicas of a flood, as a multiple of what other work would have."""
 
 
-class People:
-    """Those who use one scope: users who submit, and an operator."""
+class Users:
+    """The users and the operator of one scope."""
 
-    def __init__(self, seat: Seat, load: Load, *, cpu: int, above: bool, below: bool) -> None:
+    def __init__(self, seat: RoleContext, load: LoadSpec, *, cpu: int, above: bool, below: bool) -> None:
         self.seat = seat
         self.load = load
         self.cpu = cpu
-        """How many processors the nodes have together: quotas are measured by it."""
+        """CPUs of all nodes together; quotas are a share of it."""
         self.above, self.below = above, below
-        self.chance: Chance = seat.world.chance.stream("people")
-        self._filling: Chance = seat.world.chance.stream("filling")
+        self.chance: Chance = seat.world.chance.stream(random_streams.USERS)
+        self._filling: Chance = seat.world.chance.stream(random_streams.INITIAL_REPLICAS)
         self.user = seat.client(Actor("ada", Role.USER))
         self.operator = seat.client(Actor("ops", Role.OPERATOR))
         self.submitted = self.overridden = 0
         self._mark = seat.process.name.rsplit("-", 1)[1]
-        """Which of several that ask from one scope: names of work differ by it."""
+        """Distinguishes several client processes of one scope; names of workloads contain it."""
         self._drained: list[str] = []
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------------
 
     async def insist(self, claim: AnyClaim, *, operator: bool = False) -> Verdict | None:
-        """Until it is answered; now and then a person would rather be sure that it never happens."""
+        """Retry under the same operation id until there is an answer. After several failures the operation may be abandoned
+        instead.
+        """
         client = self.operator if operator else self.user
         clock, patience = self.seat.world.clock, 0
         operations: tuple[Operation, ...] = ()
         while True:
             try:
                 if not operations:
-                    return await client.ask(claim)
+                    return await client.submit(claim)
                 if patience > 3 and self.chance.below(4) == 0:
                     return await client.abandon(operations[0].id)
                 return (await client.resume(operations))[0]
-            except NoAnswer as error:
+            except RetriesExhausted as error:
                 patience += 1
                 operations = operations or error.operations
                 self.seat.give_up(error)
                 await clock.sleep_ms(500 + self.chance.uniform_ms(4_000))
 
-    # -- a day's work ----------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------------------
 
     async def found(self) -> None:
-        """What must be there before anything else."""
+        """Create the objects that everything else needs."""
         scope = self.seat.scope
         await self.insist(Apply(Region(metadata=Metadata(name=scope), spec=RegionSpec())), operator=True)
         rank = PriorityClass(metadata=Metadata(name=URGENT), spec=PriorityClassSpec(value=100))
@@ -140,10 +142,10 @@ class People:
         return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=quota, emergency_quota=extra))
 
     async def live(self) -> None:
-        """Submit, change and delete, until told to be quiet."""
+        """Submit, change and delete, until the quiet phase."""
         await self.found()
         if self.below:
-            return  # work is submitted to the scopes that have nodes
+            return  # workloads are submitted only to scopes that have nodes
         pause_ms = 60_000 / max(self.load.per_minute, 0.01)
         while True:
             await self.seat.world.clock.sleep_ms(round(pause_ms * (0.3 + 1.4 * self.chance.below(1_000) / 1_000)))
@@ -167,7 +169,7 @@ class People:
             await self.insist(Apply(self._workload(), fill=self._fills()))
 
     async def _delete(self, standing: list[Workload]) -> None:
-        """What is done goes first."""
+        """Delete a workload; finished jobs first."""
         view = self.seat.view
 
         def done(workload: Workload) -> bool:
@@ -189,16 +191,18 @@ class People:
         await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec), fill=self._fills()))
 
     def _fills(self) -> bool:
-        """Some ask as the API does, and what they declare is made with its first replicas; some leave it to controllers."""
+        """Half of the requests create the initial replicas with the workload, as the API does; the others leave that to the
+        controllers.
+        """
         return self._filling.below(2) == 0
 
     async def declare_lost(self, scope: str) -> None:
-        """An operator's word: nobody there is heard of again, and what it had is lent to others."""
-        await self.insist(DeclareLost(SCOPE + scope), operator=True)
+        """As an operator: declare a region lost, so that its capacity can be granted to others."""
+        await self.insist(DeclareLost(SCOPE_PREFIX + scope), operator=True)
 
     async def _operate(self) -> None:
         view = self.seat.view
-        nodes = [seen.thing for key, seen in view.kind("node/") if not key.startswith(MEDDLED)]
+        nodes = [seen.thing for key, seen in view.kind("node/") if not key.startswith(NODE_PREFIX)]
         drawn = self.chance.below(3)
         if drawn == 0 and not self.above:
             await self.insist(Apply(self._tenant(self.chance.choice(TENANTS), 40 + self.chance.below(60))), operator=True)
@@ -208,11 +212,11 @@ class People:
             busy = [node for node in nodes if self._is_starting(node.metadata.name)]
             node = self.chance.choice(busy if busy and self.chance.below(4) else nodes)
             self._drained.append(node.metadata.name)
-            spec = replace(node.spec, draining=True, drain_deadline=Duration(DRAIN_BEATS * self.seat.pace.beat_ms))
+            spec = replace(node.spec, draining=True, drain_deadline=Duration(DRAIN_HEARTBEATS * self.seat.pace.beat_ms))
             await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
     async def _override(self) -> None:
-        """Say something against the rules for a while; or take it back before its time, or after."""
+        """Create an override, or delete one before or after it has expired."""
         chance, scope = self.chance, self.seat.scope
         standing = [key.removeprefix("override/") for key, _ in self.seat.view.kind("override/")]
         if standing and (chance.below(3) == 0 or len(standing) > OVERRIDES_MAX):
@@ -223,7 +227,7 @@ class People:
         speaks_of: dict[str, tuple[str, ...]] = {"tenants": (tenant,)}
         if work and chance.below(2):
             speaks_of = {"workloads": (chance.choice(work),)}
-        effect: Effect = chance.choice(("avoid", "pin", "pause-expansion", "boost"))
+        effect: OverrideEffect = chance.choice(("avoid", "pin", "pause-expansion", "boost"))
         if effect == "avoid":
             speaks_of = {"zones": (place,)}
         elif effect == "pin":
@@ -242,12 +246,12 @@ class People:
         )
 
     def _is_starting(self, node: str) -> bool:
-        """Is something being started there? A bad moment to drain it, and so a good one here."""
+        """Whether a replica is being started there. Draining at this moment exercises races."""
         view = self.seat.view
         return any(view.get(key).status.phase in (Phase.BOUND, Phase.STARTING) for key in view.by_node.get(node, ()))
 
     async def open_all(self) -> None:
-        """Every node takes work again."""
+        """Uncordon all nodes that were drained."""
         drained, self._drained = self._drained, []
         for name in drained:
             node = self.seat.view.get(f"node/{name}")
@@ -255,10 +259,10 @@ class People:
                 spec = replace(node.spec, draining=False)
                 await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
-    # -- work ------------------------------------------------------------------------------------------------------------
+    # -- workloads -------------------------------------------------------------------------------------------------------
 
     def named(self, kind: str, ahead: int = 0) -> str:
-        """What the work is called that was submitted last, or will be by so many more, if it is of that kind."""
+        """Name of the last submitted workload if it was of this kind, or of the one that comes `ahead` submissions later."""
         number = self.submitted + ahead
         return f"{kind}-{number}" if self._mark == "1" else f"{kind}-{self._mark}-{number}"
 
@@ -269,7 +273,7 @@ class People:
         tenant = chance.choice(TENANTS)
         many = 1 + chance.below(2 * self.load.size)
         placement, gang, rank = Placement(), None, ""
-        devices: tuple[DeviceAsk, ...] = ()
+        devices: tuple[DeviceRequest, ...] = ()
         cpu = chance.choice(("250m", "500m", "1"))
         replace_ = chance.choice(("", "", "fenced", "eager"))
         type_ = "service" if kind in SERVICES else "job"
@@ -280,22 +284,22 @@ class People:
             case "urgent":
                 rank, cpu, many = URGENT, "2", 1
             case "herd":
-                many = self.cpu // CPU_EACH
+                many = self.cpu // NODE_CPUS
                 gang, cpu = Gang(min=many), "3"
             case "impossible" | "flood":
                 rank, cpu = URGENT, "64"
-                many *= FLOOD if kind == "flood" else 1
+                many *= FLOOD_FACTOR if kind == "flood" else 1
             case "steadfast":
                 many = 2 + chance.below(2)
             case "device":
-                devices, many = (DeviceAsk(kind="gpu", count=1),), 1
+                devices, many = (DeviceRequest(kind="gpu", count=1),), 1
             case "spread":
                 many = 2 + chance.below(2)
                 placement = Placement(
                     topology_spread=(Spread(topology_key="zone"),),
                     anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
                 )
-        program = Program(
+        program = SimProgram(
             None
             if type_ == "service" and kind != "fleeting"
             else (10_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
@@ -318,7 +322,8 @@ class People:
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
 
     def _in_service(self, template: Template) -> Template:
-        """Started again within its attempt, after a while; and now and then it listens, and is asked how it is."""
+        """A template for services: restarted within its attempt after a backoff; some of them listen on a port and have probes.
+        """
         chance, beat_ms = self.chance, self.seat.pace.beat_ms
         if self.load.reads:
             template = replace(template, configs=(Mount(name=SETTINGS, path="settings"),))
@@ -339,10 +344,10 @@ class People:
             live=replace(probe, failures=8) if chance.below(3) == 0 else None,
         )
         return replace(
-            template, command=(*template.command, *words), ports=(PortAsk(name="http"),), probes=probes, restart=again
+            template, command=(*template.command, *words), ports=(PortRequest(name="http"),), probes=probes, restart=again
         )
 
 
 def _declared(metadata: Metadata) -> Metadata:
-    """As a person would write it: what the authority filled in is left out."""
+    """Metadata as a user would write it, without the fields that the authority sets."""
     return Metadata(name=metadata.name, tenant=metadata.tenant, labels=metadata.labels)

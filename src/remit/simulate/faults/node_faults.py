@@ -1,48 +1,47 @@
 """Fault kinds on agents, keepers, disks, schedulers.
 
-More kinds of fault; what one is: faults.py.
-
-A keeper that stands still keeps no fence. While its agent renews there is none to keep; the two at once are what no process on
-that machine can help against, so nobody draws them together.
-
-More kinds of fault; what a fault is, and all others: faults.py.
+A frozen keeper does not enforce the fence of its processes. That is safe while its agent renews the lease, because no fence
+is due then. No process on the machine could enforce a fence if both were frozen at once, so the keeper faults are not drawn
+in swarm scenarios.
 """
 
 from __future__ import annotations
 
-from remit.simulate.faults.kinds import SECONDS, Hand, Heal, Where, cutting, fault, freezing, living
+from remit.simulate.faults.kinds import SECONDS, FaultScope, FaultTarget, Heal, cut_paths, fault, freeze_process, pick_alive
 from remit.simulate.scenarios import Injection
-from remit.simulate.world.event_loop import Lots
-from remit.simulate.world.processes import Machine, Process
+from remit.simulate.world.processes import SimMachine, SimProcess
+from remit.simulate.world.random_streams import Random
 
 
-def _one(hand: Hand, lots: Lots, one: Injection, sort: str) -> Process | None:
-    return living(lots, hand.processes(sort, one.where))
+def _pick_process(hand: FaultTarget, lots: Random, one: Injection, sort: str) -> SimProcess | None:
+    return pick_alive(lots, hand.processes(sort, one.where))
 
 
-@fault("freeze-agent", "an agent's event loop stands still while its keeper runs on", 18, swarms=False, where=Where.NODES)
-def freeze_agent(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = _one(hand, lots, one, "agent")
-    return None if victim is None else freezing(victim)
+@fault("freeze-agent", "an agent is frozen while its keeper continues", 18, swarms=False, where=FaultScope.NODES)
+def freeze_agent(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    victim = _pick_process(hand, lots, one, "agent")
+    return None if victim is None else freeze_process(victim)
 
 
-@fault("freeze-keeper", "a keeper stands still while its agent runs on", 18, 37, swarms=False, where=Where.NODES)
-def freeze_keeper(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = _one(hand, lots, one, "keeper")
-    return None if victim is None else freezing(victim)
+@fault("freeze-keeper", "a keeper is frozen while its agent continues", 18, 37, swarms=False, where=FaultScope.NODES)
+def freeze_keeper(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    victim = _pick_process(hand, lots, one, "keeper")
+    return None if victim is None else freeze_process(victim)
 
 
-@fault("kill-keeper", "a keeper is killed, and what must not outlive it goes with it", 36, swarms=False, where=Where.NODES)
-def kill_keeper(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = _one(hand, lots, one, "keeper")
+@fault(
+    "kill-keeper", "a keeper is killed, with the processes that must not outlive it", 36, swarms=False, where=FaultScope.NODES
+)
+def kill_keeper(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    victim = _pick_process(hand, lots, one, "keeper")
     if victim is None:
         return None
     victim.kill()
     return victim.start
 
 
-@fault("kill-both", "an agent and its keeper are killed at once, and started again", 36, swarms=False, where=Where.NODES)
-def kill_both(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+@fault("kill-both", "an agent and its keeper are killed at once, and restarted", 36, swarms=False, where=FaultScope.NODES)
+def kill_both(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     able = hand.processes("agent", one.where)
     if not able:
         return None
@@ -58,9 +57,9 @@ def kill_both(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("slow-starts", "processes take long to start on a machine", 37, 38, swarms=False, size=SECONDS, where=Where.NODES)
-def slow_starts(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    machine = _machine(hand, lots, one)
+@fault("slow-starts", "processes start slowly on one machine", 37, 38, swarms=False, size=SECONDS, where=FaultScope.NODES)
+def slow_starts(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    machine = _pick_machine(hand, lots, one)
     if machine is None:
         return None
     by_s = one.size or 1.0 + 20.0 * lots.random()
@@ -72,9 +71,9 @@ def slow_starts(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("slow-journal", "the disk of a keeper takes long to write", 12, 14, swarms=False, size=SECONDS, where=Where.NODES)
-def slow_journal(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    machine = _machine(hand, lots, one)
+@fault("slow-journal", "the disk of a keeper is slow", 12, 14, swarms=False, size=SECONDS, where=FaultScope.NODES)
+def slow_journal(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    machine = _pick_machine(hand, lots, one)
     if machine is None:
         return None
     by_ms = round(1000 * (one.size or 0.5 + 8.0 * lots.random()))
@@ -86,9 +85,9 @@ def slow_journal(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("bad-journal", "the disk of a keeper is full, fails, or forces nothing", 14, swarms=False, where=Where.NODES)
-def bad_journal(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    machine = _machine(hand, lots, one)
+@fault("bad-journal", "the disk of a keeper is full, fails, or does not sync", 14, swarms=False, where=FaultScope.NODES)
+def bad_journal(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    machine = _pick_machine(hand, lots, one)
     if machine is None:
         return None
     how = lots.choice(("full", "failing", "unsettling"))
@@ -100,16 +99,16 @@ def bad_journal(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("silent-zone", "the nodes of one zone fall silent at once", 34, 35, swarms=False, where=Where.NODES)
-def silent_zone(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    """A node's zone follows from its number, and so does its agent: of agents whose number divides by three every
-    third has the nodes of one zone.
+@fault("silent-zone", "all nodes of one zone become silent at once", 34, 35, swarms=False, where=FaultScope.NODES)
+def silent_zone(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    """Partition every third agent. The zone of a node follows from its number modulo 3, and nodes are dealt to agents by
+    number, so if the number of agents is a multiple of 3, these agents have all nodes of one zone.
     """
     able = hand.processes("agent", one.where)
     if not able:
         return None
     first = int(lots.choice(able).name.rsplit("-", 1)[1]) % 3
-    return cutting(
+    return cut_paths(
         hand,
         [
             way
@@ -121,7 +120,7 @@ def silent_zone(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     )
 
 
-def _machine(hand: Hand, lots: Lots, one: Injection) -> Machine | None:
+def _pick_machine(hand: FaultTarget, lots: Random, one: Injection) -> SimMachine | None:
     able = hand.processes("keeper", one.where)
     return lots.choice(able).machine if able else None
 
@@ -130,7 +129,7 @@ def _machine(hand: Hand, lots: Lots, one: Injection) -> Machine | None:
 
 
 @fault("disk-full", "a machine's disk is full", 11, 14)
-def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+def disk_full(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     disk = lots.choice(hand.everyone(one.where)).machine.disk
     disk.full = True
 
@@ -140,8 +139,8 @@ def disk_full(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
     return heal
 
 
-@fault("disk-failing", "a machine's disk answers with errors", 14)
-def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+@fault("disk-failing", "a machine's disk returns errors", 14)
+def disk_failing(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     disk = lots.choice(hand.everyone(one.where)).machine.disk
     disk.failing = True
 
@@ -154,26 +153,28 @@ def disk_failing(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 # ------------------------------------------------------------------------------------------------------------- schedulers
 
 
-@fault("freeze-scheduler", "a scheduler stands still with claims under way, and wakes", 15, 18, swarms=False, where=Where.NODES)
-def freeze_scheduler(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    victim = living(lots, hand.processes("scheduler", one.where))
-    return None if victim is None else freezing(victim)
+@fault(
+    "freeze-scheduler", "a scheduler is frozen with claims in flight, and resumes", 15, 18, swarms=False, where=FaultScope.NODES
+)
+def freeze_scheduler(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    victim = pick_alive(lots, hand.processes("scheduler", one.where))
+    return None if victim is None else freeze_process(victim)
 
 
 @fault(
     "kill-reserving",
-    "a scope's schedulers are killed the moment one of them has a reservation",
+    "all schedulers of a scope are killed at the moment one of them makes a reservation",
     19,
     swarms=False,
-    where=Where.NODES,
+    where=FaultScope.NODES,
 )
-def kill_reserving(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
-    """Whoever waits for that moment in vain has done no harm, and still struck: when it comes is for the schedulers to say."""
+def kill_reserving(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+    """If no reservation is made in time, the fault counts as injected without effect: the moment depends on the schedulers."""
     able = hand.processes("scheduler", one.where)
     if not able:
         return None
     victims = hand.processes("scheduler", lots.choice(able).name.split("-")[1])
-    killed: list[Process] = []
+    killed: list[SimProcess] = []
 
     def kill() -> None:
         for victim in victims:
@@ -193,23 +194,23 @@ def kill_reserving(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
 
 @fault(
     "unanswered",
-    "a scheduler's asks arrive unanswered, or do not arrive: it cannot tell",
+    "either the requests of a scheduler or their answers are lost, so it cannot know the outcome",
     1,
     3,
     swarms=False,
-    where=Where.NODES,
+    where=FaultScope.NODES,
 )
-def unanswered(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+def unanswered(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     able = hand.processes("scheduler", one.where)
     if not able:
         return None
     victim = lots.choice(able).name
     scope = victim.split("-")[1]
     ways = [(server.name, victim) for server in hand.processes("server", scope)]
-    return cutting(hand, ways if lots.random() < 0.5 else [(victim, server) for server, victim in ways])
+    return cut_paths(hand, ways if lots.random() < 0.5 else [(victim, server) for server, victim in ways])
 
 
-@fault("plugin-fails", "a filter that others wrote for schedulers fails", 26, swarms=False, plugin=True)
-def plugin_fails(hand: Hand, lots: Lots, one: Injection) -> Heal | None:
+@fault("plugin-fails", "a third-party filter plug-in of the schedulers raises errors", 26, swarms=False, plugin=True)
+def plugin_fails(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     hand.break_plugin(True)
     return lambda: hand.break_plugin(False)

@@ -1,8 +1,7 @@
 """Simulated clocks with drift, seeded ids, deterministic offload.
 
-Skewed, drifting clocks, and names that are the same in every run.
-
-Inline, in turn, in the loop's time. What it means is not known here.
+Clocks differ in start value and rate, as on real machines. Ids are drawn from the seed, so that they are the same in every
+run. Offloaded work runs inline, one item at a time, in virtual time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
-from remit.simulate.world.event_loop import SimLoop, stream
+from remit.simulate.world.event_loop import SimLoop
+from remit.simulate.world.random_streams import stream
 from remit.world.clock import Bounded
 from remit.world.interfaces import OffloadClosed
 
@@ -23,9 +23,11 @@ _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class SimClock:
-    """One machine's clock. It never goes back and goes on through a freeze; only its speed and its start are its own.
+    """The clock of one machine. It is monotonic and continues while a process is frozen; start value and rate differ by
+    machine.
 
-    `rate` 1.01 runs one percent fast. Changing it keeps the reading: a clock that is corrected is slewed, not set.
+    `rate` 1.01 runs one percent fast. A change of the rate keeps the current reading: a corrected clock is slewed, not
+    stepped.
     """
 
     def __init__(self, loop: SimLoop, name: str, *, start_ms: int = 0, rate: float = 1.0) -> None:
@@ -59,9 +61,9 @@ class SimClock:
             left_ms = until_ms - self.now_ms()
 
     def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
-        return _Within(self._loop, ms / (1000 * self._rate))
+        return _ExactTimeout(self._loop, ms / (1000 * self._rate))
 
-    # -- what faults do to it --------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------------
 
     @property
     def rate(self) -> float:
@@ -73,13 +75,13 @@ class SimClock:
         self._since_s, self._rate = now_s, rate
 
     def reboot(self) -> None:
-        """Counts from nothing again; instants of before cannot be compared."""
+        """Restart the monotonic clock at 0. Instants from before the reboot cannot be compared with later ones."""
         self._boots += 1
         self._base_ms, self._since_s = 0.0, self._loop.time()
 
 
-class _Within(Bounded):
-    """By a timer of its own: to the instant."""
+class _ExactTimeout(Bounded):
+    """A timeout with its own exact timer. The product shares coarse timers between timeouts."""
 
     __slots__ = ("_delay_s", "_handle", "_loop")
 
@@ -95,7 +97,7 @@ class _Within(Bounded):
 
 
 class SeededIds:
-    """Names that nobody else has in this run, and that are the same in the next."""
+    """Unique ids drawn from the seed: the same in every run."""
 
     def __init__(self, seed: str) -> None:
         self._lots = stream(seed)
@@ -110,33 +112,34 @@ class SeededIds:
 T = TypeVar("T")
 
 
-class _Piece(NamedTuple):
+class _OffloadedCall(NamedTuple):
     work: Callable[[], Any]
     answer: asyncio.Future[Any]
 
 
 class SimOffload:
-    """Each piece takes `delay_ms()` of the loop's time, drawn when its turn comes, and then happens at one instant.
+    """Runs offloaded work in order, without threads. Each item takes `delay_ms()` of virtual time, drawn when its turn comes,
+    and then runs at one instant.
 
-    When `alive()` turns false the process was killed: nothing of its queue runs any more, and whoever waits is cancelled,
-    now and later: a cancelled task ends without a complaint, and its finally blocks get through.
+    When `alive()` becomes false, the process was killed: queued work does not run, and its waiters are cancelled, also those
+    that come later. A cancelled task ends without a reported failure, and its `finally` blocks run.
     """
 
     def __init__(self, delay_ms: Callable[[], int], alive: Callable[[], bool]) -> None:
         self._delay_ms, self._alive = delay_ms, alive
-        self._queue: deque[_Piece] = deque()
+        self._queue: deque[_OffloadedCall] = deque()
         self._idle: asyncio.Event | None = None
-        """There while work is under way; set when the queue has run empty."""
+        """Present while work is queued; set when the queue becomes empty."""
         self._closed = False
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if self._closed:
-            raise OffloadClosed("the offload was closed", "start the component anew")
+            raise OffloadClosed("the offload is closed", "restart the component")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if not self._alive():
             answer.cancel()
             return answer
-        self._queue.append(_Piece(work, answer))
+        self._queue.append(_OffloadedCall(work, answer))
         if self._idle is None:
             self._idle = asyncio.Event()
             self._begin_next()
@@ -150,14 +153,14 @@ class SimOffload:
     def _begin_next(self) -> None:
         delay_ms = self._delay_ms()
         if delay_ms < 0:
-            raise ValueError(f"a delay of {delay_ms} ms")
-        # A timer and not a task: a waiter, or whoever made the call, may be cancelled, and the work still has its turn.
+            raise ValueError(f"delay_ms() returned {delay_ms}; it must be 0 or more")
+        # A timer, not a task: the waiter or the caller may be cancelled, and the work must still run.
         asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_first)
 
     def _end_first(self) -> None:
         if self._alive():
             piece = self._queue.popleft()
-            _run(piece, self._alive)
+            _run_call(piece, self._alive)
         if not self._alive():
             for piece in self._queue:
                 piece.answer.cancel()
@@ -169,28 +172,28 @@ class SimOffload:
             self._idle = None
 
 
-def _run(piece: _Piece, alive: Callable[[], bool]) -> None:
+def _run_call(piece: _OffloadedCall, alive: Callable[[], bool]) -> None:
     try:
         result = piece.work()
     except (KeyboardInterrupt, SystemExit):
-        raise  # these are for the simulator itself
-    except BaseException as error:  # noqa: BLE001 - it is the waiter's, whatever it is
-        _fail(piece.answer, error, alive)
+        raise  # these concern the simulator itself, not the simulated work
+    except BaseException as error:  # noqa: BLE001 - any exception is passed to the waiter
+        _fail_call(piece.answer, error, alive)
     else:
-        if not alive():  # the work itself ended its process: nobody is left to be told
+        if not alive():  # the work itself ended its process, so no result is delivered
             piece.answer.cancel()
         elif not piece.answer.done():
             piece.answer.set_result(result)
 
 
-def _fail(answer: asyncio.Future[Any], error: BaseException, alive: Callable[[], bool]) -> None:
+def _fail_call(answer: asyncio.Future[Any], error: BaseException, alive: Callable[[], bool]) -> None:
     if not alive():
         answer.cancel()
     elif answer.done():
-        # The waiter was cancelled. Its work failed all the same, and somebody should be able to read that.
+        # The waiter was cancelled, but its work failed: report the failure instead of dropping it.
         told = {"message": "work failed after its waiter was cancelled", "exception": error}
         answer.get_loop().call_exception_handler(told)
-    elif isinstance(error, StopIteration):  # a future refuses it, since it would end whatever awaits
+    elif isinstance(error, StopIteration):  # asyncio futures reject StopIteration, because it would end the awaiting coroutine
         wrapped = RuntimeError("work raised StopIteration")
         wrapped.__cause__ = error
         answer.set_exception(wrapped)

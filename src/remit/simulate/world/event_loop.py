@@ -1,22 +1,20 @@
-"""Deterministic asyncio event loop with virtual time; seeded random streams.
+"""Deterministic asyncio event loop with virtual time.
 
-Streams by name, each from the run's seed. The only randomness in this room.
+The loop injects no faults itself; the network, store and clocks of this package do. Every callback belongs to one execution
+unit (one start of a simulated process), found through its context. Four rules make a run repeatable and still adversarial:
 
-An event loop of virtual time, where one seed is one order. No fault is injected here.
+1. Time is a number. When nothing is ready, it jumps to the next timer, so an hour of waiting costs nothing.
+2. A seeded draw chooses among the units that have a ready callback. Within one unit, callbacks run in the order in which
+   they were scheduled, as asyncio guarantees. Any other order could not happen in a real process.
+3. A killed unit runs nothing more. Its scheduled callbacks are dropped and its tasks are never resumed, so none of their
+   `finally` blocks run during the simulation, as after `kill -9`. A frozen unit keeps its due callbacks until it is thawed;
+   its clock continues.
+4. Nothing depends on memory addresses. Tasks and futures are hashed by a counter, so that sets of them iterate in the same
+   order in every run (`asyncio.TaskGroup` cancels its tasks in set order).
 
-Every callback belongs to a **process** (by its context), and four rules make a run repeatable and still adversarial:
-
-1. Time is a number. When nothing is ready it jumps to the next timer, so an hour of waiting costs nothing.
-2. Among processes that have something ready a seeded lot chooses; within one process callbacks run in the order in which they
-   were scheduled, as asyncio promises. Anything else would try orders that no real process can have.
-3. A dead process runs nothing any more: what was scheduled is dropped, its tasks are never resumed, and so no `finally` of
-   theirs runs while the world exists. A frozen one keeps what comes due until it is thawed; its clock goes on.
-4. Nothing depends on an address: tasks and futures are hashed by a counter, so that sets of them have the same order in every
-   run (`asyncio.TaskGroup` cancels in the order of a set).
-
-Threads, executors and real sleeping are refused. If nothing is ready and no timer is left, everybody waits for somebody: that
-is a `Deadlock`, and it says who waits for what. If somebody is always ready, so that time cannot go on, that is a `Spin`, and
-it says who.
+Threads, executors and real sleeping raise an error. If nothing is ready and no timer is left, the loop raises `Deadlock`
+with a list of all waiting tasks. If callbacks are ready without end, so that virtual time cannot advance, it raises
+`Livelock` with the task that would run next.
 """
 
 from __future__ import annotations
@@ -30,37 +28,34 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from heapq import heappop, heappush
-from random import Random as Lots  # noqa: TID251 - the simulator is where chance is made
 from types import AsyncGeneratorType
 from typing import Any, Final, cast
 
-__all__ = ["Lots", "stream"]
-
-
-def stream(*names: object) -> Lots:
-    """A stream of its own for these names: a text seed goes through SHA-512, so near names are far apart."""
-    return Lots("/".join(map(str, names)))  # noqa: S311 - no secret is drawn from it
-
+from remit.simulate.world import random_streams
 
 _DIGEST_EVERY: Final = 2_048
 _CLOSES_MAX: Final = 1_000
-_SPIN_EVENTS: Final = 500_000
-"""At one moment. A crowd that wakes at once is some thousands; whoever asks for this many would ask for ever."""
-_event = struct.Struct("<dI").pack
+_LIVELOCK_EVENTS: Final = 500_000
+"""Callbacks at one virtual instant. Many processes that wake at once need some thousands; a loop that reaches this number does
+not end.
+"""
+_pack_event = struct.Struct("<dI").pack
 
-CURRENT: contextvars.ContextVar[Unit] = contextvars.ContextVar("process")
+CURRENT_UNIT: contextvars.ContextVar[ExecutionUnit] = contextvars.ContextVar("process")
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is left."""
+    """No callback is ready and no timer is left: all tasks wait for each other."""
 
 
-class Spin(Exception):
-    """Something is always ready, so time stands still."""
+class Livelock(Exception):
+    """Callbacks are always ready, so virtual time cannot advance."""
 
 
-class Unit:
-    """What lives and dies together: the callbacks of one process. `process.py` builds a process around it."""
+class ExecutionUnit:
+    """The callbacks and tasks of one start of a process. They are killed and frozen together; `processes.py` builds a process
+    on it.
+    """
 
     __slots__ = ("context", "dead", "frozen", "name", "number", "queued", "ready")
 
@@ -69,21 +64,21 @@ class Unit:
         self.number = number
         self.ready: deque[Handle] = deque()
         self.queued = False
-        """Is it in the loop's list of those with something ready?"""
+        """Whether the loop's list of runnable units contains it."""
         self.dead = False
         self.frozen = 0
-        """How many hold it still at once: it goes on when the last one lets go."""
+        """Number of freezes in effect. The unit runs again when the last of them is thawed."""
         self.context = contextvars.copy_context()
-        self.context.run(CURRENT.set, self)
+        self.context.run(CURRENT_UNIT.set, self)
 
 
 class Handle:
-    """One callback to come. As much of `asyncio.Handle` as asyncio asks of one."""
+    """A scheduled callback: the part of `asyncio.Handle` that asyncio uses."""
 
     __slots__ = ("args", "callback", "cancelled_", "context", "unit", "when_s")
 
     def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, unit: Unit
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: contextvars.Context, unit: ExecutionUnit
     ) -> None:
         self.callback: Callable[..., object] | None = callback
         self.args = args
@@ -104,9 +99,9 @@ class Handle:
 
 
 class CountedTask(asyncio.Task[Any]):
-    """Hashed by its number: the same in every run."""
+    """A task hashed by a counter, so that sets of tasks have the same order in every run."""
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, unit: Unit, **more: Any) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, unit: ExecutionUnit, **more: Any) -> None:
         self.number = loop.count()
         self.unit = unit
         super().__init__(coro, loop=loop, **more)
@@ -128,64 +123,68 @@ class CountedFuture(asyncio.Future[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Made for one run: `run` until the virtual time `until_s` or until `stop`; `finish` ends everything that is left."""
+    """The event loop of one run.
+
+    `run` runs until the virtual time `until_s` or until `stop`; `finish` closes all tasks that are left.
+    """
 
     def __init__(self, seed: str) -> None:
         self.events = 0
-        self._events_max = _SPIN_EVENTS
-        """How many there may be by the end of this moment."""
-        self.failures: list[tuple[Unit, BaseException | None, str]] = []
-        """What nobody caught: by which process, and what."""
-        self.on_failure: Callable[[Unit, BaseException | None, str], None] | None = None
+        self._events_max = _LIVELOCK_EVENTS
+        """The number of events at which this virtual instant counts as a livelock."""
+        self.failures: list[tuple[ExecutionUnit, BaseException | None, str]] = []
+        """Exceptions that no code caught: unit, exception, message."""
+        self.on_failure: Callable[[ExecutionUnit, BaseException | None, str], None] | None = None
         self._now_s = 0.0
         self._numbers = 0
         self._timers: list[tuple[float, int, Handle]] = []
-        self._runnable: list[Unit] = []
-        self._lots = stream(f"{seed}/order").random
+        self._runnable: list[ExecutionUnit] = []
+        self._draw = random_streams.stream(random_streams.event_order(seed)).random
         self._stopping = False
         self._closed = False
         self._hash = sha256()
         self._unhashed: list[bytes] = []
         self._buried: list[CountedTask] = []
         self._spawned: dict[CountedTask, None] = {}
-        self._units: list[Unit] = []
+        self._units: list[ExecutionUnit] = []
         self.root = self.unit("world")
 
     @classmethod
     def seeded(cls, seed: str) -> SimLoop:
-        """A new one. What it does not offer (sockets, signals, subprocesses) raises NotImplementedError."""
+        """A new loop. Sockets, signals and subprocesses raise NotImplementedError."""
         return cls(seed)
 
     # -- processes -------------------------------------------------------------------------------------------------------
 
-    def unit(self, name: str) -> Unit:
-        unit = Unit(name, len(self._units))
+    def unit(self, name: str) -> ExecutionUnit:
+        unit = ExecutionUnit(name, len(self._units))
         self._units.append(unit)
         return unit
 
-    def kill(self, unit: Unit) -> None:
-        """Nothing of it runs from here on. Its tasks are kept, so that nothing of them is cleaned up either."""
+    def kill(self, unit: ExecutionUnit) -> None:
+        """Stop the unit for good. Its tasks stay referenced, so that garbage collection does not run their cleanup code either.
+        """
         unit.dead = True
-        self._buried += self._tasks_of(unit)  # first: what is ready may be all that holds a task
+        self._buried += self._tasks_of(unit)  # before the queue is cleared: it may hold the only references to some tasks
         unit.ready.clear()
 
-    def freeze(self, unit: Unit) -> None:
+    def freeze(self, unit: ExecutionUnit) -> None:
         unit.frozen += 1
 
-    def thaw(self, unit: Unit) -> None:
+    def thaw(self, unit: ExecutionUnit) -> None:
         unit.frozen -= 1
         self._queue(unit)
 
-    def waits(self, unit: Unit | None = None) -> str:
-        """Who waits for what: a line for each task that has not ended."""
+    def waits(self, unit: ExecutionUnit | None = None) -> str:
+        """One line for each unfinished task, with the place where it waits."""
         return "\n".join(
-            f"  {task.unit.name}: {task.get_name()} waits at {_where(task)}"
-            for task in sorted(self._tasks(), key=_number)
+            f"  {task.unit.name}: {task.get_name()} waits at {_await_stack(task)}"
+            for task in sorted(self._tasks(), key=_task_number)
             if (unit is None or task.unit is unit) and not task.unit.dead
         )
 
-    def _tasks_of(self, unit: Unit) -> list[CountedTask]:
-        return sorted((task for task in self._tasks() if task.unit is unit), key=_number)
+    def _tasks_of(self, unit: ExecutionUnit) -> list[CountedTask]:
+        return sorted((task for task in self._tasks() if task.unit is unit), key=_task_number)
 
     def _tasks(self) -> set[CountedTask]:
         return cast(set[CountedTask], asyncio.all_tasks(self))
@@ -193,7 +192,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- running ---------------------------------------------------------------------------------------------------------
 
     def run(self, until_s: float) -> None:
-        """Run what happens before `until_s`, and stand there; or stop earlier if `stop` is called."""
+        """Run all events before `until_s` and set the time to it, or return earlier if `stop` is called."""
         self._stopping = False
         asyncio._set_running_loop(self)
         try:
@@ -202,7 +201,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if self._runnable:
                     self._round()
                 elif not self._timers:
-                    raise Deadlock(f"at {self._now_s:.3f} s nothing is ready and no timer is left:\n{self.waits()}")
+                    raise Deadlock(f"deadlock at {self._now_s:.3f} s: no callback is ready and no timer is set\n{self.waits()}")
                 elif self._timers[0][0] >= until_s:
                     break
                 else:
@@ -215,16 +214,16 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _move(self, to_s: float) -> None:
         if to_s > self._now_s:
             self._now_s = to_s
-            self._events_max = self.events + _SPIN_EVENTS
+            self._events_max = self.events + _LIVELOCK_EVENTS
 
     def _drop_void(self) -> None:
-        """What was cancelled, and what the dead had set: nobody waits for these."""
+        """Drop timers that were cancelled or belong to dead units, so that time does not jump to them."""
         timers = self._timers
         while timers and (timers[0][2].cancelled_ or timers[0][2].unit.dead):
             heappop(timers)
 
     def _jump(self) -> None:
-        """To the next timer, and make ready all that are due then."""
+        """Advance time to the next timer and queue all callbacks that are due then."""
         timers = self._timers
         self._move(timers[0][0])
         while timers and timers[0][0] <= self._now_s:
@@ -235,11 +234,11 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._queue(unit)
 
     def _round(self) -> None:
-        """Until nothing is ready: choose a process, and run its next callback."""
-        runnable, unhashed, lots = self._runnable, self._unhashed, self._lots
+        """Run ready callbacks, each from a randomly chosen unit, until none is left."""
+        runnable, unhashed, draw = self._runnable, self._unhashed, self._draw
         while runnable and not self._stopping:
             many = len(runnable)
-            index = int(lots() * many) if many > 1 else 0
+            index = int(draw() * many) if many > 1 else 0
             unit = runnable[index]
             if unit.frozen or not unit.ready:
                 runnable[index] = runnable[-1]
@@ -252,39 +251,41 @@ class SimLoop(asyncio.AbstractEventLoop):
                 continue
             self.events += 1
             if self.events > self._events_max:
-                whose = _turn(unit, callback)
-                raise Spin(f"time stands still at {self._now_s:.3f} s: {_SPIN_EVENTS} events, and next is {whose}")
-            unhashed.append(_event(self._now_s, unit.number))
+                whose = _describe_next(unit, callback)
+                raise Livelock(
+                    f"livelock at {self._now_s:.3f} s: {_LIVELOCK_EVENTS} events without time advancing; next is {whose}"
+                )
+            unhashed.append(_pack_event(self._now_s, unit.number))
             if len(unhashed) >= _DIGEST_EVERY:
                 self._fold()
             try:
                 handle.context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # noqa: BLE001 - a callback that fails is its process's failure, and is told
+            except BaseException as error:  # noqa: BLE001 - recorded as a failure of its process
                 self._failed(unit, error, "a callback failed")
 
     def stop(self) -> None:
         self._stopping = True
 
     def finish(self) -> None:
-        """End all that is left, without a trace: every process is dead first, so nothing reaches anything."""
+        """Close all remaining tasks. Every unit is marked dead first, so that their cleanup code has no effect."""
         for unit in self._units:
             unit.dead = True
-        left = sorted({*self._tasks(), *self._buried}, key=_number)
+        left = sorted({*self._tasks(), *self._buried}, key=_task_number)
         self._timers.clear()
         self._runnable.clear()
         for task in left:
-            _close(task.get_coro())
+            _close_coroutine(task.get_coro())
         self._buried.clear()
         self._spawned.clear()
         self._closed = True
 
-    # -- the record ------------------------------------------------------------------------------------------------------
+    # -- digest ----------------------------------------------------------------------------------------------------------
 
     def note(self, what: bytes) -> None:
-        """Add to the digest something that happened now: a delivery, a commit, a fault."""
-        self._unhashed.append(_event(self._now_s, len(what)))
+        """Add to the digest of the run an event that happens now: a delivery, a commit, a fault."""
+        self._unhashed.append(_pack_event(self._now_s, len(what)))
         self._unhashed.append(what)
 
     def digest(self) -> str:
@@ -295,7 +296,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._hash.update(b"".join(self._unhashed))
         self._unhashed.clear()
 
-    # -- what asyncio asks of a loop -------------------------------------------------------------------------------------
+    # -- asyncio.AbstractEventLoop ----------------------------------------------------------------------------------------
 
     def count(self) -> int:
         self._numbers += 1
@@ -309,7 +310,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         if context is None:
             context = contextvars.copy_context()
-        unit = context.get(CURRENT) or self.root
+        unit = context.get(CURRENT_UNIT) or self.root
         handle = Handle(callback, args, context, unit)
         if not unit.dead:
             unit.ready.append(handle)
@@ -327,13 +328,13 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         if context is None:
             context = contextvars.copy_context()
-        handle = Handle(callback, args, context, context.get(CURRENT) or self.root)
+        handle = Handle(callback, args, context, context.get(CURRENT_UNIT) or self.root)
         handle.when_s = when
         self._numbers = number = self._numbers + 1
         heappush(self._timers, (when, number, handle))
         return handle
 
-    def _queue(self, unit: Unit) -> None:
+    def _queue(self, unit: ExecutionUnit) -> None:
         if not unit.queued and not unit.frozen and unit.ready:
             unit.queued = True
             self._runnable.append(unit)
@@ -345,18 +346,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None, **more: Any
     ) -> asyncio.Task[Any]:
         context = contextvars.copy_context() if context is None else context
-        unit = context.get(CURRENT) or self.root
+        unit = context.get(CURRENT_UNIT) or self.root
         name = name or getattr(coro, "__qualname__", "task")
         task = CountedTask(coro, loop=self, unit=unit, name=name, context=context, **more)
         if unit.dead:
             self._buried.append(task)
         return task
 
-    def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: Unit | None = None) -> None:
-        """A task that nobody waits for; what it fails with is told by its process. In `unit`, or where this is called."""
+    def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: ExecutionUnit | None = None) -> None:
+        """Start a background task that nothing awaits, in `unit` or else in the current one. An exception counts as a failure
+        of that unit.
+        """
         context = contextvars.copy_context() if unit is None else unit.context.copy()
         task = self.create_task(coro, name=name, context=context)
-        self._spawned[cast(CountedTask, task)] = None  # else it may be collected as garbage while it waits
+        self._spawned[cast(CountedTask, task)] = None  # a task without references could be garbage-collected while it waits
         task.add_done_callback(self._told, context=context)
 
     def _told(self, task: asyncio.Task[Any]) -> None:
@@ -366,11 +369,11 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         task = context.get("future") or context.get("task")
-        unit = task.unit if isinstance(task, CountedTask) else CURRENT.get(self.root)
+        unit = task.unit if isinstance(task, CountedTask) else CURRENT_UNIT.get(self.root)
         if not self._closed and not unit.dead:
             self._failed(unit, context.get("exception"), str(context.get("message", "")))
 
-    def _failed(self, unit: Unit, error: BaseException | None, message: str) -> None:
+    def _failed(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
         self.failures.append((unit, error, message))
         if self.on_failure is not None:
             self.on_failure(unit, error, message)
@@ -390,51 +393,53 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        raise RuntimeError("there are no threads in a simulated world")
+        raise RuntimeError("threads do not exist in the simulation")
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        raise RuntimeError("there are no threads in a simulated world: use world.offload")
+        raise RuntimeError("threads do not exist in the simulation: use world.offload")
 
     async def shutdown_asyncgens(self) -> None:
         return
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's own name
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's name
         return
 
 
-def _close(coroutine: Any) -> None:
-    """From the inside out, and again while anybody awaits in a `finally`: an outer one would leave such an inner one behind."""
+def _close_coroutine(coroutine: Any) -> None:
+    """Close a coroutine from the innermost await outwards, again while a `finally` block awaits something. Closing the outer
+    coroutine first would leave an inner one open.
+    """
     for _ in range(_CLOSES_MAX):
         if getattr(coroutine, "cr_frame", None) is None:
             return
         inner, step = coroutine, None
-        while (following := _awaited(inner)) is not None:
+        while (following := _innermost_await(inner)) is not None:
             inner, step = following
-        with suppress(BaseException):  # whatever the dead still want to say
+        with suppress(BaseException):  # cleanup code of a dead process may raise anything
             if step is None:
                 inner.close()
             else:
                 step.throw(GeneratorExit())
 
 
-def _awaited(outer: Any) -> tuple[Any, Any] | None:
-    """The coroutine or generator that this one stands in, if it has not ended; and of a generator the step that it is in: to
-    close what awaits that step would leave the generator running for ever.
+def _innermost_await(outer: Any) -> tuple[Any, Any] | None:
+    """The coroutine or generator that `outer` awaits, if it has not ended. For an async generator also the step object that is
+    in progress: closing only what awaits that step would leave the generator running.
     """
     step = getattr(outer, "cr_await", None) or getattr(outer, "ag_await", None)
     if getattr(step, "cr_frame", None) is not None:
         return step, None
-    while type(step) in _STEPS:
+    while type(step) in _GENERATOR_STEP_TYPES:
         within = gc.get_referents(step)
         for one in within:
             if isinstance(one, AsyncGeneratorType) and one.ag_frame is not None:
                 return one, step
-        step = next((one for one in within if type(one) in _STEPS), None)
+        step = next((one for one in within if type(one) in _GENERATOR_STEP_TYPES), None)
     return None
 
 
-def _steps() -> Iterator[type]:
-    """What it is that awaits the next item of a generator: types that have no name to import."""
+def _generator_step_types() -> Iterator[type]:
+    """The types of the objects that await the next item of an async generator. They have no importable names."""
 
     async def items() -> AsyncGenerator[None, None]:
         yield
@@ -445,23 +450,23 @@ def _steps() -> Iterator[type]:
         step.close()
 
 
-_STEPS: Final = frozenset(_steps())
+_GENERATOR_STEP_TYPES: Final = frozenset(_generator_step_types())
 
 
-def _number(task: CountedTask) -> int:
+def _task_number(task: CountedTask) -> int:
     return task.number
 
 
-def _turn(unit: Unit, callback: Callable[..., object]) -> str:
-    """Whose turn it is: a task and the line that it stands at, or else a plain callback."""
+def _describe_next(unit: ExecutionUnit, callback: Callable[..., object]) -> str:
+    """The task or plain callback that runs next, with the line at which the task waits."""
     task = getattr(callback, "__self__", None)
     if isinstance(task, CountedTask):
-        return f"{unit.name}: {task.get_name()} at {_where(task)}"
+        return f"{unit.name}: {task.get_name()} at {_await_stack(task)}"
     return f"{unit.name}: {getattr(callback, '__qualname__', callback)}"
 
 
-def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line that it stands at, and through which calls it came there."""
+def _await_stack(task: asyncio.Task[Any]) -> str:
+    """The line at which a task waits, with up to three calls that led there."""
     places = []
     inner: Any = task.get_coro()
     while inner is not None:
@@ -472,4 +477,4 @@ def _where(task: asyncio.Task[Any]) -> str:
         if following is None or following is inner:
             break
         inner = following
-    return " > ".join(places[-4:]) or "its beginning"
+    return " > ".join(places[-4:]) or "its start"

@@ -1,10 +1,9 @@
 """Simulated network: delay, loss, duplication, partition.
 
-A network of named processes that delays, loses, repeats and cuts off.
-
-A message is a callback in the process that it reaches: a dead one never runs it, a frozen one runs it when it is thawed. What
-happens to a message is drawn when it is sent, from the state of its way (`Way`) then: a cut drops it, a clog holds it back
-until the clog is gone, a slow way takes longer, and any way now and then loses, repeats or delays one.
+A message is a callback in the receiving process: a killed process never runs it, a frozen one runs it after it is thawed.
+The fate of a message is drawn when it is sent, from the state of its path (`NetworkPath`) and the conditions of the whole
+network (`NetworkConditions`): a cut path drops it, a clogged path holds it until the clog is removed, a slow path adds
+delay, and on any path a message may be lost, repeated or delayed.
 """
 
 from __future__ import annotations
@@ -17,24 +16,25 @@ from typing import Any, Final, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from remit.simulate.world.event_loop import SimLoop, Unit, stream
+from remit.simulate.world import random_streams
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.world.interfaces import NotServed, Service, Unheard, Unreached
 
 RESET_S: Final = 0.05
-"""After so long a caller hears that the far side's process is gone, if its machine is there."""
+"""After this time a caller learns that no process serves the address, if the machine is reachable."""
 
-NEAR_S: Final = 0.000_1
-"""What a message takes on one machine."""
+LOCAL_DELAY_S: Final = 0.000_1
+"""Delay of a message between two processes of one machine."""
 
-LET_GO_S: Final = 1.0
-"""How long a service that ends goes on with what it has begun."""
+SHUTDOWN_S: Final = 1.0
+"""How long a service that shuts down finishes the requests it has begun."""
 
-GAP_S: Final = 1.0
-"""How long a stream waits for an item that others have overtaken, before it counts as lost."""
+STREAM_GAP_S: Final = 1.0
+"""How long a stream waits for a missing item after later ones have arrived. Then the stream breaks."""
 
 
-class Weather(Struct, frozen=True):
-    """How the network is everywhere. Chances are of each message; delays in seconds."""
+class NetworkConditions(Struct, frozen=True):
+    """Conditions of the whole network. Probabilities are per message; delays are in seconds."""
 
     delay_s: tuple[float, float] = (0.000_2, 0.003)
     tail_chance: float = 0.0
@@ -43,32 +43,32 @@ class Weather(Struct, frozen=True):
     repeat: float = 0.0
 
 
-class Way(Struct):
-    """One direction between two processes. Counters, since two faults may lie on one way at once."""
+class NetworkPath(Struct):
+    """One direction between two processes. Cuts and clogs are counted, because two faults may affect one path at once."""
 
     cuts: int = 0
     clogs: int = 0
     slow_s: float = 0.0
-    held: list[tuple[Callable[..., object], tuple[Any, ...], Unit]] = []
+    held: list[tuple[Callable[..., object], tuple[Any, ...], ExecutionUnit]] = []
 
 
 class Network:
-    def __init__(self, loop: SimLoop, seed: str, weather: Weather = Weather()) -> None:
+    def __init__(self, loop: SimLoop, seed: str, weather: NetworkConditions = NetworkConditions()) -> None:
         self.weather = self._fair = weather
         self._worse: list[dict[str, float]] = []
         self.counts: dict[str, int] = {}
         self.loop = loop
-        self._lots = stream(f"{seed}/network")
-        self._ways: dict[tuple[str, str], Way] = {}
+        self._lots = random_streams.stream(random_streams.network(seed))
+        self._ways: dict[tuple[str, str], NetworkPath] = {}
         self._near: set[tuple[str, str]] = set()
-        """Processes of one machine: no network lies between them."""
-        self._serving: dict[str, tuple[Unit, Service]] = {}
-        self._under_way: dict[Unit, dict[_Call | _Flow, None]] = {}
+        """Pairs of processes on one machine. Their messages do not use the network."""
+        self._serving: dict[str, tuple[ExecutionUnit, Service]] = {}
+        self._under_way: dict[ExecutionUnit, dict[_Call | _Stream, None]] = {}
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 
-    def way(self, source: str, target: str) -> Way:
-        return self._ways.setdefault((source, target), Way(held=[]))
+    def way(self, source: str, target: str) -> NetworkPath:
+        return self._ways.setdefault((source, target), NetworkPath(held=[]))
 
     def cut(self, source: str, target: str) -> None:
         self.way(source, target).cuts += 1
@@ -88,7 +88,9 @@ class Network:
                 self._carry(self.delay_s(), callback, args, unit)
 
     def worsen(self, changes: dict[str, float]) -> Callable[[], None]:
-        """Make the weather worse everywhere; of two alike the worse counts. Answers how to take this back."""
+        """Make the conditions worse everywhere; for each field the worst active value applies. Returns a function that undoes
+        this change.
+        """
         self._worse.append(changes)
         self._add_up()
 
@@ -106,7 +108,7 @@ class Network:
         self.weather = replace(self._fair, **worst)
 
     def bring_near(self, one: str, other: str) -> None:
-        """They are on one machine: what they tell each other arrives, once, and soon."""
+        """Mark two processes as being on one machine: their messages arrive exactly once and quickly."""
         self._near |= {(one, other), (other, one)}
 
     def reaches(self, source: str, target: str) -> bool:
@@ -123,10 +125,10 @@ class Network:
             delay_s += weather.tail_s * lots()
         return delay_s
 
-    def send(self, source: str, target: str, unit: Unit, callback: Callable[..., object], *args: Any) -> None:
-        """Let `callback` happen in `unit`, the process `target`; or not, or late, or twice."""
+    def send(self, source: str, target: str, unit: ExecutionUnit, callback: Callable[..., object], *args: Any) -> None:
+        """Deliver a message: run `callback` in `unit`, the process `target`. It may be lost, delayed or repeated."""
         if (source, target) in self._near:
-            self._carry(NEAR_S, callback, args, unit)
+            self._carry(LOCAL_DELAY_S, callback, args, unit)
             return
         weather, delay_s = self.weather, self.delay_s()
         way = self._ways.get((source, target))
@@ -147,42 +149,44 @@ class Network:
             self._carry(delay_s + self.delay_s() + 0.1 * self._lots.random(), callback, args, unit)
         self._carry(delay_s, callback, args, unit)
 
-    def _carry(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: Unit) -> None:
+    def _carry(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: ExecutionUnit) -> None:
         self.loop.call_later(delay_s, callback, *args, context=unit.context)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    # -- who is there ----------------------------------------------------------------------------------------------------
+    # -- services and calls -------------------------------------------------------------------------------------------------
 
-    def serving(self, name: str) -> tuple[Unit, Service] | None:
+    def serving(self, name: str) -> tuple[ExecutionUnit, Service] | None:
         found = self._serving.get(name)
         return None if found is None or found[0].dead else found
 
-    def enlist(self, name: str, unit: Unit, service: Service) -> None:
+    def enlist(self, name: str, unit: ExecutionUnit, service: Service) -> None:
         self._serving[name] = (unit, service)
 
     def strike(self, name: str, service: Service) -> None:
         if self._serving.get(name, (None, None))[1] is service:
             del self._serving[name]
 
-    def began(self, call: _Call | _Flow, unit: Unit) -> None:
+    def began(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
         self._under_way.setdefault(unit, {})[call] = None
 
-    def over(self, call: _Call | _Flow, unit: Unit) -> None:
+    def over(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
         self._under_way.get(unit, {}).pop(call, None)
 
-    def under_way(self, unit: Unit) -> list[_Call | _Flow]:
+    def under_way(self, unit: ExecutionUnit) -> list[_Call | _Stream]:
         return list(self._under_way.get(unit, ()))
 
-    def died(self, unit: Unit) -> None:
-        """Its machine tells those who wait for it that the connection is gone, if a message gets through."""
+    def died(self, unit: ExecutionUnit) -> None:
+        """The machine of a killed process resets its open connections, as a kernel does. The reset itself is a message that may
+        be lost.
+        """
         for call in self._under_way.pop(unit, {}):
             call.broke_off()
 
 
 class _Call:
-    """One request on its way. It may reach the far side twice; the first reply counts."""
+    """One request in progress. The network may deliver it twice; the first reply counts."""
 
     __slots__ = ("body", "link", "reply", "service", "task", "to")
 
@@ -193,26 +197,26 @@ class _Call:
         self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def arrived(self) -> None:
-        """In the far process. What is served there now is what answers."""
+        """Runs in the receiving process. The service that is registered now handles the request."""
         network = self.link.network
         found = network.serving(self.to)
         if found is None:
-            self.send_back(_refuse)
+            self.send_back(_refuse_connection)
             return
         network.loop.note(self.body)
         network.began(self, found[0])
         self.service = found[1]
         self.task = network.loop.create_task(self._serve(*found), name="serve")
 
-    async def _serve(self, unit: Unit, service: Service) -> None:
+    async def _serve(self, unit: ExecutionUnit, service: Service) -> None:
         try:
             reply = await service.request(self.body)
-        except Exception:  # noqa: BLE001 - a service that raises breaks off that one call
+        except Exception:  # noqa: BLE001 - an exception of a service fails only this call
             self.link.network.over(self, unit)
-            self.send_back(_break_off)
+            self.send_back(_fail_reply)
             return
         self.link.network.over(self, unit)
-        self.send_back(_hear, reply)
+        self.send_back(_receive_reply, reply)
 
     def send_back(self, what: Callable[..., None], *args: object) -> None:
         self.link.network.send(self.to, self.link.name, self.link.unit, what, self.reply, *args)
@@ -220,29 +224,31 @@ class _Call:
     def broke_off(self) -> None:
         if self.task is not None:
             self.task.cancel()
-        self.send_back(_break_off)
+        self.send_back(_fail_reply)
 
 
-def _hear(reply: asyncio.Future[bytes], body: bytes) -> None:
+def _receive_reply(reply: asyncio.Future[bytes], body: bytes) -> None:
     if not reply.done():
         cast(SimLoop, reply.get_loop()).note(body)
         reply.set_result(body)
 
 
-def _break_off(reply: asyncio.Future[bytes]) -> None:
+def _fail_reply(reply: asyncio.Future[bytes]) -> None:
     if not reply.done():
-        reply.set_exception(Unheard("the connection broke", "ask again, or ask another"))
+        reply.set_exception(Unheard("the connection broke", "retry, or use another server"))
 
 
-def _refuse(reply: asyncio.Future[bytes]) -> None:
+def _refuse_connection(reply: asyncio.Future[bytes]) -> None:
     if not reply.done():
-        reply.set_exception(Unreached("nobody serves there", "ask another"))
+        reply.set_exception(Unreached("nothing serves at this address", "use another server"))
 
 
 class SimLink:
-    """One process's way into the network: the twin of `world.link.SocketLink`. A dead process sends nothing."""
+    """Network access of one process: simulated counterpart of `world.net.rpc_client.SocketLink`. A killed process sends
+    nothing.
+    """
 
-    def __init__(self, network: Network, name: str, unit: Unit) -> None:
+    def __init__(self, network: Network, name: str, unit: ExecutionUnit) -> None:
         self.network = network
         self.name = name
         self.unit = unit
@@ -259,22 +265,26 @@ class SimLink:
             if call.task is None:
                 self.network.over(call, found[0])
 
-    def _send(self, to: str, unit: Unit, call: _Call | _Flow, arrived: Callable[..., object], *args: Any) -> None:
-        """It counts as under way from here on: whoever dies before it arrives is missed just as one who dies after it."""
+    def _send(self, to: str, unit: ExecutionUnit, call: _Call | _Stream, arrived: Callable[..., object], *args: Any) -> None:
+        """Send a request or open a stream. It counts as in progress from now on, so that the caller learns of the death of the
+        receiver even if that dies before the message arrives.
+        """
         if not self.unit.dead:
             self.network.began(call, unit)
             self.network.send(self.name, to, unit, arrived, *args)
 
     async def _nobody(self, to: str) -> bytes:
-        """Nobody has that name now: its machine refuses, if the message gets there and the answer back. A cut is silence."""
+        """No process serves this name. Its machine refuses the connection if messages pass in both directions; over a cut path
+        the caller waits without an answer.
+        """
         reply = self.network.loop.create_future()
         if not self.unit.dead and self.network.reaches(self.name, to) and self.network.reaches(to, self.name):
-            self.network.loop.call_later(RESET_S, _refuse, reply)
+            self.network.loop.call_later(RESET_S, _refuse_connection, reply)
         answer: bytes = await reply
         return answer
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        flow = _Flow(self, to, body)
+        flow = _Stream(self, to, body)
         found = self.network.serving(to)
         if found is None:
             await self._nobody(to)
@@ -289,7 +299,7 @@ class SimLink:
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncIterator[None]:
         if self.network.serving(at) is not None:
-            raise NotServed(f"{at} is served already", "stop that one, or use another name")
+            raise NotServed(f"{at} already has a service", "stop that service, or use another name")
         self.network.enlist(at, self.unit, service)
         try:
             yield
@@ -298,19 +308,21 @@ class SimLink:
             await self._let_go(service)
 
     async def _let_go(self, service: Service) -> None:
-        """Streams break now; a request may still be answered for a while."""
-        until_s = self.network.loop.time() + LET_GO_S
+        """Shut down a service: break its streams now, and give its requests up to `SHUTDOWN_S` to finish."""
+        until_s = self.network.loop.time() + SHUTDOWN_S
         while calls := [call for call in self.network.under_way(self.unit) if call.service is service]:
             late = self.network.loop.time() >= until_s
             for call in calls:
-                if late or isinstance(call, _Flow):
+                if late or isinstance(call, _Stream):
                     self.network.over(call, self.unit)
                     call.broke_off()
-            await asyncio.sleep(LET_GO_S / 20)
+            await asyncio.sleep(SHUTDOWN_S / 20)
 
 
-class _Flow:
-    """One stream. The network may repeat, lose and overtake items; a stream does none of these, it breaks."""
+class _Stream:
+    """One stream. The network may lose, repeat or reorder messages; a stream delivers its items in order and exactly once, or
+    breaks.
+    """
 
     def __init__(self, link: SimLink, to: str, body: bytes) -> None:
         self.link, self.to, self.body = link, to, body
@@ -323,20 +335,20 @@ class _Flow:
         self._task: asyncio.Task[None] | None = None
         self._left = False
 
-    def opened(self, unit: Unit, service: Service) -> None:
-        """In the far process."""
+    def opened(self, unit: ExecutionUnit, service: Service) -> None:
+        """Runs in the receiving process."""
         if self._left or self._task is not None:
             return
         self.link.network.began(self, unit)
         self.service = service
         self._task = self._loop.create_task(self._pump(unit, service), name="stream")
 
-    async def _pump(self, unit: Unit, service: Service) -> None:
+    async def _pump(self, unit: ExecutionUnit, service: Service) -> None:
         try:
             async for item in service.stream(self.body):
                 self._send(item)
-        except Exception:  # noqa: BLE001 - a service that raises breaks off that one call
-            self._send(Unheard("the stream broke", "open it anew"))
+        except Exception:  # noqa: BLE001 - an exception of a service fails only this call
+            self._send(Unheard("the stream broke", "open the stream again"))
         else:
             self._send(None)
         self.link.network.over(self, unit)
@@ -344,7 +356,7 @@ class _Flow:
     def broke_off(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._send(Unheard("the stream broke", "open it anew"))
+        self._send(Unheard("the stream broke", "open the stream again"))
 
     def _send(self, item: bytes | Exception | None) -> None:
         number, self._sent = self._sent, self._sent + 1
@@ -352,7 +364,7 @@ class _Flow:
 
     def _arrive(self, number: int, item: bytes | Exception | None) -> None:
         if number < self._next:
-            return  # it came again
+            return  # a repeated message
         self.link.network.loop.note(item if isinstance(item, bytes) else repr(item).encode())
         self._arrived[number] = item
         if self._waiting is not None and not self._waiting.done():
@@ -362,7 +374,7 @@ class _Flow:
         until_s: float | None = None
         while self._next not in self._arrived:
             if self._arrived and until_s is None:
-                until_s = self._loop.time() + GAP_S
+                until_s = self._loop.time() + STREAM_GAP_S
             await self._wait(until_s)
         item = self._arrived.pop(self._next)
         self._next += 1
@@ -373,19 +385,19 @@ class _Flow:
     async def _wait(self, until_s: float | None) -> None:
         self._waiting = self._loop.create_future()
         try:
-            async with asyncio.timeout_at(until_s):  # noqa: TID251 - the transport's own time
+            async with asyncio.timeout_at(until_s):  # noqa: TID251 - a timer of the simulated transport, not of a component
                 await self._waiting
         except TimeoutError:
-            raise Unheard("part of the stream was lost", "open it anew") from None
+            raise Unheard("an item of the stream was lost", "open the stream again") from None
 
-    def leave(self, unit: Unit) -> None:
+    def leave(self, unit: ExecutionUnit) -> None:
         self._left = True
         if self._task is None:
             self.link.network.over(self, unit)
         elif not self.link.unit.dead:
             self.link.network.send(self.link.name, self.to, unit, self._end, unit)
 
-    def _end(self, unit: Unit) -> None:
+    def _end(self, unit: ExecutionUnit) -> None:
         self.link.network.over(self, unit)
         if self._task is not None:
             self._task.cancel()

@@ -1,20 +1,16 @@
-"""SQLite store on files that tear at a power cut.
+"""SQLite store on real files that are torn by a simulated power cut.
 
-Real files under the real store; what the store makes of it is not known here.
+A VFS layer below SQLite's checksum shim records, for every file of a `TornDisk`, what each sector contained since the last
+sync of the file. A crash draws for each sector which of these contents survives, for each file its length, and for each
+unsynced file name whether the file exists. Synced data always survives. Nothing is synced for real, and everything is drawn
+from one random stream, so one seed gives one crash.
 
-A layer below SQLite's checksum shim remembers, for every file under a `TornDisk`, what each sector was since the file was
-last forced to the device. A crash draws for each sector which of these it finds, for each file how long it is, and for each
-name that was not forced whether it is there. What was forced always stays.
+SQLite has one checksum shim per process, so while a `TornDisk` exists the layer is below the shim for all databases; files
+elsewhere pass through. This is not fully transparent: an error that SQLite would ignore while it closes a file is raised.
 
-SQLite knows one checksum shim a process, so while there is a `TornDisk` the layer is under it for all, and files elsewhere pass
-through. The passage is not quite faithful: an error that SQLite would pass over while it closes is raised there.
-Nothing is forced for real, and everything is drawn from a `Chance`: one seed is one crash.
-
-The real SQLite store on a disk that tears.
-
-The same service as in stores.py, over a `SqliteStore` in a directory of its own. A power cut falls inside any write, force or
-truncation; what had not been forced is found by lot (torn.py). Then the store is opened anew. What it finds that nobody was
-told of was written all the same, so the witness hears of it before anybody else does.
+`SqliteStoreService` is the service of store.py on a `SqliteStore` in a temporary directory. A power cut happens inside any
+write, sync or truncate call, and then the store is opened again. Commits that it finds durable although no client got an
+answer are passed to the commit observer before anything else reads them.
 """
 
 from __future__ import annotations
@@ -27,10 +23,11 @@ from typing import Any, Final
 
 import apsw
 
+from remit.simulate.world import random_streams
 from remit.simulate.world.clock import SimOffload
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.store import Sent, StoreService, T, Witness, Work
+from remit.simulate.world.store import CommitObserver, CommitOrigin, StoreCall, StoreService, T
 from remit.store import chain
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Event, StoreError
 from remit.store.sqlite.database_file import load_checksums
@@ -39,107 +36,109 @@ from remit.store.sqlite.store import SqliteStore
 from remit.world.interfaces import Chance
 from remit.world.randomness import SeededChance
 
-# ruff: noqa: N802 - the names of what SQLite calls are its own
+# ruff: noqa: N802 - the method names are defined by SQLite
 
 
 SECTOR_BYTES: Final = 512
 _CONTENTS_MAX: Final = 8
-"""Of one sector that are remembered. Past it the newest go: the oldest one is what was forced."""
-_LAYER: Final = "remit-torn"
-_SHIM: Final = "cksmvfs"
-_BASE: Final = "unix"
+"""Contents recorded per sector. Past this number newer ones are not recorded; the oldest, which was synced, always is."""
+_VFS_NAME: Final = "remit-torn"
+_CHECKSUM_VFS: Final = "cksmvfs"
+_BASE_VFS: Final = "unix"
 _JOURNALS: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
 
 
 class PowerCut(BaseException):
-    """The power went in the middle of a call. No program outlives that, so no program should catch it."""
+    """The power was cut inside a call. It ends the process, so no code should catch it."""
 
 
 class TornDisk:
-    """While inside, SQLite's files under `directory` can be torn. One process at a time has its stores there, on one thread.
+    """A context manager: while it is open, SQLite files under `directory` can be torn. One process at a time may have its
+    stores there, on one thread.
 
-    `lying` is a disk that answers every force and does nothing.
+    `lying` simulates a disk that acknowledges every sync without doing it.
     """
 
     def __init__(self, directory: Path, *, lying: bool = False) -> None:
         self.directory = directory.resolve()
         self.calls = 0
-        """How many writes, cuts to length, forces and removals there were."""
+        """Number of write, truncate, sync and delete calls so far."""
         self.dark = False
-        """The power went inside a call, and `crash` was not called yet."""
+        """The power was cut inside a call, and `crash` was not called yet."""
         self._lying = lying
         self._dark_at = 0
         self._told: Callable[[], None] = _nothing
         self._closing = False
         self.life = 0
-        """How many processes had their stores here before: a file that one of them opened is dead."""
-        self._traces: dict[Path, _Trace] = {}
-        self._removed: dict[Path, tuple[bytes, _Trace]] = {}
+        """How many processes had their stores here before. Files that were opened in an earlier life are dead."""
+        self._traces: dict[Path, _FileHistory] = {}
+        self._removed: dict[Path, tuple[bytes, _FileHistory]] = {}
 
     def __enter__(self) -> TornDisk:
         self.directory.mkdir(parents=True, exist_ok=True)
         if not _disks:
-            _put_shim_on(_LAYER)
+            _reload_checksums_over(_VFS_NAME)
         _disks[self.directory] = self
         return self
 
     def __exit__(self, _type: object, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self.kill()
         _disks.pop(self.directory, None)
-        # A connection made room for the files of the layer that it was opened with, and those of the system are larger.
-        if not _disks and not _passing:
-            _put_shim_on(_BASE)
+        # Wait for pass-through files: their connections allocated memory for file objects of this layer, which are smaller than
+        # those of the system's VFS.
+        if not _disks and not _pass_through_files:
+            _reload_checksums_over(_BASE_VFS)
 
     def cut_after(self, calls: int, told: Callable[[], None] | None = None) -> None:
-        """Cut the power inside the `calls`-th call from here on: `told` hears of it, then that call raises `PowerCut`.
+        """Cut the power inside the `calls`-th call from now: `told` is called, then that call raises `PowerCut`.
 
-        `told` is inside SQLite: it notes who is dead, and `crash` comes later.
+        `told` runs inside SQLite, so it may only mark processes as dead; `crash` is called later.
         """
         if calls < 1:
-            raise ValueError(f"the power cannot go after {calls} calls")
+            raise ValueError(f"calls must be 1 or more, not {calls}")
         self._dark_at, self._told = self.calls + calls, told or _nothing
 
     def kill(self) -> None:
-        """The process that has stores here ends. Nothing more is written, its locks are let go, what it wrote stays.
+        """End the process that has stores here. Nothing more is written and its locks are released; what it wrote stays.
 
-        A store that is left over can only fail; its own `close` gives back the descriptor of its lock.
+        Every call of a store that is still open fails; its `close` releases the file descriptor of its lock.
         """
         self._closing = True
         try:
             for connection in apsw.connections():
-                if _inside(connection.filename, self.directory):
+                if _is_below(connection.filename, self.directory):
                     connection.close(True)
         finally:
             self._closing = False
         self.life += 1
         for lock in sorted(self.directory.rglob(LOCK_NAME)):
-            lock.unlink()  # whoever comes next makes a new one, and the old hold is on a file without a name
+            lock.unlink()  # the next process creates a new file; the old lock is on a file without a name
         self.dark, self._dark_at, self._told = False, 0, _nothing
 
     def crash(self, chance: Chance) -> None:
-        """The machine loses its power: the process ends, and what it had not forced is found by lot."""
+        """The machine loses power: the process ends, and unsynced data is lost, kept or mixed at random."""
         self.kill()
         traces, self._traces = sorted(self._traces.items()), {}
         removed, self._removed = sorted(self._removed.items()), {}
         for path, trace in traces:
             if not path.exists() or path.stat().st_ino != trace.inode:
-                continue  # it was renamed, and whoever did that has forced it before
+                continue  # it was replaced by a rename, which is done only after a sync
             if not trace.named and chance.below(2):
                 path.unlink()
             elif trace.torn(path.stat().st_size):
-                path.write_bytes(_found(path.read_bytes(), trace, chance))
+                path.write_bytes(_content_after_crash(path.read_bytes(), trace, chance))
         for path, (content, trace) in removed:
             if not path.exists() and chance.below(2):
-                path.write_bytes(_found(content, trace, chance))
+                path.write_bytes(_content_after_crash(content, trace, chance))
 
-    # What the layer below SQLite asks and tells.
+    # Used by the VFS layer below SQLite.
 
     def off(self, life: int) -> bool:
-        """Nothing that a process of this life does now reaches the disk."""
+        """Whether operations of a process of this life no longer reach the disk."""
         return self.dark or self._closing or life != self.life
 
     def check_power(self, life: int) -> bool:
-        """False while a dead process is being put away, and its last deeds are to be passed over in silence."""
+        """False while a dead process is being closed: its last operations are ignored without an error."""
         if self._closing:
             return False
         if self.off(life):
@@ -151,16 +150,16 @@ class TornDisk:
         if self.calls == self._dark_at:
             self.dark = True
             self._told()
-            raise PowerCut(f"the power of {self.directory} went in call {self.calls}")
+            raise PowerCut(f"the power of {self.directory} was cut in call {self.calls}")
 
-    def trace(self, path: Path, *, existed: bool) -> _Trace:
+    def trace(self, path: Path, *, existed: bool) -> _FileHistory:
         found = path.stat()
         known = self._traces.get(path)
         if known is None or known.inode != found.st_ino:
-            known = self._traces[path] = _Trace(found.st_ino, found.st_size, named=existed)
+            known = self._traces[path] = _FileHistory(found.st_ino, found.st_size, named=existed)
         return known
 
-    def force(self, trace: _Trace, size: int) -> None:
+    def force(self, trace: _FileHistory, size: int) -> None:
         if not self._lying:
             trace.earlier.clear()
             trace.size = size
@@ -175,7 +174,7 @@ class TornDisk:
             del self._removed[path]
 
     def note_removal(self, path: Path) -> None:
-        """Before the name goes: unless its directory is forced, a crash may bring it back."""
+        """Called before a delete: unless its directory is synced, a crash may bring the file back."""
         if not path.exists():
             return
         trace = self.trace(path, existed=True)
@@ -184,13 +183,13 @@ class TornDisk:
         del self._traces[path]
 
 
-class _Trace:
-    """What one file was, since it was last forced."""
+class _FileHistory:
+    """The contents of one file since its last sync."""
 
     def __init__(self, inode: int, size: int, *, named: bool) -> None:
         self.inode, self.size, self.named = inode, size, named
         self.earlier: dict[int, list[bytes]] = {}
-        """Of each sector that changed, all that it was, oldest first; what it is now is in the file."""
+        """Earlier contents of each changed sector, oldest first. The latest content is in the file itself."""
 
     def torn(self, size: int) -> bool:
         return bool(self.earlier) or size != self.size
@@ -202,8 +201,10 @@ class _Trace:
                 contents.append(old[place : place + SECTOR_BYTES])
 
 
-def _found(now: bytes, trace: _Trace, chance: Chance) -> bytes:
-    """The content after a crash. All or nothing is drawn as well: of many sectors a mixture is hardly ever either."""
+def _content_after_crash(now: bytes, trace: _FileHistory, chance: Chance) -> bytes:
+    """The content of a file after a crash. "All kept" and "all lost" are drawn explicitly, because a random mix of many sectors
+    would hardly ever produce them.
+    """
     mood = chance.choice(("kept", "lost", "mixed"))
     if mood == "kept":
         return now
@@ -213,20 +214,20 @@ def _found(now: bytes, trace: _Trace, chance: Chance) -> bytes:
     for sector, contents in sorted(trace.earlier.items()):
         start = sector * SECTOR_BYTES
         latest = now[start : start + SECTOR_BYTES]
-        latest += contents[-1][len(latest) :]  # past its end the file was cut, and what was there may be there still
+        latest += contents[-1][len(latest) :]  # beyond a truncation the old content may still be on the disk
         found[start : start + SECTOR_BYTES] = contents[0] if mood == "lost" else chance.choice((*contents, latest))
     return bytes(found[:size])
 
 
 class _TornFile(apsw.VFSFile):
-    """One open file. Once the power is off it writes no more."""
+    """An open file on a `TornDisk`. It writes nothing once the power is off."""
 
     def __init__(self, disk: TornDisk, path: Path, name: Any, flags: list[int]) -> None:
         existed = path.exists()
-        super().__init__(_BASE, name, flags)
+        super().__init__(_BASE_VFS, name, flags)
         self._disk, self._path, self._life = disk, path, disk.life
         self._trace = disk.trace(path, existed=existed)
-        # As SQLite does for real: the first force of a journal that it may have made also forces its name.
+        # As in SQLite itself: the first sync of a journal that may be new also syncs its directory.
         self._forces_name = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & _JOURNALS)
 
     def xRead(self, amount: int, offset: int) -> bytes:
@@ -255,43 +256,43 @@ class _TornFile(apsw.VFSFile):
 
     def xLock(self, level: int) -> None:
         if self._disk.off(self._life):
-            raise apsw.BusyError("the power is off")  # so that a connection that closes does not tidy up first
+            raise apsw.BusyError("the power is off")  # a closing connection then skips its checkpoint
         super().xLock(level)
 
     def xFileSize(self) -> int:
         return super().xFileSize() if self._disk.check_power(self._life) else 0
 
     def _note(self, start: int, end: int) -> None:
-        """Remember the sectors from `start` up to `end` as they are."""
+        """Record the current contents of the sectors from `start` to `end`."""
         first, past = start // SECTOR_BYTES, -(-end // SECTOR_BYTES)
         if past > first:
             length = (past - first) * SECTOR_BYTES
             self._trace.note(first, super().xRead(length, first * SECTOR_BYTES).ljust(length, b"\0"))
 
 
-class _PassingFile(apsw.VFSFile):
-    """One open file that is under no `TornDisk`."""
+class _PassThroughFile(apsw.VFSFile):
+    """An open file outside of every `TornDisk`."""
 
     def __init__(self, name: Any, flags: list[int]) -> None:
-        super().__init__(_BASE, name, flags)
-        _passing.add(self)
+        super().__init__(_BASE_VFS, name, flags)
+        _pass_through_files.add(self)
 
     def xClose(self) -> None:
-        _passing.discard(self)
+        _pass_through_files.discard(self)
         super().xClose()
 
 
-class _Layer(apsw.VFS):
-    """The files of the system, with those under a `TornDisk` watched."""
+class _TornVfs(apsw.VFS):
+    """The system's VFS, with the files of `TornDisk`s intercepted."""
 
     def __init__(self) -> None:
-        super().__init__(_LAYER, _BASE)
+        super().__init__(_VFS_NAME, _BASE_VFS)
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
         path = _path_of(name)
         disk = _disk_of(path)
         if disk is None or path is None:
-            return _PassingFile(name, flags)
+            return _PassThroughFile(name, flags)
         if not disk.check_power(disk.life):
             raise apsw.CantOpenError("the power is off")
         return _TornFile(disk, path, name, flags)
@@ -310,23 +311,23 @@ class _Layer(apsw.VFS):
 
 
 _disks: Final[dict[Path, TornDisk]] = {}
-_passing: Final[set[_PassingFile]] = set()
-_layers: Final[list[_Layer]] = []
-"""The one that there is. SQLite keeps a bare pointer to it, so it is never let go."""
+_pass_through_files: Final[set[_PassThroughFile]] = set()
+_registered_vfs: Final[list[_TornVfs]] = []
+"""The single VFS object. SQLite keeps a raw pointer to it, so it must never be freed."""
 
 
-def _put_shim_on(layer: str) -> None:
-    """Load the checksum shim anew: it takes for its files what is the default at that time."""
-    if not _layers:
-        _layers.append(_Layer())
-    if _SHIM in apsw.vfs_names():
-        apsw.unregister_vfs(_SHIM)
+def _reload_checksums_over(layer: str) -> None:
+    """Reload the checksum shim: it uses the VFS that is the default at that time."""
+    if not _registered_vfs:
+        _registered_vfs.append(_TornVfs())
+    if _CHECKSUM_VFS in apsw.vfs_names():
+        apsw.unregister_vfs(_CHECKSUM_VFS)
     apsw.set_default_vfs(layer)
     load_checksums()
 
 
 def _path_of(name: str | apsw.URIFilename | None) -> Path | None:
-    """SQLite gives whole names without links; a temporary file has none."""
+    """SQLite passes absolute names without symbolic links; temporary files have none."""
     if name is None:
         return None
     return Path(name if isinstance(name, str) else name.filename())
@@ -338,7 +339,7 @@ def _disk_of(path: Path | None) -> TornDisk | None:
     return next((_disks[place] for place in path.parents if place in _disks), None)
 
 
-def _inside(filename: str, directory: Path) -> bool:
+def _is_below(filename: str, directory: Path) -> bool:
     return bool(filename) and directory in Path(filename).parents
 
 
@@ -346,28 +347,28 @@ def _nothing() -> None:
     pass
 
 
-CALLS_MAX: Final = 12
-"""How many calls of the file system after a fault was injected the power may go: about one group of commits."""
+POWER_CUT_CALLS_MAX: Final = 12
+"""The power cut happens within this many file system calls after the injection: about one group commit."""
 
 _NEVER: Final = 1 << 60
 
 
-class DurableService(StoreService):
-    """Open it with `begin`, and let its directory go with `end`."""
+class SqliteStoreService(StoreService):
+    """The store of one scope on SQLite. `begin` opens it; `end` removes its directory."""
 
-    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: Witness) -> None:
+    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: CommitObserver) -> None:
         super().__init__(loop, network, scope, seed, witness)
         self._place = tempfile.TemporaryDirectory(prefix="remit-torn-")
         self._disk = TornDisk(Path(self._place.name) / "store")
         self._disk.__enter__()
-        self._chance = SeededChance(f"{seed}/{self.name}/torn")
+        self._chance = SeededChance(random_streams.torn_disk(seed, self.name))
         self._seen = 0
         self._cuts = 0
-        self._senders: dict[bytes, Sent] = {}
+        self._senders: dict[bytes, CommitOrigin] = {}
         self._closed = self.worsen({"away": True})
 
     def begin(self) -> None:
-        """Open the store, in a new life of its process."""
+        """Open the store in a new unit, as a new process of the database server."""
         self.unit = self.loop.unit(self.name)
         self.loop.spawn(self._open(), name="open the store", unit=self.unit)
 
@@ -380,21 +381,21 @@ class DurableService(StoreService):
         offload = SimOffload(lambda: 1 + self.lots.randrange(4), lambda: not unit.dead)
         store = await SqliteStore.open(self._disk.directory, offload=offload, holder=self.name, incarnation="durable")
         watch = await store.watch("", after=self._seen)
-        while self._seen < store.place.revision:  # opening raises the epoch
+        while self._seen < store.place.revision:  # opening the store commits a new epoch, which must be observed too
             self._found(await anext(aiter(watch)))
         await watch.close()
         self.store = store
         self._closed()
 
     def _found(self, event: Event) -> None:
-        """One transaction, as it stands in the store; its sender is known by the head that it wrote."""
+        """Pass on one transaction found in the store. The head that it wrote identifies its sender."""
         puts = [(change.key, change.value) for change in event.changes if change.value is not None]
         deletes = [change.key for change in event.changes if change.value is None]
         head = b"" if event.head is None else chain.encode_head(event.head)
         self._seen = event.revision
         self.applied(Commit(puts=(*puts, (HEAD, head)), deletes=deletes), event.revision, self._senders.pop(head, None))
 
-    def perform(self, work: Work[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
+    def perform(self, work: StoreCall[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
         async def performed() -> None:
             try:
                 result = await work()
@@ -405,7 +406,7 @@ class DurableService(StoreService):
 
         self.loop.spawn(performed(), name="serve", unit=self.unit)
 
-    async def apply(self, commit: Commit, sent: Sent) -> Committed | Conflict:
+    async def apply(self, commit: Commit, sent: CommitOrigin) -> Committed | Conflict:
         self.check(writing=True)
         head = next((value for key, value in commit.puts if key == HEAD), b"")
         self._senders[head] = sent
@@ -417,22 +418,24 @@ class DurableService(StoreService):
             self._senders.pop(head, None)
         return answer
 
-    # -- what a fault does -----------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------------
 
     def cut_power(self, calls: int) -> Callable[[], None]:
-        """In the middle of the file system's `calls`-th call from now. Answers how to call it off, if it has not come."""
+        """Cut the power inside the `calls`-th file system call from now. Returns a function that cancels it if it has not
+        happened.
+        """
         self._cuts += 1
         self._disk.cut_after(calls, self._die)
         return lambda: self._disk.cut_after(_NEVER)
 
     def _die(self) -> None:
-        """Its process is dead from here on; what is left of its files is looked at once the call is over."""
+        """Runs inside SQLite. The process is dead from now on; the files are torn after the call has returned."""
         self.loop.kill(self.unit)
-        self._closed()  # it may have gone while it was being opened
+        self._closed()  # the power may be cut while the store is being opened
         self._closed = self.worsen({"away": True})
         self.break_watches()
         self.loop.call_soon(self._lose, context=self.loop.root.context)
 
     def _lose(self) -> None:
-        self._disk.crash(self._chance.stream(f"crash {self._cuts}"))
+        self._disk.crash(self._chance.stream(random_streams.torn_disk_crash(self._cuts)))
         self.loop.call_later(0.5 + 2 * self.lots.random(), self.begin, context=self.loop.root.context)

@@ -1,6 +1,7 @@
 """Simulated machines and processes: start, freeze, kill.
 
-Machines, and what is started, frozen and killed on them.
+A process is a main function that may be started many times on one machine. Each start has a new execution unit and a new
+`World`, as a real process has new memory. Clock, disk and running programs belong to the machine and survive.
 """
 
 from __future__ import annotations
@@ -9,52 +10,53 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from remit.simulate.world import random_streams
 from remit.simulate.world.clock import SeededIds, SimClock, SimOffload
-from remit.simulate.world.disk import Depot, SimCarrier, SimDisk
-from remit.simulate.world.event_loop import SimLoop, Unit
+from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.simulate.world.network import Network, SimLink
-from remit.simulate.world.runner import Machinery, Recorder, SimHost, SimPorts, SimProber, SimRunner
-from remit.simulate.world.store import Sent, StorePort, StoreService
+from remit.simulate.world.runner import MachineProcesses, RunRecorder, SimHost, SimPorts, SimProber, SimRunner
+from remit.simulate.world.store import CommitOrigin, StorePort, StoreService
 from remit.world.interfaces import World
 from remit.world.randomness import SeededChance
 
-Main = Callable[["Process"], Coroutine[Any, Any, None]]
+ProcessMain = Callable[["SimProcess"], Coroutine[Any, Any, None]]
 
 
-class Machine:
-    """Its clock, its disk and what runs on it outlive every process."""
+class SimMachine:
+    """A simulated machine. Its clock, disk and running programs outlive the processes that run on it."""
 
-    def __init__(self, loop: SimLoop, name: str, recorder: Recorder, *, start_ms: int, rate: float) -> None:
+    def __init__(self, loop: SimLoop, name: str, recorder: RunRecorder, *, start_ms: int, rate: float) -> None:
         self.name = name
         self.clock = SimClock(loop, name, start_ms=start_ms, rate=rate)
         self.disk = SimDisk()
-        self.machinery = Machinery(loop, name, recorder)
+        self.machinery = MachineProcesses(loop, name, recorder)
         self.ports = SimPorts(self.machinery)
-        self.depot = Depot()
+        self.depot = ArtifactSources()
         self.pipes: dict[str, int] = {}
-        """What processes of this machine tell each other without a network."""
+        """State that processes of this machine share without a network. A power cut clears it."""
         self.slow_start_s = 0.0
-        """By so much longer a program takes to start."""
+        """Added to the start time of every program on this machine."""
         self.slow_disk_ms = 0
-        """By so much longer blocking work takes."""
+        """Added to the duration of offloaded work, such as disk writes."""
 
 
-class Process:
-    """A program with a name, started again and again on one machine. Each start is a new unit, and a new world."""
+class SimProcess:
+    """A named process that may be started many times on one machine. Each start has a new unit and a new world."""
 
-    def __init__(self, loop: SimLoop, network: Network, name: str, machine: Machine, seed: str, main: Main) -> None:
+    def __init__(self, loop: SimLoop, network: Network, name: str, machine: SimMachine, seed: str, main: ProcessMain) -> None:
         self.loop = loop
         self.network = network
         self.name = name
         self.machine = machine
         self.main = main
         self.starts = 0
-        self.unit: Unit = loop.unit(name)
+        self.unit: ExecutionUnit = loop.unit(name)
         self.unit.dead = True
         self.world: World
-        self.on_end: Callable[[Process, BaseException | None], None] | None = None
-        self.on_silence: Callable[[Process], None] | None = None
-        """It was killed or frozen: what it waits for is nobody's any more."""
+        self.on_end: Callable[[SimProcess, BaseException | None], None] | None = None
+        self.on_silence: Callable[[SimProcess], None] | None = None
+        """Called when it is killed or frozen: the requests that it waits for count as abandoned."""
         self._seed = seed
 
     @property
@@ -68,7 +70,7 @@ class Process:
         self.loop.spawn(self._run(), name=self.name, unit=self.unit)
 
     def come_to_life(self) -> None:
-        """A new unit and a new world; nothing runs in it yet."""
+        """Create the unit and the world of the next start without running `main`."""
         self.starts += 1
         self.unit = self.loop.unit(f"{self.name}#{self.starts}")
         self.world = self._new_world()
@@ -79,14 +81,14 @@ class Process:
             await self.main(self)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it has ended this process, and is told
+        except Exception as error:  # noqa: BLE001 - any exception ends this process and is passed to on_end
             failure = error
         self.kill()
         if self.on_end is not None:
             self.on_end(self, failure)
 
     def kill(self) -> None:
-        """As by `kill -9`: nothing of it happens any more; what is under way on the network still arrives."""
+        """Stop it as `kill -9` does: no callback or `finally` block runs, but messages already sent still arrive."""
         if self.alive:
             unit = self.unit
             self.loop.kill(unit)
@@ -108,17 +110,17 @@ class Process:
     def port(self, service: StoreService, *, observer: bool = False) -> StorePort:
         return StorePort(service, self.name, self.unit, self._sent, observer=observer)
 
-    def _sent(self) -> Sent:
+    def _sent(self) -> CommitOrigin:
         clock = self.machine.clock
-        return Sent(self.name, clock.boot(), clock.now_ms(), clock.rate, self.loop.time())
+        return CommitOrigin(self.name, clock.boot(), clock.now_ms(), clock.rate, self.loop.time())
 
     def _new_world(self) -> World:
-        seed = f"{self._seed}/{self.name}#{self.starts}"
+        seed = random_streams.process_start(self._seed, self.name, self.starts)
         unit, chance, machine = self.unit, SeededChance(seed), self.machine
         return World(
             clock=self.machine.clock,
             chance=chance,
-            ids=SeededIds(f"{seed}/ids"),
+            ids=SeededIds(random_streams.process_ids(seed)),
             disk=self.machine.disk.mount(lambda: not unit.dead),
             offload=SimOffload(lambda: 1 + machine.slow_disk_ms, lambda: not unit.dead),
             link=SimLink(self.network, self.name, unit),
@@ -126,5 +128,5 @@ class Process:
             host=SimHost(self.machine.name, self.machine.clock),
             ports=self.machine.ports,
             prober=SimProber(self.machine.machinery, lambda: 0.002),
-            carrier=SimCarrier(self.machine.disk, machine.depot, lambda: not unit.dead),
+            carrier=SimArtifactFetcher(self.machine.disk, machine.depot, lambda: not unit.dead),
         )

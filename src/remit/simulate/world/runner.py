@@ -1,14 +1,19 @@
 """Simulated process runner, host inventory, ports, probes.
 
-The machine's own record: no agent's word is taken for it.
+The machine's own record of what ran and when goes to a `RunRecorder`; no report of an agent is used for it. A program is
+described by its argument list:
 
-A program is what its argument list says: `work 30000 0` runs for thirty seconds and exits with 0, `work - 0` runs until it is
-asked to end, and a fourth word is how many ms it takes to end then (`-`: it does not listen, and has to be killed). Further
-words, in any order: `listen=PORT` answers there; `ready=MS` answers well only so long after its start, and `sick=MS` no longer
-after that; `memory=BYTES` is what it takes once it is ready (above its limit it is killed for that), and `cpu=MILLI`. With
-`echo=1`, beside a run, it writes what it is fed, and ends with its code at the end of that.
+    work RUN_MS CODE STOP_MS [NAME=NUMBER ...]
 
-As its programs' words say: see runners.py.
+    RUN_MS       how long it runs; `-`: until it is stopped
+    CODE         exit code
+    STOP_MS      how long it takes to end after SIGTERM; `-`: it ignores SIGTERM and must be killed
+    listen=PORT  accepts connections on this port
+    ready=MS     probes succeed only after this long
+    sick=MS      probes fail after this long
+    memory=BYTES memory use once it is ready; above its limit it is killed (OOM)
+    cpu=MILLI    CPU use
+    echo=1       as a command inside a running process: writes back its input and exits at end of input
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from remit.simulate.world.event_loop import SimLoop, Unit
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.world.interfaces import (
     Clock,
     Confinement,
@@ -41,12 +46,14 @@ SIGTERM: Final = 15
 SIGKILL: Final = 9
 PROGRAM: Final = "work"
 USERS: Final = frozenset({"", "root", "nobody"})
-"""Who there is on every simulated machine."""
+"""Users that exist on every simulated machine."""
 CONFINEMENT: Final = Confinement("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)
 
 
-class Program(NamedTuple):
-    """`runs_ms` None: for ever. `stop_ms`: how long it takes to end when asked to; None if it does not listen."""
+class SimProgram(NamedTuple):
+    """A program and its behaviour. `runs_ms` None: runs until stopped. `stop_ms`: time to end after SIGTERM, None if it ignores
+    SIGTERM.
+    """
 
     runs_ms: int | None
     code: int = 0
@@ -60,45 +67,45 @@ class Program(NamedTuple):
 
     def argv(self) -> tuple[str, ...]:
         runs = "-" if self.runs_ms is None else str(self.runs_ms)
-        more = [f"{name}={value}" for name, value in self._asdict().items() if name in _WORDS and value]
+        more = [f"{name}={value}" for name, value in self._asdict().items() if name in _OPTIONS and value]
         return (PROGRAM, runs, str(self.code), "-" if self.stop_ms is None else str(self.stop_ms), *more)
 
     def well(self, age_ms: int) -> bool:
-        """Does it answer well at this age?"""
+        """Whether probes succeed at this age."""
         return age_ms >= self.ready and (self.sick is None or age_ms < self.sick)
 
 
-_WORDS: Final = ("listen", "ready", "sick", "memory", "cpu", "echo")
-_USE: Final = f"use {PROGRAM} MS CODE STOP_MS"
+_OPTIONS: Final = ("listen", "ready", "sick", "memory", "cpu", "echo")
+_USAGE: Final = f"use {PROGRAM} MS CODE STOP_MS"
 
 
-def program_of(argv: tuple[str, ...]) -> Program:
+def parse_program(argv: tuple[str, ...]) -> SimProgram:
     plain = tuple(word for word in argv if "=" not in word)
     if not argv or plain[:1] != (PROGRAM,) or len(plain) > 4:
-        raise NotStarted(f"there is no program {argv[0] if argv else '(none)'!r} here", _USE)
+        raise NotStarted(f"no program {argv[0] if argv else '(none)'!r} on this machine", _USAGE)
     words = [*plain[1:], *("0", "0", "0")[len(plain) - 1 :]]
     pairs = [word.partition("=") for word in argv if "=" in word]
     numbers = [*(word for word in words if word != "-"), *(value for _, _, value in pairs)]
-    known = all(name in _WORDS for name, _, _ in pairs)
+    known = all(name in _OPTIONS for name, _, _ in pairs)
     if words[1] == "-" or not known or not all(word.isascii() and word.isdigit() for word in numbers):
-        raise NotStarted(f"there is no {' '.join(argv)!r} here", _USE)
+        raise NotStarted(f"invalid arguments {' '.join(argv)!r}", _USAGE)
     runs, code, stop = (None if word == "-" else int(word) for word in words)
-    return Program(runs, code or 0, stop)._replace(**{name: int(value) for name, _, value in pairs})
+    return SimProgram(runs, code or 0, stop)._replace(**{name: int(value) for name, _, value in pairs})
 
 
-class Run(NamedTuple):
-    """One process as the machine knows it. `ended` is set when it is gone. `starter`: whose child it is."""
+class ProgramRun(NamedTuple):
+    """One process as the machine knows it. `ended` is set when it has ended; `starter` is the unit of its parent process."""
 
     running: Running
     order: Order
-    program: Program
+    program: SimProgram
     ended: asyncio.Future[Ended]
     began_s: float = 0.0
-    starter: Unit | None = None
+    starter: ExecutionUnit | None = None
 
 
-class Recorder(Protocol):
-    """Who writes down what ran when. What was told to end, by another process of its machine, is killed if it does not."""
+class RunRecorder(Protocol):
+    """Receives the start, stop request and end of every process of all machines."""
 
     def started(self, machine: str, order: Order, pid: int) -> None: ...
 
@@ -107,26 +114,28 @@ class Recorder(Protocol):
     def ended(self, machine: str, pid: int) -> None: ...
 
 
-class Machinery:
-    """All that runs on one machine. It is the kernel's, and goes on when those who started it are gone."""
+class MachineProcesses:
+    """All processes of one machine. They belong to the simulated kernel and continue when their starter has ended."""
 
-    def __init__(self, loop: SimLoop, name: str, recorder: Recorder) -> None:
-        self.runs: dict[int, Run] = {}
+    def __init__(self, loop: SimLoop, name: str, recorder: RunRecorder) -> None:
+        self.runs: dict[int, ProgramRun] = {}
         self._loop = loop
         self._name = name
         self._recorder = recorder
         self._unit = loop.unit(f"{name}/kernel")
         self._pids = 100
 
-    def start(self, order: Order, starter: Unit | None = None) -> Running:
-        program = program_of(order.argv)
+    def start(self, order: Order, starter: ExecutionUnit | None = None) -> Running:
+        program = parse_program(order.argv)
         if order.user not in USERS:
-            raise NotStarted(f"there is no user {order.user!r} on this machine", "make that user, or name another")
+            raise NotStarted(f"there is no user {order.user!r} on this machine", "create the user, or use another one")
         if order.group and self.inside(order.group) is not None:
-            raise NotStarted(f"in the group {order.group} somebody still runs", "end that first: a name is run once at a time")
+            raise NotStarted(
+                f"a process still runs in group {order.group}", "stop it first: a group runs one process at a time"
+            )
         self._pids += 1
         running = Running(self._pids, f"{self._loop.time():.6f}", f"{order.group}#{self._pids}" if order.group else "")
-        run = Run(running, order, program, self._loop.create_future(), self._loop.time(), starter)
+        run = ProgramRun(running, order, program, self._loop.create_future(), self._loop.time(), starter)
         self.runs[running.pid] = run
         self._recorder.started(self._name, order, running.pid)
         if program.runs_ms is not None:
@@ -135,14 +144,14 @@ class Machinery:
             self._in(max(1, program.ready), running, Ended(signal=SIGKILL, oom=True))
         return running
 
-    def inside(self, group: str) -> Run | None:
+    def inside(self, group: str) -> ProgramRun | None:
         return next((run for run in self.runs.values() if run.order.group == group), None)
 
-    def age_ms(self, run: Run) -> int:
+    def age_ms(self, run: ProgramRun) -> int:
         return int((self._loop.time() - run.began_s) * 1000)
 
-    def starter_ended(self, unit: Unit) -> None:
-        """What is tied to its starter goes with it."""
+    def starter_ended(self, unit: ExecutionUnit) -> None:
+        """Kill the processes that are tied to their starter (`with_parent`)."""
         for run in tuple(self.runs.values()):
             if run.starter is unit and run.order.with_parent:
                 self._end(run.running, Ended(signal=SIGKILL))
@@ -158,12 +167,12 @@ class Machinery:
     def kill(self, running: Running) -> None:
         self._end(running, Ended(signal=SIGKILL))
 
-    def find(self, running: Running) -> Run | None:
+    def find(self, running: Running) -> ProgramRun | None:
         run = self.runs.get(running.pid)
         return run if run is not None and run.running == running else None
 
     def power_cut(self) -> None:
-        """Everything ends at once."""
+        """Kill all processes at once."""
         for run in tuple(self.runs.values()):
             self._end(run.running, Ended(signal=SIGKILL))
 
@@ -179,10 +188,11 @@ class Machinery:
         run.ended.set_result(ended)
 
 
-class SimSession:
-    """A command beside a run: the twin of `world.entering.Entered`."""
+class SimExecSession:
+    """A command inside the environment of a running process: simulated counterpart of `world.process.exec_session.ExecSession`.
+    """
 
-    def __init__(self, program: Program, run: Run) -> None:
+    def __init__(self, program: SimProgram, run: ProgramRun) -> None:
         self._program = program
         self._loop = asyncio.get_running_loop()
         self._said: deque[bytes] = deque()
@@ -210,7 +220,7 @@ class SimSession:
             self._end(Ended(code=self._program.code))
 
     def resize(self, window: Window, /) -> None:
-        """Nothing here minds how large it is."""
+        """The window size has no effect on a simulated program."""
 
     async def wait(self) -> Ended:
         return await asyncio.shield(self._ended)
@@ -229,15 +239,17 @@ class SimSession:
 
 
 class SimRunner:
-    """One process's hand on its machine: the twin of `world.runner.ProcessRunner`. A dead hand moves nothing."""
+    """Runner of one process: simulated counterpart of `world.process.runner.ProcessRunner`. After the process was killed, its
+    calls raise an error.
+    """
 
-    def __init__(self, machinery: Machinery, unit: Unit, pause: Callable[[], float], clock: Clock) -> None:
+    def __init__(self, machinery: MachineProcesses, unit: ExecutionUnit, pause: Callable[[], float], clock: Clock) -> None:
         self._machinery = machinery
         self._clock = clock
         self._unit = unit
         self._pause = pause
-        self._own: dict[Running, Run] = {}
-        """Its children: only their parent learns how they ended."""
+        self._own: dict[Running, ProgramRun] = {}
+        """Its own children. As in Unix, only the parent of a process receives its exit status."""
 
     async def start(self, order: Order, /) -> Running:
         check_order(order)
@@ -264,20 +276,20 @@ class SimRunner:
             return
         self._machinery.terminate(running, self._unit.name)
         try:
-            async with asyncio.timeout(grace_ms / 1000):  # noqa: TID251 - the kernel's own time
+            async with asyncio.timeout(grace_ms / 1000):  # noqa: TID251 - a timer of the simulated kernel, not of a component
                 await asyncio.shield(run.ended)
         except TimeoutError:
             self._check_alive()
             self._machinery.kill(running)
 
-    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> SimSession:
+    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> SimExecSession:
         check_order(order)
         await asyncio.sleep(self._pause())
         self._check_alive()
         run = self._machinery.find(running)
         if run is None:
-            raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again")
-        return SimSession(program_of(order.argv), run)
+            raise NotStarted("the process has ended", "check that it runs, then try again")
+        return SimExecSession(parse_program(order.argv), run)
 
     def usage(self, running: Running, /) -> Usage:
         run = self._machinery.find(running)
@@ -304,7 +316,7 @@ class SimRunner:
 
     def _check_alive(self) -> None:
         if self._unit.dead:
-            raise WorldError("this process was killed", "start it anew")
+            raise WorldError("this process was killed", "restart it")
 
 
 CPU_MILLI: Final = 4_000
@@ -313,7 +325,7 @@ PORTS: Final = range(20_000, 60_000)
 
 
 class SimHost:
-    """The twin of `world.machine.ThisHost`: every machine has the same."""
+    """Simulated counterpart of `world.host.ThisHost`. All machines have the same CPU and memory."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name, self._clock = name, clock
@@ -323,15 +335,17 @@ class SimHost:
 
 
 class SimPorts:
-    """The twin of `world.machine.KernelPorts`; one for all processes of a machine: one after another, and round again."""
+    """Simulated counterpart of `world.host.KernelPorts`, shared by all processes of a machine. Ports are handed out round
+    robin.
+    """
 
-    def __init__(self, machinery: Machinery) -> None:
+    def __init__(self, machinery: MachineProcesses) -> None:
         self._machinery = machinery
         self._next = 0
 
     async def free(self, count: int, /) -> list[int]:
         if count < 0:
-            raise ValueError(f"{count} ports")
+            raise ValueError(f"count must be 0 or more, not {count}")
         taken = {run.program.listen for run in self._machinery.runs.values()}
         found: list[int] = []
         for _ in range(len(PORTS)):
@@ -342,14 +356,14 @@ class SimPorts:
             if port not in taken:
                 found.append(port)
         if len(found) < count:
-            raise NoPorts(f"{len(found)} of {count} ports were free", "ask for fewer at a time")
+            raise NoPorts(f"only {len(found)} of {count} ports are free", "request fewer ports at a time")
         return found
 
 
 class SimProber:
-    """The twin of `world.probes.SocketProber`. It reaches what listens on its own machine, whatever the host is called."""
+    """Simulated counterpart of `world.host.SocketProber`. It reaches programs of its own machine; the host name is ignored."""
 
-    def __init__(self, machinery: Machinery, pause: Callable[[], float]) -> None:
+    def __init__(self, machinery: MachineProcesses, pause: Callable[[], float]) -> None:
         self._machinery, self._pause = machinery, pause
 
     async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
@@ -363,8 +377,8 @@ class SimProber:
         run = await self._reached(port)
         if run is None or not run.program.well(self._machinery.age_ms(run)):
             return Probed(ok=False, detail=f"port {port} cannot be reached (connection refused)")
-        return Probed(ok=True, detail=f"port {port} takes connections")
+        return Probed(ok=True, detail=f"port {port} accepts connections")
 
-    async def _reached(self, port: int) -> Run | None:
+    async def _reached(self, port: int) -> ProgramRun | None:
         await asyncio.sleep(self._pause())
         return next((run for run in self._machinery.runs.values() if run.program.listen == port), None)

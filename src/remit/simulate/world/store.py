@@ -1,14 +1,13 @@
 """Simulated store service with faults: lost answers, lag, compaction.
 
-The real store protocol over the simulated network, and the ways it may lie.
+One `StoreService` is the store of a scope: a `MemoryStore` that outlives every process. A process reaches it through its own
+`StorePort` over the simulated network, so a partition between a process and its store is a cut path like any other.
+`StoreFaults` holds the active faults. Each of them is allowed by the store protocol, because a real store behaves like
+this too:
 
-One `StoreService` is a scope's store: a `MemoryStore` that outlives every process. A process reaches it through a port of its
-own, over the network, so a partition between a process and its store is a cut like any other. The service is told which faults
-are on (`Trouble`); each keeps to the letter of the protocol, because a real store does just that:
-
-    commit    applied, and the answer lost · lost now, and applied later if its guards still hold · slow · refused
-    read      for authorities linearizable, always; for observers, who may ask any member, from a member that lags
-    watch     events lost, late, repeated, or from a member that lags; the history compacted away under it
+    commit    applied but the answer is lost; reported lost and applied later if its guards still hold; slow; rejected
+    read      linearizable for authorities; observers may read from a member that lags
+    watch     events lost, late or repeated; served by a member that lags; its history compacted
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
-from remit.simulate.world.event_loop import Handle, SimLoop, Unit, stream
+from remit.simulate.world import random_streams
+from remit.simulate.world.event_loop import ExecutionUnit, Handle, SimLoop
 from remit.simulate.world.network import Network
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import (
@@ -41,38 +41,38 @@ from remit.store.protocol import (
 )
 
 T = TypeVar("T")
-Work = Callable[[], Coroutine[Any, Any, T]]
+StoreCall = Callable[[], Coroutine[Any, Any, T]]
 
 ANSWER_S_MAX: Final = 4.0
-"""After so long without an answer a port gives a request up."""
+"""A request without an answer fails after this time."""
 
-_LATE_S: Final = 6.0
+_LATE_S_MAX: Final = 6.0
 
 
-class Trouble(Struct):
-    """Which faults are on. Chances are of each request or event."""
+class StoreFaults(Struct):
+    """Active faults of one store. Probabilities are per request or event."""
 
     lost_after: float = 0.0
-    """Applied, then the answer is lost."""
+    """Commits are applied and the answer is lost."""
     lost_before: float = 0.0
-    """Lost, and never applied."""
+    """Commits are lost and never applied."""
     applied_late: float = 0.0
-    """Told to be lost, and applied some seconds later."""
+    """Commits are reported lost and applied some seconds later."""
     slow_s: float = 0.0
     no_space: bool = False
     damaged: bool = False
-    """A crash has damaged the store's own index: it serves nothing that it cannot vouch for."""
+    """A crash has corrupted the index of the store: it refuses all requests, because it cannot verify its rows."""
     away: bool = False
-    """No leader, or no quorum: nothing is served."""
+    """No leader or no quorum: all requests fail."""
     lag_s: float = 0.0
-    """How far behind the member is that observers read from."""
+    """How far the member that observers read from is behind."""
     events_lost: float = 0.0
     events_late: float = 0.0
     events_repeated: float = 0.0
 
 
-class Sent(Struct, frozen=True):
-    """Who sent a commit and when: on the sender's own clock, and by the world's."""
+class CommitOrigin(Struct, frozen=True):
+    """Which process sent a commit, and when: on its own clock and in virtual time."""
 
     process: str
     boot: str
@@ -81,27 +81,27 @@ class Sent(Struct, frozen=True):
     at_s: float
 
 
-class Witness(Protocol):
-    """Who hears of every commit that was applied, in order."""
+class CommitObserver(Protocol):
+    """Receives every applied commit, in order."""
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None: ...
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None: ...
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None: ...
 
 
 class StoreService:
-    """The store of one scope. `store` is replaced when an old backup is restored."""
+    """The store of one scope. `store` is replaced when a backup is restored."""
 
-    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: Witness) -> None:
+    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: CommitObserver) -> None:
         self.loop = loop
         self.network = network
         self.scope = scope
         self.name = f"store/{scope}"
         self.unit = loop.unit(self.name)
         self.store: Store = MemoryStore()
-        self.trouble = Trouble()
+        self.trouble = StoreFaults()
         self._troubles: list[dict[str, float | bool]] = []
-        self.lots = stream(f"{seed}/{self.name}")
+        self.lots = random_streams.stream(random_streams.store(seed, self.name))
         self.counts: dict[str, int] = {}
         self._witness = witness
         self._lagging: list[tuple[float, int]] = []
@@ -112,7 +112,9 @@ class StoreService:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def worsen(self, changes: dict[str, float | bool]) -> Callable[[], None]:
-        """Add a trouble to those there are; of two alike the worse counts. Answers how to take this one back."""
+        """Activate faults in addition to those there are; for each field the worst active value applies. Returns a function
+        that undoes this.
+        """
         self._troubles.append(changes)
         self._add_up()
 
@@ -128,45 +130,45 @@ class StoreService:
             for name, value in one.items():
                 worst[name] = max(value, worst.get(name, 0))
         lagged = self.trouble.lag_s
-        self.trouble = Trouble(**worst)  # type: ignore[arg-type]
+        self.trouble = StoreFaults(**worst)  # type: ignore[arg-type]
         if lagged and not self.trouble.lag_s:
             for watch in self._watches:
                 watch.caught_up()
 
     def check(self, *, writing: bool) -> None:
         if self.trouble.damaged:
-            raise Corrupt("the store's index does not match its rows; restore a backup")
+            raise Corrupt("the index of the store does not match its rows; restore a backup")
         if self.trouble.away:
-            raise Unavailable("the store has no leader just now; try again")
+            raise Unavailable("the store has no leader; try again")
         if writing and self.trouble.no_space:
             self.count("no-space")
-            raise NoSpace("the store is full; nothing was applied: free space there, or compact")
+            raise NoSpace("the store is full and nothing was applied; free space there, or compact it")
 
-    def perform(self, work: Work[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
-        """Do it, and tell. In memory that is one step."""
+    def perform(self, work: StoreCall[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
+        """Run a request and call `done` or `failed`. On a store in memory this takes one step."""
         try:
-            result = at_once(work())
+            result = run_sync(work())
         except StoreError as error:
             failed(error)
             return
         done(result)
 
-    async def apply(self, commit: Commit, sent: Sent) -> Committed | Conflict:
+    async def apply(self, commit: Commit, sent: CommitOrigin) -> Committed | Conflict:
         self.check(writing=True)
         answer = await self.store.commit(commit)
         if isinstance(answer, Committed):
             self.applied(commit, answer.revision, sent)
         return answer
 
-    def applied(self, commit: Commit, revision: int, sent: Sent | None) -> None:
-        """Tell the witness, and remember when it was."""
+    def applied(self, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+        """Pass an applied commit to the observer, and record its time for lagging members."""
         self._lagging.append((self.loop.time(), revision))
         if len(self._lagging) > 4_000:
             del self._lagging[:2_000]
         self._witness.applied(self.scope, commit, revision, sent)
 
     def lagging_revision(self) -> int:
-        """Where a member stands that is `lag_s` behind; 0 if that is the present."""
+        """The revision of a member that is `lag_s` behind; 0 means the latest."""
         if not self.trouble.lag_s:
             return 0
         until_s = self.loop.time() - self.trouble.lag_s
@@ -174,7 +176,7 @@ class StoreService:
         return behind[-1] if behind else 0
 
     def break_watches(self, *, for_s: float = 0.0) -> None:
-        """Whoever watches must ask again, and finds nobody to ask for a while."""
+        """Break all watches; new ones are refused for `for_s` seconds."""
         self._no_watch_until_s = self.loop.time() + for_s
         watches, self._watches = self._watches, {}
         for watch in watches:
@@ -189,22 +191,29 @@ class StoreService:
     def check_watchable(self) -> None:
         self.check(writing=False)
         if self.loop.time() < self._no_watch_until_s:
-            raise Unavailable("this member cannot be watched just now; try again")
+            raise Unavailable("this member accepts no watches at the moment; try again")
 
     def restore(self, backup: Snapshot, incarnation: str) -> None:
-        """Put an old backup in the store's place. Whoever writes to it must have been ended before."""
+        """Replace the store with a backup. The servers that write to it must have been stopped before."""
         old = cast(MemoryStore, self.store)
         self.store, _ = restored = MemoryStore.restore(backup, incarnation=incarnation, replacing=old)
-        at_once(old.close())
+        run_sync(old.close())
         self._lagging.clear()
         self._witness.restored(self.scope, restored[0], backup)
 
 
 class StorePort:
-    """One process's way to a store: satisfies `store.protocol.Store`. An `observer` may be served by a member that lags."""
+    """Access of one process to a store; implements `store.protocol.Store`. An `observer` may be served by a member that lags.
+    """
 
     def __init__(
-        self, service: StoreService, process: str, unit: Unit, sent: Callable[[], Sent], *, observer: bool = False
+        self,
+        service: StoreService,
+        process: str,
+        unit: ExecutionUnit,
+        sent: Callable[[], CommitOrigin],
+        *,
+        observer: bool = False,
     ) -> None:
         self._service = service
         self._process = process
@@ -220,7 +229,7 @@ class StorePort:
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
         async def read(store: Store, lag: int) -> Page:
             if lag and revision > lag:
-                raise _not_been(revision, lag)
+                raise _future_revision(revision, lag)
             return await store.range(prefix, after=after, limit=limit, revision=revision or lag)
 
         return await self._read(read)
@@ -235,13 +244,13 @@ class StorePort:
         service = self._service
 
         async def work() -> None:
-            service.check(writing=False)  # a store that is full is compacted to be cured
+            service.check(writing=False)  # not as a write: compacting is how a full store gets space
             await service.store.compact(revision)
 
         await self._call(work, writing=True)
 
     async def close(self) -> None:
-        """The process's own end of it; the store goes on."""
+        """Close this process's access; the store itself continues."""
         self._closed = True
         for watch in self._watches:
             watch.end(Closed("this store was closed"))
@@ -254,7 +263,7 @@ class StorePort:
         arrives = service.network.reaches(self._process, service.name)
         if arrives and trouble.applied_late and drawn < trouble.applied_late:
             service.count("applied-late")
-            delay_s = 0.2 + _LATE_S * lots.random()
+            delay_s = 0.2 + _LATE_S_MAX * lots.random()
             service.loop.call_later(delay_s, self._apply_late, commit, sent, context=service.unit.context)
             await asyncio.sleep(0.05 + 0.3 * lots.random())
             raise Unanswered("the store did not answer in time")
@@ -265,16 +274,16 @@ class StorePort:
         lose = bool(trouble.lost_after) and lots.random() < trouble.lost_after
         return await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
 
-    def _apply_late(self, commit: Commit, sent: Sent) -> None:
+    def _apply_late(self, commit: Commit, sent: CommitOrigin) -> None:
         service = self._service
         service.perform(lambda: service.apply(commit, sent), lambda _: None, lambda _: service.count("applied-late-refused"))
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         lagging = self._service.lagging_revision() if self._observer else 0
         if lagging and after > lagging:
-            # A member that has not got so far yet: it cannot say what follows.
-            await self._call(_nothing)
-            raise _not_been(after, lagging)
+            # The lagging member has not reached this revision, so it cannot know what follows.
+            await self._call(_no_operation)
+            raise _future_revision(after, lagging)
         service = self._service
 
         async def work() -> Watch:
@@ -299,13 +308,15 @@ class StorePort:
 
         return await self._call(work)
 
-    async def _call(self, work: Work[T], *, lose: bool = False, writing: bool = False) -> T:
-        """There and back. What is lost on the way is `Unanswered` if it may have changed something, else `Unavailable`."""
+    async def _call(self, work: StoreCall[T], *, lose: bool = False, writing: bool = False) -> T:
+        """Send a request and await the answer. If a message is lost, a write raises `CommitOutcomeUnknown` and a read
+        `Unavailable`.
+        """
         self._check_open()
         service = self._service
         answer: asyncio.Future[T] = service.loop.create_future()
-        service.network.send(self._process, service.name, service.unit, self._serve, _Asked(work, answer, lose))
-        patience = service.loop.call_later(ANSWER_S_MAX, _expire, answer, writing)
+        service.network.send(self._process, service.name, service.unit, self._serve, _StoreRequest(work, answer, lose))
+        patience = service.loop.call_later(ANSWER_S_MAX, _time_out, answer, writing)
         try:
             return await answer
         finally:
@@ -317,8 +328,10 @@ class StorePort:
         if self._closed:
             raise Closed("this store was closed")
 
-    def _serve(self, asked: _Asked) -> None:
-        """At the store, perhaps after it has been slow. A connection to a store does not say a thing twice."""
+    def _serve(self, asked: _StoreRequest) -> None:
+        """Runs at the store, after a delay if the store is slow. A repeated message is ignored, as a connection to a real store
+        would do.
+        """
         service = self._service
         if asked.begun:
             return
@@ -330,7 +343,7 @@ class StorePort:
             return
         self._work(asked)
 
-    def _work(self, asked: _Asked) -> None:
+    def _work(self, asked: _StoreRequest) -> None:
         service, answer = self._service, asked.answer
 
         def done(result: object) -> None:
@@ -345,19 +358,19 @@ class StorePort:
         service.perform(asked.work, done, failed)
 
 
-class _Asked(Struct):
-    """One request on its way to the store, however often the network brings it."""
+class _StoreRequest(Struct):
+    """One request to the store. The network may deliver it more than once."""
 
-    work: Work[Any]
+    work: StoreCall[Any]
     answer: asyncio.Future[Any]
     lose: bool
     begun: bool = False
 
 
 class SimWatch:
-    """A watch as its far end gets it: events in order, unless a fault says otherwise."""
+    """A watch as its client receives it: events in order, except for injected faults."""
 
-    def __init__(self, service: StoreService, process: str, unit: Unit, real: Watch, *, lag_s: float) -> None:
+    def __init__(self, service: StoreService, process: str, unit: ExecutionUnit, real: Watch, *, lag_s: float) -> None:
         self._service, self._process, self._unit, self._real, self._lag_s = service, process, unit, real, lag_s
         self._arrived: list[Event | StoreError] = []
         self._waiting: asyncio.Future[None] | None = None
@@ -379,7 +392,7 @@ class SimWatch:
             raise StopAsyncIteration
         item = self._arrived[0]
         if isinstance(item, StoreError):
-            raise item  # and so does every later step
+            raise item  # it stays in the list, so that every later step raises it too
         del self._arrived[0]
         return item
 
@@ -391,7 +404,7 @@ class SimWatch:
         await self._real.close()
 
     def end(self, error: StoreError) -> None:
-        """At this end, at once: what was pending is let go."""
+        """End the watch at this side at once; pending events are dropped."""
         self._pump_task.cancel()
         self._service.unwatched(self)
         self._arrived[:] = [error]
@@ -399,7 +412,7 @@ class SimWatch:
 
     def broke_off(self) -> None:
         self._pump_task.cancel()
-        self._send(Unavailable("the watch broke; watch again from where you were"))
+        self._send(Unavailable("the watch broke; watch again after the last revision received"))
 
     async def _pump(self) -> None:
         try:
@@ -421,7 +434,7 @@ class SimWatch:
         if trouble.events_late and lots.random() < trouble.events_late:
             service.count("event-late")
             late_s += 3.0 * lots.random()
-        # In order, as a stream is: one that is late holds up those behind it.
+        # A stream keeps the order: a late event delays the events behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
         self._arrive_at(at_s, item)
@@ -430,7 +443,8 @@ class SimWatch:
             self._arrive_at(at_s + 0.5 * lots.random(), item)
 
     def _arrive_at(self, at_s: float, item: Event | StoreError) -> None:
-        """A cut way loses what is sent, and so tears the stream: the gap shows at the next event that gets through."""
+        """Schedule the delivery. Over a cut path the event is lost; the client detects the gap at the next event that arrives.
+        """
         service = self._service
         if not service.network.reaches(service.name, self._process):
             return
@@ -439,7 +453,7 @@ class SimWatch:
             self._owed.append((handle, item))
 
     def caught_up(self) -> None:
-        """The member behind it lags no more: what it still owed arrives at once, in order."""
+        """The member no longer lags: deliver all delayed events now, in order."""
         self._lag_s, self._not_before_s = 0.0, 0.0
         owed, self._owed = self._owed, []
         for handle, item in owed:
@@ -458,14 +472,14 @@ class SimWatch:
             self._waiting.set_result(None)
 
 
-def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that does not wait: each request to a store in memory is one step."""
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits and return its result. A request to a store in memory is one step."""
     try:
         work.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    raise RuntimeError("a store in memory waited")
+    raise RuntimeError("a request to the store in memory waited")
 
 
 async def _row_at(store: Store, key: str, revision: int) -> Row | None:
@@ -473,15 +487,15 @@ async def _row_at(store: Store, key: str, revision: int) -> Row | None:
     return page.rows[0] if page.rows and page.rows[0].key == key else None
 
 
-def _not_been(revision: int, lag: int) -> Invalid:
-    return Invalid(f"revision {revision} has not been yet; this member stands at {lag}")
+def _future_revision(revision: int, lag: int) -> Invalid:
+    return Invalid(f"revision {revision} does not exist yet; this member is at {lag}")
 
 
-async def _nothing() -> None:
+async def _no_operation() -> None:
     return
 
 
-def _expire(answer: asyncio.Future[Any], writing: bool) -> None:
+def _time_out(answer: asyncio.Future[Any], writing: bool) -> None:
     lost = "the store did not answer in time"
     _fail(answer, Unanswered(lost) if writing else Unavailable(f"{lost}; nothing was changed"))
 

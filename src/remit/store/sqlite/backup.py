@@ -1,14 +1,12 @@
 """Backup archive format, and restore of a backup as a new incarnation.
 
-Blocking, and only while nobody owns the directory; nothing is destroyed.
+A backup is a tar with a label and the store's database file. The label is trusted only after the file's size and digest
+match it.
 
-A restored store is another one than the store that it replaces, although most of its rows are the same: it gets a new
-incarnation, an epoch above every earlier writer's, and revisions that were never used. Whoever still holds on to the old one
-finds out at its next step. Inside an event loop: `await offload(lambda: restore(...))`.
-
-One tar: a label that says what it is, then the store's file. Blocking; nothing is restored here.
-
-Whoever takes one apart believes the label only after the file has turned out to be the one that it names, byte for byte.
+A restored store is distinct from the store that it replaces, although most of its rows are the same: it gets a new
+incarnation, an epoch above every earlier writer's, and revisions that were never used. A client of the old store notices at
+its next request. The replaced store is kept. Restore blocks, and requires that no process owns the directory. Inside an
+event loop: `await offload(lambda: restore(...))`.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from remit.store.sqlite.directory_lock import PRIVATE_FILE, Ownership, corrupt, 
 
 
 def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
-    """Put a copy of `backup` in the place of the store in `directory`, which is kept aside as `replaced-N.sqlite`.
+    """Replace the store in `directory` by a copy of `backup`. The old store is kept as `replaced-N.sqlite`.
 
-    Raises `Owned` if a process runs on it. Until the very last step, one rename, the old store stands as it was; where there
-    was none, nothing is left of what could not be restored.
+    Raises `Owned` if a process uses the directory. Until the last step, one rename, the old store is unchanged; if there was
+    none, a failed restore leaves nothing behind.
     """
-    check_header(backup)  # before anything is made
+    check_header(backup)  # before anything is created
     owner = Ownership(directory)
     draft = directory / f"{FILE_NAME}.restoring"
     try:
@@ -67,14 +65,14 @@ def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> Res
     try:
         file = File(draft)
     except Corrupt as error:
-        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not touched: use another backup") from error
+        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not changed: use another backup") from error
     try:
         _check_whole(backup, file)
         old_revision, old_head = file.revision, file.head()
         replaced = _look_at_replaced(directory, file)
         head, revision = reborn_head(old_head, replaced, incarnation), next_revision(old_revision, replaced)
         file.rebase(revision, Commit(puts=((HEAD, encode_head(head)),)))
-        # The copy must be one file before it is renamed: a write-ahead log left beside it would be lost.
+        # The copy must be a single file before it is renamed: a write-ahead log next to it would be lost.
         file.checkpoint()
     finally:
         file.close()
@@ -82,14 +80,14 @@ def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> Res
 
 
 def _check_whole(backup: Path, file: File) -> None:
-    """Every page, once: a restore is rare, and must not put damage in the place of what may be sound."""
+    """Verify every page: a restore is rare, and must not replace a good store by a damaged one."""
     try:
         with file.reading():
             verdict = file.db.execute("PRAGMA quick_check(1)").get
         if verdict != "ok":
             raise corrupt(file.path, str(verdict))
     except Corrupt as error:
-        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not touched: use another backup") from error
+        raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not changed: use another backup") from error
 
 
 def _look_at_replaced(directory: Path, backup: File) -> Replaced | None:
@@ -103,7 +101,7 @@ def _look_at_replaced(directory: Path, backup: File) -> Replaced | None:
         return Replaced(kept_at, None, None, (), 0, str(error))
     try:
         changed, count = _changed_since(file, backup)
-        # Empties the write-ahead log, so that the file kept aside is whole by itself.
+        # Empties the write-ahead log, so that the kept file is complete by itself.
         file.checkpoint()
         return Replaced(kept_at, file.revision, file.head(), changed, count, "")
     except StoreError as error:
@@ -113,7 +111,7 @@ def _look_at_replaced(directory: Path, backup: File) -> Replaced | None:
 
 
 def _changed_since(file: File, backup: File) -> tuple[tuple[str, ...], int]:
-    """Keys that `file` changed after the backup: at most `CHANGED_KEYS_MAX` of them, and how many there are."""
+    """Return keys that `file` changed after the backup, at most `CHANGED_KEYS_MAX`, and their total number."""
     after = first_id(backup.revision + 1)
     with file.reading():
         count: int = file.db.execute(
@@ -134,7 +132,7 @@ def _changed_since(file: File, backup: File) -> tuple[tuple[str, ...], int]:
 
 
 def _deleted_and_swept(file: File, backup: File) -> Iterator[str]:
-    """A compaction takes deletions out of the log; what the backup has and the store knows nothing of was deleted."""
+    """Yield keys whose deletion was compacted away: keys that the backup has and the store does not know."""
     if file.compacted <= backup.revision:
         return
     page = backup.range("", "", PAGE_ROWS_MAX, 0)
@@ -148,13 +146,13 @@ def _deleted_and_swept(file: File, backup: File) -> Iterator[str]:
 
 
 def _swap(draft: Path, directory: Path, replaced: Replaced | None) -> None:
-    """First a second name for the old file, then one rename over the first: at no moment is there no store."""
+    """Link the old file under its new name first, then rename over it: a store exists at every moment."""
     path = directory / FILE_NAME
     if replaced is not None:
         kept = Path(replaced.kept_at)
         os.link(path, kept)
-        kept.chmod(PRIVATE_FILE)  # it may have been made by a Remit that let others read
-        # Only a store that could not be read still has a log; it belongs to the file kept aside, never to the new one.
+        kept.chmod(PRIVATE_FILE)  # older versions of Remit made it readable by others
+        # Only a store that could not be read still has a log. It belongs to the kept file, never to the new one.
         if _wal(path).exists():
             _wal(path).replace(_wal(kept))
             _wal(kept).chmod(PRIVATE_FILE)
@@ -182,7 +180,7 @@ END: Final = bytes(2 * tarfile.BLOCKSIZE)
 
 
 class Label(Struct, frozen=True, kw_only=True):
-    """What a backup is of, and where that stood: `taken` is for people. `sha256` and `bytes` are of the store's file."""
+    """Describes a backup: its origin and position. `taken` is informational. `sha256` and `bytes` are of the database file."""
 
     format: int = FORMAT
     version: str
@@ -197,7 +195,7 @@ class Label(Struct, frozen=True, kw_only=True):
 
 
 def digest_of(path: Path) -> tuple[int, str]:
-    """How many bytes, and the SHA-256 over them."""
+    """Return the size and the SHA-256 of a file."""
     taken, size = sha256(), 0
     with translated(path), path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -207,13 +205,13 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 
 def opening(label: Label) -> bytes:
-    """What comes before the store's bytes."""
+    """Return the part of the archive before the database file."""
     said = msgspec.json.format(msgspec.json.encode(label)) + b"\n"
     return _header(LABEL, len(said)) + said + _padding(len(said)) + _header(STORE, label.bytes)
 
 
 def closing(label: Label) -> bytes:
-    """What comes after them."""
+    """Return the part of the archive after the database file."""
     return _padding(label.bytes) + END
 
 
@@ -228,15 +226,17 @@ def _padding(size: int) -> bytes:
 
 
 def unpack(backup: Path, into: Path) -> Label:
-    """The store's file, at `into`, which only its owner may read. Raises `Corrupt` if it is not whole, or none of Remit's, and
-    `NewerSchema` if a later Remit made it; then `into` is gone again.
+    """Extract the database file to `into`, readable by its owner only.
+
+    Raises `Corrupt` if the archive is incomplete or not a backup of Remit, and `NewerSchema` if a newer version made it;
+    then `into` is removed.
     """
     try:
         with translated(backup), tarfile.open(backup, "r|") as tar:
             return _unpacked(backup, tar, into)
     except tarfile.TarError as error:
         into.unlink(missing_ok=True)
-        raise _damaged(backup, f"it is no whole tar: {error}") from None
+        raise _damaged(backup, f"not a complete tar: {error}") from None
     except BaseException:
         into.unlink(missing_ok=True)
         raise
@@ -255,7 +255,7 @@ def _unpacked(backup: Path, tar: tarfile.TarFile, into: Path) -> Label:
         file.flush()
         os.fsync(file.fileno())
     if (size, taken.hexdigest()) != (label.bytes, label.sha256):
-        raise _damaged(backup, f"{size} bytes are not the {label.bytes} that its label names, or not the same ones")
+        raise _damaged(backup, f"size or digest of the database ({size} bytes) does not match its label ({label.bytes} bytes)")
     return label
 
 
@@ -263,7 +263,7 @@ def _member(backup: Path, tar: tarfile.TarFile, name: str, bytes_max: int) -> IO
     found = tar.next()
     opened = tar.extractfile(found) if found is not None and found.isreg() else None
     if found is None or opened is None or found.name != name or found.size > bytes_max:
-        raise _damaged(backup, f"there should be {name} in it, of at most {bytes_max} bytes")
+        raise _damaged(backup, f"it lacks {name} of at most {bytes_max} bytes")
     return opened
 
 
@@ -272,7 +272,9 @@ def _label(backup: Path, file: IO[bytes]) -> Label:
     try:
         format_ = msgspec.json.decode(said, type=dict[str, object]).get("format")
         if isinstance(format_, int) and format_ > FORMAT:
-            raise NewerSchema(f"{backup} has format {format_}, this Remit knows {FORMAT}; nothing was touched: upgrade Remit")
+            raise NewerSchema(
+                f"{backup} has format {format_}, this Remit reads {FORMAT}; nothing was changed: upgrade Remit"
+            )
         return msgspec.json.decode(said, type=Label)
     except msgspec.MsgspecError as error:
         raise _damaged(backup, f"its label cannot be read: {error}") from None
@@ -284,4 +286,4 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _damaged(backup: Path, why: str) -> Corrupt:
-    return Corrupt(f"{backup} is no backup, or damaged ({why}); nothing was touched: use another")
+    return Corrupt(f"{backup} is not a backup, or is damaged ({why}); nothing was changed: use another backup")

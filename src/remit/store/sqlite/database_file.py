@@ -1,18 +1,18 @@
 """SQLite schema, reads, writes; blocking.
 
-Blocking, one thread at a time: sqlite.py decides who calls; upkeep.py tidies.
+store.py calls this from one thread at a time; maintenance.py does indexing and compaction.
 
-Every version of a row is written once, into `log`, whose id is `revision << 20 | place in its commit << 1 | deleted`. The log
-only grows at its end, so a commit writes few pages, whatever keys it touches. `keys` holds (key, id) of every version: the
-newest id below a bound is the row as of that revision, so that neither a range in the past nor a commit needs to look up what
-was there before.
+Every version of a row is written once, into `log`, whose id is `revision << 20 | position in its commit << 1 | deleted`. The
+log grows only at its end, so a commit writes few pages, whatever keys it touches. `keys` holds (key, id) of every version:
+the newest id below a bound is the row as of that revision, so neither a range in the past nor a commit has to look up the
+previous version.
 
-`keys` is in key order, so bringing it up to date at each commit would rewrite a page for nearly every row: measured, that is
-more than half of all work. It therefore lags: versions past `indexed` are in memory (`recent`), read again from the log when
-the file is opened, and written into `keys` later, thousands at a time in key order (upkeep.py).
+`keys` is in key order, so updating it at each commit would rewrite a page for nearly every row, which measured as more than
+half of all work. It therefore lags behind: versions past `indexed` are in memory (`recent`), are read again from the log
+when the file is opened, and are written into `keys` later, thousands at a time in key order (maintenance.py).
 
-What is read is checked: SQLite's checksum shim verifies every page, and each log row carries a checksum over its id, key and
-value, so that an index that points to a wrong row shows as well.
+Everything that is read is verified: SQLite's checksum VFS checks every page, and each log row has a checksum over its id,
+key and value, so that an index entry that points to a wrong row is detected as well.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ APPLICATION = 0x52454D54
 _PAGE_BYTES = 8192
 _CACHE_KIB = 128 << 10
 _RESERVED_BYTES = 8
-"""At the end of each page, where the shim keeps its checksum."""
+"""Space at the end of each page, where the VFS keeps its checksum."""
 _HEADER_BYTES = 100
 _REVISION_SHIFT = 20
 _WAL_BYTES_KEPT = 64 << 20
 WAL_PAGES_MAX = 16_384
 _PAST_ALL_KEYS = b""
-"""SQLite orders every text before every blob, so this ends a range that has no end."""
+"""SQLite orders every text before every blob, so this bounds a range without an end."""
 
 LogRow = tuple[int, str, bytes | None, int]
 
@@ -76,24 +76,25 @@ _APPEND = """
         FROM carray(?)
     )
 """
-"""All rows in one step of SQLite, each packed into one blob. Row by row, the thread that writes would give up and take back
-Python's lock hundreds of times a commit, and wait each time until the thread that decides lets go of it."""
+"""Inserts all rows in one SQLite step, each packed into one blob. Row by row, the writing thread would release and take the GIL
+hundreds of times per commit, and each time wait for the event loop's thread to release it.
+"""
 
 
 class Written(NamedTuple):
-    """What became of a group: one outcome for each commit, and the transactions that watchers are to hear of."""
+    """Result of a group: one outcome per commit, and the transactions to publish to watchers."""
 
     outcomes: list[Committed | Conflict]
     transactions: list[Transaction]
 
 
 def first_id(revision: int) -> int:
-    """Every id of `revision` and later is at least this."""
+    """Return the lower bound of all ids of `revision` and later."""
     return revision << _REVISION_SHIFT
 
 
 class File:
-    """One open database. After `Corrupt` it reads on where it can, and writes no more."""
+    """One open database. After `Corrupt` it still serves the reads it can, and accepts no more writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,19 +118,19 @@ class File:
 
     def _configure(self) -> None:
         db = self.db
-        # The directory's lock already names one owner. With exclusive locking SQLite keeps its WAL index on the heap: no
-        # shared-memory file that a full disk could tear from under a mapping.
+        # The directory lock already guarantees one owner. With exclusive locking SQLite keeps its WAL index on the heap,
+        # without a shared-memory file whose mapping could fail on a full disk.
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         if db.execute("PRAGMA journal_mode=WAL").get != "wal":
-            raise Unavailable(f"{self.path}: the file system cannot keep a write-ahead log; use another --data directory")
+            raise Unavailable(f"{self.path}: the file system does not support a write-ahead log; use another --data directory")
         db.execute("PRAGMA synchronous=FULL")
         db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
         db.execute("PRAGMA temp_store=MEMORY")
         db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES_KEPT}")
-        # Checkpoints are upkeep, after the answers: inside a commit they would hold up the one who waits for it.
+        # Checkpoints run as maintenance, after the answers: within a commit they would delay its caller.
         db.execute("PRAGMA wal_autocheckpoint=0")
         if db.execute("PRAGMA checksum_verification").get != "1":
-            raise corrupt(self.path, "its pages carry no checksums, so it was not written by Remit")
+            raise corrupt(self.path, "its pages have no checksums, so it was not written by Remit")
         db.set_wal_hook(self._note_wal)
 
     def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
@@ -143,20 +144,20 @@ class File:
             self.swept: int = facts["swept"]
             self.indexed: int = facts["indexed"]
         except KeyError as missing:
-            raise corrupt(self.path, f"its table of facts lacks {missing}") from None
+            raise corrupt(self.path, f"its table meta lacks {missing}") from None
         last = self.db.execute("SELECT max(id) FROM log").get
         self.revision: int = max((last or 0) >> _REVISION_SHIFT, self.compacted)
         versions: Iterable[Version] = self.db.execute("SELECT key, id FROM log WHERE id >= ? ORDER BY id", (self.indexed,))
         self.recent.add((key, id_) for key, id_ in versions if key)
 
-    # Reading
+    # Reads
 
     def get(self, key: str) -> Row | None:
         with self.reading():
             return self._row(self._newest(key))
 
     def knows(self, key: str) -> bool:
-        """Is there any version of it, a deletion included?"""
+        """Return whether any version of the key exists, including a deletion."""
         with self.reading():
             return self._newest(key) != 0
 
@@ -174,13 +175,15 @@ class File:
         return Page(tuple(rows), at, more=len(found) > limit)
 
     def replay(self, after: int, rows: int) -> list[Transaction]:
-        """Whole transactions after revision `after`: as many as make up `rows` log rows, and at least one if there is one."""
+        """Return complete transactions after revision `after`: about `rows` log rows, and at least one transaction if there is
+        one.
+        """
         if after < self.compacted:
             raise Compacted(after, self.compacted)
         with self.reading():
             start = first_id(after + 1)
             last = self.db.execute("SELECT id FROM log WHERE id >= ? ORDER BY id LIMIT 1 OFFSET ?", (start, rows)).get
-            # The transaction that goes past the limit comes whole: where it ends is only known to the log.
+            # The transaction that exceeds the limit is included completely.
             end = first_id((last >> _REVISION_SHIFT) + 1) if last is not None else first_id(self.revision + 1)
             found: list[LogRow] = list(
                 self.db.execute("SELECT id, key, value, sum FROM log WHERE id >= ? AND id < ? ORDER BY id", (start, end))
@@ -202,14 +205,16 @@ class File:
             yield Transaction(revision, changes)
 
     def _newest(self, key: str) -> int:
-        """The id of the key's last version, a deletion included; 0 if it never was. Memory is always newer than `keys`."""
+        """Return the id of the key's last version, which may be a deletion; 0 if it never existed. Memory is always newer than
+        `keys`.
+        """
         if (id_ := self.recent.ids.get(key)) is not None:
             return id_
         found = self.db.execute("SELECT id FROM keys WHERE key = ? ORDER BY id DESC LIMIT 1", (key,)).get
         return int(found or 0)
 
     def _range_versions(self, start: str, end: str | None, below: int, wanted: int) -> list[Version]:
-        """The newest version below id `below` of each key that then lived, in key order, at most `wanted` of them."""
+        """Return the newest version below id `below` of each key that existed then, in key order, at most `wanted` of them."""
         found: list[Version] = []
         while True:
             want = wanted - len(found)
@@ -220,7 +225,7 @@ class File:
                 )
             )
             newest: dict[str, int] = dict(indexed)
-            # Both sources are known up to here; what lies past it is left for the next round.
+            # Both sources are complete up to this key; the rest is left for the next round.
             edge: str | None = indexed[-1][0] if len(indexed) == want else None
             fresh = 0
             for key in self.recent.walk(start, end):
@@ -265,10 +270,12 @@ class File:
     def reading(self) -> _Reading:
         return _Reading(self)
 
-    # Writing
+    # Writes
 
     def write(self, commits: Sequence[Commit]) -> Written:
-        """Apply a group in one transaction of SQLite with one fsync: each is judged after what those before it did."""
+        """Apply a group of commits in one SQLite transaction with one fsync. Each is checked against the effects of those
+        before it.
+        """
         if self.damage is not None:
             raise self.damage
         if self.wal_pages > WAL_PAGES_MAX:
@@ -320,20 +327,20 @@ class File:
             raise self.note(translate(error, self.path, committing=committing)) from error
 
     def rebase(self, revision: int, commit: Commit) -> None:
-        """Write `commit` as `revision`, past a hole in the revisions, and forget the history before it. For restore only."""
+        """Write `commit` as `revision`, skipping revisions, and drop the history before it. Used by restore only."""
         rows = log_rows(revision, commit)
         self._append(rows, [("compacted", revision)])
         self.recent.add((row[1], row[0]) for row in rows)
         self.revision = self.compacted = revision
 
     def roll_back(self) -> None:
-        """Back to what was committed. After some errors SQLite has rolled back already."""
+        """Roll back to the last commit. After some errors SQLite has already done so."""
         if self.db.in_transaction:
             with translated(self.path):
                 self.db.execute("ROLLBACK")
 
     def checkpoint(self) -> None:
-        """Carry the write-ahead log over into the database, so that the log starts again from its beginning."""
+        """Copy the write-ahead log into the database, so that the log is written from its beginning again."""
         with self.reading():
             self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self.wal_pages = 0
@@ -345,7 +352,7 @@ class File:
 
 
 class _Reading:
-    """Translates errors, and notes damage so that nothing is written after it was seen."""
+    """Translates errors, and records damage so that nothing is written after it was detected."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -360,7 +367,7 @@ class _Reading:
 
 
 def log_rows(revision: int, commit: Commit) -> list[LogRow]:
-    """A transaction that changes nothing still takes a revision: an unnamed row keeps its place in the log."""
+    """Return the log rows of a transaction. One without changes still takes a revision, so it gets a row with an empty key."""
     ids = range(first_id(revision), first_id(revision + 1), 2)
     rows: list[LogRow] = [
         (id_, key, value, checksum(id_, key, value)) for id_, (key, value) in zip(ids, commit.puts, strict=False)
@@ -371,7 +378,7 @@ def log_rows(revision: int, commit: Commit) -> list[LogRow]:
 
 
 def _packed(row: LogRow) -> bytes:
-    """For `_APPEND`: three numbers of fixed width, the key, and the value up to the end."""
+    """Pack a row for `_APPEND`: three numbers of fixed width, the key, and the value up to the end."""
     id_, key, value, kept = row
     name = key.encode()
     return b"%019d%010d%04d%b%b" % (id_, kept, len(name), name, value or b"")
@@ -382,10 +389,10 @@ def checksum(id_: int, key: str, value: bytes | None) -> int:
 
 
 def create(path: Path) -> None:
-    """An empty database, whole or not at all: made under another name, then put in place."""
+    """Create an empty database under another name and rename it, so that it is complete or does not exist."""
     load_checksums()
     if Path(f"{path}-wal").exists():
-        raise corrupt(path, "the database is gone while its write-ahead log is still there")
+        raise corrupt(path, "the database is missing, but its write-ahead log exists")
     draft = path.with_name(path.name + ".new")
     with translated(draft):
         make_private(draft)
@@ -415,7 +422,7 @@ def _create_statements() -> Iterator[str]:
 
 
 def check_header(path: Path) -> None:
-    """Read who wrote this before SQLite opens it: opening could already change a file that is not ours to change."""
+    """Check the file's application id and schema before SQLite opens it: opening could already modify a foreign file."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -425,13 +432,15 @@ def check_header(path: Path) -> None:
         raise corrupt(path, "it is not a SQLite database")
     schema, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
     if application != APPLICATION:
-        raise corrupt(path, "it is a SQLite database, but not one of Remit's")
+        raise corrupt(path, "it is a SQLite database, but not one of Remit")
     if schema > SCHEMA:
-        raise NewerSchema(f"{path} has schema {schema}, this Remit knows {SCHEMA}; nothing was touched: upgrade Remit")
+        raise NewerSchema(
+            f"{path} has schema {schema}, this Remit reads {SCHEMA}; nothing was changed: upgrade Remit"
+        )
 
 
 def put_in_place(draft: Path, path: Path) -> None:
-    """Rename once the content is on the disk, and make the rename itself last."""
+    """Sync the content, rename it into place, and sync the directory."""
     sync(draft, os.O_RDWR)
     draft.replace(path)
     sync(path.parent, os.O_RDONLY)
@@ -446,7 +455,7 @@ def sync(place: Path, flags: int) -> None:
 
 
 def load_checksums() -> None:
-    """Register SQLite's checksum shim, once a process: every page is then verified as it is read."""
+    """Register SQLite's checksum VFS, once per process: then every page is verified when it is read."""
     if "cksmvfs" in apsw.vfs_names():
         return
     db = apsw.Connection(":memory:")

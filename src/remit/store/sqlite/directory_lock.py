@@ -1,9 +1,4 @@
-"""Lock file of a data directory; SQLite error translation.
-
-One lock file, held by the process that owns the store. What is in the store is not looked at.
-
-A translation only: nothing is retried or mended here.
-"""
+"""Lock file of a data directory; SQLite error translation."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ _OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 class Ownership:
-    """An flock, which the system lets go when the process ends, however it ends. The pid inside is for people."""
+    """An flock, which the kernel releases when the process ends, however it ends. The pid in the file is informational."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = -1
@@ -39,7 +34,7 @@ class Ownership:
                 pass
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-            # The file is opened for writing above, which a directory that turned read-only may still allow.
+            # A directory that became read-only may still allow writing an existing lock file, as above.
             if not os.access(directory, os.W_OK):
                 raise ReadOnly(f"{directory} cannot be written; make it writable, or use another --data directory")
         except OSError as error:
@@ -50,7 +45,7 @@ class Ownership:
             raise
 
     def _lock(self, path: Path) -> bool:
-        """False: whoever had made this file has taken it away meanwhile, so a lock on it keeps nobody out."""
+        """Open and lock the file. Returns False if its creator has removed it meanwhile: a lock on it would exclude nobody."""
         made = True
         try:
             self._fd = os.open(path, _OPENED | os.O_EXCL, PRIVATE_FILE)
@@ -68,10 +63,10 @@ class Ownership:
         return True
 
     def undo(self) -> None:
-        """Release it, and leave nothing where nothing was: neither a lock that was made for it, nor empty directories."""
+        """Release the lock and remove what this object created: the lock file and empty directories."""
         with suppress(OSError):
             if self._lock_made is not None:
-                self._lock_made.unlink()  # while it is held: whoever comes next notices
+                self._lock_made.unlink()  # while it is locked, so that a concurrent locker notices
         for path in self._directories_made:
             with suppress(OSError):
                 path.rmdir()
@@ -85,7 +80,7 @@ class Ownership:
 
 
 def owner_of(directory: Path) -> int | None:
-    """The process that owns this directory now, by the pid that it left there; None if nobody does. Nothing is taken."""
+    """Return the pid of the process that owns this directory (0 if unknown), or None if there is none. Takes no lock."""
     try:
         fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -100,18 +95,18 @@ def owner_of(directory: Path) -> int | None:
 
 
 def make_private(path: Path) -> None:
-    """An empty file in this place that only its owner may read. SQLite gives the journals beside it the same mode."""
+    """Create an empty file that only its owner can read. SQLite gives its journal files the same mode."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
 
 
 def place_error(error: OSError, place: Path) -> Unavailable:
-    """What a refusal of the file system means for the store."""
+    """Translate an error of the file system."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ReadOnly(f"{place} cannot be written ({error.strerror}); make it writable, or use another --data directory")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"no room at {place} ({error.strerror}); free space there")
-    return Unavailable(f"{place} cannot be used: {error}; mend that, then start again")
+        return NoSpace(f"no space at {place} ({error.strerror}); free space there")
+    return Unavailable(f"{place} cannot be used: {error}; fix that, then restart")
 
 
 def _is_named(path: Path, fd: int) -> bool:
@@ -130,38 +125,38 @@ _DAMAGED = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS, apsw.SQLITE_IOE
 
 
 def corrupt(place: Path, what: str) -> Corrupt:
-    return Corrupt(f"{place}: {what}; nothing more is written: stop, keep the file aside, and restore a backup")
+    return Corrupt(f"{place}: {what}; no more writes are accepted: stop, keep a copy of the file, and restore a backup")
 
 
 def translate(error: Exception, place: Path, *, committing: bool = False) -> StoreError:
-    """`committing`: the transaction was being made durable. Only then can it be unknown whether it was applied."""
+    """Translate an error of SQLite. `committing`: it failed during COMMIT, so the commit may have been applied."""
     if isinstance(error, apsw.FullError):
-        return NoSpace(f"{place}: no room to write; nothing was applied: free space there, or compact")
+        return NoSpace(f"{place}: the disk is full; nothing was applied: free space there, or compact")
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)):
-        return corrupt(place, f"what was read is not what was written ({error})")
+        return corrupt(place, f"the data read is not what was written ({error})")
     if isinstance(error, apsw.IOError):
         code = getattr(error, "extendedresult", 0)
         if code in _DAMAGED:
             return corrupt(place, f"a page does not match its checksum ({error})")
         if committing:
             return Unanswered(
-                f"{place}: the disk failed while committing ({error}, code {code}); settle it, and check the disk"
+                f"{place}: the disk failed during a commit ({error}, code {code}); settle the commit, and check the disk"
             )
         return Unavailable(f"{place}: the disk failed ({error}, code {code}); nothing was applied: check the disk")
     if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
         return ReadOnly(f"{place} cannot be written ({error}); make it writable, or use another --data directory")
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return Unavailable(f"{place} is in use by another program ({error}); close that program, then try again")
+        return Unavailable(f"{place} is in use by another program ({error}); stop that program, then retry")
     if isinstance(error, (apsw.CantOpenError, apsw.NoMemError, MemoryError)):
         return Unavailable(f"{place} cannot be opened ({error}); nothing was applied: check memory, open files and the disk")
     if isinstance(error, OSError):
         return place_error(error, place)
-    return Unavailable(f"{place}: SQLite refused ({type(error).__name__}: {error}); nothing was applied: report this")
+    return Unavailable(f"{place}: SQLite failed ({type(error).__name__}: {error}); nothing was applied: report this as a bug")
 
 
 @contextmanager
 def translated(place: Path) -> Iterator[None]:
-    """Around work that commits nothing a caller waits for."""
+    """Translate errors of work that commits nothing a caller waits for."""
     try:
         yield
     except (apsw.Error, OSError, MemoryError) as error:

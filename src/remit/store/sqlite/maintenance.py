@@ -1,9 +1,7 @@
 """Indexing, compaction, checkpoint and backup copy, in slices.
 
-Slices of work, each short; none of it changes what a reader sees.
-
-Nothing here is waited for by a caller who was promised durability, so these transactions do not sync: the next commit's
-fsync carries them, and after a crash they are done again from the log.
+Each slice is short, and none changes what a reader sees. No caller waits for their durability, so these transactions do not
+sync: the next commit's fsync includes them, and after a crash they are repeated from the log.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ _INDEX = """
     INSERT OR IGNORE INTO keys
     SELECT CAST(substr(value, 20) AS TEXT), CAST(CAST(substr(value, 1, 19) AS TEXT) AS INTEGER) FROM carray(?)
 """
-"""In one step, for the reason that file.py gives."""
+"""One SQLite step for all rows, for the reason given at `database_file._APPEND`."""
 
 
 class Backup(NamedTuple):
-    """Where the store stood when the backup was complete."""
+    """Position of the store when the backup was complete."""
 
     path: str
     revision: int
@@ -47,9 +45,9 @@ class Backup(NamedTuple):
 
 
 class IndexPass:
-    """One walk through the recent versions in key order, writing them into `keys` a slice at a time.
+    """One walk over the recent versions in key order that writes them into `keys`, a slice at a time.
 
-    In key order, neighbours share pages: a pass over many keys rewrites each page of `keys` once, not once a row.
+    Neighbours in key order share pages, so a pass over many keys rewrites each page of `keys` once, not once per row.
     """
 
     def __init__(self, file: File) -> None:
@@ -58,7 +56,7 @@ class IndexPass:
         self._keys = file.recent.begin_pass()
 
     def step(self, keys: int) -> bool:
-        """Write the next `keys`; True when the pass is complete. If it fails nothing is lost: the log has it all."""
+        """Write the next `keys`; returns True when the pass is complete. A failure loses nothing: the log has everything."""
         file, below = self._file, self._below
         some = list(islice(self._keys, keys))
         done = len(some) < keys
@@ -76,7 +74,7 @@ class IndexPass:
 
 
 class Upkeep:
-    """What is due after a group of commits."""
+    """Maintenance that is due after a group of commits."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -87,43 +85,44 @@ class Upkeep:
         return self._pass is not None or file.recent.count > RECENT_VERSIONS_MAX or file.wal_pages > WAL_PAGES_DUE
 
     def step(self, rows_written: int) -> None:
-        """`rows_written` since the last step: indexing goes twice as fast as versions come in, so that it catches up."""
+        """Run one slice. `rows_written` since the last step: indexing runs at twice the rate of writes, so it catches up."""
         if self._pass is not None or self._file.recent.count > RECENT_VERSIONS_MAX:
             self._index(max(INDEX_SLICE_KEYS, 2 * rows_written))
         if self._file.wal_pages > WAL_PAGES_DUE:
             self._file.checkpoint()
 
     def index_below(self, id_: int) -> bool:
-        """One slice of indexing; True once every version below `id_` is in `keys`."""
+        """Index one slice; returns True once every version below `id_` is in `keys`."""
         if self._file.indexed < id_:
             self._index(INDEX_SLICE_KEYS)
         return self._file.indexed >= id_
 
     def _index(self, keys: int) -> None:
         current = self._pass or IndexPass(self._file)
-        # Until the step is through there is no pass: if it fails, the next one starts anew and misses nothing.
+        # No pass is recorded during the step: if it fails, the next call starts a new pass, which misses nothing.
         self._pass = None
         if not current.step(keys):
             self._pass = current
 
 
 def set_compacted(file: File, revision: int) -> None:
-    """From here on nobody asks for what lies before: only then may it be swept away."""
+    """Reject reads of the history before `revision`; only then may it be deleted."""
     with writing(file):
         file.db.execute("UPDATE meta SET value = ? WHERE name = 'compacted'", (revision,))
     file.compacted = revision
 
 
 def sweep(file: File) -> Iterator[None]:
-    """Delete what no reader at or after the compacted revision can see; each `next` does one slice.
+    """Delete everything that no reader at or after the compacted revision can see; each `next` does one slice.
 
-    The log is walked from where the last sweep ended: each row there makes the earlier versions of its key unreachable, and a
-    deletion itself too. So the work is that of the rows written since, however many keys there are. Many rows are gathered
-    before any is deleted, then taken out of `log` in its order and out of `keys` in that one's, because neighbours share pages.
+    The log is walked from where the last sweep ended: each row there makes the earlier versions of its key unreachable, and
+    a deletion also itself. So the work is proportional to the rows written since, however many keys there are. Many rows are
+    collected before any is deleted, then removed from `log` and from `keys`, each in its own order, because neighbours share
+    pages.
 
-    Rows go before their index entries, and deletions last of all: a sweep that is cut off is done again from the log, and finds
-    each entry by the row that made it unreachable. The other way round, what was left over would stay for ever.
-    Everything below the compacted revision must be in `keys` by now.
+    Rows are deleted before their index entries, and deletions last: an interrupted sweep is repeated from the log, and finds
+    each entry through the row that made it unreachable. In the opposite order, leftovers would stay forever. Everything
+    below the compacted revision must already be in `keys`.
     """
     below = first_id(file.compacted + 1)
     while True:
@@ -133,7 +132,7 @@ def sweep(file: File) -> Iterator[None]:
         seen, rows = file.swept, [(0, "")]
         while rows and len(bounds) < SWEEP_KEYS_MAX:
             rows = _log_slice(file, seen, below)
-            # A deletion goes too: its own id lies below a bound that is one higher. An unnamed row is in no index.
+            # A deletion goes too: its own id is below a bound that is one higher. A row with an empty key is in no index.
             bounds.update((key, id_ + (id_ & 1)) for id_, key in rows if key)
             deletions += (id_ for id_, _ in rows if id_ & 1)
             seen = rows[-1][0] if rows else seen
@@ -182,10 +181,10 @@ def _slices(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class BackupCopy:
-    """A copy of the running database, a slice of pages at a time.
+    """Copies the running database, a slice of pages at a time.
 
-    Copying goes through the writing connection, so SQLite carries each later commit over into what was copied already: the copy
-    shows the moment of its last slice.
+    The copy uses the writing connection, so SQLite applies each later commit to the pages already copied: the result shows
+    the state of the last slice.
     """
 
     def __init__(self, file: File, path: Path) -> None:
@@ -210,7 +209,7 @@ class BackupCopy:
         return Backup(str(self._path), self._file.revision, self._file.head())
 
     def abandon(self) -> None:
-        """Leave nothing half made behind. Harmless after the copy is in place."""
+        """Remove an incomplete copy. Has no effect after the copy is in place."""
         with translated(self._draft):
             self._copy.close(True)
             self._target.close()
@@ -219,7 +218,7 @@ class BackupCopy:
 
 @contextmanager
 def writing(file: File) -> Iterator[None]:
-    """One transaction of upkeep, without an fsync of its own."""
+    """One maintenance transaction, without an fsync of its own."""
     if file.damage is not None:
         raise file.damage
     try:

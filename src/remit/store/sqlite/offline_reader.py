@@ -1,13 +1,11 @@
-"""Reads a copy of a store owned by another process.
+"""Reads a copy of a store owned by another process. Takes no lock, and writes nothing to the store.
 
-A copy of it, read and thrown away: no lock is taken, and nothing written.
+The owner locks its file exclusively, so SQLite would not let a second process read it. But a plain copy of the database and
+then of its write-ahead log is consistent if that log was not restarted meanwhile: whatever the owner checkpointed into the
+database during the copy is also in the log, which is copied later, and the end of a log that was being written is cut off by
+its checksums. A restarted log has another header; then the copy is repeated.
 
-The owner keeps its file locked for itself, so SQLite would not let a second process read it. But a plain copy of the database
-and then of its write-ahead log is whole, if that log was not begun anew meanwhile: whatever the owner carried over into the
-database while it was copied is also in the log, which is copied later, and the end of a log that was being written is cut off
-by its checksums. A log that was begun anew has another header; then it is copied again.
-
-Not for use inside the process that owns the store: closing a second descriptor would take its locks away.
+Do not use this inside the process that owns the store: closing a second descriptor of the file would release its locks.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ _WAL_HEADER_BYTES: Final = 32
 
 
 class NoStore(StoreError):
-    """The directory holds no store of Remit's."""
+    """The directory contains no store of Remit."""
 
 
 class _Stand(NamedTuple):
-    """What must not change while it is copied: the header of the log; or, where there is none, the database itself."""
+    """What must not change during the copy: the header of the log or, if there is none, the database file itself."""
 
     header: bytes
     file: tuple[int, int, int]
@@ -41,15 +39,15 @@ class _Stand(NamedTuple):
 
 
 class Glimpse:
-    """One state of a store, at `revision`. `scratch` is an empty directory of the caller's, who removes it afterwards."""
+    """One state of a store, at `revision`. `scratch` is an empty directory, which the caller removes afterwards."""
 
     def __init__(self, directory: Path, scratch: Path) -> None:
         path = directory / FILE_NAME
         with translated(directory):
             if not directory.is_dir():
-                raise NoStore(f"there is no directory {directory}; name the one that the scope keeps its data in")
+                raise NoStore(f"there is no directory {directory}; give the data directory of a scope")
             if not path.is_file():
-                raise NoStore(f"{directory} holds no data of Remit's (no {FILE_NAME}); name the directory of a scope")
+                raise NoStore(f"{directory} contains no data of Remit (no {FILE_NAME}); give the data directory of a scope")
         check_header(path)
         self._file = File(_copied(path, scratch / FILE_NAME))
         self.revision = self._file.revision
@@ -67,7 +65,7 @@ class Glimpse:
         return self._file.get(key)
 
     def pages(self, prefix: str, after: str = "") -> Iterator[Page]:
-        """All rows whose key starts with `prefix`, past `after`, in key order."""
+        """Yield all rows whose key starts with `prefix`, after key `after`, in key order."""
         while True:
             page = self._file.range(prefix, after, PAGE_ROWS_MAX, 0)
             yield page
@@ -92,12 +90,12 @@ def _copied(path: Path, into: Path) -> Path:
                 try:
                     shutil.copyfile(log, log_into)
                 except FileNotFoundError:
-                    continue  # its owner has just closed it
+                    continue  # the owner has just closed the store
             else:
                 log_into.unlink()
             if before.holds(_stand(path, log)):
                 return into
-    raise Unavailable(f"{path} changes faster than it can be copied; try again, or look at a backup of it")
+    raise Unavailable(f"{path} changes faster than it can be copied; retry, or read a backup of it")
 
 
 def _stand(path: Path, log: Path) -> _Stand:

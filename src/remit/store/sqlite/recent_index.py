@@ -1,6 +1,6 @@
-"""Versions logged but not yet indexed.
+"""Versions logged but not yet indexed, in memory.
 
-Memory only: file.py writes the log, upkeep.py the index.
+database_file.py writes the log, maintenance.py the index.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from heapq import merge
 from remit.store.keys import KeyOrder, distinct
 
 Version = tuple[str, int]
-"""A key and an id in the log."""
+"""A key and the id of its row in the log."""
 
 
 class Recent:
-    """Versions that are not yet in `keys`: of each key the newest id, and apart, for the few, older ones.
+    """Versions that are not in table `keys` yet: the newest id of each key, and separately, for a few keys, the older ones.
 
-    Plain integers in two dicts, because there are hundreds of thousands: a list for each key would cost more memory, and
-    more time whenever Python collects its garbage.
+    Plain integers in two dicts, because there are hundreds of thousands: a list per key would use more memory, and make
+    garbage collections slower.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,22 @@ class Recent:
         self.count = 0
         self._order = KeyOrder()
         self._passing: KeyOrder | None = None
-        """The keys of an indexing pass under way; they are in here until they are dropped."""
+        """Keys of the running index pass. They stay here until they are dropped."""
 
     def walk(self, start: str, end: str | None) -> Iterator[str]:
-        """The keys in here, in order, and perhaps some that were here a moment ago."""
+        """Yield the keys in order, possibly including some that have just been dropped."""
         if self._passing is None:
             return self._order.walk(start, end)
         return distinct(merge(self._passing.walk(start, end), self._order.walk(start, end)))
 
     def begin_pass(self) -> Iterator[str]:
-        """Every key that is here now. Those that come later are kept apart, so that nothing is sorted anew at the end."""
+        """Start an index pass over all current keys. Later keys are kept separately, so that nothing is sorted again at the
+        end.
+        """
         if self._passing is None:
             self._passing, self._order = self._order, KeyOrder()
         else:
-            # An earlier pass failed: what it had left over goes first of all.
+            # An earlier pass failed: its remaining keys are part of this one.
             self._passing.add(self._order.walk("", None))
             self._order = KeyOrder()
         return self._passing.walk("", None)
@@ -62,7 +64,7 @@ class Recent:
         self._order.add(fresh)
 
     def newest(self, key: str, below: int) -> int:
-        """The newest version with an id less than `below`; 0 if there is none in here."""
+        """Return the newest version with an id less than `below`; 0 if there is none here."""
         id_ = self.ids.get(key, 0)
         if id_ < below:
             return id_
@@ -78,7 +80,7 @@ class Recent:
         return found
 
     def drop(self, keys: Iterable[str], below: int) -> None:
-        """Let go of what `versions(keys, below)` answered, now that it is in `keys`. What came since stays."""
+        """Drop what `versions(keys, below)` returned, once it is in table `keys`. Newer versions stay."""
         for key in keys:
             if (olds := self.older.get(key)) is not None:
                 kept = [old for old in olds if old >= below]

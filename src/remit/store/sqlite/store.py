@@ -1,11 +1,8 @@
 """SQLite store: group commit and event-loop side.
 
-A promise only: the thread that keeps it is made outside this room.
-
-Who waits for whom is decided here; file.py does all that blocks.
-
-Commits that arrive while one is being written wait together and are written as one group: one transaction of SQLite and one
-fsync, however many wait. Each keeps its own revision and is answered only after that fsync.
+Commits that arrive while one is being written wait together and are written as one group: one SQLite transaction and one
+fsync, however many there are. Each gets its own revision and is answered only after that fsync. database_file.py does all
+blocking work.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from remit.model.counters import SECONDS, SIZES, Buckets
+from remit.model.counters import SECONDS_BUCKETS, SIZE_BUCKETS, Histogram
 from remit.store import chain
 from remit.store.keys import check_commit, check_key, check_range, check_revision
 from remit.store.protocol import (
@@ -40,10 +37,10 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Run `work` elsewhere, one piece at a time, in the order of the calls.
+    """Runs `work` in a thread, one item at a time, in the order of the calls.
 
-    One dedicated thread keeps this. Order is what makes reads linearizable: a read that is asked for after a commit was
-    answered runs after it. Two pieces at once would let two hands into one file.
+    The order makes reads linearizable: a read requested after a commit was answered runs after it. Running two items at once
+    would let two threads use one connection.
     """
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
@@ -68,7 +65,7 @@ class _Opened(NamedTuple):
 
 
 class SqliteStore:
-    """Made by `open`. `place` is the head that opening wrote: it raised the epoch, so older writers are fenced."""
+    """Created by `open`. `place` is the chain position that opening wrote: it raised the epoch, so older writers are fenced."""
 
     place: chain.Place
 
@@ -77,8 +74,8 @@ class SqliteStore:
     ) -> None:
         self._owner, self._file = opened
         self._stopwatch_ns = stopwatch_ns
-        self.writes, self.groups = Buckets(SECONDS), Buckets(SIZES)
-        """How long a group took to be durable, one fsync included, and how many rows were in it."""
+        self.writes, self.groups = Histogram(SECONDS_BUCKETS), Histogram(SIZE_BUCKETS)
+        """Duration of writing a group, including one fsync, and its number of rows."""
         self._offload = offload
         self._upkeep = Upkeep(self._file)
         self._feed = Feed(self._file.revision, bounds)
@@ -99,8 +96,9 @@ class SqliteStore:
         bounds: Bounds = Bounds(),
         stopwatch_ns: Callable[[], int] | None = None,
     ) -> SqliteStore:
-        """Own `directory`, and raise the epoch there as `holder`. `incarnation` names the chain if it starts here.
-        With `stopwatch_ns`, writes are timed.
+        """Lock `directory`, open or create its store, and raise the epoch as `holder`.
+
+        `incarnation` names the chain if it starts here. With `stopwatch_ns`, writes are timed.
         """
         store = cls(await offload(lambda: _open(directory)), offload, bounds, stopwatch_ns)
         try:
@@ -119,7 +117,7 @@ class SqliteStore:
         check_range(prefix, after, limit)
         self._check_open()
         if revision < 0:
-            raise Invalid(f"revision {revision} never was")
+            raise Invalid(f"revision {revision} does not exist")
         return await self._offload(lambda: self._file.range(prefix, after, limit, revision))
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
@@ -138,11 +136,11 @@ class SqliteStore:
         return self._feed.watch(prefix, after, self._replay)
 
     async def compact(self, revision: int) -> None:
-        """In slices, between which commits go on. If it is cut short the next one takes up where it ended."""
+        """Compact in slices, between which commits continue. If interrupted, the next call continues where it ended."""
         async with self._compacting:
             self._check_open()
             if revision < 0 or revision > self._file.revision:
-                raise Invalid(f"compact at {revision}; the store is at {self._file.revision}")
+                raise Invalid(f"cannot compact at {revision}; the store is at {self._file.revision}")
             if revision > self._file.compacted:
                 await self._offload(lambda: set_compacted(self._file, revision))
             below = first_id(self._file.compacted + 1)
@@ -157,7 +155,7 @@ class SqliteStore:
         return await self._offload(lambda: self._file.revision)
 
     async def backup(self, path: Path) -> Backup:
-        """A consistent copy at `path`, made while the store runs; put in place only once it is whole."""
+        """Write a consistent copy to `path` while the store runs. It is renamed to `path` only when it is complete."""
         async with self._backing_up:
             self._check_open()
             copy = await self._offload(lambda: BackupCopy(self._file, path))
@@ -177,19 +175,19 @@ class SqliteStore:
         return self._backing_up.locked()
 
     def size_bytes(self) -> int:
-        """On the disk: the file and its write-ahead log. Blocking, if only for a moment."""
+        """Return the size of the database and its write-ahead log on disk. Blocks briefly."""
         path = self._file.path
         return sum(part.stat().st_size for part in (path, path.with_name(path.name + "-wal")) if part.exists())
 
     async def close(self) -> None:
-        """Answer what was accepted, then let go of the file and the directory."""
+        """Finish the accepted commits, then release the file and the directory."""
         if self._closed:
             return
         self._closed = True
         self._feed.close()
         if self._writer is not None:
             await self._writer
-        # A compaction or a backup under way notices between its slices, and must be out before the file goes.
+        # A running compaction or backup notices between its slices, and must end before the file is closed.
         async with self._compacting, self._backing_up:
             try:
                 await self._offload(self._file.close)
@@ -197,7 +195,7 @@ class SqliteStore:
                 self._owner.release()
 
     async def _write_all(self) -> None:
-        """Runs while commits wait. One task at a time, held by the store, and waited for in `close`."""
+        """Write groups while commits wait. There is one such task at a time; `close` waits for it."""
         try:
             while self._queue:
                 group = self._next_group()
@@ -211,9 +209,9 @@ class SqliteStore:
             self._queue.clear()
 
     def _next_group(self) -> list[_Waiting]:
-        """The commits that wait, up to a bound: a group without one would make its first member wait for its last.
+        """Take waiting commits up to a bound: an unbounded group would make its first member wait for its last.
 
-        Whoever gave up while waiting is left out: nobody would hear that it was applied.
+        Commits whose caller was cancelled while waiting are skipped: their result would reach nobody.
         """
         group: list[_Waiting] = []
         rows = size = 0
@@ -235,10 +233,10 @@ class SqliteStore:
                     one.answer.set_exception(_copy_of(error))
             return
         except BaseException as error:
-            # Cancelled, or our own bug: whether the group was written is not known here.
+            # Cancelled, or a bug: it is unknown here whether the group was written.
             for one in group:
                 if not one.answer.done():
-                    one.answer.set_exception(Unanswered(f"the writer was stopped ({error!r}); settle it"))
+                    one.answer.set_exception(Unanswered(f"the store's writer was stopped ({error!r}); settle the commit"))
             raise
         self._feed.publish(written.transactions)
         for one, outcome in zip(group, written.outcomes, strict=True):
@@ -246,7 +244,7 @@ class SqliteStore:
                 one.answer.set_result(outcome)
 
     def _timed(self, commits: Sequence[Commit]) -> Written:
-        """In the writer's own thread: who waits for the thread is not timed."""
+        """Write and measure in the writer's thread, so that waiting for the thread is not measured."""
         if self._stopwatch_ns is None:
             return self._file.write(commits)
         began_ns = self._stopwatch_ns()
@@ -259,8 +257,8 @@ class SqliteStore:
         try:
             await self._offload(lambda: self._upkeep.step(rows))
         except StoreError:
-            # Upkeep may fail without harm: the log has everything. What is wrong shows in the next commit as its own error:
-            # damage is noted in the file, and a write-ahead log that cannot be carried over stops commits at its bound.
+            # Maintenance may fail without harm: the log has everything. The cause shows in the next commit: damage is recorded
+            # in the file, and commits stop when the write-ahead log cannot be checkpointed below its bound.
             return
 
     async def _replay(self, after: int) -> Sequence[Transaction]:
@@ -269,7 +267,7 @@ class SqliteStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this store was closed; open it again")
+            raise Closed("the store is closed; open it again")
 
 
 def _open(directory: Path) -> _Opened:
@@ -287,7 +285,7 @@ def _open(directory: Path) -> _Opened:
 
 
 def _copy_of(error: StoreError) -> StoreError:
-    """One exception object per waiter: raising one object in several tasks would mix up their tracebacks."""
+    """Return a copy per waiter: raising one exception object in several tasks would mix their tracebacks."""
     copy = type(error)(str(error))
     copy.__cause__ = error
     return copy

@@ -1,13 +1,12 @@
 """Safe unpacking of tar and zip; bounded decompression.
 
-Read forwards, and counted: what swells without end is noticed on the way.
+Archives are untrusted, so no entry name is used as a path. A name is walked component by component from the target
+directory, each with `O_NOFOLLOW`, so a symbolic link that the archive itself created is never followed. The target of a link
+may contain `..` only at its beginning, and not more often than there are real directories above the link; whatever it names
+from there is inside, or is another link with the same property.
 
-Nothing that leads out of it, and no more than fits; blocking: see carrier.py.
-
-Whoever made the archive is not trusted, so nothing in it is taken for a path. A name is walked step by step from the directory,
-each step a real one (`O_NOFOLLOW`), so a link that the archive brought itself leads nowhere. The target of a link may climb
-only first, and no higher than the real directories above it; whatever it names from there is inside, or is a link of which the
-same holds.
+Decompression only reads forwards and counts its output, so decompression bombs are noticed on the way. All calls block;
+artifacts.py runs them in threads.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from remit.world.files.artifacts import NotUnpacked, UnpackBounds, Unpacked
 from remit.world.process.spawn import identity_of
 
 READ_MAX: Final = 4 << 20
-"""No honest reader asks for more at once; one that was told to by a header would have it all in memory."""
+"""Largest single read. A header that asks for more is forged, and would make the reader hold it all in memory."""
 MEMORY_MAX: Final = 256 << 20
-"""So much may reading of an xz archive take: its maker says how much, and could say anything."""
+"""Memory limit of xz decompression. The header of the archive says how much is needed, and could say anything."""
 _PIECE: Final = 64 << 10
 
 
@@ -45,7 +44,7 @@ def is_zstd(file: IO[bytes]) -> bool:
 
 
 def expanded(file: IO[bytes]) -> IO[bytes]:
-    """The bytes inside, or the file itself if it is not compressed."""
+    """Return a decompressing reader of `file`, or `file` itself if it is not compressed."""
     if _begins(file, b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
     if _begins(file, b"BZh"):
@@ -63,7 +62,7 @@ def _begins(file: IO[bytes], *marks: bytes) -> bool:
 
 
 class _Xz(io.RawIOBase):
-    """As `lzma.LZMAFile`, which lets the file say how much memory it takes."""
+    """Like `lzma.LZMAFile`, but with a memory limit. LZMAFile uses as much memory as the file's header asks for."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._inner = file, self._anew()
@@ -82,11 +81,13 @@ class _Xz(io.RawIOBase):
             else:
                 left = self._file.read(_PIECE) if self._inner.needs_input else b""
                 if not left and self._inner.needs_input:
-                    raise EOFError("it ends in the middle")
+                    raise EOFError("the compressed data is truncated")
             try:
                 piece = self._inner.decompress(left, len(into))
             except lzma.LZMAError as error:
-                raise NotUnpacked(f"it cannot be decompressed ({error})", "compress it anew, with gzip or xz -6") from error
+                raise NotUnpacked(
+                    f"the archive cannot be decompressed ({error})", "compress it again, with gzip or xz -6"
+                ) from error
             if piece:
                 into[: len(piece)] = piece
                 return len(piece)
@@ -97,7 +98,7 @@ class _Xz(io.RawIOBase):
 
 
 class Meter:
-    """A file that is read forwards, and not for ever. It seeks as a reader of archives does: onwards, over what it skips."""
+    """A forward-only reader that bounds the number of bytes read and allows only forward seeks, which archive readers need."""
 
     def __init__(self, file: IO[bytes], bytes_max: int, stop: Stop) -> None:
         self._file, self._bytes_max, self._stop = file, bytes_max, stop
@@ -105,7 +106,7 @@ class Meter:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= READ_MAX:
-            raise NotUnpacked("a head in it is far too long", "make it anew")
+            raise NotUnpacked("a header of the archive is too long", "create the archive again")
         self._stop.check()
         pieces, left = [], size
         while left and (piece := self._file.read(left)):
@@ -114,7 +115,7 @@ class Meter:
         self._at += size - left
         if self._at > self._bytes_max:
             raise NotUnpacked(
-                f"it comes to more than {self._bytes_max >> 20} MiB, which is too much for its size", "make it smaller"
+                f"the archive unpacks to more than {self._bytes_max >> 20} MiB, too much for its size", "make it smaller"
             )
         return b"".join(pieces)
 
@@ -123,7 +124,7 @@ class Meter:
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence != 0 or offset < self._at:
-            raise NotUnpacked("its parts are not one after another", "make it anew")
+            raise NotUnpacked("the archive's entries are not in sequence", "create the archive again")
         while self._at < offset and self.read(min(READ_MAX, offset - self._at)):
             pass
         return self._at
@@ -132,13 +133,13 @@ class Meter:
 PIECE: Final = 256 << 10
 TARGET_MAX: Final = 4_096
 DIRECTORY_BYTES_MAX: Final = 64 << 20
-"""Of a zip's list of parts, which is read whole."""
+"""Largest central directory of a zip archive, which is read into memory."""
 
-_PLAIN: Final = "make it anew from plain files"
+_PLAIN: Final = "create the archive again from regular files"
 
 
 class Unpacking:
-    """Into one directory, or below it at `at`; what is put there belongs to `user` afterwards."""
+    """Puts files and links below the directory `into`, with `at` as prefix of all names, owned by `user`."""
 
     def __init__(self, into: Path, user: str, bounds: UnpackBounds, stop: Stop, at: Path = Path()) -> None:
         self._into, self._bounds, self._stop, self._prefix = into, bounds, stop, at.parts
@@ -147,7 +148,7 @@ class Unpacking:
         self._bytes_max = bounds.bytes_max
         self._root = -1
         self._parent: tuple[tuple[str, ...], int] = ((), -1)
-        """The directory in which the last part was put: the next is often there too."""
+        """The directory of the last entry, kept open because the next entry is often there too."""
 
     def unpack(self, archive: Path) -> Unpacked:
         size = archive.stat().st_size
@@ -159,31 +160,31 @@ class Unpacking:
                     self._zip(file)
                 elif is_zstd(file):
                     raise NotUnpacked(
-                        "it is compressed with zstd, which is not read here", "compress it with gzip, xz or bzip2"
+                        "the archive is compressed with zstd, which is not supported", "compress it with gzip, xz or bzip2"
                     )
                 else:
                     self._tar(file)
             except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-                raise NotUnpacked(f"it is no archive that can be read ({error})", "make a tar or zip archive of it") from error
+                raise NotUnpacked(f"the file is not a readable archive ({error})", "create a tar or zip archive") from error
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
                 raise NotUnpacked(
-                    f"it cannot be unpacked ({why})", "see whether it is whole, and whether there is room"
+                    f"the archive cannot be unpacked ({why})", "check that it is complete, and the free disk space"
                 ) from error
         return Unpacked(self._files, self._bytes)
 
     def copy(self, file: Path, to: Path) -> None:
-        """One plain file, as it is."""
+        """Copy one regular file."""
         with self, _put(to), file.open("rb") as found:
             self._file(self._parts(str(to)), 0o755, self._pieces(found), replaces=False)
 
     def make(self, to: Path) -> None:
-        """A directory, unless it is there."""
+        """Create a directory if it does not exist."""
         with self, _put(to):
             self._at(self._parts(str(to)))
 
     def lead(self, to: Path, target: Path) -> None:
-        """A link to a place of the machine: whoever asks for it has seen that it may be."""
+        """Create a symbolic link to any path of the host. The caller has checked that the target is allowed."""
         with self, _put(to):
             parts = self._parts(str(to))
             os.symlink(target, self._last(parts), dir_fd=self._at(parts[:-1]))
@@ -206,8 +207,8 @@ class Unpacking:
                 elif one.islnk():
                     self._hard_link(parts, self._parts(one.linkname))
                 else:
-                    raise NotUnpacked(f"{_shown(one.name)} is a device or a pipe", _PLAIN)
-                tar.members = []  # they are kept for a second look, which nobody takes
+                    raise NotUnpacked(f"{_shown(one.name)} is a device or a named pipe", _PLAIN)
+                tar.members = []  # tarfile keeps the members for random access, which is not used here
 
     def _zip(self, file: IO[bytes]) -> None:
         _check_list(file)
@@ -217,7 +218,7 @@ class Unpacking:
                 parts, mode = self._parts(one.filename), one.external_attr >> 16
                 sort = stat.S_IFMT(mode)
                 if one.flag_bits & 1:
-                    raise NotUnpacked(f"{_shown(one.filename)} is encrypted", "make it anew without a password")
+                    raise NotUnpacked(f"{_shown(one.filename)} is encrypted", "create the archive again without a password")
                 if one.is_dir():
                     self._directory(parts, mode or 0o755)
                 elif sort == stat.S_IFLNK:
@@ -227,13 +228,13 @@ class Unpacking:
                     with archive.open(one) as content:
                         self._file(parts, mode or 0o644, self._pieces(content))
                 else:
-                    raise NotUnpacked(f"{_shown(one.filename)} is a device or a pipe", _PLAIN)
+                    raise NotUnpacked(f"{_shown(one.filename)} is a device or a named pipe", _PLAIN)
 
     def _count(self) -> None:
         self._stop.check()
         self._files += 1
         if self._files > self._bounds.files_max:
-            raise NotUnpacked(f"it has more than {self._bounds.files_max} parts", "make several archives of it")
+            raise NotUnpacked(f"the archive has more than {self._bounds.files_max} entries", "split it into several archives")
 
     def _pieces(self, content: Any) -> Iterator[bytes]:
         while piece := content.read(PIECE):
@@ -241,19 +242,24 @@ class Unpacking:
             self._bytes += len(piece)
             if self._bytes > self._bytes_max:
                 raise NotUnpacked(
-                    f"it comes to more than {self._bytes_max >> 20} MiB, which is too much for its size", "make it smaller"
+                    f"the archive unpacks to more than {self._bytes_max >> 20} MiB, too much for its size", "make it smaller"
                 )
             yield piece
 
-    # -- one part --------------------------------------------------------------------------------------------------------------
+    # -- entries
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _parts(self, name: str) -> tuple[str, ...]:
-        """The steps of a name; none for the directory itself."""
+        """Split a name into path components, with the prefix; raise `NotUnpacked` if it leaves the target directory."""
         steps = tuple(step for step in name.split("/") if step not in ("", "."))
         if name.startswith("/") or ".." in steps or "\0" in name:
-            raise NotUnpacked(f"{_shown(name)} leads out of its directory", "make it anew with names below it")
+            raise NotUnpacked(
+                f"{_shown(name)} is outside of the target directory", "create the archive again with relative names"
+            )
         if len(steps) > self._bounds.depth_max:
-            raise NotUnpacked(f"{_shown(name)} lies deeper than {self._bounds.depth_max} directories", "make it flatter")
+            raise NotUnpacked(
+                f"{_shown(name)} is nested deeper than {self._bounds.depth_max} directories", "use a flatter directory tree"
+            )
         return (*self._prefix, *steps)
 
     def _directory(self, parts: tuple[str, ...], mode: int) -> None:
@@ -273,7 +279,7 @@ class Unpacking:
                     left = left[os.write(file, left) :]
             if self._identity is not None:
                 os.fchown(file, self._identity.uid, self._identity.gid)
-            os.fchmod(file, (mode & 0o755) | 0o600)  # no right of another user is taken on by whoever runs it
+            os.fchmod(file, (mode & 0o755) | 0o600)  # no setuid, setgid or sticky bit, and no write permission for others
         finally:
             os.close(file)
 
@@ -282,35 +288,36 @@ class Unpacking:
         if not self._bounds.as_root:
             _check_target("/".join(parts), target, len(parts) - 1)
         elif not target or len(target) > TARGET_MAX or "\0" in target:
-            raise NotUnpacked(f"{_shown(name)} is a link to nothing", _PLAIN)
+            raise NotUnpacked(f"{_shown(name)} is a symbolic link without a valid target", _PLAIN)
         _make_way(name, at)
         os.symlink(target, name, dir_fd=at)
         if self._identity is not None:
             os.chown(name, self._identity.uid, self._identity.gid, dir_fd=at, follow_symlinks=False)
 
     def _hard_link(self, parts: tuple[str, ...], of: tuple[str, ...]) -> None:
-        """A second name of a part that came before: never of anything else, and never of what a link stands for."""
+        """Link to an entry unpacked earlier: never to anything outside, and never through a symbolic link."""
         if not of or parts == of:
-            raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of nothing", _PLAIN)
+            raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link without a valid target", _PLAIN)
         source = os.dup(self._at(of[:-1], make=False))
         try:
             found = os.stat(of[-1], dir_fd=source, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
-                raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of what is no file", _PLAIN)
+                raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link to something that is not a regular file", _PLAIN)
             name, at = self._last(parts), self._at(parts[:-1])
             _make_way(name, at)
             os.link(of[-1], name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
         except FileNotFoundError:
-            raise NotUnpacked(f"{_shown('/'.join(parts))} is a second name of what is not there", _PLAIN) from None
+            raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link to a missing entry", _PLAIN) from None
         finally:
             os.close(source)
 
     def _last(self, parts: tuple[str, ...]) -> str:
         if not parts:
-            raise NotUnpacked("a part of it has no name", _PLAIN)
+            raise NotUnpacked("an entry of the archive has no name", _PLAIN)
         return parts[-1]
 
-    # -- where it goes ---------------------------------------------------------------------------------------------------------
+    # -- target directories
+    # ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> None:
         try:
@@ -318,7 +325,7 @@ class Unpacking:
             self._root = os.open(self._into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._own(self._root)
         except OSError as error:
-            raise NotUnpacked(f"{self._into} cannot be used ({error.strerror})", "see whether there is room") from error
+            raise NotUnpacked(f"{self._into} cannot be used ({error.strerror})", "check the free disk space") from error
 
     def __exit__(self, *_: object) -> None:
         for one in (self._parent[1], self._root):
@@ -327,7 +334,7 @@ class Unpacking:
         self._parent, self._root = ((), -1), -1
 
     def _at(self, parts: tuple[str, ...], *, make: bool = True) -> int:
-        """The directory of these steps, made where it is not there. Good until the next call."""
+        """Return a descriptor of the directory, creating missing components. It is valid until the next call."""
         if not parts:
             return self._root
         if self._parent[0] == parts:
@@ -339,7 +346,9 @@ class Unpacking:
         except OSError as error:
             os.close(at)
             if isinstance(error, NotADirectoryError) or getattr(error, "errno", 0) in _LINKED:
-                raise NotUnpacked(f"{_shown('/'.join(parts))} goes by a link or a file", _PLAIN) from error
+                raise NotUnpacked(
+                    f"the path of {_shown('/'.join(parts))} contains a symbolic link or a file", _PLAIN
+                ) from error
             raise
         if self._parent[1] >= 0:
             os.close(self._parent[1])
@@ -370,15 +379,15 @@ def _put(to: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise NotUnpacked(f"{to} cannot be put there ({why})", "give each artifact and volume a path of its own") from error
+        raise NotUnpacked(f"cannot write {to} ({why})", "give each artifact and volume a path of its own") from error
 
 
 _LINKED: Final = (20, 40)
-"""ENOTDIR and ELOOP: what `O_NOFOLLOW` says of a link, with and without `O_DIRECTORY`."""
+"""ENOTDIR and ELOOP: what opening a symbolic link with `O_NOFOLLOW` returns, with and without `O_DIRECTORY`."""
 
 
 def _make_way(name: str, at: int) -> None:
-    """A later part of the same name stands; but a directory is not thrown away for it."""
+    """Remove an earlier entry of the same name: the later one wins. A directory is never replaced."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=at)
 
@@ -389,12 +398,12 @@ def _check_target(name: str, target: str, depth: int) -> None:
     outside = target.startswith("/") or climbs > depth or ".." in steps[climbs:]
     if (not steps and target != ".") or outside or len(target) > TARGET_MAX or "\0" in target:
         raise NotUnpacked(
-            f"{_shown(name)} is a link that leads out of its directory", "make links that are relative and inside"
+            f"{_shown(name)} is a symbolic link out of the target directory", "use relative links that stay inside"
         )
 
 
 def _check_list(file: IO[bytes]) -> None:
-    """A zip's list of parts is read whole, and its end says how long that is."""
+    """Check the length of a zip's central directory before `zipfile` reads all of it into memory."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 65_557))
     tail = file.read(65_557)
@@ -402,7 +411,7 @@ def _check_list(file: IO[bytes]) -> None:
     length = int.from_bytes(tail[end + 12 : end + 16], "little") if end >= 0 else 0
     file.seek(0)
     if length > DIRECTORY_BYTES_MAX:
-        raise NotUnpacked("its list of parts is too long", "make a tar archive of it")
+        raise NotUnpacked("the archive has too many entries", "create a tar archive instead")
 
 
 def _shown(name: str) -> str:

@@ -1,14 +1,10 @@
-"""Artifact interface, and the implementation that fetches, unpacks and places files (fetch and archive code loaded lazily).
+"""Artifact interface, and the implementation that fetches, unpacks and places files.
 
-Promises only: carrier.py keeps them for real, the simulator in memory.
+Downloaded bytes are untrusted until their digest is verified. An archive stays untrusted afterwards: the tenant that asks
+for it has made it, and its entries may name any path.
 
-What comes from outside is hostile until its digest is known, and an archive also afterwards: it was made by whoever asks for
-it, and may say anything of where its parts belong.
-
-In a few threads; who wants them is not asked.
-
-What fetches and unpacks is loaded when it is first needed: every process has a carrier, and a keeper, which is small, never
-uses its own.
+The code that fetches and unpacks is imported on first use. Every process builds an artifact fetcher, but the keeper process,
+which must stay small, never uses it.
 """
 
 from __future__ import annotations
@@ -35,8 +31,11 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """What a machine lends to work. `directories`: below which `file:` sources are read; `hosts`: names and networks from which
-    files may be fetched although they are not public."""
+    """What a node allows replicas to fetch.
+
+    `directories`: `file:` sources are read below these only. `hosts`: names and networks that may be fetched from although
+    they are not public.
+    """
 
     directories: tuple[Path, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -45,9 +44,9 @@ class Reach(NamedTuple):
 class FetchBounds(NamedTuple):
     bytes_max: int = 4 << 30
     idle_ms: int = 30_000
-    """So long may nothing come."""
+    """Longest time without receiving any data."""
     total_ms: int = 540_000
-    """So long may all of it take."""
+    """Longest time for the complete fetch."""
     redirects_max: int = 5
 
 
@@ -55,10 +54,10 @@ class UnpackBounds(NamedTuple):
     files_max: int = 200_000
     bytes_max: int = 16 << 30
     ratio_max: int = 200
-    """So many times its own size may an archive come to, beyond its first few megabytes."""
+    """Largest ratio of unpacked to packed size, applied beyond the first few megabytes."""
     depth_max: int = 64
     as_root: bool = False
-    """It is somebody's whole root: its links are followed there and nowhere else, so they may say anything."""
+    """The archive is a root file system. Its links are resolved inside the sandbox only, so their targets are not checked."""
 
 
 class Unpacked(NamedTuple):
@@ -67,67 +66,73 @@ class Unpacked(NamedTuple):
 
 
 Progress = Callable[[int, int], None]
-"""So many bytes have come, of how many in all; 0: nobody knows. Called from wherever the work is done."""
+"""Receives the number of bytes fetched and the total, or 0 if that is unknown. Called from a worker thread."""
 
 
 class Carrier(Protocol):
-    """Blocking work is done elsewhere, several pieces at once, and each may be cancelled: then nothing of it is left."""
+    """Fetches artifacts and puts them into a replica's directory.
+
+    Blocking work runs in threads, several items at once. Each call may be cancelled; then it leaves nothing behind.
+    """
 
     async def fetch(
         self, source: str, to: Path, /, *, sha256: str, reach: Reach, bounds: FetchBounds = FetchBounds(), tell: Progress
     ) -> int:
-        """The bytes of `source` in a new file `to`, and how many they are. They have this digest, or nothing is there.
+        """Fetch `source` into the new file `to` and return its size. If the digest differs, no file is left.
 
-        Raises `NotFetched`. Every address is looked at when it is connected to, after every redirect anew: what a name comes to
-        may have changed since somebody looked.
+        Raises `NotFetched`. The address is checked at every connection and again after every redirect, because the addresses
+        of a host name may change after an earlier check.
         """
         ...
 
     async def unpack(
         self, archive: Path, into: Path, /, *, below: Path, user: str = "", bounds: UnpackBounds = UnpackBounds()
     ) -> Unpacked:
-        """All parts of a tar or zip archive at the directory `into`, made if absent, owned by `user`. Raises `NotUnpacked` if
-        any would be outside of `below`, or is anything but a file, a directory or a link among them; some may be there then.
+        """Unpack a tar or zip archive into the directory `into`, created if absent; the files are owned by `user`.
+
+        Raises `NotUnpacked` if an entry would be outside of `below`, or is anything but a file, a directory or a link
+        inside. Some entries may have been unpacked by then.
         """
         ...
 
     async def place(self, file: Path, to: Path, /, *, below: Path, user: str = "") -> None:
-        """A copy of `file` at `to`, with the directories on the way, owned by `user`, which may run it. None of those `below`
-        may be a link, and nothing is replaced. Raises `NotUnpacked`.
+        """Copy `file` to `to`, owned by `user` and executable, and create missing parent directories.
+
+        No directory on the path under `below` may be a symbolic link, and nothing is replaced. Raises `NotUnpacked`.
         """
         ...
 
     async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
-        """A directory, unless it is there, with those on the way. As `place`."""
+        """Create a directory and its parents if absent, with the same checks as `place`."""
         ...
 
     async def lead(self, link: Path, target: Path, /, *, below: Path) -> None:
-        """A link to a place of the machine, which may be anywhere. As `place`."""
+        """Create a symbolic link to a path of the host, which may be anywhere, with the same checks as `place`."""
         ...
 
     async def publish(self, made: Path, to: Path, /) -> None:
-        """Give a file or directory its name, at once and whole. Raises `Busy` if somebody has it, and other `DiskError`."""
+        """Rename a file or directory to its final name atomically. Raises `FileBusy` if the name exists; other `DiskError`."""
         ...
 
     async def stamp(self, path: Path, /) -> str:
-        """Changes whenever the content of a file may have; empty if it is not there, or no file."""
+        """Return a value that changes whenever the content of the file may have changed; empty if it is not a regular file."""
         ...
 
     async def digest(self, path: Path, /) -> str:
-        """SHA-256 of a file, in hexadecimal. Raises `DiskError`."""
+        """Return the SHA-256 of a file in hexadecimal. Raises `DiskError`."""
         ...
 
     async def size(self, directory: Path, /) -> int:
-        """How many bytes all that is below it takes; links are not followed. 0 if it is not there."""
+        """Return the disk usage of a directory tree, links not followed; 0 if it does not exist."""
         ...
 
     async def stands(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
-        """Where a directory of the machine truly is, if that is one of those `lent` or below one; None if it is not."""
+        """Resolve a directory of the host. Returns its real path if that is equal to or below one of `lent`, otherwise None."""
         ...
 
 
 class NotFetched(WorldError):
-    """It did not come. `again`: it may if it is tried again soon."""
+    """The fetch failed. `again`: a retry may succeed."""
 
     def __init__(self, cause: str, cure: str, *, again: bool = False) -> None:
         super().__init__(cause, cure)
@@ -135,20 +140,20 @@ class NotFetched(WorldError):
 
 
 class NotUnpacked(WorldError):
-    """It is no archive that may be unpacked here."""
+    """The archive or file cannot be unpacked or placed."""
 
 
 T = TypeVar("T")
 
 THREADS: Final = 4
-"""So many fetches and unpackings go on at once; the others wait for their turn."""
+"""Number of concurrent fetches and unpackings; more are queued."""
 
 LEAVE_S: Final = 1.0
-"""For so long is waited for a thread that was told to stop: one that looks up a name hears nothing meanwhile."""
+"""How long to wait for a cancelled thread. A name lookup cannot be interrupted."""
 
 
 class FileCarrier:
-    """Keeps the promise `carriage.Carrier`."""
+    """Fetches and unpacks in a small thread pool."""
 
     def __init__(self, resolve: Resolve | None = None, context: ssl.SSLContext | None = None) -> None:
         self._resolve, self._context = resolve, context
@@ -163,7 +168,9 @@ class FileCarrier:
             return await self._elsewhere(lambda: self._fetch(source, to, sha256, reach, bounds, tell, stop), stop)
         except Stopped:
             raise NotFetched(
-                f"it took longer than {bounds.total_ms // 1000} s", "serve it from nearer, or make it smaller", again=True
+                f"the fetch took longer than {bounds.total_ms // 1000} s",
+                "serve the artifact from a nearer host, or make it smaller",
+                again=True,
             ) from None
         finally:
             late.cancel()
@@ -190,7 +197,7 @@ class FileCarrier:
         def publish() -> None:
             with told(to):
                 if os.path.lexists(to):
-                    raise Busy(f"{to} is there already", "remove it, or use another name")
+                    raise Busy(f"{to} exists already", "remove it, or use another name")
                 made.rename(to)
 
         await self._elsewhere(publish)
@@ -201,7 +208,7 @@ class FileCarrier:
                 found = os.lstat(path)
             except OSError:
                 return ""
-            # The last of these cannot be set by whoever may write there.
+            # The last one, the change time, cannot be set by a process that may write the file.
             same = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             return ".".join(map(str, same)) if stat.S_ISREG(found.st_mode) else ""
 
@@ -229,7 +236,8 @@ class FileCarrier:
 
         return await self._elsewhere(stands)
 
-    # -- in a thread -----------------------------------------------------------------------------------------------------------
+    # -- runs in a thread
+    # ---------------------------------------------------------------------------------------------------------
 
     def _fetch(self, source: str, to: Path, sha256: str, reach: Reach, bounds: FetchBounds, tell: Progress, stop: Stop) -> int:
         from remit.world.files.http_fetch import Fetching, resolved, too_large, trusting
@@ -248,10 +256,11 @@ class FileCarrier:
                     sum_.update(piece)
                     _write(into.fileno(), piece, to)
                     tell(come, opened.total)
-            stop.check()  # what is closed under its reader looks like its end
+            stop.check()  # a socket that is shut down reads like the end of the data
             if sum_.hexdigest() != sha256:
                 raise NotFetched(
-                    f"what came has the digest {sum_.hexdigest()}, not {sha256}", "correct sha256, if that is what it should be"
+                    f"the fetched file has sha256 {sum_.hexdigest()}, expected {sha256}",
+                    "correct sha256 if the file is the right one",
                 )
         except BaseException:
             with suppress(OSError):
@@ -268,7 +277,7 @@ class FileCarrier:
             if stop is not None:
                 stop.now()
             future.add_done_callback(_heard)
-            if not begun.cancel():  # it has begun: it leaves nothing behind, and is waited for
+            if not begun.cancel():  # already running: wait for it to clean up
                 await asyncio.wait([future], timeout=LEAVE_S)
             raise
 
@@ -280,7 +289,7 @@ def _unpacking(into: Path, user: str, bounds: UnpackBounds, stop: Stop, at: Path
 
 
 def _heard(future: asyncio.Future[T]) -> None:
-    """Nobody waits for what came of it: it was told to stop, and says so."""
+    """Retrieve the exception of cancelled work, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
@@ -289,7 +298,7 @@ def _new(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise NotFetched(f"{path} cannot be written ({error.strerror})", "see whether the agent's directory is well") from error
+        raise NotFetched(f"cannot write {path} ({error.strerror})", "check the agent's data directory") from error
 
 
 def _write(file: int, piece: bytes, to: Path) -> None:
@@ -298,7 +307,7 @@ def _write(file: int, piece: bytes, to: Path) -> None:
         while left:
             left = left[os.write(file, left) :]
     except OSError as error:
-        raise NotFetched(f"no room for it at {to.parent} ({error.strerror})", "free space there", again=False) from error
+        raise NotFetched(f"cannot write to {to.parent} ({error.strerror})", "free space there", again=False) from error
 
 
 def _size(directory: Path) -> int:

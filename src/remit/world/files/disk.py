@@ -1,9 +1,7 @@
 """Atomic, durable small files; locks.
 
-Bytes only: what is in a file is not looked at. Rows are in store/.
-
-A new content is written to a neighbour (`.name.writing`), forced to the device, and renamed over the old one; then the
-directory is forced. A crash leaves at most that one neighbour behind, which the next write uses again.
+New content is written to a temporary file in the same directory (`.name.writing`), synced, and renamed over the old file;
+then the directory is synced. A crash leaves at most that temporary file behind, which the next write reuses.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from remit.world.interfaces import READ_BYTES_MAX, Busy, DiskError, Forbidden, M
 
 _WRITING: Final = ".writing"
 _MODE: Final = 0o600
-"""A journal or a token may be inside: only its owner reads it."""
+"""Files may hold a journal or a token, so only the owner can read them."""
 _GET_FLAGS, _SET_FLAGS = 0x8008_6601, 0x4008_6602
 _APART: Final = 0x2_0000
-"""`chattr +T`."""
+"""FS_TOPDIR_FL, as set by `chattr +T`."""
 _FLAGS_BYTES: Final = struct.calcsize("l")
 
 
@@ -36,7 +34,7 @@ class FileDisk:
         with told(path), path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise TooLarge(f"{path} has more than {bytes_max} bytes", "see what wrote it; move it away")
+            raise TooLarge(f"{path} is larger than {bytes_max} bytes", "find out which program wrote it; move it away")
         return data
 
     def write_atomically(self, path: Path, data: bytes) -> None:
@@ -75,7 +73,9 @@ class FileDisk:
         with told(path):
             path.unlink(missing_ok=True)
         if self.exists(path.parent):
-            _force_directory(path.parent)  # also if it was gone: an earlier removal may have been cut off before this
+            _force_directory(
+                path.parent
+            )  # also if it did not exist: a crash may have interrupted an earlier removal before this sync
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
         if not durably:
@@ -84,15 +84,17 @@ class FileDisk:
             return
         missing = [place for place in path.parents if not self.exists(place)]
         for place in (*reversed(missing), path):
-            with told(place), suppress(FileExistsError):  # two may make it at once
+            with told(place), suppress(FileExistsError):  # another process may create it at the same time
                 place.mkdir(mode=0o700)
-            _force_directory(place.parent)  # also if it was there: an earlier making may have been cut off before this
+            _force_directory(
+                place.parent
+            )  # also if it existed: a crash may have interrupted an earlier creation before this sync
         if not path.is_dir():
-            raise DiskError(f"{path} is no directory", "move it away, or use another place")
+            raise DiskError(f"{path} is not a directory", "move it away, or use another path")
 
     def remove_tree(self, path: Path) -> None:
         try:
-            path.rmdir()  # what was never written to is gone at once
+            path.rmdir()  # fast path for directories that were never written to
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -112,19 +114,20 @@ class FileDisk:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
             if not _held(fd, path):
-                raise Busy(f"{path} is held by another process", "stop that one, or use another place")
+                raise Busy(f"{path} is locked by another process", "stop that process, or use another path")
             yield
         finally:
-            os.close(fd)  # which lets the lock go
+            os.close(fd)  # releases the lock
 
 
 def keep_apart(directory: Path) -> None:
-    """What is made in here has nothing to do with one another: a file system that can gives each directory a region of its own.
+    """Hint to the file system that subdirectories of this directory are unrelated and belong in separate block groups.
 
-    In one region ext4 passes over every inode that was freed in the last minutes, one by one, before it gives out another:
-    where thousands of small files come and go, making one takes half a millisecond, and a hundredth of that apart from them.
+    Within one group ext4 skips every inode that was freed in the last minutes, one by one, before it allocates one. Where
+    thousands of small files come and go, creating a file takes half a millisecond; in a separate group it takes a hundredth
+    of that.
     """
-    with suppress(OSError):  # it is a hint: most file systems have no such thing
+    with suppress(OSError):  # only a hint: most file systems do not support it
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             flags = struct.unpack("l", fcntl.ioctl(fd, _GET_FLAGS, bytes(_FLAGS_BYTES)))[0]
@@ -135,11 +138,12 @@ def keep_apart(directory: Path) -> None:
 
 
 def _hold_neighbour(fd: int, beside: Path, path: Path) -> None:
-    """Make sure that nobody else writes here. Two writers in one neighbour would publish a mixture."""
-    busy = Busy(f"{path} is being written by another", "let one process own it")
+    """Lock the temporary file. Two writers of one temporary file would publish a mixture of both contents."""
+    busy = Busy(f"{path} is being written by another process", "make sure that only one process writes it")
     if not _held(fd, path):
         raise busy
-    # Between our open and our lock another may have renamed the neighbour: then ours is the live file, not to be truncated.
+    # Another writer may have renamed the file between our open and our lock: then our descriptor is the live file and must not
+    # be truncated.
     with told(path):
         try:
             same = os.fstat(fd).st_ino == beside.stat().st_ino
@@ -166,7 +170,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextmanager
 def _unlinked_on_failure(beside: Path) -> Iterator[None]:
-    """A full disk should get its room back. The old content was not touched."""
+    """Remove the temporary file after a failed write, to give its space back on a full disk. The old content is untouched."""
     try:
         yield
     except OSError:
@@ -183,8 +187,8 @@ def _force_directory(directory: Path) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        cause = f"{directory} could not be forced to disk ({error.strerror})"
-        raise Unsettled(cause, "mend the disk, then do it again") from error
+        cause = f"{directory} could not be synced ({error.strerror})"
+        raise Unsettled(cause, "fix the disk, then repeat the operation") from error
 
 
 @contextmanager
@@ -198,9 +202,9 @@ def told(path: Path) -> Iterator[None]:
 def _meaning(error: OSError, path: Path) -> DiskError:
     why = error.strerror or str(error)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Missing(f"{path} is not there ({why})", "make it, or correct the path")
+        return Missing(f"{path} does not exist ({why})", "create it, or correct the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"no room for {path} ({why})", "free space there")
+        return NoRoom(f"no space for {path} ({why})", "free space there")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Forbidden(f"{path} may not be used ({why})", "change its permissions, or use another place")
-    return DiskError(f"{path} cannot be used ({why})", "mend the disk, or use another place")
+        return Forbidden(f"{path} is not accessible ({why})", "change its permissions, or use another path")
+    return DiskError(f"{path} cannot be used ({why})", "fix the disk, or use another path")

@@ -1,10 +1,9 @@
 """HTTP(S) and file fetch with address checks on every connection.
 
-Blocking, in pieces, each connection checked as it is made; see carrier.py.
-
-A name is looked up once for each connection, all that it comes to is looked at, and the connection is made to that address and
-no other: a name that comes to something else a moment later has no say any more. A redirect is a new source, and is asked all
-of it again; none leads from the network to a file of the node, or from https to http.
+A host name is resolved once per connection, all of its addresses are checked, and the connection is made to one of exactly
+these addresses. A name that resolves differently a moment later (DNS rebinding) has no effect. A redirect is checked like a
+new source; redirects from the network to a file of the node and from https to http are refused. All calls block;
+artifacts.py runs them in threads.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
-from remit.law.fetch_policy import why_no_address, why_no_host
-from remit.model.artifacts import PORTS, Address, Unreadable, read_source
+from remit.law.fetch_policy import address_denial_reason, host_denial_reason
+from remit.model.artifacts import DEFAULT_PORTS, InvalidSource, SourceAddress, parse_source
 from remit.world.concurrency import Stop, Stopped
 from remit.world.files.artifacts import FetchBounds, NotFetched, Reach
 
 PIECE: Final = 256 << 10
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
-_ALLOW: Final = "name it with `remit agent --artifact-allow` and in a policy's permit.artifactHosts, or use a public one"
+_ALLOW: Final = "allow it with `remit agent --artifact-allow` and in a policy's permit.artifactHosts, or use a public host"
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""The addresses that a name comes to, now. Raises OSError."""
+"""Resolves a host name to its current addresses. Raises OSError."""
 
 
 def resolved(host: str, port: int) -> Sequence[str]:
@@ -42,19 +41,19 @@ def resolved(host: str, port: int) -> Sequence[str]:
 
 
 def trusting() -> ssl.SSLContext:
-    """The authorities that this machine trusts."""
+    """Return a TLS context that trusts the certificate authorities of this machine."""
     return ssl.create_default_context()
 
 
 class Opened(NamedTuple):
-    """`total`: how many bytes are to come; 0: nobody knows."""
+    """A source that is open for reading. `total` is the number of bytes to come, or 0 if unknown."""
 
     total: int
     pieces: Iterator[bytes]
 
 
 class Fetching:
-    """One fetch. `resolve` and `context` stand for the machine's names and the authorities that it trusts."""
+    """One fetch. `resolve` and `context` replace the machine's name resolution and trusted authorities in tests."""
 
     def __init__(self, reach: Reach, bounds: FetchBounds, stop: Stop, resolve: Resolve, context: ssl.SSLContext) -> None:
         self._reach, self._bounds, self._stop = reach, bounds, stop
@@ -62,7 +61,7 @@ class Fetching:
 
     @contextmanager
     def opened(self, source: str) -> Iterator[Opened]:
-        """Raises `NotFetched`, also while its pieces are taken."""
+        """Open a source. Raises `NotFetched`, also while its pieces are read."""
         with ExitStack() as held:
             address = _read(source)
             try:
@@ -72,34 +71,39 @@ class Fetching:
                     yield self._over_http(source, address, held)
             except ssl.SSLCertVerificationError as error:
                 cure = "serve it with a certificate of an authority that the node trusts"
-                raise NotFetched(f"{address.host} does not prove who it is ({error.verify_message})", cure) from error
+                raise NotFetched(
+                    f"the certificate of {address.host} cannot be verified ({error.verify_message})", cure
+                ) from error
             except (http.client.HTTPException, TimeoutError, ssl.SSLError, ConnectionError) as error:
                 if self._stop.asked:
                     raise Stopped from error
                 why = str(error) or type(error).__name__
-                raise NotFetched(f"{address.host} broke off ({why})", "see whether it is well", again=True) from error
+                raise NotFetched(f"the connection to {address.host} failed ({why})", "check the server", again=True) from error
 
     # -- files of the node -----------------------------------------------------------------------------------------------------
 
-    def _file(self, address: Address, held: ExitStack) -> Opened:
+    def _file(self, address: SourceAddress, held: ExitStack) -> Opened:
         path = Path(address.path)
         lent = next((one for one in self._reach.directories if one in path.parents), None)
         if lent is None:
             raise NotFetched(
-                f"{path} is in no directory that this node lends", "start its agent with --artifact-dir, or put it there"
+                f"{path} is in no directory that this node allows",
+                "start its agent with --artifact-dir, or move the file to an allowed directory",
             )
         try:
             file = held.enter_context(os.fdopen(_descend(lent, path.relative_to(lent)), "rb"))
             found = os.fstat(file.fileno())
         except OSError as error:
-            raise NotFetched(f"{path} cannot be read ({_why(error)})", "put it there, as a plain file without links") from error
+            raise NotFetched(
+                f"{path} cannot be read ({_why(error)})", "put a regular file there, without symbolic links on its path"
+            ) from error
         if not stat.S_ISREG(found.st_mode):
-            raise NotFetched(f"{path} is no plain file", "name one")
+            raise NotFetched(f"{path} is not a regular file", "name a file")
         return Opened(found.st_size, iter(lambda: file.read(PIECE), b""))
 
     # -- http and https --------------------------------------------------------------------------------------------------------
 
-    def _over_http(self, source: str, address: Address, held: ExitStack) -> Opened:
+    def _over_http(self, source: str, address: SourceAddress, held: ExitStack) -> Opened:
         for _ in range(self._bounds.redirects_max + 1):
             answer = self._ask(address, held)
             if answer.status not in _REDIRECTS:
@@ -108,15 +112,15 @@ class Fetching:
             onward = _read(source)
             if onward.scheme == "file" or (address.scheme, onward.scheme) == ("https", "http"):
                 raise NotFetched(
-                    f"{address.host} leads from {address.scheme} to {onward.scheme}", "name the last address itself"
+                    f"{address.host} redirects from {address.scheme} to {onward.scheme}", "use the final URL as the source"
                 )
             address = onward
-        raise NotFetched(f"it was led on more than {self._bounds.redirects_max} times", "name the last address itself")
+        raise NotFetched(f"more than {self._bounds.redirects_max} redirects", "use the final URL as the source")
 
-    def _body(self, address: Address, answer: http.client.HTTPResponse) -> Opened:
+    def _body(self, address: SourceAddress, answer: http.client.HTTPResponse) -> Opened:
         if answer.status != 200:
             again = answer.status in _PASSING
-            raise NotFetched(f"{address.host} answers {answer.status}", "see whether it is there", again=again)
+            raise NotFetched(f"{address.host} answered with status {answer.status}", "check the URL", again=again)
         total = answer.length or 0
         if total > self._bounds.bytes_max:
             raise too_large(self._bounds)
@@ -130,12 +134,12 @@ class Fetching:
         if expected is not None and come < expected:
             raise http.client.IncompleteRead(b"", expected - come)
 
-    def _ask(self, address: Address, held: ExitStack) -> http.client.HTTPResponse:
+    def _ask(self, address: SourceAddress, held: ExitStack) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(address.host, address.port)
         connection.sock = self._connected(address, held)
         shown = f"[{address.host}]" if ":" in address.host else address.host
         connection.putrequest("GET", address.path, skip_host=True, skip_accept_encoding=True)
-        connection.putheader("Host", shown if address.port == PORTS[address.scheme] else f"{shown}:{address.port}")
+        connection.putheader("Host", shown if address.port == DEFAULT_PORTS[address.scheme] else f"{shown}:{address.port}")
         for name, value in (("User-Agent", "remit-agent"), ("Accept-Encoding", "identity"), ("Connection", "close")):
             connection.putheader(name, value)
         connection.endheaders()
@@ -143,7 +147,7 @@ class Fetching:
         held.callback(answer.close)
         return answer
 
-    def _connected(self, address: Address, held: ExitStack) -> socket.socket:
+    def _connected(self, address: SourceAddress, held: ExitStack) -> socket.socket:
         to = self._permitted(address)
         last: OSError | None = None
         for one in to:
@@ -163,39 +167,39 @@ class Fetching:
             secured.do_handshake()
             return secured
         why = "no address" if last is None else _why(last)
-        raise NotFetched(f"{address.host}:{address.port} cannot be reached ({why})", "see whether it is well", again=True)
+        raise NotFetched(f"cannot connect to {address.host}:{address.port} ({why})", "check the server", again=True)
 
-    def _permitted(self, address: Address) -> Sequence[str]:
-        """All that the name comes to, if one may connect to each of them: one bad address in an answer is no accident."""
-        why = why_no_host(address.host, self._reach.hosts)
+    def _permitted(self, address: SourceAddress) -> Sequence[str]:
+        """Resolve the host and return its addresses. One forbidden address refuses the host: a mixed answer is an attack."""
+        why = host_denial_reason(address.host, self._reach.hosts)
         if why:
-            raise NotFetched(f"nothing is fetched from there: {why}", _ALLOW)
+            raise NotFetched(f"fetching is not allowed: {why}", _ALLOW)
         try:
             found = self._resolve(address.host, address.port)
         except OSError as error:
             passing = getattr(error, "errno", 0) == socket.EAI_AGAIN
-            cure = "correct the name, or see whether the node can look names up"
-            raise NotFetched(f"{address.host} cannot be looked up ({_why(error)})", cure, again=passing) from error
+            cure = "correct the name, or check name resolution on the node"
+            raise NotFetched(f"{address.host} cannot be resolved ({_why(error)})", cure, again=passing) from error
         for one in found:
-            why = why_no_address(ip_address(one.partition("%")[0]), address.host, self._reach.hosts)
+            why = address_denial_reason(ip_address(one.partition("%")[0]), address.host, self._reach.hosts)
             if why:
-                raise NotFetched(f"nothing is fetched from {address.host}: {why}", _ALLOW)
+                raise NotFetched(f"fetching from {address.host} is not allowed: {why}", _ALLOW)
         return found
 
 
 def too_large(bounds: FetchBounds) -> NotFetched:
-    return NotFetched(f"it has more than {bounds.bytes_max >> 20} MiB", "make it smaller, or several of it")
+    return NotFetched(f"the artifact is larger than {bounds.bytes_max >> 20} MiB", "make it smaller, or split it")
 
 
-def _read(source: str) -> Address:
+def _read(source: str) -> SourceAddress:
     try:
-        return read_source(source)
-    except Unreadable as error:
-        raise NotFetched(f"an address {error.cause}", error.cure) from error
+        return parse_source(source)
+    except InvalidSource as error:
+        raise NotFetched(f"the URL {error.cause}", error.cure) from error
 
 
 def _descend(lent: Path, below: Path) -> int:
-    """A file below a directory, by steps of which none may be a link: whoever can write there cannot lead out of it."""
+    """Open a file below a directory without following symbolic links, so that whoever can write there cannot lead out of it."""
     with ExitStack() as held:
         at = os.open(lent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         held.callback(os.close, at)
@@ -207,5 +211,5 @@ def _descend(lent: Path, below: Path) -> int:
 
 def _why(error: OSError) -> str:
     if error.errno == errno.ELOOP:
-        return "there is a link on the way"
+        return "its path contains a symbolic link"
     return (error.strerror or str(error) or type(error).__name__).lower()

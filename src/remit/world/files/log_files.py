@@ -1,17 +1,15 @@
-"""Size-bounded log files: rotated replica output and append-only trail.
+"""Size-bounded log files: rotated replica output and append-only log segments.
 
-Copied and cut; whose they are is not known here.
+`FileLogFiles` rotates output files while a process writes to them. A file that is too long is copied to a rotated file and
+truncated; its writer has opened it for appending, so it continues at the beginning. Only bytes written between the last
+copied byte and the truncation are lost. A rotated file is named after the offset of its first byte in everything ever
+written (`a.out@0000000000001024`), so readers keep their position over any number of rotations and restarts.
 
-A file that is too long is copied to a neighbour and cut to nothing, under the hands of whoever writes to it: that one has
-opened it to append, so it goes on at the beginning. What is written between the last byte copied and the cut is lost, and
-nothing else. A neighbour is named after the place of its first byte in all that was ever written (`a.out@0000000000001024`):
-so a reader keeps its place over any number of cuts, also when it or we were started again meanwhile.
+Replicas may own these files or run as our user. So this code never follows a symbolic link, never blocks on a pipe, and
+never copies without a bound.
 
-Work may own these files, or run as whoever we are. So nothing here follows a link, waits for a pipe, or copies without end.
-
-In pieces of a size, the oldest of which go; what is in it is not known here.
-
-A line that was added is with the system before anybody is told: killing the process loses none. `settle` forces it to the disk.
+`FileAppendLog` (the audit log) writes lines to segments of bounded size and deletes the oldest. A line is in the kernel's
+page cache before `add` returns, so killing the process loses nothing; `sync` makes it durable.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _OUTPUT_FILE: Final = re.compile(r"(?P<name>.+)@(?P<start>[0-9]{16})")
 _COPYING: Final = ".copying"
 _COPY_BYTES: Final = 1 << 20
 _ROUNDS_MAX: Final = 8
-"""So often a reader begins again because the file was cut while it looked."""
+"""How often a reader retries because the file was rotated while it was read."""
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -46,7 +44,7 @@ class _Older(NamedTuple):
 
 
 class FileSpool:
-    """On the file system of this machine."""
+    """Log files on the file system of this machine."""
 
     def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
         with _inside(directory) as place:
@@ -72,7 +70,9 @@ class FileSpool:
                 if older == _older(place, name):
                     break
         if size is None and not older:
-            raise Missing(f"{directory / name} is not there", "see whether it was begun, or is too old")
+            raise Missing(
+                f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
+            )
         base = _end(older)
         return older[0].start if older else base, base + (size or 0)
 
@@ -81,10 +81,12 @@ class FileSpool:
             for _ in range(_ROUNDS_MAX):
                 older = _older(place, name)
                 found = _read(place, name, older, start, bytes_max)
-                if older == _older(place, name):  # else it was cut meanwhile, and these may be other bytes
+                if older == _older(place, name):  # otherwise it was rotated meanwhile, and these may be the wrong bytes
                     break
         if found is None:
-            raise Missing(f"{directory / name} is not there", "see whether it was begun, or is too old")
+            raise Missing(
+                f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
+            )
         return found
 
     def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
@@ -107,10 +109,10 @@ class FileSpool:
 
 
 def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
-    """Copy the last of it away, and begin it anew. One that cannot be copied for want of room is begun anew all the same."""
+    """Copy the end of the file to a rotated file and truncate it. If the disk is full, truncate it without the copy."""
     base = _end(_older(place, name))
-    skip = max(0, size - (older + 1) * bytes_max)  # no more than is kept in all
-    with suppress(OSError):  # a hole is no words: work that does not append leaves one when its file is cut
+    skip = max(0, size - (older + 1) * bytes_max)  # copy no more than is retained in total
+    with suppress(OSError):  # skip a leading hole: a writer that does not append leaves one after a truncation
         skip = max(skip, os.lseek(file, skip, os.SEEK_DATA))
     draft = f".{name}{_COPYING}"
     with suppress(FileNotFoundError):
@@ -131,7 +133,7 @@ def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int
 
 
 def _copy(file: int, copy: int, offset: int, end_max: int) -> None:
-    """Up to what is there now, and what comes meanwhile, unless that is without end."""
+    """Copy up to the end, including what is written meanwhile, but not beyond `end_max`."""
     while offset < end_max:
         data = os.pread(file, _COPY_BYTES, offset)
         if not data:
@@ -152,7 +154,7 @@ def _read(place: int, name: str, older: list[_Older], start: int, bytes_max: int
     size = _size(place, name)
     if size is None:
         return Piece(base, b"") if older else None
-    at = min(max(start, base), base + size)  # beyond its end: it was cut by another than us
+    at = min(max(start, base), base + size)  # `start` beyond the end: the file was truncated by someone else
     return Piece(at, _bytes(place, name, at - base, bytes_max))
 
 
@@ -192,7 +194,7 @@ def _end(older: list[_Older]) -> int:
 
 
 def _open(place: int, name: str, mode: int) -> int | None:
-    """None: there is no plain file of that name."""
+    """Open a regular file; return None if there is none of that name."""
     try:
         file = os.open(name, mode | _OPEN, dir_fd=place)
     except OSError as error:
@@ -211,12 +213,12 @@ def _inside(directory: Path) -> Iterator[int]:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise Missing(f"{directory} cannot be looked into ({why})", "see whether anything was begun there") from error
+        raise Missing(f"cannot open directory {directory} ({why})", "check whether any process was started there") from error
     try:
         yield place
     except OSError as error:
         raise DiskError(
-            f"{directory} cannot be used ({error.strerror or error})", "mend the disk, or use another place"
+            f"cannot use directory {directory} ({error.strerror or error})", "fix the disk, or use another path"
         ) from error
     finally:
         os.close(place)
@@ -230,7 +232,7 @@ _SEGMENT_FILE: Final = re.compile(r"(?P<name>.+)\.(?P<number>[0-9]{12})")
 
 
 class FileTrail:
-    """`name` is the piece that is written; the older ones stand beside it with a number, the highest the youngest."""
+    """Append-only log in segments. `name` is the active segment; older ones have a numeric suffix, the newest the highest."""
 
     def __init__(self, directory: Path, name: str, *, piece_bytes: int = PIECE_BYTES, pieces: int = PIECES) -> None:
         self._directory, self._name, self._path = directory, name, directory / name
@@ -244,7 +246,7 @@ class FileTrail:
             self._mend()
 
     def add(self, line: bytes) -> None:
-        """One whole line. Raises `DiskError`; then nothing of it is there, or a part that the next one is parted from."""
+        """Append one complete line. Raises `DiskError`; then nothing was written, or a partial line that is terminated."""
         with told(self._path):
             if self._size + len(line) > self._piece_bytes and self._size:
                 self._turn()
@@ -252,10 +254,10 @@ class FileTrail:
             self._size, self._unsettled = self._size + written, True
             if written < len(line):
                 os.write(self._file, b"\n")
-                raise OSError(28, "no room for a whole line")
+                raise OSError(28, "no space for a complete line")
 
     def settle(self) -> None:
-        """Nothing that was added before this is lost with the machine. It may be asked from another thread."""
+        """Make everything that was added before this call durable. Can be called from another thread."""
         if not self._unsettled:
             return
         self._unsettled = False
@@ -268,7 +270,7 @@ class FileTrail:
                 os.close(file)
 
     def backwards(self) -> Iterator[bytes]:
-        """Every line that is kept, the newest first. It may be asked from another thread than the one that adds."""
+        """Yield all retained lines, newest first. Can be called from another thread than `add`."""
         for path in (self._directory / self._name, *reversed(self._older())):
             with suppress(FileNotFoundError), told(path):
                 yield from _backwards(path)
@@ -281,7 +283,7 @@ class FileTrail:
         return os.open(self._directory / self._name, flags, _MODE)
 
     def _mend(self) -> None:
-        """The last line of a process that was killed may be cut short: it ends here."""
+        """Terminate a last line that a killed process left incomplete."""
         if self._size:
             with (self._path).open("rb") as file:
                 file.seek(self._size - 1)

@@ -1,9 +1,7 @@
-"""Files in memory (tmpfs) per attempt.
+"""Secret files in memory (tmpfs), one directory per attempt.
 
-In the machine's memory, each copy's for its user alone; why is not known.
-
-A directory a copy, of files that their owner may read. It is made beside and given its name once it is whole, so whoever reads
-finds all of it or what was there before. Nobody else's directory is ever used: others may write where ours stands too.
+Each directory is built under a temporary name and renamed once it is complete, so readers see all files or the previous
+state. /dev/shm is writable by every user, so a root directory that this user does not own is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from remit.world.files.disk import told
 from remit.world.interfaces import DiskError, Forbidden
 from remit.world.process.spawn import Identity, identity_of
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what it is for; nothing is trusted there that is not ours
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a shared directory, so ownership is checked before use
 _BESIDE: Final = ".making"
 _GONE: Final = ".going"
 _PRIVATE: Final = 0o700
@@ -29,14 +27,17 @@ _FILE: Final = 0o400
 
 
 class Vault(Protocol):
-    """It blocks: called through an offload. `name` is a copy's, safe as a file's. Raises `DiskError` and `NotStarted`."""
+    """Files of secrets, by attempt. `name` identifies an attempt and is safe as a file name.
+
+    Calls block: async code calls them through an `Offload`. They raise `DiskError` and `NotStarted`.
+    """
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
-        """These files and no others, for `user`; where they are. What was there under that name is gone."""
+        """Replace the files of `name` by `files`, readable by `user` only, and return their directory."""
         ...
 
     def place(self, name: str, /) -> Path:
-        """Where they would be: the same as long as this machine runs."""
+        """Return the directory of `name`, whether or not it exists. It stays the same until the machine restarts."""
         ...
 
     def has(self, name: str, /) -> bool: ...
@@ -47,8 +48,9 @@ class Vault(Protocol):
 
 
 class FileVault:
-    """`owner` is the directory of whoever keeps them: each has a vault of its own. Without memory for files it is `below`, on a
-    disk: `in_memory` says which.
+    """Secret files on tmpfs, or in `below` on disk if the host has no tmpfs; `in_memory` says which.
+
+    `owner` is the directory of the agent that keeps them: each agent gets a root directory of its own.
     """
 
     def __init__(self, owner: Path, below: Path, memory: Path = MEMORY) -> None:
@@ -77,7 +79,7 @@ class FileVault:
         return self.place(name).is_dir()
 
     def remove(self, name: str, /) -> None:
-        """First its name: what is half removed is not half there."""
+        """Rename the directory before deleting it, so that a partly deleted one is never visible under its name."""
         going = self._root / (name + _GONE)
         shutil.rmtree(going, ignore_errors=True)
         try:
@@ -85,7 +87,9 @@ class FileVault:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise DiskError(f"{self.place(name)} cannot be removed ({error.strerror})", "see who holds it") from error
+            raise DiskError(
+                f"{self.place(name)} cannot be removed ({error.strerror})", "find out which process uses it (lsof)"
+            ) from error
         shutil.rmtree(going, ignore_errors=True)
 
     def names(self) -> tuple[str, ...]:
@@ -96,15 +100,20 @@ class FileVault:
         return tuple(dict.fromkeys(name.removesuffix(_BESIDE).removesuffix(_GONE) for name in found))
 
     def destroy(self) -> None:
-        """All of it, when nothing runs any more."""
+        """Remove everything. Call this when nothing runs any more."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _make_root(self) -> None:
-        """Work that runs as another user passes through, and finds its own by its name; nobody else sees who is there."""
+        """Create the root directory. As root it is made traversable but not listable, so that replicas of other users reach
+        their own directory by name and cannot see the others.
+        """
         self._root.mkdir(_PRIVATE, parents=not self.in_memory, exist_ok=True)
         found = self._root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise Forbidden(f"{self._root} is somebody else's", "remove it: secrets are not put where another may look")
+            raise Forbidden(
+                f"{self._root} is owned by another user",
+                "remove it: secrets are not written to a directory that another user can read",
+            )
         self._root.chmod(_PASSABLE if os.geteuid() == 0 else _PRIVATE)
 
 

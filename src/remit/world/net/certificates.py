@@ -1,9 +1,8 @@
 """Certificate authority and certificates (PEM in and out).
 
-Bytes in PEM in and out; files and connections are elsewhere.
-
-Every certificate has one purpose. A server's names hosts and may only answer; a caller's names one of our own roles and may
-only call; the one that an agent answers with names its nodes and no host, so nobody who looks for a host takes it for a server.
+Every certificate has one purpose. A server certificate names hosts and is for serving only. A client certificate names a
+role of Remit and is for connecting only. The certificate that an agent serves with names its nodes and no host, so a client
+that verifies host names never accepts it as a server. Files and connections are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from remit.law.certificate_identity import NOBODY, Bearer, bearer_of
+from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, identity_of
 from remit.world.interfaces import WorldError
 
 DAY_S: Final = 86_400
 EARLY: Final = timedelta(minutes=5)
-"""A certificate is good from a little before it was made: clocks differ."""
+"""Certificates are valid from a little before their creation, to tolerate differences between clocks."""
 RENEW_PART: Final = 3
-"""It is renewed when less than a third of its life is left."""
+"""A certificate is renewed when less than 1/3 of its lifetime is left."""
 DIGEST: Final = "sha256:"
 REQUEST_BYTES_MAX: Final = 16 << 10
 
 
 class Lifespans(NamedTuple):
-    """How long certificates last, in seconds."""
+    """Lifetimes of certificates, in seconds."""
 
     authority_s: int = 3650 * DAY_S
     server_s: int = 90 * DAY_S
@@ -48,18 +47,20 @@ class KeyPair(NamedTuple):
 
 
 class AgentPair(NamedTuple):
-    """Two certificates for one key: `calling` to call with, `answering` to answer with. Neither is good for the other."""
+    """Two certificates for one key: `calling` for client connections, `answering` for serving. Neither can be used as the
+    other.
+    """
 
     calling: bytes
     answering: bytes
 
 
 class NoCertificate(WorldError):
-    """These bytes are not what they should be."""
+    """The data is not the expected certificate, key or request."""
 
 
 class CertificateAuthority:
-    """Signs; its key is as precious as all that trusts it."""
+    """Issues certificates. Whoever has its key can impersonate every component that trusts it."""
 
     def __init__(self, pair: KeyPair, lifespans: Lifespans = Lifespans()) -> None:
         self.pem = pair.certificate
@@ -67,7 +68,7 @@ class CertificateAuthority:
         self._key = _read_key(pair.key)
         self._lifespans = lifespans
         if _public(self._certificate.public_key()) != _public(self._key.public_key()):
-            raise NoCertificate("the authority's key is not that of its certificate", "restore both from one backup")
+            raise NoCertificate("the authority's key does not belong to its certificate", "restore both from one backup")
 
     @staticmethod
     def made(name: str, lifespans: Lifespans = Lifespans()) -> KeyPair:
@@ -81,25 +82,28 @@ class CertificateAuthority:
         return KeyPair(_pem(made.sign(key, hashes.SHA256())), _key_pem(key))
 
     def server(self, hosts: Sequence[str]) -> KeyPair:
-        """To answer with, at these names and addresses."""
+        """Issue a server certificate for these host names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_host(host) for host in hosts]
         return KeyPair(self._signed(key.public_key(), names, ExtendedKeyUsageOID.SERVER_AUTH, "server"), _key_pem(key))
 
-    def caller(self, bearer: Bearer) -> KeyPair:
-        """To call with, as one of our own."""
+    def caller(self, bearer: CertificateIdentity) -> KeyPair:
+        """Issue a client certificate for a component of Remit."""
         key = ec.generate_private_key(ec.SECP256R1())
         return KeyPair(self._for(key.public_key(), bearer, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
 
-    def agent(self, request: bytes, bearer: Bearer) -> AgentPair:
-        """For the key of a request. What else the request asks for is not looked at: whoever signs says who it is."""
+    def agent(self, request: bytes, bearer: CertificateIdentity) -> AgentPair:
+        """Issue an agent's certificates for the key of a signing request.
+
+        All other contents of the request are ignored: the server decides the identity.
+        """
         key = requested_key(request)
         return AgentPair(
             self._for(key, bearer, ExtendedKeyUsageOID.CLIENT_AUTH), self._for(key, bearer, ExtendedKeyUsageOID.SERVER_AUTH)
         )
 
-    def _for(self, key: ec.EllipticCurvePublicKey, bearer: Bearer, purpose: x509.ObjectIdentifier) -> bytes:
-        names = [x509.UniformResourceIdentifier(name) for name in bearer.names]
+    def _for(self, key: ec.EllipticCurvePublicKey, bearer: CertificateIdentity, purpose: x509.ObjectIdentifier) -> bytes:
+        names = [x509.UniformResourceIdentifier(name) for name in bearer.uris]
         return self._signed(key, names, purpose, bearer.role)
 
     def _signed(
@@ -122,29 +126,27 @@ class CertificateAuthority:
 
 
 def read_certificate(pem: bytes) -> x509.Certificate:
-    """The first of them."""
+    """Return the first certificate in `pem`."""
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise NoCertificate(
-            f"that is no certificate in PEM ({error})", "give one that begins with BEGIN CERTIFICATE"
-        ) from error
+        raise NoCertificate(f"not a certificate in PEM ({error})", "use a file with a BEGIN CERTIFICATE section") from error
 
 
 def left_s(pem: bytes) -> float:
-    """How long it is still good for; below 0 when it has run out."""
+    """Return the remaining validity in seconds; negative after the expiry."""
     return (read_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds()
 
 
 def due_s(pem: bytes) -> float:
-    """In how long it should be renewed; below 0 when that is overdue."""
+    """Return in how many seconds the certificate should be renewed; negative when that is overdue."""
     found = read_certificate(pem)
     life = found.not_valid_after_utc - found.not_valid_before_utc - EARLY
     return left_s(pem) - life.total_seconds() / RENEW_PART
 
 
 def hosts_of(pem: bytes) -> tuple[str, ...]:
-    """The hosts that it names, as people write them."""
+    """Return the host names and addresses in the certificate."""
     try:
         names = read_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -152,13 +154,13 @@ def hosts_of(pem: bytes) -> tuple[str, ...]:
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
-def bearer_in(pem: bytes) -> Bearer:
-    """Whose it is, by the names of ours that it has."""
+def bearer_in(pem: bytes) -> CertificateIdentity:
+    """Return the identity encoded in the certificate."""
     try:
         names = read_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return NOBODY
-    return bearer_of(names.get_values_for_type(x509.UniformResourceIdentifier))
+        return NO_IDENTITY
+    return identity_of(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
 def issued_by(pem: bytes, authority: bytes) -> bool:
@@ -170,16 +172,16 @@ def issued_by(pem: bytes, authority: bytes) -> bool:
 
 
 def certificate_digest(pem: bytes) -> str:
-    """By which it is known in a command line: of the whole certificate, so nothing in it can be another."""
+    """Return the digest of the complete certificate, as used for pinning on the command line."""
     return DIGEST + hashlib.sha256(read_certificate(pem).public_bytes(serialization.Encoding.DER)).hexdigest()
 
 
 def key_digest(pem: bytes) -> str:
-    """Of the public key alone: the same for every certificate that was made for it."""
+    """Return the digest of the public key, which is the same for every certificate of that key."""
     return DIGEST + hashlib.sha256(_public(read_certificate(pem).public_key())).hexdigest()
 
 
-# -- asking --------------------------------------------------------------------------------------------------------------------
+# -- signing requests --------------------------------------------------------------------------------------------------------
 
 
 def made_key() -> bytes:
@@ -187,15 +189,15 @@ def made_key() -> bytes:
 
 
 def request_for(key: bytes) -> bytes:
-    """It shows that its sender has the key; who that is, the token says."""
+    """Create a signing request. It proves possession of the key; the token sent with it proves the identity."""
     built = x509.CertificateSigningRequestBuilder().subject_name(_called("remit agent"))
     return built.sign(_read_key(key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
-    cure = "send a certificate signing request in PEM, for a P-256 key, signed by it"
+    cure = "send a certificate signing request in PEM for a P-256 key, signed with that key"
     if len(request) > REQUEST_BYTES_MAX:
-        raise NoCertificate(f"the request has more than {REQUEST_BYTES_MAX} bytes", cure)
+        raise NoCertificate(f"the request is larger than {REQUEST_BYTES_MAX} bytes", cure)
     try:
         found = x509.load_pem_x509_csr(request)
         key = found.public_key()
@@ -205,16 +207,16 @@ def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise NoCertificate(f"the request cannot be read ({error})", cure) from error
     if not good:
-        raise NoCertificate("the request is not signed by its own key", cure)
+        raise NoCertificate("the request is not signed with its own key", cure)
     return key
 
 
 def requested_digest(request: bytes) -> str:
-    """As `key_digest` of every certificate that is made for it."""
+    """Return the digest of the request's public key, equal to `key_digest` of every certificate issued for it."""
     return DIGEST + hashlib.sha256(_public(requested_key(request))).hexdigest()
 
 
-# -- making --------------------------------------------------------------------------------------------------------------------
+# -- building ----------------------------------------------------------------------------------------------------------------
 
 
 def _called(name: str) -> x509.Name:
@@ -229,7 +231,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise NoCertificate(f"{host!r} is no name of a host", "write it in ASCII, as its address or its DNS name") from error
+        raise NoCertificate(f"{host!r} is not a host name", "use an IP address or a DNS name in ASCII") from error
 
 
 def _begun(
@@ -275,14 +277,14 @@ def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         found = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise NoCertificate(f"that is no key in PEM without a password ({error})", "restore it from a backup") from error
+        raise NoCertificate(f"not a PEM key without a password ({error})", "restore it from a backup") from error
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise NoCertificate("the key is not one of P-256", "restore the one that was made")
+        raise NoCertificate("the key is not a P-256 key", "restore the original key from a backup")
     return found
 
 
 def _public(key: object) -> bytes:
-    told: bytes = key.public_bytes(  # type: ignore[attr-defined]  # every public key has it; they share no type
+    told: bytes = key.public_bytes(  # type: ignore[attr-defined]  # all public keys have this method, but no common type
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     return told

@@ -1,21 +1,15 @@
 """Listening sockets, connection limit per address, write coalescing.
 
-The head of one is held until its body comes, or nobody writes any more.
+`CoalescingTransport` holds back the head of a response until its body is written, or until the next iteration of the event
+loop. Each write is a system call and wakes the reader, so a separate head would cost both sides as much as the body. It also
+keeps reading for a moment when a response was sent before the request body had arrived: closing at once would reset the
+connection, and the client would see an error in place of the response.
 
-Each write to a socket is a system call, and wakes whoever reads: a head by itself costs both sides as much as the body does.
-What is held leaves before anything else is done with the connection, and at the latest once the event loop comes round.
+`BoundSocket` listens on loopback addresses only, unless it is served with TLS: tokens must not cross a network unencrypted.
 
-Who is answered before its body has come sends on for a while, and would hear of a closed connection instead of the answer: what
-still comes is let pass for a moment before it is closed.
-
-A socket that is bound; who is answered there is not known.
-
-Loopback only, unless whoever calls is spoken to over TLS: a token that goes over a network in the clear is everybody's.
-
-Counted by address; what is said on it is not known here.
-
-An address may hold as many connections as are still free: one alone gets half of all, the next half of the rest, and so on. So
-whoever has none yet finds a place, however many another has. A few are taken from each address while there is any room.
+`ConnectionLimiter` lets an address hold as many connections as are still free: a single address gets half of all, the next
+one half of the rest, and so on. So an address without connections is always admitted, whatever another one holds. A few
+connections per address are always admitted while there is any capacity.
 """
 
 from __future__ import annotations
@@ -33,13 +27,15 @@ from remit.world.interfaces import NotServed
 
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 64 << 20
-"""So much is let pass at most."""
+"""Upper bound of the data that is discarded before closing."""
 _HEAD: Final = b"HTTP/1."
 
 
 class Corked(asyncio.Transport):
-    """A transport in front of another. Only the first piece of an answer is ever held. `sends_on`: is there more to come of
-    what was asked? Whoever reads must let it pass once `lingers`.
+    """A transport in front of another one that holds back only the first part of a response (its head).
+
+    `sends_on` returns whether more of the request is still to come. While `lingers` is set, the protocol must discard what
+    it receives and report it to `passed`.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class Corked(asyncio.Transport):
         self._sends_on = sends_on
         self.lingers = False
         self._passes = LINGER_BYTES
-        # Asked for at every turn: straight from the other.
+        # Called very often: bind the inner methods directly.
         self.is_closing = inner.is_closing  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
         self.pause_reading = inner.pause_reading  # type: ignore[method-assign]
@@ -66,7 +62,7 @@ class Corked(asyncio.Transport):
         self._inner.write(data)
 
     def write_whole(self, data: bytes) -> None:
-        """A head with its body."""
+        """Write a complete response or chunk without holding it back."""
         self._flush()
         self._inner.write(data)
 
@@ -88,7 +84,7 @@ class Corked(asyncio.Transport):
         self._loop.call_later(LINGER_S, self._inner.close)
 
     def passed(self, size: int) -> None:
-        """So much has come since, and was let pass."""
+        """Account for discarded data."""
         self._passes -= size
         if self._passes < 0:
             self._inner.abort()
@@ -116,18 +112,18 @@ class Corked(asyncio.Transport):
 BACKLOG: Final = 1_024
 STALLED_MS_MAX: Final = 60_000
 LOCALHOST: Final = "localhost"
-_SELF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - every address, and the one among them that is always there
+_SELF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the wildcard address, and a local address that reaches it
 
 
 class Listen(NamedTuple):
-    """Where to listen; port 0 is any that is free."""
+    """Address to listen on; port 0 chooses a free one."""
 
     host: str = "127.0.0.1"
     port: int = 7420
 
 
 class Bound:
-    """A socket that nobody else has; `url` is where it is reached. `secure`: only over TLS."""
+    """A listening socket of this process; `url` is its address. `secure`: it is served with TLS only."""
 
     def __init__(self, listen: Listen, *, secure: bool = False) -> None:
         self.secure = secure
@@ -136,7 +132,7 @@ class Bound:
 
     @property
     def url(self) -> str:
-        """From this machine, if it is reached at every address."""
+        """For a wildcard address, the URL from this machine."""
         host = _SELF.get(self.host, self.host)
         return f"{'https' if self.secure else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
@@ -149,14 +145,14 @@ def _bind(listen: Listen, secure: bool) -> socket.socket:
     try:
         address = ip_address(host)
     except ValueError:
-        raise NotServed(f"{listen.host!r} is no address", "use an address of this machine, or localhost") from None
+        raise NotServed(f"{listen.host!r} is not an IP address", "use an address of this machine, or localhost") from None
     if not address.is_loopback and not secure:
-        cause = f"{listen.host} can be reached from other machines, where tokens would go in the clear"
-        raise NotServed(cause, "say --tls, which makes a certificate authority and all that it needs; or listen on 127.0.0.1")
+        cause = f"{listen.host} is reachable from other machines, and tokens would be sent unencrypted"
+        raise NotServed(cause, "use --tls, which creates a certificate authority and certificates; or listen on 127.0.0.1")
     found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Every connection that is taken here has this from it: one whose far side takes nothing does not stay for ever.
+        # Accepted connections inherit this: one whose peer acknowledges nothing is dropped.
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS_MAX)
         found.bind((host, listen.port))
         found.listen(BACKLOG)
@@ -164,7 +160,9 @@ def _bind(listen: Listen, secure: bool) -> socket.socket:
         found.close()
         place = f"{listen.host}:{listen.port}"
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise NotServed(f"somebody listens at {place} already", "end that one, or use another --listen") from error
+            raise NotServed(
+                f"{place} is already in use", "stop the process that listens there, or use another --listen"
+            ) from error
         raise NotServed(f"cannot listen at {place} ({error})", "use another --listen") from error
     found.setblocking(False)
     return found
@@ -172,7 +170,7 @@ def _bind(listen: Listen, secure: bool) -> socket.socket:
 
 FEW: Final = 32
 _OWN_BITS: Final = 64
-"""Of an address of IPv6 the rest is its holder's to choose, so that counts as one."""
+"""Prefix length by which IPv6 addresses are counted: the rest of an address is chosen by its owner."""
 
 
 class ConnectionLimiter:
@@ -209,7 +207,7 @@ class ConnectionLimiter:
 
 
 def origin(address: str) -> str:
-    """Whose it is, as far as an address tells: one machine of IPv4, one network of IPv6."""
+    """Return the key under which an address is counted: the IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
     try:

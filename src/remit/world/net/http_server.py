@@ -1,9 +1,7 @@
 """HTTP server on uvicorn's parser: limits, drain at shutdown.
 
-On one bound socket, within bounds, and to the end when it closes; uvicorn parses them.
-
-What is beyond a bound is turned away before anybody has heard it. At the end nothing new is taken, and what was taken is
-finished, for so long as that may last. Nobody polls: a server that nobody asks costs nothing.
+A connection or request beyond a limit is rejected before the application sees it. On shutdown the server accepts nothing new
+and finishes the requests it has accepted, for at most `DRAIN_S`. Nothing polls, so an idle server uses no CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from remit.law.certificate_identity import NOBODY, Bearer
+from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity
 from remit.world.clock import Patience
 from remit.world.net.connections import BACKLOG, Bound, ConnectionLimiter, Corked, origin
 from remit.world.net.tls import Doorstep, bearer_at, greeting
@@ -31,21 +29,22 @@ from remit.world.net.tls import Doorstep, bearer_at, greeting
 CONNECTIONS_MAX: Final = 2_000
 HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_S_MAX: Final = 10.0
-"""How long the head of a request may take to come, from the connection or from its first byte."""
+"""How long the head of a request may take to arrive, counted from the connection or from its first byte."""
 PIPELINED_MAX: Final = 32
-"""So many requests are taken from a connection before the first of them is answered."""
+"""Number of requests read from a connection before the first of them is answered."""
 KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 15.0
-"""How long what was taken may still take at the end."""
+"""How long accepted requests may take after shutdown began."""
 
 Turned = Callable[[str, int, str, str], None]
-"""Hears of a connection that was closed unheard: from which address, with which status and code, and why."""
+"""Called for a connection that is closed before the application saw a request: client address, status, code, reason."""
 
 Whole = Callable[[Mapping[str, Any], int, Sequence[tuple[bytes, bytes]], bytes], bool]
-"""Sends the answer to the request of this scope in one piece: status, headers and body, as ASGI's two messages would. False: it
-cannot be done so just now, and nothing was sent; the messages can."""
+"""Sends a complete response (status, headers, body) to the request of this scope in one write, in place of the two ASGI
+messages. Returns False if that is not possible now; then nothing was sent, and the caller sends the messages.
+"""
 Piece = Callable[[Mapping[str, Any], bytes], bool]
-"""Sends one more piece of an answer that has begun and says nowhere how long it is, with the same proviso."""
+"""Sends one chunk of a response that has begun and has no content length. Returns False in the same cases."""
 
 
 @asynccontextmanager
@@ -58,12 +57,15 @@ async def http_listening(
     secure: Callable[[], ssl.SSLContext] | None = None,
     turned: Turned = lambda address, status, code, why: None,
 ) -> AsyncGenerator[None, None]:
-    """Answer with an ASGI application as long as this lasts. `closing` is called when nothing new is taken any more: what would
-    go on for ever is to end then. `secure`: over TLS, with the context that is good when somebody comes. Who has shown a
-    certificate stands in the ASGI scope, as `bearer`; `abort` there closes the connection at once, `whole` sends an answer
-    at once (`Whole`), and `piece` one piece of it (`Piece`). `turned` hears of every connection that was closed unheard.
+    """Serve an ASGI application while the context is open.
+
+    `closing` is called once nothing new is accepted; it must end endless responses. `secure` returns the TLS context for a
+    new connection; None serves plain HTTP. `turned` is called for every rejected connection.
+
+    The ASGI scope has extra entries: `bearer` is the identity from the client certificate, `abort` closes the connection at
+    once, `whole` sends a complete response (`SendResponse`) and `piece` one chunk (`SendChunk`).
     """
-    # It complains of hostile requests and of our bugs, in many lines; the application tells our own bugs, in one.
+    # uvicorn logs hostile requests and application errors in many lines; the application logs its own errors in one.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
     config = Config(
         app,
@@ -117,7 +119,7 @@ async def _taking_all(bound: Bound, factory: Callable[[], _Guarded]) -> AsyncGen
 
 
 async def _drained(shared: _Shared) -> None:
-    """Until what was taken is answered, and the answers have left."""
+    """Wait until accepted requests are answered and the responses are written."""
     until = asyncio.get_running_loop().time() + DRAIN_S
     try:
         while shared.tasks and (left := until - asyncio.get_running_loop().time()) > 0:
@@ -126,26 +128,26 @@ async def _drained(shared: _Shared) -> None:
         for task in shared.tasks:
             task.cancel()
         for connection in list(shared.connections):
-            connection.transport.close()  # what is written already still goes out
+            connection.transport.close()  # data that is already buffered is still sent
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 class _Shared(ServerState):
-    """What all connections have in common."""
+    """State shared by all connections of a server."""
 
     def __init__(self, connections_max: int, turned: Turned) -> None:
         super().__init__()
         self.connections_max, self.turned = connections_max, turned
         self.crowd = ConnectionLimiter(connections_max)
         self.resting = Patience(asyncio.get_running_loop())
-        """Those that were answered, and may ask again."""
+        """Idle connections: the last response is complete, and the next request has not begun."""
         self.silent: dict[_Guarded, None] = {}
-        """Those that have not asked for anything yet, the first that came first."""
+        """Connections without a complete request head so far, oldest first."""
         self._dated = 0
 
     def date(self) -> None:
-        """The header is written once a second, and only if somebody asks."""
+        """Refresh the Date header, at most once a second and only when a request arrives."""
         now = int(time.time())
         if now != self._dated:
             self._dated = now
@@ -160,7 +162,7 @@ _TURNED: Final = (
 
 
 class _Away(NamedTuple):
-    """Why a connection is closed before anybody has heard a request, and in which bytes that is said."""
+    """A prepared response to a connection that is closed before the application sees a request."""
 
     status: int
     code: str
@@ -173,29 +175,39 @@ def _turned(status: int, title: str, code: str, detail: str, cure: str) -> _Away
     return _Away(status, code, detail, _TURNED.format(status=status, title=title, length=len(body), body=body).encode())
 
 
-_BUSY: Final = _turned(503, "Service Unavailable", "overloaded", "too many connections", "use fewer, or come back later")
+_BUSY: Final = _turned(
+    503, "Service Unavailable", "overloaded", "too many connections", "use fewer connections, or retry later"
+)
 _CROWDED: Final = _turned(
     503,
     "Service Unavailable",
     "overloaded",
     "too many connections from this address",
-    "keep connections and use them again, or come back later",
+    "reuse connections, or retry later",
 )
 _LARGE: Final = _turned(
-    431, "Request Header Fields Too Large", "too_large", "the head of the request is too large", "send less"
+    431, "Request Header Fields Too Large", "too_large", "the request head is too large", "send fewer or shorter headers"
 )
-_SLOW: Final = _turned(408, "Request Timeout", "timeout", "the head of the request did not come in time", "send it at once")
+_SLOW: Final = _turned(408, "Request Timeout", "timeout", "the request head did not arrive in time", "send it without pauses")
 _NO_HTTP: Final = _turned(
-    400, "Bad Request", "malformed", "this is no HTTP/1.1 request", "speak HTTP/1.1; https:// only where the server says so"
+    400,
+    "Bad Request",
+    "malformed",
+    "this is not an HTTP/1.1 request",
+    "use HTTP/1.1; use https:// only if the server has TLS enabled",
 )
 _UPGRADE: Final = _turned(
-    400, "Bad Request", "malformed", "a body cannot come with an Upgrade, and no other protocol is spoken", "send no Upgrade"
+    400,
+    "Bad Request",
+    "malformed",
+    "a request with a body cannot ask for an Upgrade; only HTTP/1.1 is supported",
+    "send no Upgrade header",
 )
-_PLAIN: Final = _turned(400, "Bad Request", "tls", "this server speaks TLS alone", "write https:// instead of http://")
+_PLAIN: Final = _turned(400, "Bad Request", "tls", "this server accepts TLS only", "use https:// instead of http://")
 
 
 class _Guarded(HttpToolsProtocol):
-    """One connection. The head of each request must come soon and be small; there are only so many connections."""
+    """One connection, with limits on the number of connections and on the size and duration of a request head."""
 
     server_state: _Shared
 
@@ -203,17 +215,17 @@ class _Guarded(HttpToolsProtocol):
         super().__init__(config, shared, state)
         self._head_timer: asyncio.TimerHandle | None = None
         self._heading = False
-        """Has a head begun, and not ended? Most come whole: only of those that do not is the time taken."""
+        """Whether a head has begun and is incomplete. Most heads arrive in one read; the timer starts only for the others."""
         self._loose = 0
-        """So many bytes have come since the last that something was made of: a head, a chunk's head or a trailer goes on."""
+        """Bytes received since the parser last completed something: bounds heads, chunk headers and trailers."""
         self._turned = False
         self._in_the_middle = False
-        """Was it turned away for what it was still sending?"""
+        """Whether the client was rejected while it was still sending a request."""
         self._deaf = False
-        """What still comes is not listened to; what was taken is answered."""
+        """Further requests are ignored; the accepted ones are answered, then the connection closes."""
         self._answering: RequestResponseCycle | None = None
-        """The last that was begun; those in the pipeline come after it."""
-        self._bearer: Bearer = NOBODY
+        """The last request that the application began to answer; pipelined ones come after it."""
+        self._bearer: CertificateIdentity = NO_IDENTITY
         self.due_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -232,7 +244,7 @@ class _Guarded(HttpToolsProtocol):
             self._await_head()
 
     def _sends_on(self) -> bool:
-        """Was it answered before all of it had come?"""
+        """Return whether the request was answered before its body had arrived completely."""
         if self._turned:
             return self._in_the_middle
         cycle: RequestResponseCycle | None = self.cycle
@@ -243,8 +255,9 @@ class _Guarded(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     def _make_room(self, address: str | None = None) -> bool:
-        """Whoever came and says nothing goes first: else a few thousand who say nothing would shut out everybody else. With an
-        `address`, somebody from there.
+        """Close the oldest connection that has sent no request, to admit this one. With an `address`, only one from there.
+
+        Otherwise a few thousand silent connections would lock out all other clients.
         """
         silent = self.server_state.silent
         first = next((one for one in silent if address is None or origin(one._address) == origin(address)), None)
@@ -257,12 +270,14 @@ class _Guarded(HttpToolsProtocol):
         self._head_came()
         self.server_state.silent.pop(self, None)
         self.server_state.resting.let_go(self)
-        self._abandon()  # uvicorn tells only the last that came, which may be waiting behind it
+        self._abandon()  # uvicorn notifies only the newest request, which may be queued behind it
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Who has asked, and will say nothing more, may still want to hear the answer. Of one that goes on for ever nobody can
-        tell whether it is still heard.
+        """Handle a half-closed connection: the client may still read the response to a complete request.
+
+        A response that has started may be endless, and it is unknown whether the client still reads it, so then the
+        connection closes.
         """
         one = self._answering
         wanted = one is not None and not (one.response_complete or one.response_started or self.cycle.more_body)
@@ -286,14 +301,14 @@ class _Guarded(HttpToolsProtocol):
             self._turn(_LARGE)
 
     def _hears(self) -> bool:
-        """Is something made of what comes? Of the rest of the last request, too, if that one is to be answered."""
+        """Return whether received data is processed. That includes the rest of the last accepted request."""
         return not self._turned and not (self._deaf and not self.cycle.more_body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.server_state.resting.let_go(self)
         self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
-        # None of these leads to the scope itself, which goes as soon as nobody needs it.
+        # None of these references the scope, so it is freed without the garbage collector.
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["whole"] = self._whole  # type: ignore[typeddict-unknown-key]
         self.scope["piece"] = self._piece  # type: ignore[typeddict-unknown-key]
@@ -308,7 +323,7 @@ class _Guarded(HttpToolsProtocol):
             return
         upgrades = self.parser.should_upgrade()
         if upgrades and any(name in _BODIED for name, _ in self.headers):
-            self._turn(_UPGRADE)  # of such a request the parser gives us no body, and takes it for the next one
+            self._turn(_UPGRADE)  # the parser delivers no body for such a request, and would take it for the next request
             return
         if self.url[:1] != b"/":
             self._name_host()
@@ -316,19 +331,19 @@ class _Guarded(HttpToolsProtocol):
         self.server_state.silent.pop(self, None)
         self.server_state.date()
         super().on_headers_complete()
-        self.headers = []  # trailers come to it, and are not listened to
+        self.headers = []  # trailers are added to this list, and are ignored
         if upgrades or len(self.pipeline) >= PIPELINED_MAX:
             self._fall_deaf()
 
     def _name_host(self) -> None:
-        """A request may have the host in its first line; then that one counts."""
+        """Use the host of an absolute request target, which overrides the Host header."""
         with suppress(httptools.HttpParserInvalidURLError):
             url = httptools.parse_url(self.url)
             host = (url.host or b"") + (b":%d" % url.port if url.port else b"")
             self.headers[:] = [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
 
     def _fall_deaf(self) -> None:
-        """Once what has come is answered, the connection is closed; the asker is told so with the last answer."""
+        """Close the connection once the accepted requests are answered; the last response carries `connection: close`."""
         self._deaf = True
         self.cycle.keep_alive = False
 
@@ -347,7 +362,7 @@ class _Guarded(HttpToolsProtocol):
             closes = closes or name == b"connection"
         head = b"".join(pieces)
         if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
-            return False  # somebody's words would end a header and begin another: uvicorn says so
+            return False  # a header value contains a line break: leave the error to uvicorn
         cycle.keep_alive = cycle.keep_alive and not closes
         head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
         cycle.response_started = cycle.response_complete = True
@@ -382,7 +397,7 @@ class _Guarded(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """In place of uvicorn's, which sets a timer for each answer."""
+        """Replaces uvicorn's method, which starts an event-loop timer after every response."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -393,7 +408,7 @@ class _Guarded(HttpToolsProtocol):
             self.server_state.resting.keep(self, KEEP_ALIVE_S)
 
     def over(self) -> None:
-        """It has not asked again for so long."""
+        """Close the connection: it was idle for `KEEP_ALIVE_S`."""
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
@@ -413,15 +428,17 @@ class _Guarded(HttpToolsProtocol):
             self._head_timer = None
 
     def _abandon(self) -> None:
-        """Nobody hears the answer that is being made, if one is."""
+        """Mark the response that is being produced, if any, as disconnected."""
         one = self._answering
         if one is not None and not one.response_complete:
             one.disconnected = True
             one.message_event.set()
 
     def _turn(self, why: _Away) -> None:
-        """Say why, and close; nobody has heard the request. In the middle of an answer there is nothing to be said; an answer
-        that is yet to come is waited for, if it is to an earlier request.
+        """Send the reason and close the connection; the application does not see the request.
+
+        A response to an earlier request that has not started yet is sent first. While a response is being sent, no reason
+        can be sent.
         """
         self._head_came()
         self.server_state.silent.pop(self, None)

@@ -1,9 +1,7 @@
-"""RPC client: one multiplexed connection per peer.
+"""RPC client: one multiplexed connection per peer. The server is rpc_server.py.
 
-One connection a peer, shared by all that is asked; the answering side is listening.py.
-
-What decides between the two failures: until a frame is given to a connection nobody can have heard it (`Unreached`), and from
-then on somebody may have (`Unheard`), unless the far side itself says that it has not begun.
+A call that fails before its frame is written to a connection raises `NotSent`: the peer cannot have received it. From then
+on a failure raises `ReplyLost`, unless the peer answers that it refused to start the call.
 """
 
 from __future__ import annotations
@@ -35,9 +33,11 @@ if TYPE_CHECKING:
 
 
 class SocketLink:
-    """`addresses` by name: `unix:/path`, `tcp:127.0.0.1:port` or, with `secure`, `tls:host:port`. A connection is made when
-    first needed, and anew if broken. One over which more than `bytes_max` comes in one piece is broken off. Nothing is written
-    to whom `secure` does not admit.
+    """A link over sockets. `addresses` maps peer names to `unix:/path`, `tcp:127.0.0.1:port` or, with `secure`,
+    `tls:host:port`.
+
+    A connection is opened on first use and reopened after a failure. It is closed when a frame exceeds `bytes_max`. Nothing
+    is sent to a peer that `secure` does not admit.
     """
 
     def __init__(self, addresses: Mapping[str, str], secure: Secure | None = None, *, bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -54,7 +54,7 @@ class SocketLink:
         finally:
             connection.forget(call)
         if reply is None:
-            raise Unheard(f"{to} answered as if it were asked for a stream", "do both run the same version?")
+            raise Unheard(f"{to} answered a request as if it were a stream", "check that both processes run the same version")
         return reply
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
@@ -77,18 +77,18 @@ class SocketLink:
         return listening(self._address(at), service, self._secure)
 
     async def close(self) -> None:
-        """End every connection. Whatever waits for an answer over one fails; the next call makes a new one."""
+        """Close every connection. Calls that wait for a reply fail; the next call opens a new connection."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()
 
     def _address(self, name: str) -> Address:
         if name not in self._addresses:
-            raise Unreached(f"no address is known for {name}", "add it to the addresses of this process")
+            raise Unreached(f"no address is configured for {name}", "add it to the addresses of this process")
         return self._addresses[name]
 
     async def _connected(self, to: str) -> _Connection:
-        """Whoever calls this writes before it awaits anything: what is whole here is then still whole there."""
+        """Return a usable connection. The caller must write before its next await, while it is known to be usable."""
         connection = self._connections.get(to)
         if connection is None or not connection.whole:
             async with self._turns.setdefault(to, asyncio.Lock()):
@@ -100,7 +100,7 @@ class SocketLink:
 
 
 class _Call:
-    """What has come back for one call and is not taken yet; the window of a stream bounds it."""
+    """What was received for one call and is not consumed yet, bounded by the stream's window."""
 
     __slots__ = ("_came", "_failure", "_held", "_items", "over", "tag", "to")
 
@@ -113,7 +113,7 @@ class _Call:
         self._came: asyncio.Future[None] | None = None
 
     async def next(self) -> bytes | None:
-        """The next piece; None after the last one of a stream. A failure is raised when all that came before it is taken."""
+        """Return the next item, or None at the end of a stream. A failure is raised after all earlier items are consumed."""
         while not self._items:
             if self._failure is not None:
                 raise self._failure
@@ -129,17 +129,17 @@ class _Call:
         match frame.kind:
             case Kind.REPLY | Kind.ITEM:
                 self._held += len(frame.body) + ITEM_BYTES
-                if self._held - len(frame.body) > WINDOW_BYTES + ITEM_BYTES:  # one of ours waits until some is taken
-                    raise NoFrame("it sends more than is taken")
+                if self._held - len(frame.body) > WINDOW_BYTES + ITEM_BYTES:  # a correct peer waits until some is consumed
+                    raise NoFrame("it exceeded the window of a stream")
                 self._items.append(frame.body)
                 self._wake()
             case Kind.END:
                 self.over = True
                 self._wake()
             case Kind.REFUSED:
-                self.fail(Unreached(f"{self.to} takes nothing more now", "ask again later"))
+                self.fail(Unreached(f"{self.to} is at its limit and refused the call", "retry later"))
             case _:
-                self.fail(Unheard(f"{self.to} broke it off", "see what it says of that, then ask again"))
+                self.fail(Unheard(f"{self.to} aborted the call", "check its log, then retry"))
 
     def fail(self, failure: LinkError) -> None:
         if not self.over:
@@ -160,7 +160,7 @@ async def _connect(place: Address, to: str, secure: Secure | None, bytes_max: in
         else:
             reader, writer = await asyncio.open_connection(place.host, place.port)
     except OSError as error:
-        raise Unreached(f"nobody answers for {to} at {place} ({reason(error)})", "start it, then ask again") from error
+        raise Unreached(f"cannot connect to {to} at {place} ({reason(error)})", "start it, then retry") from error
     return _Connection(reader, writer, to, bytes_max)
 
 
@@ -168,8 +168,8 @@ async def _connect_securely(
     place: Address, to: str, secure: Secure | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if secure is None or secure.calling is None:
-        raise Unreached(f"{to} at {place} is spoken to over TLS, and there is no certificate here", "give this process one")
-    from ssl import SSLError  # a keeper, which speaks to nobody in this way, does not load what does
+        raise Unreached(f"{to} at {place} needs TLS, and this process has no certificate", "configure one")
+    from ssl import SSLError  # imported late: the keeper, which must stay small, never uses TLS
 
     from remit.world.net.tls import CLOSING_S_MAX, HANDSHAKE_S_MAX, reason_of
 
@@ -179,16 +179,18 @@ async def _connect_securely(
             ssl_handshake_timeout=HANDSHAKE_S_MAX, ssl_shutdown_timeout=CLOSING_S_MAX,
         )  # fmt: skip
     except SSLError as error:
-        why = f"who answers for {to} at {place} is nobody that is believed here ({reason_of(error)})"
-        raise Unreached(why, "see who listens there; one whose certificate is spent, or another scope's, joins anew") from error
+        why = f"the certificate of {to} at {place} is not trusted ({reason_of(error)})"
+        raise Unreached(
+            why, "check which process listens there; a peer with an expired certificate, or of another scope, must join again"
+        ) from error
     if not secure.knows(writer.transport):
         writer.transport.abort()
-        raise Unreached(f"who answers at {place} is not {to}", "see which machine has that address now")
+        raise Unreached(f"the peer at {place} is not {to}", "check which machine has that address now")
     return reader, writer
 
 
 class _Connection:
-    """Lasts until either side is gone; then everything that waits for an answer over it fails."""
+    """One connection. When it ends, all calls that wait for a reply on it fail."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: str, bytes_max: int) -> None:
         self._reader, self._writer, self._to, self._bytes_max = reader, writer, to, bytes_max
@@ -221,7 +223,7 @@ class _Connection:
         await asyncio.wait((self._reading,))
 
     async def _read(self) -> None:
-        """What the far side had written before it was gone is still read: those are answers."""
+        """Read replies, including those that the peer wrote before it closed the connection."""
         why = "the connection was closed"
         try:
             while True:
@@ -231,9 +233,9 @@ class _Connection:
         except (OSError, NoFrame) as error:
             why = str(error)
         except asyncio.IncompleteReadError:
-            why = "the far side is gone"
+            why = "the peer closed the connection"
         finally:
             self._broken = True
             self._writer.close()
             for call in self._calls.values():
-                call.fail(Unheard(f"{self._to} did not answer: {why}", "ask again under the same name"))
+                call.fail(Unheard(f"{self._to} did not answer: {why}", "retry with the same operation id"))

@@ -1,9 +1,8 @@
-"""RPC server: calls and streams within limits.
+"""RPC server: calls and streams within limits. The client is rpc_client.py.
 
-Each call in its own time, within bounds; the asking side is link.py.
-
-What would go over a bound is refused before it has begun, and said so: the asker knows that nobody has heard it. Reading never
-stops for want of room, since what makes room (a reader that has taken items, or leaves) comes the same way.
+A call beyond a limit is refused before it starts, with a REFUSED frame, so the client knows that it was not executed. The
+server never stops reading a connection for lack of capacity, because the frames that free capacity (TAKEN, LEAVE) arrive on
+the same connection.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ CALLS_MAX: Final = 1_024
 CALLS_BYTES_MAX: Final = 256 << 20
 CONNECTIONS_MAX: Final = 1_024
 CLOSE_MS: Final = 1_000
-"""How long requests under way may still take when the service is taken down."""
+"""How long running requests may take after shutdown began."""
 
 
 @asynccontextmanager
 async def listening(place: Address, service: Service, secure: Secure | None = None) -> AsyncGenerator[None, None]:
-    """At a `tls:` address, only whoever `secure` admits is heard."""
+    """Serve `service` at an address. At a `tls:` address only peers that `secure` admits are served."""
     listener = _Listener(service, secure)
     if place.secure:
         async with _listening_securely(place, listener, secure):
             yield
         return
     server = await _open(place, listener)
-    node = Path(place.path).stat().st_ino if place.path else 0  # noqa: ASYNC240 - one look at a local file
+    node = Path(place.path).stat().st_ino if place.path else 0  # noqa: ASYNC240 - one stat of a local file
     try:
         yield
     finally:
@@ -50,8 +49,8 @@ async def listening(place: Address, service: Service, secure: Secure | None = No
 @asynccontextmanager
 async def _listening_securely(place: Address, listener: _Listener, secure: Secure | None) -> AsyncGenerator[None, None]:
     if secure is None or secure.answering is None:
-        raise NotServed(f"{place} is listened at over TLS, and there is no certificate here", "give this process one")
-    from remit.world.net.connections import Bound, Listen  # a keeper, which never does this, does not load what does
+        raise NotServed(f"{place} needs TLS, and this process has no certificate", "configure one")
+    from remit.world.net.connections import Bound, Listen  # imported late: the keeper, which must stay small, never serves TLS
     from remit.world.net.tls import Doorstep, greeting
 
     doorstep = Doorstep(secure.answering, lambda: listener.count, CONNECTIONS_MAX)
@@ -70,8 +69,8 @@ async def _open(place: Address, listener: _Listener) -> asyncio.Server:
         if not place.path:
             return await asyncio.start_server(listener.begin, place.host, place.port)
         if await _answers(place.path):
-            # To listen would take the name away from the one who has it: the system lets a path be bound anew.
-            raise NotServed(f"somebody answers at {place} already", "end that one, or use another address")
+            # Binding would silently take the path away from the process that serves it.
+            raise NotServed(f"{place} is already in use", "stop the process that listens there, or use another address")
         server = await asyncio.start_unix_server(listener.begin, place.path)
         Path(place.path).chmod(0o600)  # noqa: ASYNC240
     except OSError as error:
@@ -95,7 +94,7 @@ def _remove(path: Path, node: int) -> None:
 
 
 class _Flow:
-    """One stream on its way out: how much of it the reader has not taken yet, and who sends it."""
+    """One outgoing stream: its task, and how many bytes its reader has not consumed yet."""
 
     __slots__ = ("_moved", "task", "under_way")
 
@@ -119,7 +118,7 @@ class _Flow:
 
 
 class _Listener:
-    """Everything that is under way at one address. No task outlives `close`."""
+    """All connections and calls of one address. No task outlives `close`."""
 
     def __init__(self, service: Service, secure: Secure | None = None) -> None:
         self._service, self._secure = service, secure
@@ -134,10 +133,10 @@ class _Listener:
             writer.transport.abort()
             return
         if self._secure is not None and not self._secure.knows(writer.transport):
-            writer.transport.abort()  # the right authority, and the wrong role
+            writer.transport.abort()  # signed by the right authority, but not an admitted role
             return
-        # So that `drain` waits until the system has it all: what was said is then not lost if the connection ends.
-        # Over TLS nothing at all would count as too much, so there it is a byte.
+        # With a limit of 0, `drain` waits until the kernel has all data, so nothing written is lost when the connection closes.
+        # TLS treats 0 as always full, so the limit is 1 byte there.
         writer.transport.set_write_buffer_limits(high=0 if self._secure is None else 1)
         _ = _keep(self._converse(reader, writer), self._conversations)
 
@@ -146,7 +145,7 @@ class _Listener:
         return len(self._conversations)
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
-        """For one connection."""
+        """Return a protocol for one connection."""
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self.begin)
 
     async def close(self, server: asyncio.Server) -> None:
@@ -155,7 +154,8 @@ class _Listener:
             loop.remove_reader(socket.fileno())
         self.turn_away()
         try:
-            # A server that is closed while it accepts trips over itself: whoever was at the door is let in and turned away.
+            # asyncio's server fails if it is closed during an accept, so connections being accepted are let in and rejected
+            # first.
             for _ in range(3):
                 await asyncio.sleep(0)
             server.close()
@@ -164,7 +164,7 @@ class _Listener:
             await self.end()
 
     def turn_away(self) -> None:
-        """Nothing new is taken, and what would go on for ever ends."""
+        """Accept no more calls, and cancel streams, which would never end."""
         self._closing = True
         for task in self._streams:
             task.cancel()
@@ -185,19 +185,21 @@ class _Listener:
             while self._take(await next_frame(reader), flows, writer):
                 pass
         except (OSError, asyncio.IncompleteReadError, NoFrame):
-            pass  # the asker is gone, or is none of ours; it will say the same of us
+            pass  # the client is gone, or does not speak this protocol
         finally:
             for flow in flows.values():
                 flow.leave()
             writer.transport.abort()
 
     def _take(self, frame: Frame, flows: dict[int, _Flow], writer: asyncio.StreamWriter) -> bool:
-        """Begin or change what a frame is about. False: no asker of ours sends this."""
+        """Start or continue the call of a frame. Returns False for an invalid frame, which ends the connection."""
         flow = flows.get(frame.tag)
         match frame.kind:
             case Kind.REQUEST | Kind.STREAM if not self._has_room(frame):
                 _write(writer, framed(Kind.REFUSED, frame.tag))
-                return writer.transport.get_write_buffer_size() < WINDOW_BYTES  # one who only talks is not listened to
+                return (
+                    writer.transport.get_write_buffer_size() < WINDOW_BYTES
+                )  # disconnect a client that sends requests without reading the refusals
             case Kind.REQUEST:
                 _ = self._begin(self._answer(frame, writer), self._requests, len(frame.body))
             case Kind.STREAM if flow is None:
@@ -234,7 +236,7 @@ class _Listener:
         reply = framed(Kind.BROKEN, frame.tag)
         try:
             reply = framed(Kind.REPLY, frame.tag, await self._service.request(frame.body))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it breaks off one call and no more
+        except Exception as error:  # noqa: BLE001 - any failure aborts only this call
             _complain(error)
         finally:
             _write(writer, reply)
@@ -251,7 +253,7 @@ class _Listener:
                     _write(writer, piece)
                     await _drained(writer)
             last = framed(Kind.END, frame.tag)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - any failure aborts only this call
             _complain(error)
         finally:
             _write(writer, last)
@@ -271,11 +273,11 @@ def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
 
 
 async def _drained(writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # the asker is gone: its conversation ends by itself
+    with suppress(OSError):  # the client is gone: its connection ends by itself
         await writer.drain()
 
 
 def _complain(error: Exception) -> None:
-    """Nobody else hears of it: the asker learns only that there is no answer."""
-    told = {"message": "a service raised, so one call was broken off", "exception": error}
+    """Log the failure of a service; the client only learns that there is no reply."""
+    told = {"message": "RPC service raised an exception; the call was aborted", "exception": error}
     asyncio.get_running_loop().call_exception_handler(told)

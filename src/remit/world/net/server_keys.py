@@ -1,14 +1,12 @@
 """A server's TLS directory: CA, server and client certificates, renewal.
 
-In one directory, for its owner's eyes alone.
-
-    ca.pem      the authority's certificate: what clients are given to believe this server
+    ca.pem      certificate of the authority, which clients need to verify this server
     ca.key      its key, which leaves this directory only in a backup
-    server.pem  what the server answers with, key and certificate, unless it was given one of its own
-    caller.pem  as whom it calls agents
+    server.pem  key and certificate that the server uses, unless it was given its own certificate
+    caller.pem  client certificate for connections to agents
 
-The authority lasts for years. The others are renewed when a third of their life is left, also while the server runs: whoever
-comes next is shown the new one, and connections that are there go on.
+Only the owner can read the directory. The authority is valid for years. The other certificates are renewed when a third of
+their lifetime is left, also while the server runs: new connections use the new certificate, and open ones continue.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.law.certificate_identity import SERVER
+from remit.law.certificate_identity import SERVER_IDENTITY
 from remit.world.interfaces import Clock, Disk, DiskError, Missing, NotServed, Offload, WorldError
 from remit.world.net.certificates import (
     CertificateAuthority,
@@ -44,7 +42,9 @@ _LOCAL: Final = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 
 
 class OwnCertificate(NamedTuple):
-    """One that somebody else has made for this server. `ca`: what clients need to believe it; none if every system does."""
+    """A certificate issued elsewhere for this server. `ca`: what clients need to verify it; None if the systems trust it
+    anyway.
+    """
 
     certificate: Path
     key: Path
@@ -52,7 +52,7 @@ class OwnCertificate(NamedTuple):
 
 
 class Secured(NamedTuple):
-    """TLS, as it was asked for. `names`: hosts by which this server is known, beyond those that it knows itself."""
+    """TLS options of a server. `names`: host names of this server besides those that it detects."""
 
     names: tuple[str, ...] = ()
     own: OwnCertificate | None = None
@@ -60,7 +60,7 @@ class Secured(NamedTuple):
 
 
 class TlsKeys:
-    """Blocks while it is made and in `renew`: from async code, call them through an `Offload`."""
+    """Keys and certificates of a server. The constructor and `renew` block: async code calls them through an `Offload`."""
 
     def __init__(self, directory: Path, disk: Disk, secured: Secured, listen_host: str) -> None:
         self._directory, self._disk, self._secured = directory, disk, secured
@@ -72,41 +72,41 @@ class TlsKeys:
         self._shown = b""
         self._called = b""
         self.hosts: frozenset[str] = frozenset()
-        """By which of its names whoever calls may mean this server."""
+        """Host names under which clients may address this server."""
         self.context: ssl.SSLContext
         self.calling: ssl.SSLContext
         self.renew()
 
     @property
     def ca_file(self) -> Path | None:
-        """What a client has to be given; None: nothing, every system believes it."""
+        """The CA file that a client needs; None if the systems trust the certificate anyway."""
         return self._directory / "ca.pem" if self._secured.own is None else self._secured.own.ca
 
     def renew(self) -> bool:
-        """Make anew what is due, and take up what others have. False: all is as it was. Raises `WorldError`."""
+        """Renew what is due, and load files changed by others. Returns whether anything changed. Raises `WorldError`."""
         changed = False
         if (shown := self._server()) != self._shown:
             self.context = answering(*self._answers_with(), self.ca, http=True)
             self.hosts = frozenset((*hosts_of(shown), *self._wanted))
             self._shown, changed = shown, True
         file = self._directory / "caller.pem"
-        if (called := self._issued(file, lambda: self.authority.caller(SERVER))) != self._called:
+        if (called := self._issued(file, lambda: self.authority.caller(SERVER_IDENTITY))) != self._called:
             self.calling = calling_agents(self.ca, Trust("", str(file), str(file)))
             self._called, changed = called, True
         return changed
 
     async def renewing(self, clock: Clock, offload: Offload, tell: Callable[[str], None]) -> None:
-        """For ever."""
+        """Renew certificates when they are due, until cancelled."""
         while True:
             look_s = min(LOOK_S_MAX, max(LOOK_S_MIN, min(due_s(self._shown), due_s(self._called))))
             await clock.sleep_ms(int(look_s * 1000))
             try:
                 if await offload(self.renew):
-                    tell("certificates were renewed")
+                    tell("certificates renewed")
             except WorldError as error:
-                tell(f"certificates were not renewed: {error}")
+                tell(f"certificates not renewed: {error}")
 
-    # ----------------------------------------------------------------------------------------------------------- the files
+    # ----------------------------------------------------------------------------------------------------------- files
 
     def _authority(self) -> CertificateAuthority:
         key, certificate = self._directory / "ca.key", self._directory / "ca.pem"
@@ -118,12 +118,12 @@ class TlsKeys:
             self._disk.write_atomically(certificate, made.certificate)
             return CertificateAuthority(made, self._secured.lifespans)
         if left_s(pem) <= 0:
-            cause = f"the authority in {certificate} has run out, and nothing that it signed is good any more"
-            raise NotServed(cause, f"move {self._directory} away: a new one is made, and agents join anew")
+            cause = f"the authority in {certificate} has expired, and so have all certificates that it signed"
+            raise NotServed(cause, f"move {self._directory} away: a new one is created, and all agents must join again")
         try:
             return CertificateAuthority(KeyPair(pem, self._disk.read(key, bytes_max=FILE_BYTES_MAX)), self._secured.lifespans)
         except (DiskError, NoCertificate) as error:
-            cure = f"restore {key} from a backup; or move {self._directory} away, and have agents join anew"
+            cure = f"restore {key} from a backup; or move {self._directory} away, and let all agents join again"
             raise NotServed(f"the authority's key cannot be used ({error.cause})", cure) from error
 
     def _answers_with(self) -> tuple[Path, Path]:
@@ -137,11 +137,13 @@ class TlsKeys:
             return self._issued(self._directory / "server.pem", lambda: self.authority.server(self._wanted), self._wanted)
         found = self._disk.read(own.certificate, bytes_max=FILE_BYTES_MAX)
         if left_s(found) <= 0:
-            raise NotServed(f"the certificate in {own.certificate} has run out", "have it renewed, and start again")
+            raise NotServed(f"the certificate in {own.certificate} has expired", "renew it, and restart")
         return found
 
     def _issued(self, file: Path, issue: Callable[[], KeyPair], hosts: Iterable[str] = ()) -> bytes:
-        """What is in the file, if it is still good for long enough and for all that is wanted; else one that was made now."""
+        """Return the certificate in the file if it is not due for renewal and covers `hosts`; otherwise issue and write a new
+        one.
+        """
         try:
             found = self._disk.read(file, bytes_max=FILE_BYTES_MAX)
             if due_s(found) > 0 and issued_by(found, self.ca) and set(hosts) <= set(hosts_of(found)):
@@ -154,17 +156,17 @@ class TlsKeys:
 
 
 def hosts_here(listen: str, names: Iterable[str] = ()) -> tuple[str, ...]:
-    """What this machine is called, and where it can be reached: what a certificate for it should name."""
+    """Return the names and addresses of this machine that its certificate should contain."""
     found = ["localhost", "127.0.0.1", "::1", *names]
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", machine := socket.gethostname()):
         found.append(machine.lower())
-    with suppress(ValueError):  # whoever binds says what is wrong with it
+    with suppress(ValueError):  # an invalid address is reported when it is bound
         found += own_addresses() if ip_address(listen).is_unspecified else [str(ip_address(listen))]
     return tuple(dict.fromkeys(_written(name) for name in found))
 
 
 def _written(name: str) -> str:
-    """One way of writing each."""
+    """Normalise a host name or address."""
     try:
         return str(ip_address(name))
     except ValueError:
@@ -172,7 +174,7 @@ def _written(name: str) -> str:
 
 
 def own_addresses() -> list[str]:
-    """Of all interfaces, as the kernel lists them; those that are good only on one link are of no use to others."""
+    """Return the addresses of all interfaces from the kernel's tables, without link-local ones, which others cannot use."""
     found = _LOCAL.findall(_text("/proc/net/fib_trie"))
     for line in _text("/proc/net/if_inet6").splitlines():
         address = IPv6Address(bytes.fromhex(line.split()[0]))

@@ -1,14 +1,11 @@
 """TLS contexts, peer identity, bounded TLS accept.
 
-TLS contexts, what a peer showed; nobody is let in here.
+All contexts use TLS 1.2 or newer with forward secrecy and verify certificates, except `unchecked`, which is for reading
+public data that the caller then compares with a known digest.
 
-TLS 1.2 and newer, with keys that are forgotten after each connection. Nothing here turns the checking of a certificate off but
-`unchecked`, which is for reading what is public and is then compared with what was known before.
-
-Taken, looked at and shaken hands with, in time; nothing is read from it.
-
-All of that is bounded before anybody is known: how many at once, together with those that are known already, and for how long.
-Whoever speaks something else than TLS is told so in plain words, if there are any, and is let go.
+Accepting is bounded before a client is authenticated: the number of handshakes together with the open connections, and the
+time a handshake may take. A client that does not use TLS gets a plain-text answer, if one is configured, and is
+disconnected.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from remit.law.certificate_identity import NOBODY, Bearer, bearer_of
+from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, identity_of
 from remit.world.interfaces import NotServed, WorldError
 from remit.world.net.connections import ConnectionLimiter
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 HANDSHAKE_S_MAX: Final = 10.0
 CLOSING_S_MAX: Final = 2.0
-"""How long the other end may take to say that it, too, is closing."""
+"""How long to wait for the peer's close notification."""
 HTTP: Final = "http/1.1"
 
 
 class Trust(NamedTuple):
-    """Whom to believe, and as whom to call; paths of files in PEM. Without `ca_file`: those that the system believes."""
+    """Trusted authority and own certificate of a client; paths of PEM files. Empty `ca_file`: the system's authorities."""
 
     ca_file: str = ""
     certificate_file: str = ""
@@ -41,26 +38,29 @@ class Trust(NamedTuple):
 
 
 class Secure(NamedTuple):
-    """How a link speaks TLS: to whom alone, and with which context, asked for when a connection begins. None: it does not."""
+    """TLS settings of a link: which peers are admitted, and the client and server contexts, read anew for each connection.
 
-    admits: Callable[[Bearer], bool]
+    A context of None disables that direction.
+    """
+
+    admits: Callable[[CertificateIdentity], bool]
     calling: Callable[[], ssl.SSLContext] | None = None
     answering: Callable[[], ssl.SSLContext] | None = None
 
     def knows(self, transport: asyncio.BaseTransport) -> bool:
-        """Is it one of those, at the other end?"""
+        """Return whether the peer's certificate identity is admitted."""
         return self.admits(bearer_at(transport))
 
 
 class Unusable(WorldError):
-    """A file of certificates or keys cannot be used."""
+    """A certificate or key file cannot be used."""
 
 
 def answering(certificate: Path, key: Path, authority: bytes, *, required: bool = False, http: bool = False) -> ssl.SSLContext:
-    """To answer with. Whoever calls may show a certificate of `authority`, or must if it is `required`; another is refused."""
+    """Return a server context. Clients may present a certificate of `authority`, or must if `required`; others are rejected."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _modern(context)
-    context.num_tickets = 0  # nobody comes back on an old handshake: who comes back shows what is good now
+    context.num_tickets = 0  # no session resumption: each connection presents its current certificate
     context.options |= ssl.OP_NO_TICKET
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     if http:
@@ -71,17 +71,17 @@ def answering(certificate: Path, key: Path, authority: bytes, *, required: bool 
     except (OSError, ValueError) as error:
         raise NotServed(
             f"{certificate} and {key} cannot be used ({reason_of(error)})",
-            "give a certificate and its own key, both in PEM, the key without a password",
+            "use a certificate and its matching key, both in PEM, the key without a password",
         ) from error
     return context
 
 
 def calling(trust: Trust) -> ssl.SSLContext:
-    """To call a host by its name."""
+    """Return a client context that verifies the host name."""
     try:
         context = ssl.create_default_context(cafile=trust.ca_file or None)
     except (OSError, ValueError) as error:
-        cure = "name the file with the certificate of the server's authority, such as tls/ca.pem of its directory"
+        cure = "name the file with the certificate of the server's authority, such as tls/ca.pem in its data directory"
         raise Unusable(
             f"{trust.ca_file or 'the certificates of this system'} cannot be used ({reason_of(error)})", cure
         ) from error
@@ -92,7 +92,7 @@ def calling(trust: Trust) -> ssl.SSLContext:
 
 
 def calling_agents(authority: bytes, trust: Trust) -> ssl.SSLContext:
-    """To call one of our own, whose certificate names no host: whoever calls looks at what it does name."""
+    """Return a client context for agents, whose certificates name no host. The caller checks the names that they do contain."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _modern(context)
     context.check_hostname = False
@@ -102,7 +102,9 @@ def calling_agents(authority: bytes, trust: Trust) -> ssl.SSLContext:
 
 
 def unchecked() -> ssl.SSLContext:
-    """For what is public, and is compared afterwards with what is known already. Nothing secret may be sent over it."""
+    """Return a client context without verification, for public data that is compared with a known digest. Send no secrets over
+    it.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _modern(context)
     context.check_hostname = False
@@ -110,17 +112,17 @@ def unchecked() -> ssl.SSLContext:
     return context
 
 
-def bearer_at(transport: asyncio.BaseTransport) -> Bearer:
-    """Who is at the other end of a connection whose handshake is done."""
+def bearer_at(transport: asyncio.BaseTransport) -> CertificateIdentity:
+    """Return the identity of the peer from its certificate, once the handshake is done."""
     found: Any = transport.get_extra_info("ssl_object")
     shown = None if found is None else found.getpeercert()
     if not shown:
-        return NOBODY
-    return bearer_of(value for kind, value in shown.get("subjectAltName", ()) if kind == "URI")
+        return NO_IDENTITY
+    return identity_of(value for kind, value in shown.get("subjectAltName", ()) if kind == "URI")
 
 
 def reason_of(error: Exception) -> str:
-    """In few words, without those that OpenSSL puts around them."""
+    """Return a short reason, without OpenSSL's prefixes."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.lower().replace("_", " ")
     if isinstance(error, OSError) and error.strerror:
@@ -139,77 +141,83 @@ def _show(context: ssl.SSLContext, trust: Trust) -> None:
         context.load_cert_chain(trust.certificate_file, trust.key_file or None, password=_no_password)
     except (OSError, ValueError) as error:
         cause = f"{trust.certificate_file} cannot be used ({reason_of(error)})"
-        raise Unusable(cause, "give a certificate and its own key, both in PEM, the key without a password") from error
+        raise Unusable(cause, "use a certificate and its matching key, both in PEM, the key without a password") from error
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for it on the terminal."""
-    raise ValueError("the key is locked with a password")
+    """Fail instead of letting OpenSSL prompt for a password on the terminal."""
+    raise ValueError("the key is protected by a password")
 
 
-# -- why a call was not made ---------------------------------------------------------------------------------------------------
+# -- reasons of failed connections -------------------------------------------------------------------------------------------
 
 _UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
-"""OpenSSL's numbers: nobody who is believed here has signed it."""
+"""OpenSSL's error numbers for a certificate of an unknown or untrusted issuer."""
 _EXPIRED, _EARLY, _PURPOSE = 10, 9, 26
 _HOST: Final = frozenset({62, 64})
 CA_CURE: Final = (
-    "name the server's own authority with --ca-file, REMIT_CA_FILE or the context's caFile: "
-    "it is tls/ca.pem in the server's directory"
+    "name the server's certificate authority with --ca-file, REMIT_CA_FILE or the context's caFile: "
+    "it is tls/ca.pem in the server's data directory"
 )
 _PLAIN: Final = ("wrong version number", "record layer failure", "http request", "unknown protocol")
 
 
 def mistrust(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
-    """What was wrong with the other end, and the cure; None if it is nothing that we know."""
+    """Return what was wrong with the peer and how to fix it, or None if the error is not recognised."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
         if code in _UNKNOWN:
-            return "its certificate was not signed by anybody that is believed here", CA_CURE
+            return "its certificate was not signed by a trusted authority", CA_CURE
         if code == _EXPIRED:
-            return "its certificate has run out", "start the server anew, which renews it; or set this machine's clock right"
+            return "its certificate has expired", "restart the server, which renews it; or correct this machine's clock"
         if code == _EARLY:
-            return "its certificate is not good yet", "set the clocks of both machines right"
+            return "its certificate is not valid yet", "correct the clocks of both machines"
         if code in _HOST:
-            cure = f"ask it by a name that it has, or start the server with --tls-name {host}"
+            cure = f"use a host name in its certificate, or start the server with --tls-name {host}"
             return f"its certificate is not for {host}", cure
         if code == _PURPOSE:
-            return "its certificate is not a server's", "that is somebody else: see what listens there"
-        return f"its certificate is not good: {error.verify_message}", CA_CURE
+            return "its certificate is not for a server", "check which process listens there"
+        return f"its certificate is not valid: {error.verify_message}", CA_CURE
     said = reason_of(error)
     if any(words in said for words in _PLAIN):
-        return "it does not speak TLS", "write http:// if it is on this machine, or start the server with --tls"
+        return "it does not use TLS", "use http:// if it is on this machine, or start the server with --tls"
     if "alert" in said:
-        return f"it refused this end's certificate ({said})", "use the certificate that this server gave; or join anew"
+        return f"it rejected this client's certificate ({said})", "use the certificate that this server issued; or join again"
     return None
 
 
 TLS_RECORD: Final = 0x16
-"""What the first byte of a handshake is, since TLS 1.0."""
+"""First byte of a TLS handshake (since TLS 1.0)."""
 READ_BYTES: Final = 64 << 10
 REST_S: Final = 0.1
-"""After the system could not give a connection, for want of numbers for files, say."""
+"""Pause after a failed accept, for example when the process is out of file descriptors."""
 
 
 class Doorstep(NamedTuple):
-    """`context` is asked anew for each: a certificate that was renewed is shown to the next. `known` counts those inside."""
+    """Limits and callbacks of `tls_accept`. `context` is called per connection, so a renewed certificate is used at once.
+
+    `known` returns the number of connections that are past their handshake.
+    """
 
     context: Callable[[], ssl.SSLContext]
     known: Callable[[], int]
     connections_max: int
     plain: bytes = b""
-    """What whoever does not speak TLS is told."""
+    """Answer to a client that does not use TLS."""
     turned: Callable[[str, str], None] = lambda address, why: None
-    """Hears of whoever was not let in: from which address, and why."""
+    """Called for each rejected connection with the client address and the reason."""
     crowd: ConnectionLimiter | None = None
-    """Those inside, by their addresses; None: all who come are as good."""
+    """Counts connections past their handshake by address; None means no limit per address."""
 
 
 @asynccontextmanager
 async def greeting(
     bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol], doorstep: Doorstep
 ) -> AsyncGenerator[None, None]:
-    """For as long as this lasts, whoever comes has a protocol of the factory, once it is known. The socket stays open."""
+    """Accept TLS connections while the context is open; after its handshake each gets a protocol of `factory`.
+
+    The socket stays open.
+    """
     greeter = _Greeter(factory, doorstep)
     taking = asyncio.create_task(greeter.take(bound), name="greeting")
     try:
@@ -236,7 +244,7 @@ class _Greeter:
                 continue
             why = self._why_not(_address(peer))
             if why:
-                connection.close()  # to say why would cost what there is too little of
+                connection.close()  # sending a reason would cost the resources that are short
                 self._doorstep.turned(_address(peer), why)
                 continue
             task = asyncio.create_task(self._greet(connection, _address(peer)))
@@ -244,7 +252,7 @@ class _Greeter:
             task.add_done_callback(self._greeted.discard)
 
     def _why_not(self, address: str) -> str:
-        """Empty: it is let in."""
+        """Return the reason to reject a connection; empty to accept it."""
         crowd = self._doorstep.crowd
         if len(self._greeted) + self._doorstep.known() >= self._doorstep.connections_max:
             return "too many connections"
@@ -258,7 +266,7 @@ class _Greeter:
         await asyncio.gather(*self._greeted, return_exceptions=True)
 
     async def _greet(self, connection: socket.socket, address: str) -> None:
-        """From the first byte to the last of the handshake; then the connection is its protocol's."""
+        """Handle a connection from its first byte to the end of the handshake; then it belongs to its protocol."""
         loop = asyncio.get_running_loop()
         handed = False
         self._coming.came(address)
@@ -267,10 +275,10 @@ class _Greeter:
                 first = await _first_byte(connection)
                 if first != TLS_RECORD:
                     await _told(connection, self._doorstep.plain if first is not None else b"")
-                    if first is not None:  # else it came and went
-                        self._doorstep.turned(address, "this is no TLS")
+                    if first is not None:  # else the client disconnected
+                        self._doorstep.turned(address, "not a TLS handshake")
                     return
-                handed = True  # whatever happens, it is closed by whom it was given to
+                handed = True  # from here on asyncio closes the socket, whatever happens
                 await loop.connect_accepted_socket(
                     self._factory,
                     connection,
@@ -279,10 +287,10 @@ class _Greeter:
                     ssl_shutdown_timeout=CLOSING_S_MAX,
                 )
         except TimeoutError:
-            self._doorstep.turned(address, "the handshake did not come to its end in time")
-        except OSError as error:  # it was none of ours; nobody waits for an answer
+            self._doorstep.turned(address, "the TLS handshake timed out")
+        except OSError as error:  # a failed handshake concerns the client only
             if isinstance(error, ssl.SSLError):
-                self._doorstep.turned(address, f"the handshake failed ({error.reason or 'broken off'})")
+                self._doorstep.turned(address, f"the TLS handshake failed ({error.reason or 'connection closed'})")
         finally:
             self._coming.left(address)
             if not handed:
@@ -294,7 +302,7 @@ def _address(peer: Any) -> str:
 
 
 async def _first_byte(connection: socket.socket) -> int | None:
-    """It stays where it is: whoever reads the connection next has it too. None: there is none."""
+    """Peek at the first byte, which stays in the socket buffer. Returns None if the client has closed the connection."""
     loop = asyncio.get_running_loop()
     came = loop.create_future()
 
@@ -314,6 +322,6 @@ async def _first_byte(connection: socket.socket) -> int | None:
 async def _told(connection: socket.socket, words: bytes) -> None:
     if words:
         with suppress(BlockingIOError):
-            connection.recv(READ_BYTES)  # what is unread when it is closed would take the answer with it
+            connection.recv(READ_BYTES)  # closing with unread data would reset the connection and drop the answer
         await asyncio.get_running_loop().sock_sendall(connection, words)
         connection.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
 """Finds usable cgroup hierarchies.
 
-Each mounted hierarchy is tried, with a group and a child; their use is in cgroups.py.
+Each mounted hierarchy is tried by creating a group and moving a child process into it. cgroups.py uses the result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OWN: Final = Path("/proc/self/cgroup")
 
 
 class Mounted(NamedTuple):
-    """One hierarchy: where it is, and what it controls (version 1; of version 2 that is read inside)."""
+    """A mounted hierarchy with its v1 controllers; those of v2 are read from its files."""
 
     version: int
     place: Path
@@ -25,32 +25,33 @@ class Mounted(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What came of it: the hierarchy if it is usable, or why not."""
+    """Result of a trial: the hierarchy if it is usable, otherwise the reason."""
 
     found: Hierarchy | None
     why: str = ""
 
 
 def find(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
-    """All that is usable, with our groups in the directory `parent` of each. Takes a few milliseconds: it forks."""
+    """Return all usable hierarchies, with our groups in the directory `parent` of each. Takes a few milliseconds: it forks."""
     places = mounted(_text(_MOUNTS) if mounts is None else mounts)
     tries = [try_one(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(WANTED)]
     usable = [one.found for one in tries if one.found is not None]
     usable = [one for one in usable if one.controllers or one.kills]
     if any(one.version == "v2" for one in usable):
-        # Time is counted in every group of version 2: one more directory for each start would tell the same.
+        # cgroup v2 accounts CPU time in every group, so a separate v1 cpuacct directory for each start would add nothing.
         usable = [one for one in usable if one.version == "v2" or one.controllers != {"cpuacct"}]
     has = {name for one in usable for name in one.controllers}
     missing = [name for name in ("cpu", "memory", "pids") if name not in has]
     if not missing:
         return Cgroups(usable)
     whys = list(dict.fromkeys(one.why for one in tries if one.why))
-    told = "; ".join(whys) if whys else "no cgroups are mounted that control it" if places else "no cgroups are mounted"
-    return Cgroups(usable, f"no limit of {', '.join(missing)}: {told}")
+    unavailable = "no mounted cgroup hierarchy controls it" if places else "no cgroups are mounted"
+    told = "; ".join(whys) if whys else unavailable
+    return Cgroups(usable, f"no limit on {', '.join(missing)}: {told}")
 
 
 def mounted(text: str) -> list[Mounted]:
-    """The lines of mountinfo that are about cgroups."""
+    """Parse the cgroup mounts in the text of mountinfo."""
     found = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -66,7 +67,7 @@ def mounted(text: str) -> list[Mounted]:
 
 
 def try_one(mount: Mounted, parent: str) -> Tried:
-    """At the root of the hierarchy, else as near to it as we may: a service is often let in only further down."""
+    """Try the root of the hierarchy first, then each group on the way to our own: a service often has only a subtree."""
     whys = []
     for base in bases(mount):
         tried = _try_at(mount, base, base / parent)
@@ -77,7 +78,7 @@ def try_one(mount: Mounted, parent: str) -> Tried:
 
 
 def bases(mount: Mounted) -> list[Path]:
-    """The groups that we are in ourselves, from the root of the hierarchy on."""
+    """Return the cgroups this process is in, from the root of the hierarchy down."""
     found = [mount.place]
     for line in _text(_OWN).splitlines():
         _, names, path = line.split(":", 2)
@@ -110,7 +111,9 @@ def _try_at(mount: Mounted, base: Path, parent: Path) -> Tried:
 
 
 def _delegated(base: Path, parent: Path) -> tuple[str, ...]:
-    """Version 2 hands each controller down step by step. What is not handed down to us does not limit anything."""
+    """Enable the controllers on the path to `parent` and return those that are available there (v2 enables them level by
+    level).
+    """
     steps = [base, *reversed([place for place in (parent, *parent.parents) if base in place.parents])]
     for place in steps:
         for name in WANTED:
@@ -121,7 +124,7 @@ def _delegated(base: Path, parent: Path) -> tuple[str, ...]:
 
 
 def _join(trial: Path) -> bool:
-    """Can a child be put into a new group? Tells also whether a group can be killed at a stroke."""
+    """Move a child process into a new group. Returns whether the group supports `cgroup.kill`."""
     trial.mkdir()
     try:
         child = os.fork()

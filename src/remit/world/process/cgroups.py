@@ -1,16 +1,15 @@
 """Control groups (cgroup v1 and v2): limits, usage, kill.
 
-By cgroups as they are found; why it runs is not known here.
+A machine has cgroup v2, v1, or both at once (then controllers such as memory are in v1, and v2 serves to kill a tree in one
+step). So every mounted hierarchy that proves usable is used, and a group is a directory of the same name in each of them.
+Usability is found by trying (cgroup_discovery.py): the files say little about what a container or a missing permission
+forbids.
 
-A machine has cgroups of version 2, of version 1, or both at once (then memory and the like are in the old ones, and the new one
-is there for killing a tree at a stroke). So each mounted hierarchy that proves usable is taken, and one group is a directory of
-the same name in each. What is usable is found by trying: files say little about what a container or a missing right forbids.
-
-A name is used again one day; a name and the number of its directory are not, so a group that was written down is never confused
-with a later one. An empty group is removed; one in which somebody runs is never given out twice.
+Names are reused, but a name together with the inode of its directory is not, so a recorded group is never confused with a
+later one. Empty groups are removed; a group with processes is never handed out again.
 """
 
-# Paths are text here: there are a dozen for each start and end, and a `Path` costs as much as the call that it is for.
+# Paths are strings here: each start and end uses a dozen of them, and a `Path` costs as much as the system call it is for.
 # ruff: noqa: PTH102, PTH106, PTH116
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ PARENT: Final = "remit"
 WANTED: Final = ("cpu", "cpuacct", "memory", "pids")
 _ENTRANCE: Final = "cgroup.procs"
 _ALONE: Final = 2
-"""How many links a directory without others in it has: its name, and its dot."""
+"""Link count of a directory without subdirectories: its name and its dot."""
 _PIECE: Final = 1 << 16
 _SHARES_MIN, _SHARES_MAX = 2, 262_144
 _GONE: Final = (errno.ENOENT, errno.ENODEV)
-"""A group that is not there, or no longer: reading in one that was removed meanwhile says ENODEV."""
+"""Errors of a cgroup that does not exist any more: reading in a removed one returns ENODEV."""
 
 
 class Occupied(Exception):
-    """Somebody runs in the group of that name."""
+    """The group still has processes."""
 
 
 class Hierarchy:
-    """One mounted tree of groups, and our directory in it. Below are the two dialects."""
+    """One mounted cgroup hierarchy, and our directory in it. Subclasses implement v1 and v2."""
 
     version: ClassVar[Literal["v1", "v2"]]
 
@@ -49,7 +48,7 @@ class Hierarchy:
         self.parent, self._at = parent, str(parent)
         self.controllers = frozenset(controllers)
         self.kills = kills
-        """Does one write end everybody inside, also those who are being born?"""
+        """Whether one write kills all members, including processes being forked."""
 
     def limit(self, name: str, limits: Limits) -> None:
         raise NotImplementedError
@@ -64,14 +63,14 @@ class Hierarchy:
         raise NotImplementedError
 
     def members(self, name: str) -> list[int]:
-        """Work that may may make groups below its own: they are its own all the same."""
+        """Return the pids in the group and in groups below it: a process may create cgroups below its own."""
         found: set[int] = set()
         for place in _below(self.of(name)):
             found.update(map(int, _text(f"{place}/{_ENTRANCE}").split()))
         return sorted(found)
 
     def remove(self, name: str) -> bool:
-        """Is it gone? Not while somebody is inside."""
+        """Remove the group and those below it. Returns False if it has processes."""
         for place in _below(self.of(name)):
             try:
                 os.rmdir(place)
@@ -81,7 +80,7 @@ class Hierarchy:
         return True
 
     def stop_births(self, name: str) -> None:
-        """Nobody inside can have children any more, so that killing one by one comes to an end."""
+        """Forbid forks in the group, so that killing its processes one by one comes to an end."""
         if "pids" in self.controllers:
             for place in _below(self.of(name)):
                 _write(f"{place}/pids.max", "0")
@@ -102,7 +101,7 @@ class V1(Hierarchy):
     def limit(self, name: str, limits: Limits) -> None:
         if limits.memory_bytes and "memory" in self.controllers:
             self.set(name, "memory.limit_in_bytes", limits.memory_bytes)
-            # Memory and swap together: else what is over the limit goes to swap. Absent where the system has no such count.
+            # Memory and swap together: otherwise the excess is swapped out. The file is absent if swap is not accounted.
             _write(self.of(name, "memory.memsw.limit_in_bytes"), str(limits.memory_bytes))
         if limits.cpu_milli and "cpu" in self.controllers:
             self.set(name, "cpu.shares", shares(limits.cpu_milli))
@@ -117,7 +116,7 @@ class V1(Hierarchy):
         return int(_text(self.of(name, "cpuacct.usage")) or 0) // 1_000_000
 
     def oom_kills(self, name: str) -> int:
-        # Kernels before 4.13 do not count them; there, that the limit was hit is the evidence that is left.
+        # Kernels before 4.13 do not count OOM kills; there, hitting the limit is the only evidence.
         told = _fields(self.of(name, "memory.oom_control"))
         return told["oom_kill"] if "oom_kill" in told else int(_text(self.of(name, "memory.failcnt")) or 0)
 
@@ -129,7 +128,7 @@ class V2(Hierarchy):
         if limits.memory_bytes and "memory" in self.controllers:
             self.set(name, "memory.max", limits.memory_bytes)
             _write(self.of(name, "memory.swap.max"), "0")
-            _write(self.of(name, "memory.oom.group"), "1")  # all or nothing: half a tree is no use to anybody
+            _write(self.of(name, "memory.oom.group"), "1")  # kill all processes together: a part of a process tree is of no use
         if limits.cpu_milli and "cpu" in self.controllers:
             self.set(name, "cpu.weight", weight(limits.cpu_milli))
         if limits.pids and "pids" in self.controllers:
@@ -147,9 +146,10 @@ class V2(Hierarchy):
 
 
 class Birthplace(NamedTuple):
-    """Descriptors: of the group of version 2 in which a process begins (0: none), and of those that it joins by writing 0.
+    """Descriptors for a start inside a group: the v2 directory in which the process is created (0: none), and the v1 files that
+    it joins by writing 0.
 
-    Of version 1 it is the file of single threads: to move a whole process takes a lock of all the machine, a thread does not.
+    For v1 these are the `tasks` files: moving a thread needs no global lock, moving a process does.
     """
 
     into: int
@@ -157,7 +157,7 @@ class Birthplace(NamedTuple):
 
 
 class GroupMark(NamedTuple):
-    """One group as it is written down: its name, and the number that no other directory has had."""
+    """Recorded identity of a group: its name, and the inode of its directory, which is unique."""
 
     name: str
     number: int
@@ -172,16 +172,16 @@ def mark_of(text: str) -> GroupMark | None:
 
 
 class Cgroups:
-    """All the hierarchies that are usable here, as one. None at all is lawful: then there are no groups."""
+    """All usable hierarchies as one. There may be none; then there are no groups."""
 
     def __init__(self, hierarchies: Sequence[Hierarchy], why: str = "") -> None:
         self._all = tuple(sorted(hierarchies, key=lambda one: (not one.kills, one.version != "v2", one.parent)))
         self.why = why
-        """What is missing, in words; empty if nothing is."""
+        """Which limits are missing and why; empty if none are."""
 
     @property
     def name(self) -> Literal["v2", "v1", "none"]:
-        """By whom limits are kept: a version 2 that only kills is there too where limits are of version 1."""
+        """The version that enforces limits. A v2 hierarchy that can only kill may exist next to v1 controllers."""
         limiting = [one for one in self._all if one.controllers & {"memory", "pids", "cpu"}]
         return (limiting or list(self._all))[0].version if self._all else "none"
 
@@ -191,16 +191,16 @@ class Cgroups:
         return tuple(sorted(found | ({"kill"} if any(one.kills for one in self._all) else set())))
 
     def make(self, name: str, limits: Limits) -> GroupMark:
-        """A new group with nobody inside. Raises `Occupied`, or OSError."""
+        """Create an empty group with limits. Raises `GroupOccupied`, or OSError."""
         try:
-            os.mkdir(self._all[0].of(name), 0o755)  # mostly there is none
+            os.mkdir(self._all[0].of(name), 0o755)  # usually it does not exist
         except FileExistsError:
             if not self.remove(name):
                 raise Occupied(name) from None
             os.mkdir(self._all[0].of(name), 0o755)
         try:
             for one in self._all:
-                with suppress(FileExistsError):  # the first is ours; one that is empty is left of an earlier one
+                with suppress(FileExistsError):  # the first was created above; others may be empty remains of an earlier group
                     os.mkdir(one.of(name), 0o755)
                 one.limit(name, limits)
             return GroupMark(name, os.stat(self._all[0].of(name)).st_ino)
@@ -209,18 +209,18 @@ class Cgroups:
             raise
 
     def places(self, name: str) -> list[str]:
-        """Its directory in each hierarchy; the first is the one that is numbered, and whose members count."""
+        """Return the group's directory in each hierarchy. The first one provides its inode and its members."""
         return [one.of(name) for one in self._all]
 
     @contextmanager
     def entrances(self, name: str) -> Iterator[tuple[int, ...]]:
-        """Whoever writes 0 to each of these has joined."""
+        """Yield descriptors: a process that writes 0 to each of them joins the group."""
         with ExitStack() as opened:
             yield tuple(_opened(one.of(name, _ENTRANCE), os.O_WRONLY, opened) for one in self._all)
 
     @contextmanager
     def birthplace(self, name: str) -> Iterator[Birthplace]:
-        """Where a process of one thread is born that shall be in all of them from the beginning on."""
+        """Yield the descriptors for creating a single-threaded process directly inside the group."""
         with ExitStack() as opened:
             into = [one for one in self._all if one.version == "v2"][:1]
             born = _opened(into[0].of(name), os.O_PATH | os.O_DIRECTORY, opened) if into else 0
@@ -228,7 +228,7 @@ class Cgroups:
             yield Birthplace(born, tuple(joined))
 
     def holds(self, mark: GroupMark) -> bool:
-        """Is this the same group still?"""
+        """Return whether the group still exists and was not replaced by another of the same name."""
         if not self._all:
             return False
         try:
@@ -237,7 +237,7 @@ class Cgroups:
             return False
 
     def members(self, name: str) -> list[int]:
-        """Whoever has not ended. All of a group are in each of its directories, so one tells them."""
+        """Return the pids of running members. All members are in every hierarchy, so one is read."""
         return self._all[0].members(name) if self._all else []
 
     def names(self) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class Cgroups:
         return tuple(sorted(found))
 
     def signal(self, name: str, number: signal.Signals, *, but: frozenset[int] = frozenset()) -> None:
-        """Each member once. A handle is opened first and membership read again, so that no stranger of that number is hit."""
+        """Signal each member once. The pidfd is opened first and the membership read again, so a reused pid is never hit."""
         handles: dict[int, int] = {}
         try:
             for pid in self.members(name):
@@ -264,7 +264,7 @@ class Cgroups:
                 os.close(handle)
 
     def kill(self, name: str) -> None:
-        """Once is not always enough where no hierarchy kills at a stroke: call it until nobody is left."""
+        """Kill all members. Without `cgroup.kill` one call may not suffice: call it until no member is left."""
         first = self._all[0]
         if first.kills:
             with suppress(FileNotFoundError):
@@ -284,25 +284,25 @@ class Cgroups:
         return any(one.oom_kills(name) for one in self._all if "memory" in one.controllers)
 
     def remove(self, name: str) -> bool:
-        """Is it gone everywhere? The first is tried first: if somebody is inside, the others stay whole."""
+        """Remove the group from all hierarchies. The first is tried first: if it has processes, the others are left intact."""
         return all(one.remove(name) for one in self._all)
 
 
 def shares(milli: int) -> int:
-    """A processor is 1024 shares."""
+    """Convert to cgroup v1 CPU shares: one CPU is 1024."""
     return min(max(milli * 1024 // 1000, _SHARES_MIN), _SHARES_MAX)
 
 
 def weight(milli: int) -> int:
-    """The same range on the scale of version 2, from 1 to 10,000; as the runtimes of containers reckon it."""
+    """Convert to the cgroup v2 weight (1 to 10,000) by the same formula as container runtimes."""
     return 1 + (shares(milli) - _SHARES_MIN) * 9_999 // (_SHARES_MAX - _SHARES_MIN)
 
 
-# -- small files ---------------------------------------------------------------------------------------------------------------
+# -- cgroup files ------------------------------------------------------------------------------------------------------------
 
 
 def _below(place: str) -> list[str]:
-    """A group and the groups inside it, innermost first. A directory's links count those in it, so most need no look."""
+    """Return a group and the groups inside it, innermost first. The link count shows that most have none."""
     try:
         if os.stat(place).st_nlink == _ALONE:
             return [place]
@@ -318,7 +318,7 @@ def _opened(path: str, flags: int, files: ExitStack) -> int:
 
 
 def _text(path: str) -> str:
-    """What a group that is gone, or a controller that is not there, says: nothing."""
+    """Read a file; empty if the group or the controller does not exist."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -348,6 +348,6 @@ def _put(path: str, text: str) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """Where it is possible: older or smaller systems do not have every file."""
+    """Write a file if it exists: not every kernel has all of them."""
     with suppress(OSError):
         _put(path, text)

@@ -1,13 +1,14 @@
 """Joins a process's namespaces and executes the command (standalone).
 
-In a process that has nothing of ours. Nothing is decided.
+    python -I -S exec_main.py N
 
-    python -I -S enter.py N      with a socket as descriptor N, over which its starter says what to do and hears what came of it
+N is the descriptor of a socket, over which exec_session.py sends the spec and receives the result.
 
-It is started with an empty environment and never loads what work named for itself (LD_PRELOAD and the like): that environment
-is given to the command alone, with its first instruction. The order of steps matters: first the cgroup, so that all else counts
-against the right limits; a user of its own before a user namespace, which belongs to that user, and after any other namespace,
-which only root may join; all rights are given up last. Nothing is imported but what every Python has.
+This program is started with an empty environment, so it never loads anything that the replica's environment names
+(LD_PRELOAD and the like); only the command itself gets that environment. The order of the steps matters. The cgroup comes
+first, so that everything else counts against the right limits. The user is switched before joining a user namespace, which
+belongs to that user, but after joining any other namespace, which only root may do. Capabilities are dropped last. Only the
+standard library is imported.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CAP_VERSION_3: Final = 0x20080522
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 _step = "read"
-"""How far it has come; told if it comes no further."""
+"""The current step; reported if it fails."""
 
 
 def main() -> int:
@@ -41,7 +42,7 @@ def main() -> int:
     try:
         spec = json.loads(_said(control))
         for file in (control.fileno(), spec["beside"]):
-            os.set_inheritable(file, False)  # the command has its three streams, and nothing else
+            os.set_inheritable(file, False)  # the command inherits only its three standard streams
         for entrance in spec["entrances"]:
             _at("join")
             os.write(entrance, b"0")
@@ -53,7 +54,8 @@ def main() -> int:
         if spec["namespaces"] & NEWPID:
             _at("fork")
             _end_with_parent()
-            # What is sent to all of the run is for the command to heed or not: the one who tells of its end must outlive it.
+            # Signals sent to the whole process group are for the command; this process must survive them to report how it
+            # ended.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             child = os.fork()
             if child:
@@ -62,7 +64,7 @@ def main() -> int:
         _become(spec, control)
     except OSError as error:
         _tell(control, {"step": _step, "errno": error.errno or errno.EIO})
-    except Exception as error:  # noqa: BLE001 - our own bug: told, since nobody sees what this process says
+    except Exception as error:  # noqa: BLE001 - our own bug: reported, since stderr of this process is the command's
         _tell(control, {"step": _step, "errno": errno.EIO, "bug": repr(error)})
     return 126
 
@@ -78,7 +80,7 @@ def _said(control: socket.socket) -> bytes:
         pieces.append(piece)
         size += len(piece)
         if size > SPEC_BYTES_MAX:
-            raise OSError(errno.E2BIG, "too much was said")
+            raise OSError(errno.E2BIG, "the spec is too long")
     return b"".join(pieces)
 
 
@@ -87,7 +89,7 @@ def _tell(control: socket.socket, what: dict[str, Any], *files: int) -> None:
 
 
 def _enter(spec: dict[str, Any]) -> None:
-    """Take on the user, and join the namespaces of the one that runs."""
+    """Switch to the user, and join the namespaces of the running process."""
     user_first = spec["namespaces"] & NEWUSER
     if user_first:
         _take_on(spec["user"])
@@ -120,15 +122,15 @@ def _become(spec: dict[str, Any], control: socket.socket) -> None:
         _give_up_rights()
     for number in signal.Signals:
         if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores some, and a command must not inherit that
+            signal.signal(number, signal.SIG_DFL)  # Python ignores some signals, and the command must not inherit that
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _end_with_parent()
     _at("run")
-    os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - never through a shell: that is the point
+    os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - never through a shell
 
 
 def _take_terminal(window: list[int], control: socket.socket) -> None:
-    """One of the namespace that it is in now, so that the command finds it by its name; and it is owned by its user."""
+    """Open a terminal in the current mount namespace, so that the command finds it by name, owned by its user."""
     near, far = os.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
     fcntl.ioctl(far, termios.TIOCSCTTY, 0)
@@ -141,7 +143,7 @@ def _take_terminal(window: list[int], control: socket.socket) -> None:
 
 
 def _give_up_rights() -> None:
-    """As a sandbox has none to give: not now, and not by any program that is run from here."""
+    """Drop all capabilities and disable privilege escalation, as bubblewrap does for the replica."""
     number = 0
     while _LIBC.prctl(_CAPBSET_READ, number, 0, 0, 0) >= 0:
         if _LIBC.prctl(_CAPBSET_DROP, number, 0, 0, 0) and ctypes.get_errno() != errno.EPERM:
@@ -155,13 +157,16 @@ def _give_up_rights() -> None:
 
 
 def _end_with_parent() -> None:
-    """Whoever asked for it has gone with our starter. After the user: who changes that loses this."""
+    """Die with the parent process. Set after the user is switched, because switching clears this setting."""
     if _LIBC.prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def _relayed(child: int, control: socket.socket) -> int:
-    """A number space is entered by children alone: this one only says how its child ended, by ending alike."""
+    """Wait for the child and end in the same way.
+
+    Only children of a process enter a new pid namespace, so the command is a child and this process reports its exit status.
+    """
     control.close()
     for stream in (0, 1, 2):
         os.close(stream)

@@ -1,11 +1,8 @@
-"""Exec session interface and implementation: a command beside a running process.
+"""Exec session interface and implementation: a command run next to a running process.
 
-Promises only: see promises.py.
-
-Processes and descriptors; who asked for it is not known here.
-
-What begins it is a program of its own (enter.py), which is told what to do over a socket and hears nothing else of ours. All
-that comes of the command is in a cgroup below its run's: it counts against that one's limits, and is ended alone or with it.
+The command is started by a separate program (exec_main.py), which gets its instructions over a socket and nothing else of
+this process. All processes of the command are in a cgroup below the one of the replica: they count against the replica's
+limits, and can be killed alone or with it.
 """
 
 from __future__ import annotations
@@ -33,74 +30,74 @@ from remit.world.process.exec_main import NEWUSER
 
 
 class Window(NamedTuple):
-    """How large a terminal is, in letters."""
+    """Size of a terminal in characters."""
 
     rows: int = 24
     columns: int = 80
 
 
 class Said(NamedTuple):
-    """Some of what a command has written. All that one with a terminal writes is `stdout`."""
+    """Output of a command. With a terminal, all output is `stdout`."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
 
 
 class Session(Protocol):
-    """A command that runs beside a run, and our ends of its streams. It ends, at the latest, when that run has."""
+    """A command that runs next to a process, and our ends of its streams. It ends, at the latest, with that process."""
 
     async def read(self) -> Said | None:
-        """What it writes, as it comes; None when nothing more can come. One reader at a time."""
+        """Return the next output, or None when no more can come. One reader at a time."""
         ...
 
     async def feed(self, data: bytes, /) -> None:
-        """Returns when all of it is taken; also when the command does not want any more. One feeder at a time."""
+        """Write input. Returns when all is written, or when the command has closed its input. One writer at a time."""
         ...
 
     def end_input(self) -> None:
-        """There is no more. On a terminal: what the key for that does."""
+        """Close the input. On a terminal, send the end-of-file key."""
         ...
 
     def resize(self, window: Window, /) -> None:
-        """Of its terminal, if it has one."""
+        """Resize the command's terminal, if it has one."""
         ...
 
     async def wait(self) -> Ended:
-        """Returns when the command itself has ended."""
+        """Return when the command itself has ended."""
         ...
 
     async def end(self) -> None:
-        """Kill all that came of it. Returns when nothing of it is left. What was written may still be read."""
+        """Kill all processes of the command. Returns when none is left. Buffered output can still be read."""
         ...
 
     async def close(self) -> None:
-        """End it, and let go: nothing can be read any more."""
+        """Kill the command and release all descriptors; nothing can be read any more."""
         ...
 
 
 PROGRAM: Final = Path(__file__).with_name("exec_main.py")
 READ_BYTES: Final = 32 << 10
 BEGIN_S: Final = 10.0
-"""So long a command may take to begin: it only has to be found and begun."""
+"""Time limit for starting a command, which only has to be found and executed."""
 
 _LOOK_S: Final = 0.01
 _TOLD_BYTES_MAX: Final = 4_096
 _NAMESPACES: Final = {"user": NEWUSER, "mnt": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
 _OVER: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
-"""What the far end of a stream or terminal answers once nobody is there."""
+"""Errors of a stream or terminal whose other end is closed."""
 _END_KEY: Final = b"\x04"
 
 _STEPS: Final = {
-    "join": ("what it is to run beside has ended", "look whether it runs, and ask again"),
-    "namespaces": ("the sandbox cannot be entered", "run the agent as root, or as the user whose work it is"),
-    "user": ("its user cannot be taken on", "run the agent as root, or leave `user` out"),
-    "terminal": ("no terminal can be had", "ask for none, or see what the machine says of it"),
-    "directory": ("its working directory cannot be entered", "see whether it is still there"),
+    "join": ("the process to run next to has ended", "check that the replica runs, then retry"),
+    "namespaces": ("the sandbox cannot be entered", "run the agent as root, or as the user of the replica"),
+    "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
+    "terminal": ("no terminal is available", "run the command without a terminal, or check the node's system log"),
+    "directory": ("its working directory cannot be entered", "check that the directory still exists"),
 }
 
 
 class Surroundings(NamedTuple):
-    """What a run is in: the process whose namespaces are joined, and which; the group, if any."""
+    """Environment of a running process: a process whose namespaces are joined, which ones, and its cgroup, if any."""
 
     pid: int
     namespaces: int
@@ -108,14 +105,14 @@ class Surroundings(NamedTuple):
 
 
 def surroundings(running: Running, order: Order, mark: GroupMark | None, members: Sequence[int]) -> Surroundings:
-    """`members`: all that came of the run. Raises `NotStarted`."""
+    """Determine the environment to join. `members`: pids of all processes of the run. Raises `NotStarted`."""
     if order.sandbox == "none":
         return Surroundings(running.pid, 0, mark)
-    # The first process of the sandbox is bubblewrap's own: its namespaces are what it made, whatever the work has done since.
-    # It has its second only when it is done with making them.
+    # Pid 1 of the sandbox is bubblewrap itself: it has exactly the namespaces that bubblewrap created, whatever the replica has
+    # done since. Pid 2 exists only once bubblewrap has created all of them.
     numbers = {procfs.inside(pid): pid for pid in members}
     if 1 not in numbers or max(numbers) < 2:
-        raise NotStarted("its sandbox is not ready", "ask again in a moment")
+        raise NotStarted("the replica's sandbox is not ready", "retry in a moment")
     first = numbers[1]
     joined = sum(flag for name, flag in _NAMESPACES.items() if _namespace(first, name) != _namespace(os.getpid(), name))
     return Surroundings(first, joined, mark)
@@ -126,17 +123,23 @@ def _namespace(pid: int, name: str) -> str:
         return str(Path(f"/proc/{pid}/ns/{name}").readlink())
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise NotStarted(f"its sandbox cannot be looked at ({why})", "run the agent as root, or as that user") from error
+        raise NotStarted(
+            f"the replica's sandbox cannot be inspected ({why})", "run the agent as root, or as the user of the replica"
+        ) from error
 
 
 async def enter(
     order: Order, around: Surroundings, cgroups: Cgroups, name: str, is_there: Callable[[], bool], window: Window | None
 ) -> Entered:
-    """`name`: of the group below that of the run. `is_there`: does the run go on? Asked once nothing can take its numbers."""
+    """Start the command. `name`: of the cgroup below that of the process.
+
+    `is_there` returns whether the process still runs. It is called after a pidfd pins the process, when its pid cannot be
+    reused any more.
+    """
     with ExitStack() as kept:
         beside = _pinned(around.pid, kept)
         if not is_there():
-            raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again")
+            raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry")
         group = _group_below(cgroups, around.mark, name, kept)
         with ExitStack() as passed:
             entrances = _entrances(cgroups, group, passed)
@@ -155,12 +158,12 @@ async def enter(
         entered.take(terminal if window is not None else -1, ends)
         kept.pop_all()
         ours.close()
-        process.returncode = 0  # from here on it is watched by its number, and by another
+        process.returncode = 0  # from here on it is watched by pidfd; Popen must not wait for it
     return entered
 
 
 class Entered:
-    """Satisfies `Session`. It is killed when the process that it is beside ends."""
+    """Implements `Session`. The command is killed when the process that it runs next to ends."""
 
     def __init__(self, pid: int, beside: int, cgroups: Cgroups, group: str) -> None:
         self.pid = pid
@@ -174,7 +177,7 @@ class Entered:
         self.handle = os.pidfd_open(pid)
 
     def take(self, terminal: int, pipes: Sequence[int]) -> None:
-        """From here on the descriptors are this one's."""
+        """Take ownership of the descriptors."""
         if terminal >= 0:
             self._terminal, self._input, self._outputs = terminal, terminal, {terminal: "stdout"}
         else:
@@ -192,9 +195,9 @@ class Entered:
                 except BlockingIOError:
                     continue
                 except OSError:
-                    data = b""  # how a terminal says that nobody is at its other end
+                    data = b""  # a terminal reports EIO once its other end is closed
                 if data:
-                    self._outputs[file] = self._outputs.pop(file)  # the other one is looked at first next time
+                    self._outputs[file] = self._outputs.pop(file)  # read the other stream first next time
                     return Said("stdout" if name == "stdout" else "stderr", data)
                 self._close_output(file)
             if self._outputs:
@@ -229,7 +232,7 @@ class Entered:
         return await asyncio.shield(self._over)
 
     def kill(self) -> None:
-        """All that is found of it now."""
+        """Kill all processes of the command that exist now."""
         if self._group:
             self._cgroups.kill(self._group)
         members = procfs.tree(self.pid) if not self._group and not self._over.done() else ()
@@ -281,7 +284,7 @@ class Entered:
         if file >= 0:
             self._loop.remove_writer(file)
             if self._feeding is not None:
-                _tell(self._feeding)  # who waits until more is taken learns that nothing will be
+                _tell(self._feeding)  # wake a writer that waits for space: there will be none
             if file != self._terminal:
                 os.close(file)
 
@@ -311,7 +314,7 @@ class Entered:
             await came
         finally:
             self._feeding = None
-            if self._input == file:  # else the number may be somebody else's by now
+            if self._input == file:  # else the descriptor may have been reused
                 self._loop.remove_writer(file)
 
 
@@ -320,14 +323,14 @@ def _tell(came: asyncio.Future[None]) -> None:
         came.set_result(None)
 
 
-# -- how it begins -------------------------------------------------------------------------------------------------------------
+# -- start -------------------------------------------------------------------------------------------------------------------
 
 
 def _pinned(pid: int, kept: ExitStack) -> int:
     try:
         handle = os.pidfd_open(pid)
     except OSError as error:
-        raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again") from error
+        raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry") from error
     kept.callback(os.close, handle)
     return handle
 
@@ -342,7 +345,7 @@ def _group_below(cgroups: Cgroups, mark: GroupMark | None, name: str, kept: Exit
     except OSError as error:
         cgroups.remove(group)
         why = (error.strerror or str(error)).lower()
-        raise NotStarted(f"the cgroup of its replica cannot be joined ({why})", "see whether that still runs") from error
+        raise NotStarted(f"the replica's cgroup cannot be joined ({why})", "check that the replica runs") from error
     kept.callback(cgroups.remove, group)
     return group
 
@@ -351,11 +354,11 @@ def _entrances(cgroups: Cgroups, group: str, passed: ExitStack) -> tuple[int, ..
     try:
         return passed.enter_context(cgroups.entrances(group)) if group else ()
     except OSError as error:
-        raise NotStarted("what it is to run beside has ended", "look whether it runs, and ask again") from error
+        raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry") from error
 
 
 def _pipes(kept: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Our ends, and the command's."""
+    """Return our ends and the command's ends."""
     ours, theirs = list[int](), list[int]()
     for stream in range(3):
         read, write = os.pipe2(os.O_CLOEXEC)
@@ -369,7 +372,7 @@ def _pipes(kept: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tu
 
 def _started(control: int, streams: Sequence[int], passed: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(  # noqa: S603 - our own program, and nothing of the order is in its arguments
+        return subprocess.Popen(  # noqa: S603 - our own program; the user's command is not in its arguments
             (sys.executable, "-I", "-S", str(PROGRAM), str(control)),
             env={},
             cwd="/",
@@ -381,7 +384,7 @@ def _started(control: int, streams: Sequence[int], passed: Sequence[int]) -> sub
         )
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise NotStarted(f"nothing can be started now ({why})", "see what the machine says of it") from error
+        raise NotStarted(f"cannot start a process ({why})", "check the node's system log") from error
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -407,7 +410,7 @@ def _spec(order: Order, around: Surroundings, beside: int, entrances: Sequence[i
 
 
 async def _begun(control: socket.socket, spec: bytes, order: Order, kept: ExitStack) -> int:
-    """The terminal, if there is one. Returns when the command has its first instruction; raises `NotStarted`."""
+    """Send the spec and wait until the command is executed. Returns the terminal, or -1. Raises `NotStarted`."""
     loop = asyncio.get_running_loop()
     terminal, told = -1, b""
     try:
@@ -430,9 +433,9 @@ async def _begun(control: socket.socket, spec: bytes, order: Order, kept: ExitSt
                     break
                 told += piece
     except TimeoutError:
-        raise NotStarted("it did not begin in time", "see whether the machine is overloaded, and ask again") from None
+        raise NotStarted("the command did not start in time", "check whether the node is overloaded, then retry") from None
     except OSError as error:
-        raise NotStarted("it ended before it began", "see what the machine says of it") from error
+        raise NotStarted("the command's starter ended unexpectedly", "check the node's system log") from error
     for line in told.splitlines():
         _check(json.loads(line), order)
     return terminal
@@ -443,6 +446,6 @@ def _check(told: dict[str, Any], order: Order) -> None:
         step, code = str(told["step"]), int(told["errno"])
         why = str(told.get("bug") or os.strerror(code).lower())
         if step == "run":
-            raise NotStarted(f"{order.argv[0]} cannot be run ({why})", spawn.CURES.get(code, "see what it needs"))
-        cause, cure = _STEPS.get(step, ("it did not get to its first instruction", "see what the machine says of it"))
+            raise NotStarted(f"{order.argv[0]} cannot be run ({why})", spawn.CURES.get(code, "check what the program needs"))
+        cause, cure = _STEPS.get(step, ("it failed before its first instruction", "check the node's system log"))
         raise NotStarted(f"{order.argv[0]} cannot be run: {cause} ({why})", cure)

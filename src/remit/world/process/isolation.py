@@ -1,15 +1,13 @@
 """Sandbox arguments (bubblewrap) and per-tenant users.
 
-Asked of the system.
+A root agent must not run every tenant's code as root, nor let tenants reach each other's processes and files when there is
+no sandbox. So a replica without a user runs as an unprivileged user of its tenant, with a uid derived from the tenant's name
+in a range that nothing else on the machine uses.
 
-An agent that is root must not make everybody root who may declare work, nor let tenants at each other's processes and files
-where no sandbox stands between them. So what names no user runs as one that owns nothing: one for each tenant, by a number that
-follows from its name, and that machines give to nobody else.
+A replica of another user must be able to reach its own directory. If a parent of the data directory is closed to others, as
+home directories are, the replica directories are kept in `/var/lib/remit-rooms`, and a symbolic link takes their place.
 
-Whoever runs work as another user must also let it reach its own directory: where one above it is closed to others, as a home
-directory is, the rooms are kept in a place that is not, and a link stands where they would have been.
-
-The words for bubblewrap; they are not run here: see spawning.py.
+This module only builds arguments; spawn.py starts the processes.
 """
 
 from __future__ import annotations
@@ -26,27 +24,30 @@ from typing import Final
 from remit.world.interfaces import Forbidden, Mounted, NotStarted, Order
 
 OWN: Final = ""
-"""As whoever runs the agent."""
+"""Run as the user of the agent."""
 
 EACH: Final = "each-tenant"
-"""As a user of its tenant's own."""
+"""Run as a separate user for each tenant."""
 
 UNPRIVILEGED: Final = "nobody"
 FIRST, COUNT = 0x7000_0000, 0x0FF0_0000
-"""Numbers that neither distributions nor containers give out: so many that two tenants hardly ever have the same."""
+"""Range of uids that neither distributions nor container runtimes use, large enough that two tenants hardly ever collide."""
 
 ROOMS: Final = Path("/var/lib/remit-rooms")
-"""Where rooms are whose own place others cannot reach; of root alone, who alone runs work as others."""
+"""Replica directories of agents whose data directory others cannot reach. Owned by root, since only root switches users."""
 
 _PASSABLE: Final = 0o711
 _UID_MAP: Final = Path("/proc/self/uid_map")
 
 
 def work_user(said: str) -> str:
-    """As whom work runs that names nobody. `said`: by whoever runs the agent; empty: nothing. Raises `NotStarted`."""
+    """Return the user of replicas that name none. `said`: the --work-user option, or empty. Raises `NotStarted`."""
     if os.geteuid() != 0:
         if said and said != _own_name():
-            raise NotStarted(f"{_own_name()} may not run anything as {said!r}", "run the agent as root, or leave it out")
+            raise NotStarted(
+                f"{_own_name()} has no permission to run processes as {said!r}",
+                "run the agent as root, or leave out --work-user",
+            )
         return OWN
     if said == EACH or (not said and _is_mapped(FIRST) and _is_mapped(FIRST + COUNT - 1)):
         return EACH
@@ -54,14 +55,14 @@ def work_user(said: str) -> str:
     try:
         uid = pwd.getpwnam(wanted).pw_uid
     except (KeyError, ValueError):
-        raise NotStarted(f"there is no user {wanted!r} on this machine", "make that user, or name another") from None
+        raise NotStarted(f"user {wanted!r} does not exist on this machine", "create the user, or name another") from None
     if not said and not _is_mapped(uid):
-        return OWN  # root of a namespace that has nobody else: outside of it, it is somebody without rights
+        return OWN  # root of a user namespace without other users, which is unprivileged outside of it
     return OWN if uid == 0 else wanted
 
 
 def user_of_tenant(tenant: str) -> str:
-    """The same on every node, and after every restart."""
+    """Return the tenant's user: the same on every node and after every restart."""
     return f"#{FIRST + int.from_bytes(sha256(b'remit user of ' + tenant.encode()).digest()[:8], 'big') % COUNT}"
 
 
@@ -73,7 +74,7 @@ def _own_name() -> str:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Has this user namespace such a user?"""
+    """Return whether this user namespace contains the uid."""
     try:
         lines = [[int(word) for word in line.split()] for line in _UID_MAP.read_text().splitlines()]
     except (OSError, ValueError):
@@ -82,7 +83,7 @@ def _is_mapped(uid: int) -> bool:
 
 
 def closed_above(place: Path) -> Path | None:
-    """The outermost directory above that not everybody may pass; None: all may."""
+    """Return the outermost parent directory that other users cannot traverse, or None."""
     for one in reversed(place.absolute().parents):
         if not one.stat().st_mode & stat.S_IXOTH:
             return one
@@ -90,8 +91,10 @@ def closed_above(place: Path) -> Path | None:
 
 
 def open_rooms(place: Path) -> None:
-    """See to it that work of other users can reach what is in `place`, if this is root: through all that is above it, or by a
-    link that stands there instead. Raises OSError, and `Forbidden`.
+    """As root, make `place` reachable for replicas of other users, if necessary by replacing it with a link to another
+    directory.
+
+    Raises OSError and `AccessDenied`.
     """
     if os.geteuid() != 0 or closed_above(place) is None:
         return
@@ -106,8 +109,10 @@ def open_rooms(place: Path) -> None:
 
 
 def _move(place: Path, elsewhere: Path) -> None:
-    """What runs there goes on in it, and finds it by the link. From one disk to another only what is empty is moved: of the
-    rest, what begins is told that it cannot enter its directory.
+    """Move the directory and leave a symbolic link, so that running replicas continue in it.
+
+    Only an empty directory can be moved between file systems. Otherwise it stays, and new replicas fail to enter their
+    directory.
     """
     with suppress(OSError):
         elsewhere.rmdir()
@@ -121,11 +126,15 @@ def _move(place: Path, elsewhere: Path) -> None:
 
 
 def _make_open(there: Path) -> None:
-    """It must be root's own: work is not put where another may change what it finds."""
+    """Create a directory that other users can traverse. It must be owned by root, so that no other user can replace its
+    content.
+    """
     there.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
     found = there.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
-        raise Forbidden(f"{there} is somebody else's", "remove it: work is not put where another may change it")
+        raise Forbidden(
+            f"{there} is not owned by root", "remove it: replica directories must not be under another user's control"
+        )
     there.chmod(_PASSABLE)
 
 
@@ -137,17 +146,17 @@ _STEERING: Final = frozenset(
         "TZDIR",
     )
 )  # fmt: skip
-"""What the C library does not heed in programs that have more rights than whoever starts them; and LD_ anything."""
+"""Variables that the C library ignores in setuid programs; LD_* are handled separately."""
 
 _PRIVATE: Final = (Path("/tmp"), Path("/dev"), Path("/proc"))  # noqa: S108 - each sandbox has its own
 
 
 def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, ...]:
-    """The arguments that run `order.argv` with all of the machine, or of its own root, to read, and to change only
-    `order.writable`, what is mounted to be written, and a /tmp.
+    """Return the bubblewrap arguments that run `order.argv`.
 
-    It has a process number space of its own, so that whatever it begins ends with it; the network is the machine's. `other`: it
-    runs as another user than we do, who can neither see nor cover what is below a directory that is closed to others.
+    The sandbox sees the host, or the spec's own root, read-only; it can write to `order.writable`, to writable mounts, and
+    to its own /tmp. It has its own pid namespace, so that all its processes end with it, and shares the host's network.
+    `other`: it runs as another user, who can neither see nor mount over anything below a directory that is closed to others.
     """
     words = [program, *(("--ro-bind", "/", "/") if order.root is None else _root(order.root))]
     words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108
@@ -159,12 +168,12 @@ def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, 
     for place in hidden:
         words += ["--tmpfs", place]
     shown = [*order.mounts, *(Mounted(place, place, writable=True) for place in order.writable if order.root is None)]
-    # Outer ones first: an inner one that came before would be covered.
+    # Outer directories first: an inner mount made earlier would be hidden.
     for one in sorted(shown, key=lambda one: one.at):
         words += ["--bind" if one.writable else "--ro-bind", str(one.source), str(one.at)]
     for place in (*hidden, *(("/",) if order.root is not None else ())):
         words += ["--remount-ro", place]
-    if order.directory is not None:  # as the sandbox has it: whoever names what it covers must not be shown that for it
+    if order.directory is not None:  # resolved inside the sandbox, so a hidden directory cannot be reached this way
         words += ["--chdir", str(order.directory)]
     kept = outside(order.env)
     for name in sorted(name for name in order.env if name not in kept):
@@ -173,8 +182,10 @@ def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, 
 
 
 def _root(root: Path) -> list[str]:
-    """All that is in it, each by itself: so bubblewrap can make places beside them in the empty root that it begins with, and
-    needs neither an overlay nor to write where it may not. What the sandbox has of its own is left out.
+    """Bind each entry of the root separately.
+
+    So bubblewrap can create mount points next to them in its own empty root, without an overlay and without write access to
+    `root`. Directories that the sandbox provides itself are left out.
     """
     words: list[str] = []
     for entry in sorted(root.iterdir()):
@@ -189,12 +200,14 @@ def _root(root: Path) -> list[str]:
 
 
 def outer_directory(order: Order) -> Path | None:
-    """Where it begins on the machine: `directory` is one of its own root, if it has that."""
+    """Return the directory to start bubblewrap in: with its own root, `directory` exists only inside."""
     return order.directory if order.root is None else Path("/")
 
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:
-    """What of work's environment bubblewrap itself may be started with. It is not in its sandbox: what makes a loader or a
-    library run or write something else would do so with the rights of whoever starts it. The rest it only passes on.
+    """Return the part of the environment that bubblewrap itself is started with.
+
+    bubblewrap runs outside of its sandbox, so variables that make the loader or the C library load code or write files would
+    act with the permissions of its user. These are passed to the sandboxed process only.
     """
     return {name: text for name, text in env.items() if name not in _STEERING and not name.startswith("LD_")}

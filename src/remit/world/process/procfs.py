@@ -1,8 +1,6 @@
 """Process information from procfs; signals to foreign processes.
 
-Read from /proc; nobody is touched here.
-
-By its number, which whoever asks has from that process's own lock.
+Callers of the signal functions get the pid from that process's own lock file.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from typing import Final, NamedTuple
 
 _PROC: Final = Path("/proc")
 _NO_MORE: Final = frozenset("ZXx")
-"""States of a process that has ended and is only waiting to be reaped."""
+"""States of a process that has ended and was not reaped."""
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _STAT_BYTES_MAX: Final = 4_096
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class Member(NamedTuple):
-    """One process as /proc tells it. `ticks`: when it began; `cpu_ticks`: what it took, with its children that have ended."""
+    """One process in /proc. `ticks`: its start time; `cpu_ticks`: CPU time, including children that have been reaped."""
 
     pid: int
     state: str
@@ -36,7 +34,7 @@ class Member(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """A first thread that has ended says nothing about the others."""
+        """Whether any thread runs: the main thread may have ended before the others."""
         return self.state not in _NO_MORE or self.threads > 1
 
     @property
@@ -50,30 +48,30 @@ class Member(NamedTuple):
 
 def member(pid: int) -> Member | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - looked at several times for each start
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - read several times for each start, so it must be fast
             text = file.read(_STAT_BYTES_MAX)
     except OSError:
         return None
-    # The name in parentheses may hold anything, also spaces and parentheses.
+    # The command name in parentheses may contain anything, also spaces and parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
     cpu = sum(int(field) for field in fields[11:15])
     return Member(pid, fields[0].decode(), int(fields[2]), cpu, int(fields[17]), int(fields[19]), int(fields[21]))
 
 
 def group(number: int) -> list[Member]:
-    """Who of a process group still runs."""
+    """Return the running processes of a process group."""
     try:
         os.killpg(number, 0)
     except ProcessLookupError:
         return []
-    except PermissionError:  # it has members that changed their user
+    except PermissionError:  # it has members of another user
         pass
     members = (member(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
     return [one for one in members if one is not None and one.group == number and one.runs]
 
 
 def tree(pid: int) -> list[Member]:
-    """A process and all that descends from it by parents who still run; the others cannot be told from anybody's."""
+    """Return a process and its running descendants. Orphans, whose parent has ended, cannot be attributed and are missing."""
     found, queue = dict[int, Member](), [pid]
     while queue:
         one = member(queue.pop())
@@ -85,7 +83,7 @@ def tree(pid: int) -> list[Member]:
 
 
 def inside(pid: int) -> int:
-    """The number of a process in the innermost space of numbers that it is in; 0 if that is the machine's own or unknown."""
+    """Return the pid of a process in its innermost pid namespace; 0 if that is the host's namespace or unknown."""
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -95,7 +93,7 @@ def inside(pid: int) -> int:
 
 
 def program(pid: int) -> str:
-    """The file that it runs, if that may be known."""
+    """Return the path of the executable; empty if it cannot be read."""
     try:
         return str((_PROC / str(pid) / "exe").readlink())
     except OSError:
@@ -113,7 +111,9 @@ def _children(pid: int) -> list[int]:
 
 
 def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
-    """SIGTERM, or SIGKILL. False if there is nobody of that number. Raises PermissionError if it is somebody else's."""
+    """Send SIGTERM, or SIGKILL with `at_once`. Returns False if there is no such process. Raises PermissionError if it is
+    another user's.
+    """
     try:
         handle = os.pidfd_open(pid)
     except (ProcessLookupError, OverflowError, ValueError, OSError):
@@ -129,8 +129,9 @@ def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
 
 @contextmanager
 def watched(pid: int | None) -> Iterator[Callable[[], bool]]:
-    """Yields what tells whether the process that has this number now is still there; one that takes the number later is not
-    meant. Locks are let go of a moment before their holder has ended.
+    """Yield a function that returns whether the process that has this pid now still runs, even if the pid is reused later.
+
+    Use this to wait for the end of a process: its locks are released a moment before it has ended.
     """
     try:
         handle = os.pidfd_open(pid or 0)

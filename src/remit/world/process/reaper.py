@@ -1,9 +1,7 @@
-"""Client of the reaper.
+"""Client of the reaper (reaper_main.py), which kills registered cgroups when this process dies.
 
-Told to a guard, which outlives us; it is in guard.py, and runs by itself.
-
-The kernel ends a child with its parent, and not the children of that one. A guard is started when it is first needed; and anew,
-with all that is held, when it has ended or does not listen.
+The kernel can kill a child with its parent, but not the children of that child. The reaper is started on first use, and
+restarted with all registered groups when it has ended or does not read.
 """
 
 from __future__ import annotations
@@ -21,30 +19,33 @@ from remit.world.interfaces import NotStarted
 
 PROGRAM: Final = Path(__file__).with_name("reaper_main.py")
 GONE_MAX: Final = 16
-"""It is told of so many groups that are gone at the latest: a pipe takes them in one piece."""
+"""Number of removed groups that are reported at the latest; so many fit into one write to a pipe."""
 AGAIN_S: Final = 0.2
-"""One that has ended is followed by another after so long: it may be that none can live here."""
+"""Pause before a reaper that has ended is restarted, in case it ends at once every time."""
 
 
 class Guard:
-    """Of one process, and of the event loop in which it is used. `hold` a group before anybody is in it, `let_go` when nobody
-    is any more.
+    """Handle of the reaper of this process, used in one event loop.
+
+    Call `hold` before a group has a member, and `let_go` when it has none any more.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, None] = {}
         self._gone: list[str] = []
-        """What it has not been told yet. A group that is gone is nobody's, so it is told with the next that is held."""
+        """Removals that were not sent yet. A removed group is harmless to the reaper, so they are sent with the next
+        registration.
+        """
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: int | None = None
 
     @property
     def pid(self) -> int:
-        """0: none runs."""
+        """Pid of the reaper; 0 if none runs."""
         return 0 if self._process is None else self._process.pid
 
     def hold(self, number: int, places: Sequence[str]) -> None:
-        """A group by the number of its first directory. Raises `NotStarted`: then nobody would end it."""
+        """Register a group by the inode of its first directory. Raises `NotStarted`: it would outlive this process."""
         group = _line(number, places)
         self._held[group] = None
         gone, self._gone = self._gone, []
@@ -53,7 +54,7 @@ class Guard:
         except OSError as error:
             del self._held[group]
             why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"nobody would end it with its starter ({why})", "see what the machine says of it") from error
+            raise NotStarted(f"the reaper cannot be started ({why})", "check the node's system log") from error
 
     def let_go(self, number: int, places: Sequence[str]) -> None:
         group = _line(number, places)
@@ -61,7 +62,7 @@ class Guard:
             self._gone.append(f"-\t{group}\n")
             if len(self._gone) >= GONE_MAX:
                 gone, self._gone = self._gone, []
-                with suppress(OSError):  # the next one that is needed is told of what is left then
+                with suppress(OSError):  # a restarted reaper gets the list of the remaining groups
                     self._say("".join(gone))
 
     def _say(self, line: str) -> None:
@@ -89,9 +90,9 @@ class Guard:
             start_new_session=True,
         )
         if process.stdin is None:
-            raise RuntimeError("it was started with a pipe")
+            raise RuntimeError("Popen returned no pipe")
         self._process = process
-        with suppress(BrokenPipeError):  # it has ended already, and is followed by another
+        with suppress(BrokenPipeError):  # it has ended already, and will be restarted
             left = memoryview("".join(f"+\t{group}\n" for group in self._held).encode())
             while left:
                 left = left[os.write(process.stdin.fileno(), left) :]
@@ -112,7 +113,7 @@ class Guard:
                 loop.call_later(AGAIN_S, self._follow, loop)
 
     def _end(self) -> None:
-        """One that was only stopped would kill by an old list when it goes on."""
+        """Kill the reaper. If it is only stopped (SIGSTOP), it would otherwise kill by an outdated list when it continues."""
         process, self._process = self._process, None
         handle, self._handle = self._handle, None
         if handle is not None:

@@ -1,12 +1,11 @@
 """Reaper: kills registered cgroups when its starter dies (standalone).
 
-A process of its own: it waits for that, and kills what is left. It knows no more.
+    python -I -S reaper_main.py
 
-    python -I -S guard.py        with a pipe as its input, of which its starter alone has the other end
-
-A line `+` adds a group and a line `-` takes one away: the number of its directory, and its directory in every hierarchy, with a
-tab before each. When the pipe ends its starter has ended, however that was. Then everybody in what is left is killed; a group
-whose directory has another number by now is another. Nothing is imported but what every Python has: it runs beside each keeper.
+stdin is a pipe whose other end only its starter has. A line that begins with `+` adds a group and one with `-` removes it:
+the inode of its directory, and its directory in every hierarchy, each after a tab. When the pipe closes, the starter has
+ended, for whatever reason. Then all processes in the remaining groups are killed. A directory with another inode is another
+group and is skipped. Only the standard library is imported: a reaper runs next to every keeper.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LOOK_S_MAX: Final = 1.0
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # it ends when its starter has, and not before
+        signal.signal(number, signal.SIG_IGN)  # it ends when its starter has ended, and not before
     left: dict[str, None] = {}
     for line in sys.stdin:
         word, _, group = line.rstrip("\n").partition("\t")
@@ -41,7 +40,7 @@ def main() -> int:
 
 
 def _is_over(group: str) -> bool:
-    """Is nobody in there any more? Whoever is has been killed by now, and may take a moment to go."""
+    """Kill all members of a group. Returns whether none is left; killed processes may take a moment to end."""
     number, *places = group.split("\t")
     first = Path(places[0])
     try:
@@ -51,7 +50,7 @@ def _is_over(group: str) -> bool:
         return True
     with suppress(OSError):
         (first / "cgroup.kill").write_text("1")
-    for place in places:  # nobody inside has children any more, so that killing one by one comes to an end
+    for place in places:  # forbid forks, so that killing the processes one by one comes to an end
         for inside, _, files in os.walk(place):
             if "pids.max" in files:
                 with suppress(OSError):
@@ -61,7 +60,7 @@ def _is_over(group: str) -> bool:
     for pid in members:
         with suppress(OSError):
             handles[pid] = os.pidfd_open(pid)
-    inside_still = _members(first)  # read again, so that no stranger of that number is hit
+    inside_still = _members(first)  # read again, so that a reused pid is not hit
     for pid, handle in handles.items():
         if pid in inside_still:
             with suppress(OSError):

@@ -1,16 +1,15 @@
 """Process runner: start, wait, stop, find again by pid and start time.
 
-Processes in groups of their own; why one runs, and what it writes, is not known here.
+Pids are reused, so nothing is done to a bare pid: the start time must match the recorded one. Two properties of Linux make
+that safe. A dead child keeps its pid until it is reaped, so it is reaped only when its process group is empty. And a pid is
+not reused while a process group of that number has a member, so a group that still contains a process we saw earlier is
+still the same group.
 
-A number is used again one day, so nothing is done to a pid alone: its start time must be the one that was written down. Two
-facts of Linux make that safe. A dead child keeps its number until it is reaped, so it is reaped only when its group is empty.
-And a number is not given out while a group of that number has a member, so a group in which somebody is still there whom we
-saw when it was ours is still ours.
+A process can leave its process group and its parents can end, but it cannot leave its cgroup. So if the spec names a group
+and cgroups are usable, the cgroup determines which processes belong to the run, and the whole tree is killed through it.
 
-A process can leave its process group, and its parents can end; it cannot leave its cgroup. So where there are cgroups and the
-order names one, that says who belongs to a run, and the whole tree is ended by it.
-
-Not asyncio's subprocesses: they kill a child that is still running when the loop's objects go, and work must outlive us.
+asyncio's subprocesses are not used: they kill a running child when the loop's objects are destroyed, and replicas must
+outlive the agent.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from remit.world.process.reaper import Guard
 from remit.world.process.spawn_server import Lost, Starter
 
 ENDED_MAX: Final = 10_000
-"""How many ends are remembered for whoever waits late. Of an older one only that it ended is known."""
+"""Number of exit statuses remembered for late calls of `wait`. For older ones only the fact of the end is known."""
 
 _LOOK_MS: Final = 10
 _POLL_MS: Final = 200
 _SETTLED_AT_ONCE: Final = 2
-"""How many children are looked at with each start, so that a start costs the same with thousands of them. More than one, so
-that those for whom nobody waits are reaped sooner than others come.
+"""Number of children checked at each start, so that a start costs the same with thousands of children. More than one, so that
+children without a waiter are reaped faster than new ones are started.
 """
 _SWEPT_MAX: Final = 3
 
@@ -60,9 +59,9 @@ _One = tuple[int, int]
 
 
 class ProcessRunner:
-    """Real processes. `parent`: the directory of cgroups that is ours; another runner of the machine may share it.
+    """Runs real processes. `parent`: our directory in the cgroup hierarchies; another runner on this machine may share it.
 
-    `start` must be called from the main thread: what is to end with its parent ends with the thread that started it.
+    `start` must be called from the main thread: a process with `with_parent` dies with the thread that started it.
     """
 
     def __init__(self, clock: Clock, *, parent: str = PARENT) -> None:
@@ -71,7 +70,7 @@ class ProcessRunner:
         self._found: Cgroups | None = None
         self._guard = Guard()
         self._starter: Starter | None = Starter()
-        """None: on this machine nothing can be started so."""
+        """None: this machine does not support starting a process inside its cgroup."""
         self._children: dict[Running, None] = {}
         self._ended: dict[Running, Ended] = {}
         self._entered = 0
@@ -80,13 +79,13 @@ class ProcessRunner:
         check_order(order)
         for child in tuple(self._children)[:_SETTLED_AT_ONCE]:
             if not self._settle(child) and child in self._children:
-                self._children[child] = self._children.pop(child)  # to the end of the line
-        # Here and not in a thread: it takes a millisecond or two, and whoever is cancelled has started nothing unknown.
+                self._children[child] = self._children.pop(child)  # move it to the end of the queue
+        # Not in a thread: it takes a millisecond or two, and a cancelled caller never leaves an unknown process behind.
         check_in_time(order, self._clock.now_ms())
         pid, mark = await self._spawn(order)
         found = procfs.member(pid)
         if found is None:
-            raise NotStarted("/proc does not show the process that was started", "mount /proc, and run on Linux")
+            raise NotStarted("/proc does not show the started process", "run on Linux with /proc mounted")
         running = Running(pid, self._began(found), str(mark) if mark is not None else "")
         self._children[running] = None
         return running
@@ -111,7 +110,7 @@ class ProcessRunner:
         check_order(order)
         around = exec_session.surroundings(running, order, self._mark(running), self._members(running))
         self._entered += 1
-        name = f"exec-{os.getpid()}-{self._entered}"  # no other runner's of this machine, nor of this one before
+        name = f"exec-{os.getpid()}-{self._entered}"  # unique among the runners of this machine and within this one
 
         def is_there() -> bool:
             return self._lives(running) and around.pid in self._members(running)
@@ -144,11 +143,11 @@ class ProcessRunner:
             self._settle(child)
         self._cgroups.remove(group)
 
-    # -- how a run begins ------------------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------------------------
 
     @property
     def _cgroups(self) -> Cgroups:
-        """Looked for when they are first asked for: that forks, and many a runner never needs them."""
+        """Discovered on first use: that forks, and many runners never need them."""
         if self._found is None:
             self._found = find(self._parent)
         return self._found
@@ -163,7 +162,9 @@ class ProcessRunner:
                 continue
             except spawn.Unusable:
                 self._starter = None
-        raise NotStarted(f"the cgroup {order.group} vanished {_SWEPT_MAX} times", "see who removes what is in there")
+        raise NotStarted(
+            f"cgroup {order.group} was removed {_SWEPT_MAX} times during the start", "check which process removes cgroups there"
+        )
 
     async def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
         name, mark = order.group, None
@@ -174,7 +175,7 @@ class ProcessRunner:
             return await self._begin_inside(order), mark
         except Occupied:
             raise NotStarted(
-                f"in the group {name} somebody still runs", "end that first: a name is run once at a time"
+                f"group {name} still has running processes", "stop them first: a group runs once at a time"
             ) from None
         except FileNotFoundError:
             self._drop(mark)
@@ -182,13 +183,13 @@ class ProcessRunner:
         except OSError as error:
             self._drop(mark)
             why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"the cgroup {name} cannot be made as ordered ({why})", "see `remit doctor`") from error
+            raise NotStarted(f"cgroup {name} cannot be created with these limits ({why})", "run `remit doctor`") from error
         except (NotStarted, spawn.Swept, spawn.Unusable):
             self._drop(mark)
             raise
 
     async def _begin_inside(self, order: Order) -> int:
-        """Through a starter, which makes it where it belongs; else by ourselves, and it joins."""
+        """Start through the spawn server, which creates the process inside its cgroups; without it, fork here and join them."""
         name, starter = order.group, self._starter
         if starter is None:
             with self._cgroups.entrances(name) as entrances:
@@ -199,13 +200,13 @@ class ProcessRunner:
                 return await starter.spawn(order, prepared, entry, left_ms)
         except Lost:
             await self._undo(name)
-            raise NotStarted("whoever starts work here ended over it", "nothing to do: it is tried anew") from None
+            raise NotStarted("the spawn server ended during the start", "no action needed: the start is retried") from None
         except asyncio.CancelledError:
             await asyncio.shield(self._undo(name))
             raise
 
     async def _undo(self, group: str) -> None:
-        """Something of ours may be in there, and nobody was told its number."""
+        """Kill and reap whatever was started in the group: its pid is unknown, so it cannot be tracked."""
         unknown = self._cgroups.members(group)
         await self.clear(group)
         for pid in unknown:
@@ -213,19 +214,19 @@ class ProcessRunner:
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
     def _drop(self, mark: GroupMark | None) -> None:
-        """Remove a group, if nobody is in it. One that is gone has not to be ended with us any more."""
+        """Remove a cgroup if it is empty, and unregister it from the reaper."""
         if mark is not None and self._cgroups.remove(mark.name):
             self._guard.let_go(mark.number, self._cgroups.places(mark.name))
 
-    # -- who belongs to it, and how that ends ----------------------------------------------------------------------------
+    # -- membership and end -----------------------------------------------------------------------------------------------
 
     def _mark(self, running: Running) -> GroupMark | None:
-        """Its cgroup, if it has one and that is still the one it was."""
+        """Return its cgroup, if it has one that was not replaced by another of the same name."""
         mark = mark_of(running.group) if running.group else None
         return mark if mark is not None and self._cgroups.holds(mark) else None
 
     def _members(self, running: Running) -> list[int]:
-        """All that is known to have come of it; nobody, if it is not the one that it was."""
+        """Return the pids of the run; none if its pid or cgroup was reused by another."""
         if (mark := self._mark(running)) is not None:
             return self._cgroups.members(mark.name)
         if running.group or self._known(running) is None:
@@ -243,34 +244,34 @@ class ProcessRunner:
                 await self._clock.sleep_ms(_LOOK_MS)
 
     async def _stop_processes(self, running: Running, grace_ms: int) -> None:
-        """Without a cgroup: the process group, and whoever descends from it by parents who still run."""
+        """Stop without a cgroup: the process group, and all descendants whose chain of parents still runs."""
         ours = self._relatives(running, set())
         spared = _not_asked(running.pid, [pid for pid, _ in ours])
         until_ms = self._clock.now_ms() + grace_ms
         with _told(f"process group {running.pid}"):
             _signal({one for one in ours if one[0] not in spared}, signal.SIGTERM)
-            # Again and again: a member may be born while the others are killed.
+            # Repeat: a member may fork while the others are killed.
             while ours := _living(ours | self._relatives(running, ours)):
                 if self._clock.now_ms() >= until_ms:
                     _signal(ours, signal.SIGKILL)
                 await self._clock.sleep_ms(_LOOK_MS)
 
     def _relatives(self, running: Running, ours: set[_One]) -> set[_One]:
-        """Who is found in its process group, if that is still the one it was, and below those whom we know."""
+        """Return the members of its process group, if that was not reused, and their descendants and those of `ours`."""
         found = {(one.pid, one.ticks) for one in procfs.group(running.pid)}
         if self._known(running) is None and ours.isdisjoint(found):
-            found = set()  # the number belongs to somebody else by now
+            found = set()  # the number was reused for another group
         return found | {(one.pid, one.ticks) for pid, _ in sorted(found | ours) for one in procfs.tree(pid)}
 
     def _lives(self, running: Running) -> bool:
-        if running in self._children:  # until it is reaped its number is its own, and the system says at once how it is
+        if running in self._children:  # a child keeps its pid until it is reaped, and waitid is the fastest check
             with suppress(ChildProcessError):
                 return _told_of(running.pid) is None
         found = self._known(running)
         return found is not None and found.runs
 
     def _known(self, running: Running) -> procfs.Member | None:
-        """The process itself, dead or alive, and never another one of the same number."""
+        """Return the process itself, running or dead, and never another one with the same pid."""
         found = procfs.member(running.pid)
         return found if found is not None and self._began(found) == running.began else None
 
@@ -278,7 +279,7 @@ class ProcessRunner:
         return f"{self._clock.boot()}/{found.ticks}"
 
     def _settle(self, running: Running) -> bool:
-        """Note how it ended, and let go what was kept for it. Is there nothing more to do?"""
+        """Record how it ended and release its resources. Returns whether nothing remains to be done."""
         if self._lives(running):
             return False
         mark = self._mark(running)
@@ -288,15 +289,15 @@ class ProcessRunner:
             self._remember(running, Ended(oom=True))
         if mark is not None:
             self._drop(mark)
-        elif (gone := mark_of(running.group) if running.group else None) is not None:  # somebody else has cleared it up
+        elif (gone := mark_of(running.group) if running.group else None) is not None:  # another runner has removed the cgroup
             self._guard.let_go(gone.number, self._cgroups.places(gone.name))
         return True
 
     def _reaped(self, running: Running, mark: GroupMark | None) -> bool:
-        """A number is let go once nobody of its process group is left; at once if a cgroup says who belongs to it."""
+        """Reap a child. Without a cgroup this waits until its process group is empty, so its number is not reused before."""
         try:
             told = _told_of(running.pid)
-        except ChildProcessError:  # somebody else in this process has reaped it
+        except ChildProcessError:  # other code in this process has reaped it
             del self._children[running]
             return True
         if told is None:
@@ -317,23 +318,23 @@ class ProcessRunner:
 
 
 def _told_of(pid: int) -> os.waitid_result | None:
-    """How a child has ended, if it has; it is not reaped by that. Raises ChildProcessError."""
+    """Return how a child has ended, or None, without reaping it. Raises ChildProcessError."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:
-    """One descriptor tells the end of any process, also of one that is not our child."""
+    """Wait for the end of any process, also one that is not our child, through a pidfd."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except OSError:  # no descriptor is left for that: looked at now and then, until one is
+    except OSError:  # out of file descriptors: poll until one is free
         await asyncio.sleep(_POLL_MS / 1000)
         return
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     try:
-        # Looked at again now that the descriptor holds whoever has the number: before, it could still have changed hands.
+        # Check again now that the pidfd pins the process: before, the pid could have been reused.
         if lives():
             loop.add_reader(handle, _tell, ended)
             await ended
@@ -348,11 +349,13 @@ def _tell(ended: asyncio.Future[None]) -> None:
 
 
 def _not_asked(leader: int, pids: Collection[int]) -> frozenset[int]:
-    """A sandbox's own processes: the first would end before what it holds, and with it the exit code of that."""
+    """Return the processes of bubblewrap itself, which get no SIGTERM. Pid 1 of the sandbox would end before the replica, and
+    its exit code would be lost.
+    """
     if procfs.program(leader) != shutil.which(PROGRAM):
         return frozenset()
     own = frozenset(pid for pid in pids if procfs.inside(pid) < 2)
-    return frozenset() if len(own) == len(pids) else own  # all of them: it is only just beginning
+    return frozenset() if len(own) == len(pids) else own  # all of them: the sandbox is still starting
 
 
 def _living(members: set[_One]) -> set[_One]:
@@ -361,7 +364,9 @@ def _living(members: set[_One]) -> set[_One]:
 
 
 def _signal(members: set[_One], number: signal.Signals) -> None:
-    """Those who are still who they were: the handle is opened first, and then looked at."""
+    """Signal processes that still have the recorded start time. The pidfd is opened before the check, so the pid cannot be
+    reused.
+    """
     for pid, ticks in sorted(members):
         try:
             handle = os.pidfd_open(pid)
@@ -382,4 +387,4 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise WorldError(f"{what} may not be ended", "run as the user whom it runs as, or as root") from error
+        raise WorldError(f"no permission to stop {what}", "run as the same user, or as root") from error

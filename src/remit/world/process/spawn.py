@@ -1,9 +1,7 @@
 """Prepares and spawns a process: user, streams, cgroup, sandbox.
 
-Its user, streams, group and sandbox are set before its first instruction.
-
-Whatever cannot be had as ordered is `NotStarted`: nothing ever runs with more rights, or with fewer bounds, than was asked for.
-An order that needs nothing before its first instruction is started without a copy of this process, which is quicker.
+If any part of the spec cannot be provided, `NotStarted` is raised: a process never runs with more permissions or fewer
+limits than specified. A spec that needs no step between fork and exec is started with vfork, which is faster.
 """
 
 from __future__ import annotations
@@ -30,40 +28,40 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TOLD_BYTES_MAX: Final = 64
 _UID_MAX: Final = 2**32 - 2
 FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""As it was when we began: what we start gets no more open files than that, whatever we need ourselves."""
+"""Limit of open files at program start. Child processes get this limit, even if this process raises its own."""
 
 CURES: Final = {
     errno.ENOENT: "install it, or give its path",
     errno.EACCES: "make it executable for this user",
     errno.EPERM: "make it executable for this user",
     errno.ENOTDIR: "give its path",
-    errno.ENOEXEC: "run a program that is built for this machine, or begin the script with #!",
-    errno.E2BIG: "give it fewer or shorter arguments and variables",
-    errno.EAGAIN: "raise this user's limit of processes, or run less",
+    errno.ENOEXEC: "use a program built for this machine, or begin the script with #!",
+    errno.E2BIG: "use fewer or shorter arguments and environment variables",
+    errno.EAGAIN: "raise this user's process limit, or run fewer processes",
     errno.ENOMEM: "free memory on this machine",
-    errno.EMFILE: "raise this process's limit of open files",
+    errno.EMFILE: "raise the agent's limit of open files (ulimit -n)",
 }
 _STEPS: Final = {
-    "join": ("its cgroup cannot be joined", "see `remit doctor`"),
-    "files": ("its limit of open files cannot be set", "see what the machine says of it"),
-    "user": ("its user cannot be taken on", "run the agent as root, or leave `user` out"),
-    "parent": ("its end cannot be tied to that of its starter", "run on Linux"),
+    "join": ("its cgroup cannot be joined", "run `remit doctor`"),
+    "files": ("its limit of open files cannot be set", "check the node's system log"),
+    "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
+    "parent": ("it cannot be tied to the lifetime of its starter", "run on Linux"),
 }
 
 
 def need_many_files() -> None:
-    """Allow this process as many open files as it may allow itself: one is needed for each process that it watches."""
+    """Raise this process's limit of open files to the maximum: each watched process needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Swept(Exception):
-    """The group was removed by somebody who clears up, between its making and its first member. Make it again."""
+    """The cgroup was removed by a cleanup between its creation and its first member. Create it again."""
 
 
 class Identity(NamedTuple):
-    """Who a process is to be."""
+    """User and groups of a process."""
 
     uid: int
     gid: int
@@ -71,11 +69,11 @@ class Identity(NamedTuple):
 
 
 class Unusable(Exception):
-    """This machine does not let a process be born inside a group: it has to join."""
+    """This machine cannot create a process inside a cgroup: the process has to join it."""
 
 
 class Prepared(NamedTuple):
-    """An order, looked at: the words that are run, as whom, and the files for what it says (below 0: nowhere)."""
+    """A checked spec: the arguments to execute, the identity, and descriptors for stdout and stderr (negative: discard)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -85,7 +83,7 @@ class Prepared(NamedTuple):
 
 @contextmanager
 def prepared(order: Order) -> Iterator[Prepared]:
-    """Whatever can be found wrong before there is a process. The files are closed afterwards."""
+    """Check everything that can be checked before a process exists. The descriptors are closed on exit."""
     identity = identity_of(order.user)
     argv, env = _wrapped(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
     _give(order.writable, identity)
@@ -94,7 +92,7 @@ def prepared(order: Order) -> Iterator[Prepared]:
 
 
 def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
-    """The number of the new process. `entrances`: of the groups that it joins before anything else."""
+    """Start the process and return its pid. `entrances`: descriptors of the cgroups that it joins first."""
     with prepared(order) as (argv, env, identity, streams), ExitStack() as files:
         hear, tell = _pipe(order)
         files.callback(os.close, hear)
@@ -103,7 +101,7 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
         needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != FILES
         begin = _beginning(tuple(entrances), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
         try:
-            process = subprocess.Popen(  # noqa: S603 - never through a shell, and what may run is decided above
+            process = subprocess.Popen(  # noqa: S603 - never through a shell; argv was checked above
                 argv,
                 env=dict(env),
                 cwd=outer_directory(order),
@@ -119,8 +117,8 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
             step, _, code = os.read(hear, _TOLD_BYTES_MAX).decode().partition(" ")
             raise not_begun(order, argv, step, int(code or 0)) from error
         except ValueError as error:
-            raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "mend the order") from error
-    # From here on it is watched by its number. A handle would complain that the work outlives it, which is the promise.
+            raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "correct the command") from error
+    # From here on it is watched by pid. Popen would warn that the process outlives it, which is intended.
     process.returncode = 0
     return process.pid
 
@@ -128,14 +126,15 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
 def _wrapped(order: Order, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
     program = shutil.which(PROGRAM)
     if program is None:
-        raise NotStarted("bubblewrap is not installed, and the order wants a sandbox", "apt install bubblewrap")
-    # Inside, a program that is not there would only be an exit code. What another root or a mount has is seen only there.
+        raise NotStarted("the process needs a sandbox, and bubblewrap is not installed", "apt install bubblewrap")
+    # Inside the sandbox a missing program would only show as an exit code. A program in another root or in a mount cannot be
+    # checked here.
     if order.root is None and not order.mounts and not _is_there(order):
         raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", CURES[errno.ENOENT])
     needed = (*order.writable, *(one.source for one in order.mounts), *((order.root,) if order.root is not None else ()))
     missing = [place for place in needed if not place.exists()]
     if missing:
-        raise NotStarted(f"{missing[0]} is to be seen in its sandbox, and is not there", "make it, or leave it out")
+        raise NotStarted(f"{missing[0]} is part of the sandbox and does not exist", "create it, or remove it from the spec")
     return sandboxed(order, program, other=other), outside(order.env)
 
 
@@ -147,22 +146,22 @@ def _is_there(order: Order) -> bool:
 
 
 def identity_of(user: str) -> Identity | None:
-    """None: nothing changes. A user may be given by number, as `#1000`; then it need not be known to the machine."""
+    """Resolve a user name, or a number as `#1000`, which need not exist in the user database. None: keep the current user."""
     if not user:
         return None
     number = user[1:] if user.startswith("#") and user[1:].isdecimal() and user.isascii() else ""
     try:
         uid = int(number[:12]) if number else pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        raise NotStarted(f"there is no user {user!r} on this machine", "make that user, or name another") from None
+        raise NotStarted(f"user {user!r} does not exist on this machine", "create the user, or name another") from None
     if uid > _UID_MAX:
-        raise NotStarted(f"{user} is the number of no user", f"use at most #{_UID_MAX}")
+        raise NotStarted(f"user: {user} is out of range", f"use at most #{_UID_MAX}")
     if uid == os.geteuid():
         return None
     if os.geteuid() != 0:
         own = pwd.getpwuid(os.geteuid()).pw_name if _has_name(os.geteuid()) else str(os.geteuid())
         cure = f"run the agent as root, or leave `user` out to run as {own}"
-        raise NotStarted(f"{own} may not run anything as {user!r}", cure)
+        raise NotStarted(f"{own} has no permission to run processes as {user!r}", cure)
     if number:
         return Identity(uid, uid, (uid,))
     found = pwd.getpwnam(user)
@@ -178,7 +177,7 @@ def _has_name(uid: int) -> bool:
 
 
 def _give(places: Sequence[Path], identity: Identity | None) -> None:
-    """Let it own the directories that are its own. They are ours to give: nobody else can have put a link there."""
+    """Give the directories to the user. Only this process can have created them, so none is a symbolic link of someone else."""
     if identity is None:
         return
     for place in places:
@@ -190,7 +189,7 @@ def _give(places: Sequence[Path], identity: Identity | None) -> None:
                 os.close(directory)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"{place} cannot be given to its user ({why})", "make it, or leave it out") from error
+            raise NotStarted(f"{place} cannot be given to its user ({why})", "create it, or remove it from the spec") from error
 
 
 def _pipe(order: Order) -> tuple[int, int]:
@@ -204,25 +203,25 @@ def _stream(path: Path | None, identity: Identity | None, files: ExitStack) -> i
     if path is None:
         return subprocess.DEVNULL
     try:
-        # Nobody may put a link or a pipe there and have us follow it, or wait for its reader.
+        # Do not follow a symbolic link or block on a named pipe that a replica may have put there.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(path, flags, 0o600)
         files.callback(os.close, file)
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise NotStarted(f"{path} is no file that could be written to", "move it away, or name another")
+            raise NotStarted(f"{path} is not a regular file", "move it away, or use another path")
         os.set_blocking(file, True)
         if identity is not None:
-            os.fchown(file, identity.uid, identity.gid)  # programs open /dev/stdout again by its name
+            os.fchown(file, identity.uid, identity.gid)  # programs open /dev/stdout again by name
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise NotStarted(
-            f"{path} cannot be opened for what it says ({why})", "make its directory, or free space there"
+            f"{path} cannot be opened for the output ({why})", "create its directory, or free disk space"
         ) from error
     return file
 
 
 def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: int, tell: int) -> Callable[[], None]:
-    """What a new process does first. It is a copy of this one without its threads: only system calls are safe in it."""
+    """Return the function that runs between fork and exec. The child has no other threads, so only system calls are safe."""
 
     def begin() -> None:
         step = "join"
@@ -237,10 +236,10 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
                 os.setresgid(identity.gid, identity.gid, identity.gid)
                 os.setresuid(identity.uid, identity.uid, identity.uid)
             step = "parent"
-            if parent:  # after the user: whoever changes that loses this
+            if parent:  # after the user is switched, which clears this setting
                 if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
                     raise OSError(ctypes.get_errno(), "prctl")
-                if os.getppid() != parent:  # it has ended just before: nobody will send the signal
+                if os.getppid() != parent:  # the parent ended before prctl, so no signal will come
                     os._exit(128 + signal.SIGKILL)
         except OSError as error:
             os.write(tell, f"{step} {error.errno}".encode())
@@ -250,23 +249,23 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
 
 
 def not_begun(order: Order, argv: tuple[str, ...], step: str, code: int) -> Exception:
-    """What it means that a new process, or the making of one, came no further than this."""
+    """Translate the step and error code at which a start failed into an exception."""
     if step in ("join", "clone") and code in (errno.ENODEV, errno.ENOENT):
         return Swept(order.group)
     if step == "clone" and code not in (errno.EAGAIN, errno.ENOMEM):
         return Unusable(os.strerror(code).lower())
     if step == "late":
-        return NotStarted("it is too late for it to be started", "ask what has become of it, then order it anew")
+        return NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
     if step == "cwd" and order.directory is not None:
         return _refused(order, argv, OSError(code, os.strerror(code), str(order.directory)))
     if step in ("exec", "clone"):
         return _refused(order, argv, OSError(code, os.strerror(code)))
-    cause, cure = _STEPS.get(step, ("it did not get to its first instruction", "see what the machine says of it"))
+    cause, cure = _STEPS.get(step, ("it failed before its first instruction", "check the node's system log"))
     return NotStarted(f"{order.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
 
 
 def _refused(order: Order, argv: tuple[str, ...], error: OSError) -> NotStarted:
     why, place = (error.strerror or str(error)).lower(), order.directory
     if place is not None and str(error.filename) == str(place):
-        return NotStarted(f"the directory {place} cannot be entered ({why})", "make it, or name another")
-    return NotStarted(f"{argv[0]} cannot be run ({why})", CURES.get(error.errno or 0, "see what the machine says of it"))
+        return NotStarted(f"directory {place} cannot be entered ({why})", "create it, or name another")
+    return NotStarted(f"{argv[0]} cannot be run ({why})", CURES.get(error.errno or 0, "check the node's system log"))

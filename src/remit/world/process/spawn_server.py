@@ -1,9 +1,8 @@
-"""Client of the spawn server.
+"""Client of the spawn server (spawn_server_main.py), a small process that starts others.
 
-Told to a starter, a small process of its own: see starter.py, which runs it.
-
-Whoever is told nothing back, or too late, does not know what runs. Then the starter is ended, so that it begins no more, and
-the caller clears the group: that is why only what has a group is started so.
+If an answer does not arrive, it is unknown whether the process was started. Then the spawn server is killed, so that it
+starts nothing more, and the caller kills everything in the cgroup. Therefore only processes with a cgroup are started this
+way.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from remit.world.process.spawn import FILES, Prepared, not_begun
 
 PROGRAM: Final = Path(__file__).with_name("spawn_server_main.py")
 ANSWER_S: Final = 10.0
-"""After so long without an answer a starter is held for stopped."""
+"""A spawn server that has not answered for this long is treated as hung."""
 
 _TOLD_BYTES_MAX: Final = 256
 
 
 class Lost(Exception):
-    """It is not known whether anything was begun; nothing more is. Clear its group."""
+    """It is unknown whether the process was started; nothing more will be. The caller must kill its cgroup."""
 
 
 class Starter:
-    """Of one process; used from its main thread, and in one event loop at a time."""
+    """Handle of the spawn server of this process. Used from the main thread, and in one event loop at a time."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -47,7 +46,7 @@ class Starter:
 
     @property
     def pid(self) -> int:
-        """0: none runs."""
+        """Pid of the spawn server; 0 if none runs."""
         return self._pid
 
     def __del__(self) -> None:
@@ -55,10 +54,10 @@ class Starter:
             self._socket.close()
 
     async def spawn(self, order: Order, prepared: Prepared, entry: Birthplace, left_ms: int | None) -> int:
-        """The number of the new process, once its program has begun. `left_ms`: it is not begun any more after that.
+        """Start a process and return its pid once its program is executed. `left_ms`: time until the start deadline.
 
-        Raises `NotStarted` and `spawning.Swept`, after which nothing runs; `Unusable` where this machine starts nothing so; and
-        `Lost`. Whoever is cancelled has begun nothing, too: then that is waited for here.
+        Raises `NotStarted` and `spawn.GroupRemoved`, after which nothing runs; `spawn.CloneUnsupported` if this machine does
+        not support it; and `StartOutcomeUnknown`. On cancellation the spawn server is killed, so it starts nothing later.
         """
         until_ns = 0 if left_ms is None else time.clock_gettime_ns(time.CLOCK_BOOTTIME) + left_ms * 1_000_000
         with ExitStack() as files:
@@ -78,7 +77,7 @@ class Starter:
         pid = int(lines.pop("pid", 0))
         if pid and not lines:
             return pid
-        if pid:  # it did not get as far as its program, and is over
+        if pid:  # it failed before its program was executed, and has ended
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         if not lines:
@@ -88,7 +87,7 @@ class Starter:
         raise not_begun(order, prepared.argv, step, int(code))
 
     async def _answer(self, hear: int, by: int) -> bytes:
-        """All that is told until the program has begun, or will not."""
+        """Read the answer until the program is executed or has failed."""
         loop, told = asyncio.get_running_loop(), bytearray()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -115,10 +114,10 @@ class Starter:
             loop.remove_reader(hear)
         return bytes(told)
 
-    # -- the process -----------------------------------------------------------------------------------------------------
+    # -- server process -------------------------------------------------------------------------------------------------------
 
     def _send(self, fds: list[int]) -> int:
-        """To whom: its number."""
+        """Send the request and return the pid of the server that got it."""
         for _ in range(2):
             if self._socket is None:
                 self._anew()
@@ -127,9 +126,9 @@ class Starter:
                     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                     self._socket.sendmsg([b"."], rights)
                     return self._pid
-            except (BrokenPipeError, ConnectionError, BlockingIOError):  # it has ended, or does not listen
+            except (BrokenPipeError, ConnectionError, BlockingIOError):  # it has ended, or does not read
                 self.end(self._pid)
-        raise NotStarted("whoever starts work here ends at once", "see what the machine says of it")
+        raise NotStarted("the spawn server keeps ending", "check the node's system log")
 
     def _anew(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -146,17 +145,19 @@ class Starter:
         except OSError as error:
             ours.close()
             why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"nobody can start work here ({why})", "see what the machine says of it") from error
+            raise NotStarted(f"the spawn server cannot be started ({why})", "check the node's system log") from error
         finally:
             theirs.close()
-        process.returncode = 0  # watched by its socket; a handle would complain that it outlives it
+        process.returncode = 0  # watched through its socket; Popen would warn that it outlives it
         ours.setblocking(False)
         self._socket, self._pid = ours, process.pid
 
     def end(self, pid: int) -> None:
-        """This one begins no more. What it was about to begin is told to nobody: see `Lost`."""
+        """Kill this server, so that it starts nothing more. The outcome of a pending start is unknown: see
+        `StartOutcomeUnknown`.
+        """
         if not pid or pid != self._pid:
-            return  # it has ended before, and another may be there by now
+            return  # it has been replaced already
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -170,9 +171,9 @@ class Starter:
 def _words(order: Order, prepared: Prepared, entry: Birthplace, until_ns: int) -> bytes:
     place, env = outer_directory(order), prepared.env
     texts = ["" if place is None else str(place), *prepared.argv, *env, *env.values()]
-    words = os.fsencode("\0".join(texts)).split(b"\0")  # all at once: there are dozens
+    words = os.fsencode("\0".join(texts)).split(b"\0")  # one call instead of dozens
     if len(words) != len(texts):
-        raise NotStarted(f"{order.argv[0]!r} cannot be run (embedded null byte)", "mend the order")
+        raise NotStarted(f"{order.argv[0]!r} cannot be run (embedded null byte)", "correct the command")
     cuts = accumulate((1, len(prepared.argv), len(env), len(env)))
     argv, names, values = (words[first:end] for first, end in pairwise(cuts))
     identity = prepared.identity
@@ -192,7 +193,7 @@ def _words(order: Order, prepared: Prepared, entry: Birthplace, until_ns: int) -
 
 
 def _file(words: bytes, files: ExitStack) -> int:
-    """However long they are: a message has a bound."""
+    """Put the request into a memory file: the size of a message is limited."""
     file = os.memfd_create("start")
     files.callback(os.close, file)
     os.write(file, words)

@@ -1,19 +1,18 @@
 """Spawn server: starts processes directly inside their cgroup (standalone).
 
-Runs by itself beside whoever starts work: makes each process right inside its groups. What may run: see starting.py.
+Moving a process into a cgroup after its creation makes the kernel wait for an RCU grace period: ten to twenty milliseconds
+if nothing was moved just before. Creating it inside the cgroup (v2), or moving a single thread (v1), does not. Creating it
+inside needs `clone3`, which Python does not offer and which is safe only in a process with a single thread: this one. It is
+also small, so it is cheap to fork.
 
-A process that is put into a cgroup after its birth makes the machine wait until every processor has looked up: ten or twenty
-milliseconds, where nothing was moved just before. One that is born inside, or moves itself as a thread, does not. The former
-needs `clone3`, which Python does not offer and which only a process with a single thread may use: this one. It is small too,
-and so quickly copied.
+The server reads one message per start from a socket on stdin; a message consists of descriptors only. The first is a file
+with the request (`marshal`, same Python). The second is a pipe: the server writes the pid of the new process to it, and the
+step and error code if the process fails before its program is executed. The pipe closes when the program is executed. The
+new process is a child of this server's parent. When the socket closes, the server ends. Only the standard library is
+imported.
 
-It reads, from a socket on its stdin, a message for each start: descriptors alone. The first is a file with the words
-(`marshal`, of the same Python), the second a pipe: there the number of the new process is written, and, should that not get as
-far as its program, the step and the error. The pipe ends when the program has begun. The new process is a child of this one's
-parent. When the socket ends, this ends. Nothing is imported but what every Python has.
-
-Whatever a copy of this process touches the machine must copy first, page by page, and that takes longer than the steps
-themselves. So all that can be made ready is, before there is a copy; and what this process has set once is set in the copy too.
+After the fork, every memory page that the child touches is copied, which takes longer than the steps themselves. So
+everything that can be prepared is prepared before the fork, and settings made in this process are inherited.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from typing import Any, Final, NoReturn
 
 _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _PRCTL: Final = _LIBC["prctl"]
-"""Looked up once: a copy that did so would touch many pages."""
+"""Looked up once: a lookup in the child would touch many pages."""
 _CLONE3: Final = 435
-"""Of every architecture."""
+"""The same on every architecture."""
 _CLONE_PARENT: Final = 0x8000
 _CLONE_INTO_CGROUP: Final = 0x2_0000_0000
 _PR_SET_PDEATHSIG: Final = 1
@@ -47,13 +46,14 @@ _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
-        # It ends when its starter has, and not before. To hear and do nothing is not to ignore: that a program would inherit.
+        # The server ends when its starter has ended, and not before. A handler that does nothing is not inherited by the
+        # started program; SIG_IGN would be.
         signal.signal(number, _heed_not)
     heard = socket(fileno=0)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection in a copy would touch, and so copy, all that there is
+    gc.disable()  # a collection in the child would touch, and so copy, all memory
     while True:
         _, told, _, _ = heard.recvmsg(1, CMSG_SPACE(4 * _FDS_MAX), MSG_CMSG_CLOEXEC)
         if not told:
@@ -72,7 +72,7 @@ def _heed_not(_number: int, _frame: object) -> None:
 
 def _begin(fds: list[int], nothing: int) -> None:
     words, tell, *rest = fds
-    asked = marshal.loads(os.pread(words, os.fstat(words).st_size, 0))  # noqa: S302 - from our own parent, by a descriptor
+    asked = marshal.loads(os.pread(words, os.fstat(words).st_size, 0))  # noqa: S302 - from our own parent, through a descriptor
     into = rest.pop(0) if asked["into"] else 0
     streams = [rest.pop(0) if has else nothing for has in asked["streams"]]
     step = "files"
@@ -95,16 +95,16 @@ def _begin(fds: list[int], nothing: int) -> None:
 
 
 def _programs(word: bytes, env: dict[bytes, bytes]) -> list[bytes]:
-    """Which files are tried for a program, one after another. If none is there, the last: for its error."""
+    """Return the files to try for a program. If none exists, the last one, for its error."""
     if b"/" in word:
         return [word]
     places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-    found = [os.path.join(place, word) for place in places]  # noqa: PTH118 - this process is to be small
+    found = [os.path.join(place, word) for place in places]  # noqa: PTH118 - this process must stay small
     return [one for one in found if not _is_absent(one)] or found[-1:]
 
 
 def _is_absent(path: bytes) -> bool:
-    if not path.startswith(b"/"):  # it depends on where the program begins
+    if not path.startswith(b"/"):  # relative to the working directory of the new process
         return False
     try:
         os.stat(path)  # noqa: PTH116
@@ -114,7 +114,7 @@ def _is_absent(path: bytes) -> bool:
 
 
 def _born(into: int) -> int:
-    """As `fork`: 0 in the new process. Its parent is ours; with `into` it begins in that group."""
+    """Fork: returns 0 in the child, whose parent is our parent. With `into` the child starts in that cgroup."""
     flags = _CLONE_PARENT | (_CLONE_INTO_CGROUP if into else 0)
     words = ctypes.create_string_buffer(struct.pack("11Q", flags, *(0,) * 9, into), 88)
     pid = _LIBC.syscall(_CLONE3, words, len(words))
@@ -126,7 +126,7 @@ def _born(into: int) -> int:
 def _become(
     asked: dict[str, Any], programs: list[bytes], streams: tuple[int, ...], entrances: list[int], tell: int
 ) -> NoReturn:
-    """What a new process does first, and then its program."""
+    """Run in the child: apply the settings, then execute the program."""
     step, code = "join", 0
     try:
         for entrance in entrances:
@@ -138,10 +138,10 @@ def _become(
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         step = "parent"
-        if asked["parent"]:  # after the user: whoever changes that loses this
+        if asked["parent"]:  # after the user is switched, which clears this setting
             if _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
                 raise OSError(ctypes.get_errno(), "prctl")
-            if os.getppid() != asked["parent"]:  # it has ended just before: nobody will send the signal
+            if os.getppid() != asked["parent"]:  # the parent ended before prctl, so no signal will come
                 os._exit(128 + signal.SIGKILL)
         os.setsid()
         step = "cwd"
@@ -157,14 +157,14 @@ def _become(
                 code = code if code and code not in _ABSENT else error.errno or 0
     except OSError as error:
         code = error.errno or 0
-    except BaseException:  # noqa: BLE001 - a copy of this process must not go on as another one
+    except BaseException:  # noqa: BLE001 - a forked child must never return into the server loop
         step = "bug"
     _say(tell, f"{step} {code}\n")
     os._exit(127)
 
 
 def _say(tell: int, words: str) -> None:
-    with suppress(OSError):  # nobody waits for it any more
+    with suppress(OSError):  # the client has stopped waiting
         os.write(tell, words.encode())
 
 

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.attempts import Copy
+from remit.agent.attempts import AttemptId
 from remit.agent.keeper.journal import Journal
-from remit.agent.keeper.protocol import NEVER, Bar, Drop, Halt, Quit, Renewed, Table, Uses
+from remit.agent.keeper.protocol import NO_START, BlockStart, ForgetProcess, StopProcess, Shutdown, ConfirmRenewals, ProcessTable, GetUsage
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import Clock, Ended, Running
 from tests.unit.agent.virtual_machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
 from tests.unit.world.virtual_world import InlineOffload, run_virtually
 
 T = TypeVar("T")
-ONE, TWO = Copy("replica/t/a-0", "u1", 1), Copy("replica/t/b-0", "u2", 1)
+ONE, TWO = AttemptId("replica/t/a-0", "u1", 1), AttemptId("replica/t/b-0", "u2", 1)
 
 
 def test_a_start_is_begun_once_whoever_asks_and_however_often(tmp_path: Path) -> None:
@@ -53,18 +53,18 @@ def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_bar
 
     async def scene() -> None:
         async with keeping(machine, tmp_path / "journal") as talk:
-            assert (await talk.say(Bar(*ONE))).kept is None
+            assert (await talk.say(BlockStart(*ONE))).kept is None
             late = await talk.begin(ONE)
             assert late is not None and late.failed and not late.alive and not machine.runs
             runs = await talk.begin(TWO)
             assert runs is not None
-            assert (await talk.say(Bar(*TWO))).kept == runs
+            assert (await talk.say(BlockStart(*TWO))).kept == runs
             machine.end(runs.pid, Ended(code=1))
             await talk.until_ended(TWO)
             assert (await talk.begin(TWO, number=1)) is not None and len(machine.runs) == 1, "it was barred in vain"
             machine.end(next(iter(machine.runs)), Ended(code=1))
             ended = await talk.until_ended(TWO)
-            assert (await talk.say(Bar(*TWO))).kept == ended
+            assert (await talk.say(BlockStart(*TWO))).kept == ended
             again = await talk.begin(TWO, number=2)
             assert again is not None and again.failed and not again.alive and not machine.runs
 
@@ -81,7 +81,7 @@ def test_a_start_that_was_asked_for_twice_is_not_begun_after_it_was_forgotten(tm
             assert first is not None
             machine.end(first.pid, Ended(code=0))
             await talk.until_ended(ONE)
-            await talk.say(Drop(*ONE))
+            await talk.say(ForgetProcess(*ONE))
             late = await talk.begin(ONE)
             assert late is not None and late.failed and not late.alive and not machine.runs
             assert not await talk.table()
@@ -95,7 +95,7 @@ def test_a_bar_waits_for_the_start_that_is_under_way(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with keeping(machine, tmp_path / "journal") as talk:
-            begun, said = await asyncio.gather(talk.begin(ONE), talk.say(Bar(*ONE)))
+            begun, said = await asyncio.gather(talk.begin(ONE), talk.say(BlockStart(*ONE)))
             assert begun is not None and said.kept == begun and said.kept.alive
 
     run_virtually(scene())
@@ -110,7 +110,7 @@ def test_what_was_not_surely_written_down_is_not_begun(tmp_path: Path) -> None:
         async with keeping(machine, tmp_path / "journal", world=with_part(world, disk=BadDisk(world.disk))) as talk:
             refused = await talk.begin(ONE)
             assert refused is not None
-            assert (refused.number, refused.failed) == (NEVER, "the disk fails to sync")
+            assert (refused.number, refused.failed) == (NO_START, "the disk fails to sync")
             assert not machine.runs
             assert not await talk.table()
 
@@ -152,7 +152,7 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Also one within an attempt that has been started before: of two words on a copy the later stands."""
-    monkeypatch.setattr("remit.agent.keeper.journal.REWRITE_LINES", -10)
+    monkeypatch.setattr("remit.agent.keeper.journal.COMPACT_LINES", -10)
     machine, journal = Machine(), tmp_path / "journal"
 
     async def scene() -> None:
@@ -212,12 +212,12 @@ def test_a_keeper_goes_on_whatever_is_being_written_when_it_looks_at_its_deadlin
     async def scene() -> None:
         async with keeping(machine, journal, world=with_part(world, offload=disk)) as talk:
             clock = talk.world.clock
-            await talk.say(Renewed({NODE: clock.now_ms()}))
+            await talk.say(ConfirmRenewals({NODE: clock.now_ms()}))
             assert await talk.begin(ONE, fence_ms=60_000) is not None
             looks_ms = clock.now_ms() + 1_000
             await clock.sleep_ms(1)
             disk.until_ms = looks_ms  # it is written down in the very moment of that look
-            await talk.say(Halt(*ONE, 500))
+            await talk.say(StopProcess(*ONE, 500))
             await clock.sleep_ms(2_000)
             disk.until_ms = None
             assert (await talk.begin(TWO)) is not None
@@ -230,7 +230,7 @@ def test_what_is_written_at_the_same_time_is_written_once_each(tmp_path: Path) -
     machine, journal = Machine(), tmp_path / "journal"
     world = world_on(machine)
     disk = AtOnce(world.clock)
-    copies = [Copy(f"replica/t/a-{number}", f"u{number}", 1) for number in range(50)]
+    copies = [AttemptId(f"replica/t/a-{number}", f"u{number}", 1) for number in range(50)]
 
     async def scene() -> None:
         async with keeping(machine, journal, world=with_part(world, offload=disk)) as talk:
@@ -261,7 +261,7 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
             machine.end(second.pid, Ended(code=4))
             for copy in (ONE, TWO):
                 await talk.until_ended(copy)
-            await talk.say(Drop(*TWO))
+            await talk.say(ForgetProcess(*TWO))
             assert Journal(FileDisk(), journal).read()[ONE].alive
             disk.full = False
             await talk.world.clock.sleep_ms(2_500)
@@ -396,7 +396,7 @@ def test_without_a_renewal_nothing_fenced_begins_and_what_runs_is_ended_when_its
             assert await talk.begin(ONE, fence_ms=1_000) is None, "no renewal of its node is known"
             sent_ms = clock.now_ms()
             await clock.sleep_ms(300)
-            await talk.say(Renewed({NODE: sent_ms, "other": sent_ms + 10**6}))
+            await talk.say(ConfirmRenewals({NODE: sent_ms, "other": sent_ms + 10**6}))
             kept = await talk.begin(ONE, fence_ms=1_000)
             eager = await talk.begin(TWO)
             assert kept is not None
@@ -416,15 +416,15 @@ def test_a_renewal_puts_the_deadline_off_and_one_from_the_future_does_not(tmp_pa
     async def scene() -> None:
         async with keeping(machine, tmp_path / "journal") as talk:
             clock, began_ms = talk.world.clock, talk.world.clock.now_ms()
-            await talk.say(Renewed({NODE: began_ms}))
+            await talk.say(ConfirmRenewals({NODE: began_ms}))
             await talk.begin(ONE, fence_ms=1_000)
             for _ in range(5):
                 await clock.sleep_ms(500)
-                await talk.say(Renewed({NODE: clock.now_ms()}))
-                await talk.say(Renewed({NODE: began_ms}))  # one that came late does not bring the deadline nearer
+                await talk.say(ConfirmRenewals({NODE: clock.now_ms()}))
+                await talk.say(ConfirmRenewals({NODE: began_ms}))  # one that came late does not bring the deadline nearer
             assert (await talk.table())[ONE].alive
             last_ms = clock.now_ms()
-            await talk.say(Renewed({NODE: last_ms + 60_000}))
+            await talk.say(ConfirmRenewals({NODE: last_ms + 60_000}))
             assert (await talk.until_ended(ONE)).ended_ms < last_ms + 1_100
 
     run_virtually(scene())
@@ -435,7 +435,7 @@ def test_fenced_work_that_outlived_its_keeper_is_ended_by_the_next(tmp_path: Pat
 
     async def scene() -> None:
         async with keeping(machine, journal) as talk:
-            await talk.say(Renewed({NODE: talk.world.clock.now_ms()}))
+            await talk.say(ConfirmRenewals({NODE: talk.world.clock.now_ms()}))
             await talk.begin(ONE, fence_ms=600_000)
         assert machine.runs
         async with keeping(machine, journal) as talk:
@@ -454,11 +454,11 @@ def test_an_end_is_asked_for_then_made_and_one_who_has_less_patience_shortens_it
             kept = await talk.begin(ONE)
             assert kept is not None
             began_ms = talk.world.clock.now_ms()
-            await talk.say(Halt(*ONE, 30_000, "timeout"))
-            await talk.say(Halt(*ONE, 60_000))
+            await talk.say(StopProcess(*ONE, 30_000, "timeout"))
+            await talk.say(StopProcess(*ONE, 60_000))
             await talk.world.clock.sleep_ms(100)
             assert machine.told == [(kept.pid, "term")]
-            await talk.say(Halt(*ONE, 200))
+            await talk.say(StopProcess(*ONE, 200))
             ended = await talk.until_ended(ONE)
             assert ended.why == "timeout"
             assert ended.ended_ms - began_ms in range(300, 400)
@@ -474,7 +474,7 @@ def test_what_cannot_be_ended_now_is_tried_again(tmp_path: Path) -> None:
         async with keeping(machine, tmp_path / "journal") as talk:
             await talk.begin(ONE)
             machine.stuck = True
-            await talk.say(Halt(*ONE, 0))
+            await talk.say(StopProcess(*ONE, 0))
             await talk.world.clock.sleep_ms(5_000)
             assert (await talk.table())[ONE].alive
             machine.stuck = False
@@ -504,16 +504,16 @@ def test_only_what_has_ended_is_forgotten_and_readers_hear_of_each_change(tmp_pa
     async def scene() -> None:
         async with keeping(machine, journal) as talk:
             stream = talk.keeper.stream(b"")
-            assert msgspec.json.decode(await anext(stream), type=Table).whole
+            assert msgspec.json.decode(await anext(stream), type=ProcessTable).whole
             kept = await talk.begin(ONE)
             assert kept is not None
-            await talk.say(Drop(*ONE))
+            await talk.say(ForgetProcess(*ONE))
             assert ONE in await talk.table()
             machine.end(kept.pid, Ended(code=0))
             await talk.until_ended(ONE)
-            await talk.say(Drop(*ONE))
+            await talk.say(ForgetProcess(*ONE))
             assert not await talk.table()
-            heard = msgspec.json.decode(await anext(stream), type=Table)
+            heard = msgspec.json.decode(await anext(stream), type=ProcessTable)
             assert heard.gone == (tuple(ONE),), "of each copy the last"
             await stream.aclose()
         assert Journal(FileDisk(), journal).read() == {}
@@ -530,11 +530,11 @@ def test_a_keeper_that_is_told_to_quit_ends_everything_begins_nothing_and_then_e
             await talk.begin(ONE)
             await talk.begin(TWO)
             began_ms = talk.world.clock.now_ms()
-            quitting = asyncio.create_task(talk.say(Quit(1_000)))
+            quitting = asyncio.create_task(talk.say(Shutdown(1_000)))
             await talk.world.clock.sleep_ms(100)
-            late = await talk.begin(Copy("replica/t/c-0", "u3", 1))
+            late = await talk.begin(AttemptId("replica/t/c-0", "u3", 1))
             assert late is not None
-            assert late.number == NEVER
+            assert late.number == NO_START
             await quitting
             assert not machine.runs
             assert talk.world.clock.now_ms() - began_ms in range(1_000, 1_300)
@@ -552,7 +552,7 @@ def test_uses_are_those_of_what_runs(tmp_path: Path) -> None:
             assert kept is not None
             machine.end(kept.pid, Ended(code=0))
             await talk.until_ended(ONE)
-            uses = (await talk.say(Uses())).uses
+            uses = (await talk.say(GetUsage())).uses
             assert [(use.uid, use.cpu_ms, use.memory_bytes) for use in uses] == [("u2", 1_000, 1 << 20)]
 
     run_virtually(scene())

@@ -13,7 +13,7 @@ import remit.cli.commands.rollout as wait
 from remit.cli.main import remit
 from remit.client.api_caller import ApiError
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
-from remit.model.metadata import Condition, Metadata, Stamp
+from remit.model.metadata import Condition, Metadata, RecordMetadata
 from remit.model.records import Replica, ReplicaSpec
 
 FAILED = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=1)
@@ -33,7 +33,7 @@ class Server:
         if self._looks < 0:
             raise ApiError(404, "NotFound")
         if kind is Replica:
-            return Replica(metadata=Stamp(name=name, tenant=tenant), spec=ReplicaSpec("nightly", 1))
+            return Replica(metadata=RecordMetadata(name=name, tenant=tenant), spec=ReplicaSpec("nightly", 1))
         assert kind is Workload
         return Workload(
             metadata=Metadata(name=name, tenant=tenant, generation=1),

@@ -28,9 +28,9 @@ from remit.simulate.checkers.reference.history import Step
 from remit.simulate.checkers.reference.rows import phase_of
 from remit.simulate.checkers.registry import PROMISES, Found, Promise
 from remit.simulate.scenarios import Replay, Scenario, names
-from remit.simulate.seed_runner import Done, Task
+from remit.simulate.seed_runner import SeedResult, SeedTask
 from remit.simulate.shrink import save, shrink
-from remit.simulate.simulation import Run
+from remit.simulate.simulation import RunResult
 from remit.simulate.simulation import simulate as simulated
 from tests.unit.simulate.fake_runs import pretended
 
@@ -217,7 +217,7 @@ def test_a_replay_that_cannot_be_saved_hides_no_violation(tmp_path: Path, monkey
 def test_shrinking_that_is_interrupted_leaves_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def interrupted(scenario: Scenario, seed: int, *, plan: Any, until_s: float | None) -> Run:
+    def interrupted(scenario: Scenario, seed: int, *, plan: Any, until_s: float | None) -> RunResult:
         asked.append(len(plan))
         if len(asked) > 1:
             signal.raise_signal(signal.SIGINT)
@@ -327,11 +327,11 @@ def run_in_shell(*arguments: str, redirected: str) -> subprocess.CompletedProces
 
 
 def test_lines_come_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backwards(tasks: Iterable[Task], _: int) -> Iterator[Done]:
+    def backwards(tasks: Iterable[SeedTask], _: int) -> Iterator[SeedResult]:
         for task in reversed(list(tasks)):
-            yield Done(task, pretended(task.seed), 0.0)
+            yield SeedResult(task, pretended(task.seed), 0.0)
 
-    monkeypatch.setattr("remit.simulate.seed_runner.swarm", backwards)
+    monkeypatch.setattr("remit.simulate.seed_runner.run_seeds", backwards)
     lines = simulate("calm", "--json", "--seeds", "8-12").stdout.splitlines()
     assert [json.loads(line)["seed"] for line in lines] == [8, 9, 10, 11, 12]
 

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from remit.cli.output.explanations import EASED, PASSED, STANDS_IN, age_words, show, unblock_words
 from remit.model.kinds import Workload, WorkloadStatus
-from remit.model.metadata import Condition, Stamp
-from remit.model.records import Candidate, Decision, DecisionSpec, Phase, Replica
-from remit.proposal.explain.result_types import Told
-from remit.proposal.explain.subjects import Records, tell_replica, tell_workload
-from remit.proposal.placement.plugins import LAW
+from remit.model.metadata import Condition, RecordMetadata
+from remit.model.records import DecisionCandidate, Decision, DecisionSpec, Phase, Replica
+from remit.proposal.explain.result_types import HistoryEntry
+from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
+from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from tests.properties.authority_world import workload
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster
 from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three
@@ -24,19 +24,19 @@ WALL = "2026-01-01T00:10:00.000Z"
 AT = {1: "2026-01-01T00:05:48.000Z"}
 
 
-def replica_text(cluster: Cluster, name: str, records: Records = Records(at=AT), *, node: str = "", width: int = 100) -> str:
+def replica_text(cluster: Cluster, name: str, records: RecordedHistory = RecordedHistory(at=AT), *, node: str = "", width: int = 100) -> str:
     row = cluster.things[f"replica/t1/{name}"]
     assert isinstance(row, Replica)
-    told = tell_replica(cluster.view(), row, 1, records, RULES, node)
+    told = explain_replica(cluster.view(), row, 1, records, RULES, node)
     out = io.StringIO()
     show(Console(file=out, width=width, force_terminal=True, color_system=None), told, verbose=True, wall=WALL)
     return out.getvalue()
 
 
-def workload_text(cluster: Cluster, name: str = "w", records: Records = Records(at=AT), *, width: int = 100) -> str:
+def workload_text(cluster: Cluster, name: str = "w", records: RecordedHistory = RecordedHistory(at=AT), *, width: int = 100) -> str:
     made = cluster.things.get(f"workload/t1/{name}")
     assert made is None or isinstance(made, Workload)
-    told = tell_workload(cluster.view(), made, "t1", name, records, RULES)
+    told = explain_workload(cluster.view(), made, "t1", name, records, RULES)
     out = io.StringIO()
     show(Console(file=out, width=width, force_terminal=True, color_system=None), told, verbose=True, wall=WALL)
     return out.getvalue()
@@ -55,7 +55,7 @@ def test_every_reason_is_told_within_the_terminal(case: str, width: int) -> None
 
 
 def test_every_filter_has_its_words() -> None:
-    assert set(PASSED) == {one.name for one in LAW} | {"overrides"}
+    assert set(PASSED) == {one.name for one in BUILTIN_FILTERS} | {"overrides"}
     eased = set(EASED) | {"node-health", "takes-work", "resources", "devices", "device-shares"}
     assert eased == set(PASSED)
 
@@ -86,7 +86,7 @@ def test_what_is_not_made_yet_and_what_is_under_way_is_said() -> None:
 @pytest.mark.parametrize(
     ("type_", "status", "reason", "message", "words"),
     [
-        ("Complete", "True", "Done", "", "nothing: it is done"),
+        ("Complete", "True", "Done", "", "nothing: the job is complete"),
         ("Failed", "True", "RetriesExhausted", "w-0 has failed once", "RetriesExhausted: w-0 has failed once"),
         ("Admitted", "False", "NoSchedules", "nobody keeps them", "NoSchedules: nobody keeps them"),
         ("Progressing", "True", "RollingOut", "w-1: exit 3", "rollout: w-1: exit 3"),
@@ -98,7 +98,7 @@ def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason:
     made = workload("w", replicas=2, type_="service" if type_ == "Progressing" else "job")
     said = Condition(type=type_, status=status, reason=reason, message=message, observed_generation=made.metadata.generation)
     declared = replace(made, status=WorkloadStatus((said,)))
-    told = tell_workload(cluster.view(), declared, "t1", "gone", Records(at=AT), RULES)
+    told = explain_workload(cluster.view(), declared, "t1", "gone", RecordedHistory(at=AT), RULES)
     out = io.StringIO()
     show(Console(file=out, width=100, color_system=None), told, verbose=False, wall=WALL)
     if type_ in ("Complete", "Failed"):
@@ -113,7 +113,7 @@ def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_
     """As while no controllers run: what is missing is said, and not that all is well."""
     made = workload("w", replicas=2, type_="job", completions=5)
     cluster = three().work(made, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
-    told = tell_workload(cluster.view(), made, "t1", "w", Records(at=AT), RULES)
+    told = explain_workload(cluster.view(), made, "t1", "w", RecordedHistory(at=AT), RULES)
     assert (told.wanted, told.missing, told.limit) == (5, 2, "missing")
 
 
@@ -125,16 +125,16 @@ def test_a_decision_that_is_no_longer_kept_is_said_to_be_so() -> None:
 def test_a_decision_that_is_kept_is_retold() -> None:
     spec = DecisionSpec(
         replicas={"t1/w-0": "n1"}, attempt=2, revision=7, age_ms=40, nodes=3, funnel=(("labels", 1),), fits=2,
-        candidates=(Candidate(node="n1", score=700, parts={"least-allocated": 700}),), grant="tenant/t1", left={"cpu": 2000},
+        candidates=(DecisionCandidate(node="n1", score=700, parts={"least-allocated": 700}),), grant="tenant/t1", left={"cpu": 2000},
         policy=3, verdict="bound",
     )  # fmt: skip
-    decision = Decision(metadata=Stamp(name="d", tenant="t1"), spec=spec)
+    decision = Decision(metadata=RecordMetadata(name="d", tenant="t1"), spec=spec)
     answers = [
-        Told(8, AT[1], "authority", "bind refused", "no_room", "too little"),
-        Told(9, AT[1], "authority", "bind accepted"),
+        HistoryEntry(8, AT[1], "authority", "bind refused", "no_room", "too little"),
+        HistoryEntry(9, AT[1], "authority", "bind accepted"),
     ]
     text = replica_text(
-        three().work(workload("w"), 0, on=("n1",)), "w-0", Records([(9, decision)], answers, {9: AT[1]}), node="n2"
+        three().work(workload("w"), 0, on=("n1",)), "w-0", RecordedHistory([(9, decision)], answers, {9: AT[1]}), node="n2"
     )
     assert "the best of 2 nodes that fit" in text
     assert "nodes 3 -> labels match 2" in text

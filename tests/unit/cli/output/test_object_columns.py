@@ -29,7 +29,7 @@ from remit.cli.output.terminal import LINE_LETTERS_MAX, Lines, harmless
 from remit.cli.session.workload_progress import Progress, Why
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
-from remit.model.metadata import Metadata, Stamp
+from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import KINDS
 from remit.model.records import (
     Decision,
@@ -54,7 +54,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
-from remit.model.wire.api_types import AccountItem, EndpointItem, NodeTop, ReplicaTop, Taken
+from remit.model.wire.api_types import HistoryEvent, EndpointItem, NodeTop, ReplicaTop, ResourceUsage
 from tests.tidy.source_tree import ROOT
 
 WALL = "2026-01-01T00:10:00.000Z"
@@ -77,8 +77,8 @@ def spec_of_work() -> WorkloadSpec:
     return WorkloadSpec(type="service", template=Template(command=("true",)), replicas=6)
 
 
-def stamp(name: str) -> Stamp:
-    return Stamp(name=name, tenant="risk", revision=12)
+def stamp(name: str) -> RecordMetadata:
+    return RecordMetadata(name=name, tenant="risk", revision=12)
 
 
 RECORDS = [
@@ -172,7 +172,7 @@ def test_a_replica_that_is_not_ready_shows_what_its_probe_was_answered() -> None
 def test_a_node_shows_what_is_asked_of_it() -> None:
     spec = NodeSpec(region="eu", zone="a", capacity=Amount({"cpu": 32_000, "memory": 128 << 30}), unschedulable=True)
     node = Node(metadata=Metadata(name="n1"), spec=spec)
-    top = NodeTop(node="n1", requests=Taken(cpu_milli=1_500, memory_bytes=3 << 29), replicas=3)
+    top = NodeTop(node="n1", requests=ResourceUsage(cpu_milli=1_500, memory_bytes=3 << 29), replicas=3)
     text = sheet(columns_of("Node", everyone=False), [row_of(node, Around(nodes={"n1": top}), everyone=False)])
     assert "joining,cordoned   eu       a      default   1.5/32   1.5Gi/128Gi          3" in text
     assert "-/32" in sheet(columns_of("Node", everyone=False), [row_of(node, Around(), everyone=False)])
@@ -207,7 +207,7 @@ def test_an_endpoint_says_where_to_go() -> None:
 
 
 def test_what_repeats_is_told_once() -> None:
-    item = AccountItem(
+    item = HistoryEvent(
         at="2026-01-01T00:09:48.000Z", first="2025-12-31T23:10:48.000Z", type="Warning", reason="no_room", count=147,
         source="scheduler", regarding="replica/t/web-0", message="no node has room",
     )  # fmt: skip
@@ -217,7 +217,7 @@ def test_what_repeats_is_told_once() -> None:
 
 
 def test_what_is_used_is_told_in_percent_and_what_was_never_said_is_not() -> None:
-    has, asked = Taken(cpu_milli=4_000, memory_bytes=8 << 30), Taken(cpu_milli=1_000, memory_bytes=1 << 30)
+    has, asked = ResourceUsage(cpu_milli=4_000, memory_bytes=8 << 30), ResourceUsage(cpu_milli=1_000, memory_bytes=1 << 30)
     row = node_row(
         NodeTop(node="n1", cpu_milli=2_000, memory_bytes=2 << 30, capacity=has, requests=asked, age_ms=1_500, health="ready")
     )

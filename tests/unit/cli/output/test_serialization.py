@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from remit.cli.output.serialization import json_text, manifest_text, plain, yaml_text
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec, WorkloadStatus
-from remit.model.manifests.documents import Node as Read
+from remit.model.manifests.documents import DocumentNode as Read
 from remit.model.manifests.documents import read_documents
 from remit.model.manifests.reader import read
-from remit.model.metadata import Condition, Metadata, Stamp
+from remit.model.metadata import Condition, Metadata, RecordMetadata
 from remit.model.objects import DECLARED
 from remit.model.problems import Problems
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
@@ -36,9 +36,9 @@ VALUES = st.recursive(
 
 
 def value_of(node: Read) -> Any:
-    if node.form == "mapping":
+    if node.type == "mapping":
         return {key: value_of(entry.value) for key, entry in node.fields.items()}
-    return [value_of(item) for item in node.items] if node.form == "list" else node.scalar
+    return [value_of(item) for item in node.items] if node.type == "list" else node.scalar
 
 
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4))
@@ -48,7 +48,7 @@ def test_whatever_is_written_is_read_back_the_same(value: dict[str, Any]) -> Non
     if "\0" in text or "\\x00" in text:
         return  # the reader refuses it, in whatever spelling
     documents = read_documents(text.encode(), "x.yaml", problems)
-    assert not problems.told(), (text, problems.told())
+    assert not problems.sorted_problems(), (text, problems.sorted_problems())
     assert [value_of(one) for one in documents] == [value]
 
 
@@ -84,7 +84,7 @@ def test_what_remit_reports_is_told_in_comments_and_not_declared() -> None:
 
 def test_where_something_stands_is_said_also_where_it_is_the_default() -> None:
     """The health of a node, and the phase of a replica, as over HTTP."""
-    waits = Replica(metadata=Stamp(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
+    waits = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
     assert plain(waits)["status"] == {"phase": "pending"}
     runs = plain(replace(waits, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
     assert runs["status"] == {"phase": "running", "node": "n1"}
@@ -106,7 +106,7 @@ def test_text_in_lines_stays_in_lines() -> None:
 
 def test_a_record_of_remits_own_is_told_whole() -> None:
     made = Replica(
-        metadata=Stamp(name="web-0", tenant="risk", revision=9),
+        metadata=RecordMetadata(name="web-0", tenant="risk", revision=9),
         spec=ReplicaSpec(workload="web", generation=1),
         status=ReplicaStatus(phase=Phase.SERVING, node="n1"),
     )

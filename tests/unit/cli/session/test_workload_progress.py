@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from remit.cli.session.wait_conditions import standing
 from remit.cli.session.workload_progress import Why, funnel, funnel_words, progress, stage_words, why_pending
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
-from remit.model.metadata import Condition, Metadata, Stamp
+from remit.model.metadata import Condition, Metadata, RecordMetadata
 from remit.model.records import Decision, DecisionSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 
 P = Phase
@@ -27,7 +27,7 @@ def workload(type_: Any = "service", *conditions: Condition, deleting: bool = Fa
 def replicas(*phases: Phase, result: str = "", reason: str = "") -> list[Replica]:
     return [
         Replica(
-            metadata=Stamp(name=f"web-{index}", tenant="risk"),
+            metadata=RecordMetadata(name=f"web-{index}", tenant="risk"),
             spec=ReplicaSpec(workload="web", generation=2, index=index),
             status=ReplicaStatus(phase=phase, result=result if phase in (P.FINISHED, P.RELEASED) else "", reason=reason),
         )
@@ -37,7 +37,7 @@ def replicas(*phases: Phase, result: str = "", reason: str = "") -> list[Replica
 
 def decision(revision: int, reason: str, replicas: dict[str, str], **more: Any) -> Decision:
     spec = DecisionSpec(replicas=replicas, verdict="waiting", reason=reason, **more)
-    return Decision(metadata=Stamp(name=f"d{revision}", tenant="risk", revision=revision), spec=spec)
+    return Decision(metadata=RecordMetadata(name=f"d{revision}", tenant="risk", revision=revision), spec=spec)
 
 
 ROLLED = Condition(type="Progressing", status="True", reason="RolledOut", observed_generation=2)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
-from remit.model.kinds import DeviceAsk, Node, NodeHealth, NodeStatus, Region, Rollout
-from remit.model.manifests.validation import judge
+from remit.model.kinds import DeviceRequest, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.manifests.validation import validate
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.model.secrets import Config, DataSpec
@@ -56,7 +56,7 @@ async def test_what_was_built_without_a_decoder_is_judged_by_its_types_too(scope
 
 @story
 async def test_a_share_and_whole_devices_of_one_kind_exclude_each_other(scope: Scope) -> None:
-    both = (DeviceAsk(kind="gpu", count=1), DeviceAsk(kind="gpu", share="1m"))
+    both = (DeviceRequest(kind="gpu", count=1), DeviceRequest(kind="gpu", share="1m"))
     assert (await told(scope, workload("w", devices=both))).startswith("spec.template.devices: a share and whole devices")
 
 
@@ -85,7 +85,7 @@ def test_equal_objects_earn_one_verdict_however_they_were_built() -> None:
     job = workload("j", type_="job")
     again = replace(job, spec=replace(job.spec, rollout=Rollout()))
     assert job == again
-    assert judge(job) == judge(again) == ()
+    assert validate(job) == validate(again) == ()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_equal_objects_earn_one_verdict_however_they_were_built() -> None:
 )
 def test_what_was_stored_before_a_rule_stays_readable(stored: dict[str, Any]) -> None:
     thing = objects.decode(json.dumps(stored).encode())
-    assert judge(thing), "nobody could declare it today"
+    assert validate(thing), "nobody could declare it today"
     assert objects.decode(objects.encode(thing)) == thing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Apply, Bind, Close, Code, DeclareLost, Issue, Renew, Report, Yield
+from remit.model.claims import Apply, Bind, Close, Code, DeclareLost, Issue, Renew, Report, ReturnCapacity
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec, SummarySpec
@@ -85,7 +85,7 @@ async def test_a_held_grant_has_lapsed_on_another_boot_until_it_is_renewed(scope
 @story
 async def test_a_serial_is_taken_up_once(scope: Scope) -> None:
     await accepted(scope)
-    await scope.must(scope.actors["budgets"], Yield("s", amounts(cpu="1")))
+    await scope.must(scope.actors["budgets"], ReturnCapacity("s", amounts(cpu="1")))
     with pytest.raises(AssertionError, match="revision"):
         await accepted(scope)
     await accepted(scope, serial=2)
@@ -190,7 +190,7 @@ async def test_a_draw_on_an_offer_is_charged_to_the_slice_that_is_held_here(scop
     a, b = await spawned(scope, "w", 2)
     await bind(scope, a, grant="offer")
     assert scope.row(a)["status"]["grants"] == ["offer", "s"]
-    await scope.must(scope.actors["budgets"], Yield("s", amounts(cpu="3")))
+    await scope.must(scope.actors["budgets"], ReturnCapacity("s", amounts(cpu="3")))
     assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "offer")) is Code.OVER_QUOTA
 
 
@@ -212,9 +212,9 @@ async def test_what_is_void_is_not_given_back_before_it_is_known_again(scope: Sc
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    assert await scope.refused(budgets, Yield("s", amounts(cpu="2"))) is Code.GRANT_VOID
+    assert await scope.refused(budgets, ReturnCapacity("s", amounts(cpu="2"))) is Code.GRANT_VOID
     await accepted(scope, serial=2)
-    await scope.must(budgets, Yield("s", amounts(cpu="2")))
+    await scope.must(budgets, ReturnCapacity("s", amounts(cpu="2")))
 
 
 @story

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remit.commitment.dry_run import tried
 from remit.commitment.rulings import declarations
 from remit.correction.controllers.desired_replicas import Census
-from remit.law.workload_rules import begins_with
+from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
 from remit.model.kinds import Policy, PolicySpec, Workload
 from remit.model.metadata import Metadata
@@ -173,5 +173,5 @@ def test_it_begins_with_what_its_controller_would_make_where_nothing_is(type_: A
     shape = drawn if type_ == "job" else {"replicas": drawn["replicas"]}
     declared, first = work("w", type_=type_, **shape)
     census = Census(Table(declared, first).board)
-    count = begins_with(declared.spec)
+    count = initial_replicas(declared.spec)
     assert census.wanted(declared).spawn == (((0, count),) if count else ())

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.commitment.rulings import declarations
-from remit.law.overrides import Effects, in_force
+from remit.law.overrides import ActiveOverrides, active_overrides
 from remit.model.claims import Accepted, Apply, Code, Delete, Refused
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
@@ -29,20 +29,20 @@ def until_ms(scope: Scope) -> int:
     return int(deadline["atMs"])
 
 
-async def effects(scope: Scope) -> Effects:
+async def effects(scope: Scope) -> ActiveOverrides:
     """As somebody reads it who knows exactly what the authority's clock shows."""
     page = await scope.store.inner.range("override/")
     rows = [thing for row in page.rows if isinstance(thing := decode(row.value), Override)]
-    return in_force(rows, (scope.clock.on, scope.clock.at_ms))
+    return active_overrides(rows, (scope.clock.on, scope.clock.at_ms))
 
 
 @story
 async def test_its_term_begins_when_it_is_applied__by_the_authoritys_clock(scope: Scope) -> None:
     assert await scope.must(OPERATOR, Apply(override())) == [1]
     assert until_ms(scope) == scope.clock.at_ms + TTL
-    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+    assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
     scope.clock.at_ms += TTL
-    assert (await effects(scope)) == Effects()
+    assert (await effects(scope)) == ActiveOverrides()
 
 
 @story
@@ -89,13 +89,13 @@ async def test_one_that_has_ended_is_not_revived_by_the_same_spec(scope: Scope) 
     assert isinstance(verdict, Refused) and verdict.code is Code.EXISTS
     assert "has ended" in verdict.detail and "delete it first" in verdict.detail
     assert await scope.must(OPERATOR, Apply(override(reason="again"))) == [2], "a change is a word of its own"
-    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+    assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
 
 
 @story
 async def test_deleting_ends_it_at_once__and_it_may_be_applied_anew(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()), Delete("Override", "o"))
-    assert (await effects(scope)) == Effects()
+    assert (await effects(scope)) == ActiveOverrides()
     assert KEY not in scope.checker.rows
     scope.clock.at_ms += 5
     await scope.must(OPERATOR, Apply(override()))
@@ -128,10 +128,10 @@ async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over
     await scope.take_over()
     await scope.must(OPERATOR, Apply(override()))
     assert until_ms(scope) == at_first
-    assert (await effects(scope)).avoided("r1", "a", "p", "n") == "o"
+    assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
     scope.clock.on, scope.clock.at_ms = "boot-2", 5
     await scope.take_over()
-    assert (await effects(scope)) == Effects()
+    assert (await effects(scope)) == ActiveOverrides()
     assert await scope.refused(OPERATOR, Apply(override())) is Code.EXISTS
     await scope.must(OPERATOR, Delete("Override", "o"), Apply(override()))
     assert until_ms(scope) == 5 + TTL

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.commitment.outcomes import batch_key, decode_batch
 from remit.commitment.rulings import peer_scopes
-from remit.model.claims import Apply, Close, Code, DeclareLost, Issue, Recognise, Refused, Renew, Yield
+from remit.model.claims import Apply, Close, Code, DeclareLost, Issue, AcceptIncarnation, Refused, Renew, ReturnCapacity
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, story
@@ -39,9 +39,9 @@ async def said(scope: Scope, claim: Any) -> str:
 @story
 async def test_one_incarnation_replaces_another_and_is_answered_with_how_many_came_before(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
-    assert await scope.must(budgets, Recognise(R2, "one")) == [0]
-    assert await scope.must(budgets, Recognise(R2, "two", "one")) == [1]
-    assert await scope.must(budgets, Recognise(R2, "two", "one")) == [1], "to say it again changes nothing"
+    assert await scope.must(budgets, AcceptIncarnation(R2, "one")) == [0]
+    assert await scope.must(budgets, AcceptIncarnation(R2, "two", "one")) == [1]
+    assert await scope.must(budgets, AcceptIncarnation(R2, "two", "one")) == [1], "to say it again changes nothing"
     assert scope.row("peer/scope/r2")["spec"] == {"incarnation": "two", "former": ["one"]}
 
 
@@ -57,27 +57,27 @@ async def test_the_audit_says_who_was_recognised(scope: Scope) -> None:
 async def test_of_two_who_replace_one_incarnation_only_the_first_is_heard(scope: Scope) -> None:
     """F10: the second asked its peer before the first was recorded, and may know less."""
     budgets = scope.actors["budgets"]
-    await scope.must(budgets, Recognise(R2, "one"), Recognise(R2, "three", "one"))
-    assert await scope.refused(budgets, Recognise(R2, "two", "one")) is Code.REVISION
-    assert await scope.refused(budgets, Recognise(R2, "two")) is Code.REVISION, "nor is it the first contact"
-    assert "three" in await said(scope, Recognise(R2, "two", "one")), "it tells what is on record"
+    await scope.must(budgets, AcceptIncarnation(R2, "one"), AcceptIncarnation(R2, "three", "one"))
+    assert await scope.refused(budgets, AcceptIncarnation(R2, "two", "one")) is Code.REVISION
+    assert await scope.refused(budgets, AcceptIncarnation(R2, "two")) is Code.REVISION, "nor is it the first contact"
+    assert "three" in await said(scope, AcceptIncarnation(R2, "two", "one")), "it tells what is on record"
 
 
 @story
 async def test_who_was_replaced_is_not_recognised_again(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
-    await scope.must(budgets, Recognise(R2, "one"), Recognise(R2, "two", "one"), Recognise(R2, "three", "two"))
+    await scope.must(budgets, AcceptIncarnation(R2, "one"), AcceptIncarnation(R2, "two", "one"), AcceptIncarnation(R2, "three", "two"))
     for former in ("one", "two"):
-        assert await scope.refused(budgets, Recognise(R2, former, "three")) is Code.GRANT_VOID
+        assert await scope.refused(budgets, AcceptIncarnation(R2, former, "three")) is Code.GRANT_VOID
     await scope.take_over()
-    assert await scope.refused(budgets, Recognise(R2, "one", "three")) is Code.GRANT_VOID, "it is kept in the store"
+    assert await scope.refused(budgets, AcceptIncarnation(R2, "one", "three")) is Code.GRANT_VOID, "it is kept in the store"
 
 
 @story
 async def test_only_budgets_and_operators_recognise_and_only_scopes(scope: Scope) -> None:
-    assert await scope.refused(USER, Recognise(R2, "one")) is Code.ROLE
+    assert await scope.refused(USER, AcceptIncarnation(R2, "one")) is Code.ROLE
     for peer, one in (("r2", "one"), ("scope/", "one"), ("scope/R 2", "one"), ("scope/a/b", "one"), (R2, "")):
-        assert await scope.refused(OPERATOR, Recognise(peer, one)) is Code.INVALID
+        assert await scope.refused(OPERATOR, AcceptIncarnation(peer, one)) is Code.INVALID
 
 
 @story
@@ -95,7 +95,7 @@ async def test_there_is_a_bound_on_peers(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peer_scopes, "PEERS_MAX", 1)
         await meets(scope, R2)
-        assert await scope.refused(OPERATOR, Recognise("scope/r3", "one")) is Code.LIMIT
+        assert await scope.refused(OPERATOR, AcceptIncarnation("scope/r3", "one")) is Code.LIMIT
         await meets(scope, R2, "two", "one")
 
 
@@ -227,7 +227,7 @@ async def test_an_offer_of_the_issuer_before_its_restore_is_refused_once_the_new
 async def test_renewals_of_a_restored_issuer_count_from_the_first_and_enlarge_nothing(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await meets(scope, GLOBAL)
-    await scope.must(budgets, offer(scope, "4", serial=7), Yield("s", amounts(cpu="3")))
+    await scope.must(budgets, offer(scope, "4", serial=7), ReturnCapacity("s", amounts(cpu="3")))
     await meets(scope, GLOBAL, "two", "one")
     await scope.must(budgets, offer(scope, "4", serial=2, sender="two"))
     assert scope.row("grant/s")["spec"]["amount"] == {"cpu": "1"}
@@ -296,6 +296,6 @@ async def test_who_is_declared_lost_is_not_dealt_with_again_until_it_is_another(
     await scope.must(OPERATOR, DeclareLost(R2))
     budgets = scope.actors["budgets"]
     assert await scope.refused(budgets, vouch(scope, s="4")) is Code.GRANT_VOID
-    assert await scope.refused(budgets, Recognise(R2, "one")) is Code.GRANT_VOID
+    assert await scope.refused(budgets, AcceptIncarnation(R2, "one")) is Code.GRANT_VOID
     await meets(scope, R2, "two")
     await scope.must(budgets, vouch(scope, sender="two"), Issue("s", slice_of("4")))

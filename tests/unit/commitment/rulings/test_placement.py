@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from remit.model.claims import Accepted, Apply, Bind, Code, Forget, Ganged, Move, Refused, Reserve, Spawn
-from remit.model.kinds import Affinity, DeviceAsk, Placement
+from remit.model.claims import Accepted, Apply, Bind, Code, Forget, BindGang, Move, Refused, Reserve, Spawn
+from remit.model.kinds import Affinity, DeviceRequest, Placement
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, bind, held, move, moving, spawned
 
-GPU = (DeviceAsk(kind="gpu", count=1),)
+GPU = (DeviceRequest(kind="gpu", count=1),)
 
 
 def reserve(scope: Scope, key: str, *victims: str, on: str = "n1", devices: dict[str, int] | None = None) -> Reserve:
@@ -187,7 +187,7 @@ async def test_reserved_members_of_a_gang_are_bound_together_too(scope: Scope) -
     await scope.must(scheduler, reserve(scope, a))
     await scope.must(scheduler, reserve(scope, b))
     assert await scope.refused(scheduler, Bind(a, scope.at(a), "n1", T1)) is Code.GANG_SHORT
-    await scope.must(scheduler, Ganged(tuple(Bind(key, scope.at(key), "n1", T1) for key in (a, b))))
+    await scope.must(scheduler, BindGang(tuple(Bind(key, scope.at(key), "n1", T1) for key in (a, b))))
     assert [scope.phase(key) for key in (a, b)] == ["bound", "bound"]
 
 
@@ -195,7 +195,7 @@ async def test_reserved_members_of_a_gang_are_bound_together_too(scope: Scope) -
 async def test_a_gang_binds_what_fits_of_it_if_that_is_enough(scope: Scope) -> None:
     members = await spawned(scope, "g", 3, gang=2, cpu="2")
     binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in members)
-    assert await scope.must(scope.actors["scheduler"], Ganged(binds)) == [2]
+    assert await scope.must(scope.actors["scheduler"], BindGang(binds)) == [2]
     last = members[2]
     await bind(scope, last, "n2")
     assert held(scope, "n2") == 2000, "once the gang stands, a straggler may join alone"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.commitment.recovery import FIRST, LAST
 from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
-from remit.model.identity import Token, TokenRole, TokenSpec, digest_of
+from remit.model.identity import Token, TokenRole, TokenSpec, token_digest
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, dec_hook
@@ -22,7 +22,7 @@ LATER = "2999-01-01T00:00:00Z"
 def token(
     name: str, role: TokenRole = "viewer", *, tenant: str = "", nodes: tuple[str, ...] = (), revoked: bool = False
 ) -> Token:
-    spec = TokenSpec(role=role, digest=digest_of(name), expires=LATER, tenant=tenant, nodes=nodes, revoked=revoked)
+    spec = TokenSpec(role=role, digest=token_digest(name), expires=LATER, tenant=tenant, nodes=nodes, revoked=revoked)
     return Token(metadata=Metadata(name=name), spec=spec)
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from remit.correction.controllers.disruption import AT_ONCE, Leaving
 from remit.correction.controllers.node_lifecycle import GIVEN_UP_BURST, GIVEN_UP_MILLI_PER_S, LOST_AFTER, Nodes
 from remit.law.timing import lost_after_ms
-from remit.model.claims import Accepted, AnyClaim, Code, Move, Note, Refused
+from remit.model.claims import Accepted, AnyClaim, Code, Move, RecordEvent, Refused
 from remit.model.kinds import Disruption, Node, NodeHealth, Taint, Workload
 from remit.model.resources import Duration
-from remit.model.wire.agent_messages import Heard, NodeHeard
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeatAge
 from remit.observation.health import Hearing
 from tests.unit.correction.controller_fixture import TEMPO, Table, ready, replica, said, short, work
 
@@ -32,9 +32,9 @@ class Watch:
 
     def hear(self, **silent: int) -> None:
         """So long nothing was heard of these; all others have just been."""
-        nodes = {key.removeprefix("node/"): NodeHeard(0, "one") for key, _ in self.table.board.kind("node/")}
-        nodes |= {name: NodeHeard(ms, self.settled.get(name, "one")) for name, ms in silent.items()}
-        heard = Heard(self.incarnation, 3_600_000, nodes)
+        nodes = {key.removeprefix("node/"): NodeHeartbeatAge(0, "one") for key, _ in self.table.board.kind("node/")}
+        nodes |= {name: NodeHeartbeatAge(ms, self.settled.get(name, "one")) for name, ms in silent.items()}
+        heard = HeartbeatReport(self.incarnation, 3_600_000, nodes)
         self.nodes.take(Hearing(heard, self.table.clock.now_ms()), self.table.times())
 
     def look(self, at: str = "node/n1") -> list[AnyClaim]:
@@ -89,7 +89,7 @@ def test_a_node_takes_work_only_once_it_has_come_to_terms_with_this_incarnation(
 def test_a_hearing_that_is_old_or_of_another_incarnation_is_no_evidence() -> None:
     watch = Watch(ready("n1"), *others())
     watch.hear(n1=SUSPECT_MS + 1)
-    watch.table.clock.at_ms += 3 * TEMPO.beat_ms + 1
+    watch.table.clock.at_ms += 3 * TEMPO.heartbeat_ms + 1
     assert watch.look() == []
     watch.incarnation = "another"
     watch.hear(n1=SUSPECT_MS + 1)
@@ -186,7 +186,7 @@ def test_a_mass_silence_is_told__calls_an_operator_after_its_deadline__and_its_e
     watch = silenced(6, 10)
 
     def told() -> list[tuple[str, str]]:
-        return [(one.event.type, one.event.reason) for one in watch.look("region/r1") if isinstance(one, Note)]
+        return [(one.event.type, one.event.reason) for one in watch.look("region/r1") if isinstance(one, RecordEvent)]
 
     assert told() == [("Warning", "MassSilence")]
     assert told() == []

@@ -13,10 +13,10 @@ from remit.correction.controllers.garbage_collection import Cascade
 from remit.correction.controllers.repair import LATE_MS, Repair, pause_ms
 from remit.correction.controllers.rollout import Rollouts
 from remit.correction.framework.actions import Deed
-from remit.law.lifecycle import WAITS
+from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.model.claims import Accepted, Close, Code, Delete, Refused
 from remit.model.kinds import Disruption, NodeHealth, Override, OverrideScope, OverrideSpec, OverrideStatus, Rollout, Workload
-from remit.model.metadata import Deadline, Metadata, Owner, Stamp
+from remit.model.metadata import Deadline, Metadata, Owner, RecordMetadata
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, Phase, Replica
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec
@@ -55,7 +55,7 @@ def test_what_failed_is_released_at_once() -> None:
 
 def test_a_wait_that_is_over_is_ended_by_the_transition_of_the_table__and_not_before() -> None:
     for phase, transition in (("reserved", "reclaim"), ("bound", "abort"), ("starting", "abort")):
-        limit_ms = WAITS[Phase(phase)].limit_ms + LATE_MS
+        limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LATE_MS
         mending = Mending(replica("w", 0, phase, "n1"))
         assert mending.look("replica/t1/w-0") == []
         assert mending.again_in("replica/t1/w-0") == limit_ms
@@ -120,7 +120,7 @@ def test_a_person_may_have_something_left_as_it_is__for_a_while() -> None:
 def grant(at_ms: int | None = 5_000, phase: GrantPhase = GrantPhase.LIVE, **spec: Any) -> Grant:
     deadline = None if at_ms is None else Deadline(boot="b", at_ms=at_ms)
     return Grant(
-        metadata=Stamp(name="g"),
+        metadata=RecordMetadata(name="g"),
         spec=GrantSpec(holder="scheduler", amount=Amount(), ttl=Duration(8_000), **spec),
         status=GrantStatus(phase=phase, deadline=deadline),
     )

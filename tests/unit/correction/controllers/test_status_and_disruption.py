@@ -13,8 +13,8 @@ from remit.correction.controllers.repair import LATE_MS, Repair
 from remit.correction.controllers.workload_status import patience_ms
 from remit.correction.controllers.workloads import Workloads
 from remit.correction.framework.actions import Concern, Later
-from remit.law.lifecycle import WAITS
-from remit.law.timing import Tempo
+from remit.law.lifecycle import PHASE_TIMEOUTS
+from remit.law.timing import Timing
 from remit.model.claims import Apply
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
@@ -31,7 +31,7 @@ SOON = Later(KEY, PATIENCE_MS)
 class Listening:
     """The controller of workloads on a board, and what each change is news to."""
 
-    def __init__(self, *things: Any, tempo: Tempo = TEMPO) -> None:
+    def __init__(self, *things: Any, tempo: Timing = TEMPO) -> None:
         self.table = Table()
         self.workloads = Workloads(Census(self.table.board), self.table.clock, tempo)
         self.heard: list[Concern] = []
@@ -91,7 +91,7 @@ def test_a_service_or_a_daemon_is_looked_at_right_away__however_full_it_is() -> 
 
 
 def test_the_patience_is_that_of_the_tempo() -> None:
-    tempo = Tempo(100)
+    tempo = Timing(100)
     assert set(Listening(*a_job("pending"), tempo=tempo).heard) == {Later(KEY, patience_ms(tempo))}
 
 
@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
 def test_a_wait_that_begins_is_looked_at_when_it_is_over(phase: str) -> None:
     table = Table()
     repair = Repair(Census(table.board), table.clock)
-    limit_ms = WAITS[Phase(phase)].limit_ms + LATE_MS
+    limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LATE_MS
     before = replica("w", 0, "pending")
     table.write(replica("w", 0, phase, "n1"))
     assert list(repair.concerns(ONE, before, table.board.get(ONE))) == [Later(ONE, limit_ms)]

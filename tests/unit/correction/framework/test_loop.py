@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.client.authority_client import Client, NoAnswer
-from remit.client.endpoint import Silence, Status
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
+from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
 from remit.commitment.authority import Authority
 from remit.correction.framework.actions import Again, Concern, Deed, Remit, Wish
 from remit.correction.framework.loop import FRESH_MS, Cadence, Controller, Loop, Times
@@ -22,8 +22,8 @@ from remit.model.claims import (
     Code,
     Delete,
     Mark,
-    Note,
-    Observe,
+    RecordEvent,
+    SetCondition,
     Operation,
     Refused,
     Role,
@@ -55,17 +55,17 @@ class Wire(Passing):
         self.answer_after_ms = 0
         self.statuses = 0
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         self.asked += operations
-        verdicts = await self.authority.ask(operations)
+        verdicts = await self.authority.submit(operations)
         if self.lose:
-            raise Silence("lost")
+            raise OutcomeUnknown("lost")
         if self.answer_after_ms:
             await self.authority.clock.sleep_ms(self.answer_after_ms)
         self.answers += verdicts
         return verdicts
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         self.statuses += 1
         return await self.authority.status()
 
@@ -113,7 +113,7 @@ class Room:
 
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self._group = world, store, authority, group
-        self.failures: list[NoAnswer] = []
+        self.failures: list[RetriesExhausted] = []
         self._count = 0
 
     def loop(self, *, frozen: bool = False) -> tuple[Marker, Loop, Wire, asyncio.Task[None]]:
@@ -121,7 +121,7 @@ class Room:
         self._count += 1
         wire, board = Wire(self.authority), Board(self.world.clock)
         name = f"c{self._count}"
-        client = Client({"a": wire}, Actor(name, Role.NODES), self.world)
+        client = AuthorityClient({"a": wire}, Actor(name, Role.NODES), self.world)
         marker = Marker(board)
         loop = Loop(marker, client, self.world, name=name, cadence=CADENCE, failed=self.failures.append)
         follower = Follower(self.store, self.store, self.world, board, idle_ms=CADENCE.idle_ms)
@@ -139,7 +139,7 @@ class Room:
         await self.world.clock.sleep_ms(ms)
 
     async def ask(self, actor: Actor, *claims: AnyClaim) -> list[Verdict]:
-        return await Client({"a": self.authority}, actor, self.world).ask_many(claims)
+        return await AuthorityClient({"a": self.authority}, actor, self.world).submit_many(claims)
 
     async def nodes(self, *names: str) -> None:
         await self.ask(OPERATOR, *(Apply(node(name)) for name in names))
@@ -300,12 +300,12 @@ async def test_a_condition_that_stands_is_not_said_again(r: Room) -> None:
 
     def speak(key: str) -> Iterable[Wish]:
         condition = Condition(type="Fine", status="True", reason="Why", last_transition=r.world.clock.wall())
-        return (Deed(Observe("Node", "n1", condition)),)
+        return (Deed(SetCondition("Node", "n1", condition)),)
 
     marker.more = speak
     await r.nodes("n1")
     await r.sleep(5 * CADENCE.sweep_ms)
-    assert len(wire.claims(Observe)) == 1
+    assert len(wire.claims(SetCondition)) == 1
 
 
 @room
@@ -391,6 +391,6 @@ async def test_events_of_a_loop_have_names_of_their_own(r: Room) -> None:
     marker.more = lambda key: (Deed(Delete("Node", "n1")),)
     await r.nodes("n1")
     await r.sleep(500)
-    (note,) = wire.claims(Note)
+    (note,) = wire.claims(RecordEvent)
     assert note.name == "node-lifecycle-1-1"
     assert note.event.source == Role.NODES

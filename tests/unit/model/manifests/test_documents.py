@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from remit.model.manifests.documents import Node, read_documents
+from remit.model.manifests.documents import DocumentNode, read_documents
 from remit.model.problems import Problems
 
 
-def plain(node: Node) -> Any:
-    if node.form == "mapping":
+def plain(node: DocumentNode) -> Any:
+    if node.type == "mapping":
         return {key: plain(entry.value) for key, entry in node.fields.items()}
-    return [plain(item) for item in node.items] if node.form == "list" else node.scalar
+    return [plain(item) for item in node.items] if node.type == "list" else node.scalar
 
 
 def documents(text: str | bytes, name: str = "f.yaml") -> tuple[list[Any], list[str]]:
     problems = Problems(name)
     data = text.encode() if isinstance(text, str) else text
     found = [plain(node) for node in read_documents(data, name, problems)]
-    return found, [str(problem).removeprefix(f"{name}:") for problem in problems.told()]
+    return found, [str(problem).removeprefix(f"{name}:") for problem in problems.sorted_problems()]
 
 
 def good(text: str | bytes, name: str = "f.yaml") -> list[Any]:

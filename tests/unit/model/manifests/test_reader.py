@@ -37,7 +37,7 @@ def test_the_three_normative_manifests_are_read_as_they_stand() -> None:
     assert (spec.type, spec.replicas, spec.priority_class, spec.replace) == ("service", 4, "critical", "eager")
     assert spec.template.command == ("python3", "-m", "http.server", "$(PORT_http)")
     assert spec.template.resources == Amount({"cpu": 500, "memory": 256 << 20})
-    assert spec.template.devices == (kinds.DeviceAsk(kind="gpu", count=1, models=("A10",)),)
+    assert spec.template.devices == (kinds.DeviceRequest(kind="gpu", count=1, models=("A10",)),)
     assert spec.template.probes.ready == kinds.Probe(http=kinds.HttpProbe(port="http", path="/"), period=Duration(2000))
     assert spec.placement.standby[0].budget == "eu-west-recovery"
     assert spec.rollout.progress_deadline == Duration(300_000)
@@ -313,7 +313,7 @@ def test_amounts_take_no_name_that_is_used_inside() -> None:
         with pytest.raises(ValueError, match="no name of a resource"):
             Amount.parse({"devices": {"nic": 1}, name: 2})
     amount = Amount({"cpu": 1000, "devices/nic": 2000})
-    assert Amount.parse(amount.written()) == amount
+    assert Amount.parse(amount.to_manifest()) == amount
 
 
 def test_a_key_of_any_length_leaves_the_message_short() -> None:

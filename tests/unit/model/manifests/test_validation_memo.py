@@ -14,9 +14,9 @@ from remit.commitment.batch import _surely_readable
 from remit.model import objects
 from remit.model.claims import Apply
 from remit.model.kinds import Workload, WorkloadStatus
-from remit.model.manifests.validation import judge
-from remit.model.metadata import Stamp
-from remit.model.objects import AnyObject, decode, decoded, encode, remember
+from remit.model.manifests.validation import validate
+from remit.model.metadata import RecordMetadata
+from remit.model.objects import AnyObject, decode, decode_cached, encode, cache_decoded
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from tests.properties.authority_world import USER, Scope, story, workload
 from tests.properties.manifest_strategies import manifests
@@ -25,14 +25,14 @@ from tests.properties.manifest_strategies import manifests
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, AnyObject]:
     known: dict[bytes, AnyObject] = {}
-    monkeypatch.setattr(objects, "_read", known)
+    monkeypatch.setattr(objects, "_decoded", known)
     return known
 
 
 def of(workload: Workload, number: int) -> Generation:
     meta = workload.metadata
     spec = GenerationSpec(workload=meta.name, generation=number, labels=dict(meta.labels), spec=workload.spec)
-    return Generation(metadata=Stamp(name=f"{meta.name}/{number:08d}", tenant=meta.tenant, uid="u"), spec=spec)
+    return Generation(metadata=RecordMetadata(name=f"{meta.name}/{number:08d}", tenant=meta.tenant, uid="u"), spec=spec)
 
 
 def is_read_as_it_was(thing: AnyObject) -> None:
@@ -80,7 +80,7 @@ def test_what_was_judged_is_read_as_it_was_written__a_workload_and_its_generatio
     except (msgspec.MsgspecError, ValueError):
         return
     assert isinstance(thing, Workload)
-    problems = judge(thing)
+    problems = validate(thing)
     plain = not problems and not thing.metadata.annotations
     stamped = replace(
         thing, status=WorkloadStatus(), metadata=replace(thing.metadata, uid="u", generation=number, created="now")
@@ -98,7 +98,7 @@ def test_a_replica_without_words_of_a_claim_is_read_as_it_was_written(
 ) -> None:
     status = ReplicaStatus(phase=phase, attempt=attempt, failures=failures, node=on, grants=("tenant/t1",) if on else ())
     spec = ReplicaSpec(workload="w", generation=1, index=failures, priority=priority)
-    one = Replica(metadata=Stamp(name="w-0", tenant="t1", uid="u"), spec=spec, status=status)
+    one = Replica(metadata=RecordMetadata(name="w-0", tenant="t1", uid="u"), spec=spec, status=status)
     assert _surely_readable(one)
     is_read_as_it_was(one)
     assert not _surely_readable(replace(one, status=replace(status, reason="words")))
@@ -108,21 +108,21 @@ def test_a_replica_without_words_of_a_claim_is_read_as_it_was_written(
 async def test_what_an_authority_wrote_is_remembered_as_it_is_read(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         known: dict[bytes, AnyObject] = {}
-        patch.setattr(objects, "_read", known)
+        patch.setattr(objects, "_decoded", known)
         await scope.must(USER, Apply(workload("w", replicas=2), fill=True))
         kinds = [type(thing).__name__ for thing in known.values()]
         assert {name: kinds.count(name) for name in kinds} == {"Workload": 1, "Generation": 1, "Replica": 2}
         for row, thing in known.items():
             assert decode(row) == thing
-            assert decoded(row) is thing
+            assert decode_cached(row) is thing
 
 
 def test_the_same_bytes_are_the_same_object__unless_they_are_many(nothing_known: dict[bytes, AnyObject]) -> None:
     row = encode(workload("w"))
-    assert decoded(row) is decoded(row) and len(nothing_known) == 1
+    assert decode_cached(row) is decode_cached(row) and len(nothing_known) == 1
     long = workload("w", labels={f"l{n}": "x" * 60 for n in range(64)})
     row = encode(replace(long, metadata=replace(long.metadata, annotations={"a": "x" * objects.DECODED_BYTES_MAX})))
-    assert decoded(row) == decoded(row) and len(nothing_known) == 1
+    assert decode_cached(row) == decode_cached(row) and len(nothing_known) == 1
 
 
 def test_of_too_many_the_oldest_are_forgotten(nothing_known: dict[bytes, AnyObject], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_of_too_many_the_oldest_are_forgotten(nothing_known: dict[bytes, AnyObje
     made = workload("w")
     rows = [b"%d" % number for number in range(1_000)]
     for row in rows:
-        remember(row, made)
+        cache_decoded(row, made)
         assert len(nothing_known) <= 64 and row in nothing_known
     assert list(nothing_known) == rows[-len(nothing_known) :] and len(nothing_known) >= 56
     with pytest.raises(msgspec.DecodeError):
-        decoded(b"not a row")
+        decode_cached(b"not a row")
     assert b"not a row" not in nothing_known

@@ -9,41 +9,41 @@ from hypothesis import strategies as st
 
 from remit.model.wire.exec_frames import (
     ARGV_BYTES_MAX,
-    PART_BYTES_MAX,
-    Begin,
-    Ear,
-    Part,
-    Spoken,
-    Unspoken,
-    Window,
-    begin_of,
-    spoken,
-    window_of,
+    FRAME_BYTES_MAX,
+    ExecStart,
+    ExecFrameReader,
+    ExecFrameType,
+    ExecFrame,
+    ExecFrameError,
+    TerminalSize,
+    decode_start,
+    encode_frame,
+    decode_terminal_size,
 )
 
-PARTS = st.lists(st.tuples(st.sampled_from(list(Part)), st.binary(max_size=200)), max_size=8)
+PARTS = st.lists(st.tuples(st.sampled_from(list(ExecFrameType)), st.binary(max_size=200)), max_size=8)
 
 
 @given(PARTS, st.lists(st.integers(1, 50), max_size=100))
-def test_however_it_is_cut_the_same_parts_are_heard(parts: list[tuple[Part, bytes]], cuts: list[int]) -> None:
-    left = b"".join(spoken(part, body) for part, body in parts)
-    ear, heard = Ear(), list[Spoken]()
+def test_however_it_is_cut_the_same_parts_are_heard(parts: list[tuple[ExecFrameType, bytes]], cuts: list[int]) -> None:
+    left = b"".join(encode_frame(part, body) for part, body in parts)
+    ear, heard = ExecFrameReader(), list[ExecFrame]()
     for cut in cuts:
-        heard += ear.hear(left[:cut])
+        heard += ear.feed(left[:cut])
         left = left[cut:]
-    heard += ear.hear(left)
-    assert heard == [Spoken(part, body) for part, body in parts]
+    heard += ear.feed(left)
+    assert heard == [ExecFrame(part, body) for part, body in parts]
 
 
 def test_a_part_that_is_too_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(Unspoken, match="at most"):
-        Ear().hear(spoken(Part.INPUT)[:1] + (PART_BYTES_MAX + 1).to_bytes(4))
+    with pytest.raises(ExecFrameError, match="at most"):
+        ExecFrameReader().feed(encode_frame(ExecFrameType.INPUT)[:1] + (FRAME_BYTES_MAX + 1).to_bytes(4))
 
 
 def test_a_beginning_is_read_as_it_was_written() -> None:
-    begin = Begin(("sh", "-c", ";$(id) \n \u202e"), 3, True, Window(10, 20), "xterm-256color")
-    assert begin_of(msgspec.json.encode(begin)) == begin
-    assert window_of(msgspec.json.encode(Window(1, 10_000))) == Window(1, 10_000)
+    begin = ExecStart(("sh", "-c", ";$(id) \n \u202e"), 3, True, TerminalSize(10, 20), "xterm-256color")
+    assert decode_start(msgspec.json.encode(begin)) == begin
+    assert decode_terminal_size(msgspec.json.encode(TerminalSize(1, 10_000))) == TerminalSize(1, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_beginning_is_read_as_it_was_written() -> None:
     ids=lambda body: repr(body[:30]),
 )
 def test_what_is_no_beginning_is_refused(body: bytes) -> None:
-    with pytest.raises(Unspoken):
-        begin_of(body)
+    with pytest.raises(ExecFrameError):
+        decode_start(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"rows": -1}', b'{"rows": 1e999}', b"[1, 2]"])
 def test_what_is_no_window_is_refused(body: bytes) -> None:
-    with pytest.raises(Unspoken):
-        window_of(body)
+    with pytest.raises(ExecFrameError):
+        decode_terminal_size(body)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from remit.model.kinds import Affinity, Disruption, NodeHealth, NodePool, NodePoolSpec, Placement, Spread, Workload
 from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
-from remit.proposal.explain.capacity import Capacity, room_for
+from remit.proposal.explain.capacity import CapacityAnswer, compute_capacity
 from tests.properties.authority_world import TAINTED, amounts, workload
 from tests.properties.test_explanations import clusters
 from tests.unit.observation.row_fixtures import ready
@@ -20,8 +20,8 @@ from tests.unit.proposal.cluster_fixtures import A_GPU, RULES, Cluster, ranked, 
 from tests.unit.proposal.explain.test_pending import full, health, override, poor, three
 
 
-def asked(cluster: Cluster, made: Workload, **more: Any) -> Capacity:
-    return room_for(cluster.view(), made, RULES, **more)
+def asked(cluster: Cluster, made: Workload, **more: Any) -> CapacityAnswer:
+    return compute_capacity(cluster.view(), made, RULES, **more)
 
 
 def test_room_and_quota_are_both_told() -> None:

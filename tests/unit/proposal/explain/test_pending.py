@@ -12,7 +12,7 @@ from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
 from remit.model.kinds import (
     Affinity,
-    DeviceAsk,
+    DeviceRequest,
     Disruption,
     Node,
     NodeHealth,
@@ -27,20 +27,20 @@ from remit.model.kinds import (
     Tenant,
     TenantSpec,
 )
-from remit.model.metadata import Deadline, Metadata, Stamp
+from remit.model.metadata import Deadline, Metadata, RecordMetadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
 from remit.model.resources import Duration
-from remit.proposal.explain.capacity import room_for
-from remit.proposal.explain.pending import answer_for, explain_waiting, work_of
-from remit.proposal.explain.result_types import Passage, Waits
+from remit.proposal.explain.capacity import compute_capacity
+from remit.proposal.explain.pending import explain_node, explain_pending, pending_work
+from remit.proposal.explain.result_types import FilterFunnel, PendingExplanation
 from remit.proposal.placement.plugins import Filter
 from tests.properties.authority_world import TAINTED, amounts, workload
 from tests.unit.observation.row_fixtures import ready
 from tests.unit.proposal.cluster_fixtures import A_GPU, NOW, RULES, Cluster, ranked, rich, smaller
 
 
-def sums(passage: Passage) -> bool:
+def sums(passage: FilterFunnel) -> bool:
     return passage.nodes == passage.fits + sum(step.refused for step in passage.steps)
 
 
@@ -59,7 +59,7 @@ def override(name: str, effect: Any, **scope: Any) -> Override:
 def slice_of(name: str, cpu: str, *, until_ms: int) -> Grant:
     """A slice of t1's quota that another scope gave."""
     return Grant(
-        metadata=Stamp(name=name),
+        metadata=RecordMetadata(name=name),
         spec=GrantSpec(holder="scope/here", amount=amounts(cpu=cpu), issuer="above", tenant="t1", ttl=Duration(60_000)),
         status=GrantStatus(deadline=Deadline(boot=NOW[0], at_ms=until_ms)),
     )
@@ -67,7 +67,7 @@ def slice_of(name: str, cpu: str, *, until_ms: int) -> Grant:
 
 def published(*rules: PolicyRule) -> PolicyRevision:
     spec = PolicyRevisionSpec(number=1, policies={"p": PolicySpec(rules=rules)})
-    return PolicyRevision(metadata=Stamp(name=f"{1:08d}"), spec=spec)
+    return PolicyRevision(metadata=RecordMetadata(name=f"{1:08d}"), spec=spec)
 
 
 def three(**more: Any) -> Cluster:
@@ -85,7 +85,7 @@ BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key
 EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
 SHY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 MINE = {"app": "w"}
-A_SHARE = (DeviceAsk(kind="gpu", share="600m"),)
+A_SHARE = (DeviceRequest(kind="gpu", share="600m"),)
 
 
 def unready() -> Cluster:
@@ -193,7 +193,7 @@ CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
 HOPELESS = {"deleting", "no nodes"}
 
 
-def explained(case: str) -> tuple[Cluster, Waits]:
+def explained(case: str) -> tuple[Cluster, PendingExplanation]:
     cluster = CASES[case][2]()
     return cluster, cluster.explained()
 
@@ -265,12 +265,12 @@ def test_others_filters_are_told_in_their_own_words() -> None:
     rules = RULES._replace(filters=(theirs,))
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
-    told = explain_waiting(view, generation, 0, rules)
+    told = explain_pending(view, generation, 0, rules)
     assert (told.reason, told.meaning) == ("selector", "the rack is dark")
     assert [(step.filter, step.meaning) for step in told.passage.steps] == [("rack", "the rack is dark")]
-    there = answer_for(work_of(view, generation, 0, rules).trial, "n1")
+    there = explain_node(pending_work(view, generation, 0, rules).trial, "n1")
     assert there is not None and [one.meaning for one in there.broken] == ["the rack is dark"]
-    stop = room_for(view, workload("w"), rules).stop
+    stop = compute_capacity(view, workload("w"), rules).stop
     assert stop is not None and (stop.meaning, stop.passage.steps[0].meaning) == ("the rack is dark", "the rack is dark")
 
 
@@ -309,7 +309,7 @@ def test_a_view_is_not_touched_by_being_asked() -> None:
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
     before = {name: column.tolist() for name, column in view.columns.free.items()}
-    work = work_of(view, generation, 0, RULES)
+    work = pending_work(view, generation, 0, RULES)
     work.trial.kernel.run(work.trial.one, 5)
     assert {name: column.tolist() for name, column in view.columns.free.items()} == before
     assert len(view.columns) == 3
@@ -363,9 +363,9 @@ def test_every_rule_that_a_node_breaks_is_told() -> None:
     view = cluster.view()
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
-    work = work_of(view, generation, 0, RULES)
-    told = answer_for(work.trial, "n2")
+    work = pending_work(view, generation, 0, RULES)
+    told = explain_node(work.trial, "n2")
     assert told is not None and not told.fits
     assert [one.filter for one in told.broken] == ["taints", "labels", "resources"]
     assert told.lacks == amounts(cpu="1")
-    assert answer_for(work.trial, "n9") is None
+    assert explain_node(work.trial, "n9") is None

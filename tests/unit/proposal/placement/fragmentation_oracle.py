@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor
 
-from remit.law.fit import Ask, Devices
+from remit.law.fit import Requirements, DeviceRequirement
 from remit.model.kinds import Device, NodeHealth
-from remit.model.resources import WHOLE
+from remit.model.resources import WHOLE_DEVICE
 from remit.observation.node_columns import Left
-from remit.proposal.placement.fragmentation_model import Popular, Shape
+from remit.proposal.placement.fragmentation_model import FrequentShape, DeviceShape
 
-WHOLE_ONLY = [0.0] * WHOLE + [1.0]
+WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
 
 
 class Slow:
     """Weighed once, for these nodes as they were then; `worths` is what so much of a device is worth, by kind."""
 
-    def __init__(self, popular: Sequence[Popular], worths: Mapping[str, Sequence[float]], nodes: Sequence[Left]) -> None:
+    def __init__(self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[Left]) -> None:
         kinds = {device.kind for one in nodes for device in one.node.spec.devices}
         self.popular = [one for one in popular if one.shape.kind in kinds]
         self.worths = worths
@@ -25,21 +25,21 @@ class Slow:
         arrivals = max(sum(one.arrivals for one in self.popular), 1.0)
         self.scarce, self.part = [], []
         for at, one in enumerate(self.popular):
-            whole = sum(device.kind == one.shape.kind for left in open_nodes for device in left.node.spec.devices) * WHOLE
+            whole = sum(device.kind == one.shape.kind for left in open_nodes for device in left.node.spec.devices) * WHOLE_DEVICE
             capacity = sum(self.capacity(at, left) for left in open_nodes)
-            self.scarce.append(one.arrivals / arrivals / (capacity / max(whole, WHOLE) + 0.01))
+            self.scarce.append(one.arrivals / arrivals / (capacity / max(whole, WHOLE_DEVICE) + 0.01))
             self.part.append(one.arrivals / arrivals * self.worth_of(one))
         self.part = [3_000 * part / max(sum(self.part), 1e-12) for part in self.part]
         self.cpu_max = max([1, *(dict(one.node.spec.capacity.pairs).get("cpu", 0) for one in nodes)])
-        self.free_max = max([1, *(len(one.node.spec.devices) * WHOLE for one in nodes)])
+        self.free_max = max([1, *(len(one.node.spec.devices) * WHOLE_DEVICE for one in nodes)])
 
     def worth(self, kind: str, level: int) -> float:
         return float(self.worths.get(kind, WHOLE_ONLY)[level])
 
-    def worth_of(self, one: Popular) -> float:
+    def worth_of(self, one: FrequentShape) -> float:
         return one.shape.number * self.worth(one.shape.kind, one.shape.share)
 
-    def reach(self, one: Popular, left: Left) -> float:
+    def reach(self, one: FrequentShape, left: Left) -> float:
         cpu, memory = (max(left.free.get(name, 0), 0) for name in ("cpu", "memory"))
         return min(cpu / max(one.shape.cpu, 1), memory / max(one.memory, 1))
 
@@ -60,11 +60,11 @@ class Slow:
             total += self.part[at] * min(worth, self.worth_of(one) * self.reach(one, left))
         return total
 
-    def chosen(self, ask: Ask, left: Left) -> tuple[dict[str, int], float]:
+    def chosen(self, ask: Requirements, left: Left) -> tuple[dict[str, int], float]:
         """Which devices it takes, and the worth that shares spoil."""
         taken: dict[str, int] = {}
         spoiled = 0.0
-        for one in ask.shares:
+        for one in ask.device_shares:
             found = []
             for place, device in enumerate(left.node.spec.devices):
                 level = _left(device, left)
@@ -74,13 +74,13 @@ class Slow:
             _, _, place, lost = min(found)
             taken[left.node.spec.devices[place].name] = one.amount
             spoiled += lost
-        for one in ask.whole:
-            free = [device for device in left.node.spec.devices if _left(device, left) == WHOLE and _allowed(one, device)]
+        for one in ask.whole_devices:
+            free = [device for device in left.node.spec.devices if _left(device, left) == WHOLE_DEVICE and _allowed(one, device)]
             free = [device for device in free if device.name not in taken]
-            taken.update({device.name: WHOLE for device in free[: one.amount]})
+            taken.update({device.name: WHOLE_DEVICE for device in free[: one.amount]})
         return taken, spoiled
 
-    def gain(self, ask: Ask, left: Left) -> float:
+    def gain(self, ask: Requirements, left: Left) -> float:
         taken, spoiled = self.chosen(ask, left)
         needs = dict(ask.resources)
         free = {name: left.free.get(name, 0) - needs.get(name, 0) for name in ("cpu", "memory")}
@@ -94,10 +94,10 @@ class Slow:
 
 
 def _left(device: Device, left: Left) -> int:
-    return max(WHOLE - left.used.get(device.name, 0), 0)
+    return max(WHOLE_DEVICE - left.used.get(device.name, 0), 0)
 
 
-def _allowed(one: Devices | Shape, device: Device) -> bool:
+def _allowed(one: DeviceRequirement | DeviceShape, device: Device) -> bool:
     return device.kind == one.kind and (not one.models or device.model in one.models)
 
 

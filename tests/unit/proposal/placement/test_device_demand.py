@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from remit.law.fit import Ask
-from remit.law.requirements import make_ask
-from remit.model.kinds import DeviceAsk, Placement, Template, WorkloadSpec
-from remit.model.resources import WHOLE, Amount
-from remit.proposal.placement.fragmentation_model import FADES_AT, SHAPES_MAX, Demand, Shape
+from remit.law.fit import Requirements
+from remit.law.requirements import compile_requirements
+from remit.model.kinds import DeviceRequest, Placement, Template, WorkloadSpec
+from remit.model.resources import WHOLE_DEVICE, Amount
+from remit.proposal.placement.fragmentation_model import DECAY_AT, SHAPES_MAX, Demand, DeviceShape
 
 
-def ask(*devices: DeviceAsk, cpu: int = 1_000, memory: int = 1 << 30, where: Placement = Placement()) -> Ask:
+def ask(*devices: DeviceRequest, cpu: int = 1_000, memory: int = 1 << 30, where: Placement = Placement()) -> Requirements:
     template = Template(command=("run",), resources=Amount({"cpu": cpu, "memory": memory}), devices=devices)
-    return make_ask("acme", "work", {}, WorkloadSpec(type="service", template=template, placement=where), ())
+    return compile_requirements("acme", "work", {}, WorkloadSpec(type="service", template=template, placement=where), ())
 
 
-def gpus(count: int, *models: str) -> DeviceAsk:
-    return DeviceAsk(kind="gpu", count=count, models=models)
+def gpus(count: int, *models: str) -> DeviceRequest:
+    return DeviceRequest(kind="gpu", count=count, models=models)
 
 
-def share(size: int, kind: str = "gpu") -> DeviceAsk:
-    return DeviceAsk(kind=kind, share=f"{size}m")
+def share(size: int, kind: str = "gpu") -> DeviceRequest:
+    return DeviceRequest(kind=kind, share=f"{size}m")
 
 
 def test_shapes_are_counted__with_the_mean_of_their_memory() -> None:
@@ -32,8 +32,8 @@ def test_shapes_are_counted__with_the_mean_of_their_memory() -> None:
     demand.arrived(ask(), 90)
     assert demand.arrivals == 100
     first, second = demand.popular(10)
-    assert first.shape == Shape("gpu", (), 1, 320, 0) and first.arrivals == 6
-    assert second.shape == Shape("gpu", ("A", "B"), 2, WHOLE, 1_000)
+    assert first.shape == DeviceShape("gpu", (), 1, 320, 0) and first.arrivals == 6
+    assert second.shape == DeviceShape("gpu", ("A", "B"), 2, WHOLE_DEVICE, 1_000)
     assert (second.arrivals, second.memory) == (4, 20)
     assert demand.shares() == {"gpu": {320: 6}}
     assert demand.popular(1) == [first]
@@ -43,8 +43,8 @@ def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
     demand = Demand()
     demand.arrived(ask(gpus(1, "A", "B"), gpus(1, "B", "C"), share(250, "fpga")))
     assert {(one.shape.kind, one.shape.models, one.shape.number, one.shape.share) for one in demand.popular(9)} == {
-        ("gpu", ("A", "B"), 1, WHOLE),
-        ("gpu", ("B", "C"), 1, WHOLE),
+        ("gpu", ("A", "B"), 1, WHOLE_DEVICE),
+        ("gpu", ("B", "C"), 1, WHOLE_DEVICE),
         ("fpga", (), 1, 250),
     }
     assert demand.shares() == {"gpu": {}, "fpga": {250: 1}}
@@ -52,7 +52,7 @@ def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
 
 def test_an_ask_for_no_devices_at_all_is_no_shape() -> None:
     demand = Demand()
-    demand.arrived(ask(DeviceAsk(kind="gpu", count=0)))
+    demand.arrived(ask(DeviceRequest(kind="gpu", count=0)))
     assert demand.popular(9) == [] and demand.arrivals == 1
 
 
@@ -64,15 +64,15 @@ def test_the_rarest_are_left_out_of_account() -> None:
     assert len(demand.popular(99)) == 10
 
 
-@pytest.mark.parametrize("step", [1, 100, 10 * FADES_AT])
+@pytest.mark.parametrize("step", [1, 100, 10 * DECAY_AT])
 def test_what_came_long_ago_fades(step: int) -> None:
     demand = Demand()
-    demand.arrived(ask(share(100)), FADES_AT)
+    demand.arrived(ask(share(100)), DECAY_AT)
     later = ask(share(200))
-    for _ in range(0, 4 * FADES_AT, step):
+    for _ in range(0, 4 * DECAY_AT, step):
         demand.arrived(later, step)
     counts = demand.shares()["gpu"]
-    assert sum(counts.values()) <= FADES_AT
+    assert sum(counts.values()) <= DECAY_AT
     assert counts[100] < counts[200] / 5
     assert demand.popular(9)[0].shape.share == 200
 
@@ -84,5 +84,5 @@ def test_there_are_never_more_shapes_than_the_bound__and_the_popular_stay() -> N
         demand.arrived(ask(gpus(1), cpu=cpu))
         assert len(demand._counts) <= SHAPES_MAX and demand._counts.keys() == demand._memory.keys()
     assert demand.popular(1)[0].shape.share == 500
-    assert Shape("gpu", (), 1, WHOLE, 2 * SHAPES_MAX - 1) in demand._counts, "the latest has a chance"
+    assert DeviceShape("gpu", (), 1, WHOLE_DEVICE, 2 * SHAPES_MAX - 1) in demand._counts, "the latest has a chance"
     assert demand._total == pytest.approx(sum(demand._counts.values()))

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.fit import Ask
-from remit.model.kinds import Device, DeviceAsk, Node, NodeHealth, NodeSpec, NodeStatus, Placement, Spread, Taint
+from remit.law.fit import Requirements
+from remit.model.kinds import Device, DeviceRequest, Node, NodeHealth, NodeSpec, NodeStatus, Placement, Spread, Taint
 from remit.model.metadata import Metadata
-from remit.model.resources import WHOLE, Amount
+from remit.model.resources import WHOLE_DEVICE, Amount
 from remit.observation.node_columns import Columns, Left, Rows
 from remit.observation.topology_counts import ColumnPeers
-from remit.proposal.placement.builtin_plugins import DEFAULT
-from remit.proposal.placement.devices import Stock
-from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, TARGETS_MAX, WEIGHED_EVERY, Fragmentation
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
+from remit.proposal.placement.devices import FreeDeviceShares
+from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, SHAPES_WEIGHED_MAX, WEIGH_INTERVAL, Fragmentation
 from remit.proposal.placement.kernel import Kernel
 from tests.unit.proposal.placement.fragmentation_oracle import Slow
 from tests.unit.proposal.placement.test_device_demand import ask, gpus, share
@@ -43,7 +43,7 @@ def full(one: Node) -> Left:
 
 def kernel_on(columns: Columns) -> tuple[Kernel, Fragmentation]:
     made = Fragmentation(columns)
-    return Kernel(columns, ColumnPeers(columns, {}), scores=(*DEFAULT, made.score)), made
+    return Kernel(columns, ColumnPeers(columns, {}), scores=(*DEFAULT_SCORES, made.score)), made
 
 
 def lefts(columns: Columns) -> dict[int, Left]:
@@ -71,7 +71,7 @@ ASKS = (
     ask(share(320), cpu=4_000, memory=8 * GIB),
     ask(share(650), cpu=6_000, memory=4 * GIB),
     ask(share(90), cpu=500, memory=GIB),
-    ask(DeviceAsk(kind="gpu", share="470m", models=("A",)), cpu=2_000),
+    ask(DeviceRequest(kind="gpu", share="470m", models=("A",)), cpu=2_000),
     ask(gpus(1), cpu=8_000, memory=16 * GIB),
     ask(gpus(2, "A", "B"), cpu=4_000, memory=16 * GIB),
     ask(gpus(8), cpu=32_000, memory=64 * GIB),
@@ -82,7 +82,7 @@ ASKS = (
 )
 
 
-def compare(columns: Columns, made: Fragmentation, slow: Slow, asks: Sequence[Ask]) -> int:
+def compare(columns: Columns, made: Fragmentation, slow: Slow, asks: Sequence[Requirements]) -> int:
     """Where each ask fits, the score is what the loops find, and so are the devices; how many were looked at."""
     looked = 0
     kernel = Kernel(columns, ColumnPeers(columns, {}), scores=(made.score,))
@@ -94,7 +94,7 @@ def compare(columns: Columns, made: Fragmentation, slow: Slow, asks: Sequence[As
             left = lefts(columns)[row]
             assert (score - 1) * RANGE + 1 == pytest.approx(slow.gain(one_ask, left), abs=1e-3)
             chosen = kernel.choose(one, row)
-            if not one_ask.whole:
+            if not one_ask.whole_devices:
                 assert chosen == slow.chosen(one_ask, left)[0]
             looked += 1
     return looked
@@ -110,7 +110,7 @@ def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_an
         made.arrived(ASKS[int(lots.integers(len(ASKS)))], int(lots.integers(1, 30)))
     made.renew()
     slow = Slow(
-        made.demand.popular(TARGETS_MAX),
+        made.demand.popular(SHAPES_WEIGHED_MAX),
         {kind: found.tolist() for kind, found in made._worths.items()},
         list(lefts(columns).values()),
     )
@@ -244,7 +244,7 @@ def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
     made.arrived(ask(gpus(1, "B")), 50)
     made.arrived(both, 10)
     made.renew()
-    slow = Slow(made.demand.popular(TARGETS_MAX), {}, list(lefts(columns).values()))
+    slow = Slow(made.demand.popular(SHAPES_WEIGHED_MAX), {}, list(lefts(columns).values()))
     slow.worths = {kind: found.tolist() for kind, found in made._worths.items()}
     assert compare(columns, made, slow, (both,)) == 2
 
@@ -265,7 +265,7 @@ def test_what_is_kept_is_what_a_new_score_would_find() -> None:
             columns.put(node(f"more-{step}", KINDS[step % 4], KINDS[step % 3]))
     made.score.epoch()
     kept = [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
-    made._stock = Stock(columns)
+    made._stock = FreeDeviceShares(columns)
     made._stock.follow()
     for row in range(len(columns)):
         made._count(np.array([row]))
@@ -289,7 +289,7 @@ def test_it_weighs_often_at_first_and_seldom_later() -> None:
             weighed.append(came)
     assert weighed[:4] == [1, 2, 4, 7]
     assert len(weighed) < 40
-    assert max(np.diff(weighed)) <= WEIGHED_EVERY
+    assert max(np.diff(weighed)) <= WEIGH_INTERVAL
 
 
 def test_it_weighs_again_when_much_has_moved_though_nobody_came() -> None:
@@ -299,7 +299,7 @@ def test_it_weighs_again_when_much_has_moved_though_nobody_came() -> None:
     made.renew()
     epoch = made.score.epoch()
     one = kernel.known("one", ask(share(1), cpu=1, memory=1))
-    assert len(kernel.run(one, 2 * WEIGHED_EVERY).rows) == 2 * WEIGHED_EVERY
+    assert len(kernel.run(one, 2 * WEIGH_INTERVAL).rows) == 2 * WEIGH_INTERVAL
     assert made.score.epoch() == epoch, "not within a run"
     made.renew()
     assert made.score.epoch() == epoch + 1
@@ -323,8 +323,8 @@ def test_on_very_many_nodes_fewer_shapes_are_looked_at() -> None:
     for cpu in range(500):
         made.arrived(ask(gpus(1), cpu=cpu + 1))
     made.renew()
-    assert len(made._potential) == TARGETS_MAX
-    assert CELLS_MAX // 50_000 < TARGETS_MAX
+    assert len(made._potential) == SHAPES_WEIGHED_MAX
+    assert CELLS_MAX // 50_000 < SHAPES_WEIGHED_MAX
 
 
 # --------------------------------------------------------------------------------------------------------------- robustness
@@ -360,12 +360,12 @@ def test_where_more_is_used_than_there_is_nothing_is_left() -> None:
     columns.post(0, (("cpu", 100_000),), {"d0": 1_700})
     assert kernel.place(kernel.known("one", ask(share(500), cpu=1_000))) == 1
     assert np.isfinite(made._base).all() and made._base[0] == 0.0
-    assert made._stock.left[0].tolist() == [0, WHOLE]
+    assert made._stock.left[0].tolist() == [0, WHOLE_DEVICE]
 
 
 def test_no_columns_no_devices_no_arrivals() -> None:
     for columns in (Columns(), Columns([full(node("a"))]), Columns([full(node("a", ("gpu", "A")))])):
         kernel, made = kernel_on(columns)
         made.renew()
-        assert kernel.place(kernel.known("one", ask(gpus(1)))) == (0 if columns.whole else -1)
+        assert kernel.place(kernel.known("one", ask(gpus(1)))) == (0 if columns.whole_devices else -1)
         assert kernel.place(kernel.known("two", ask(gpus(1, "B")))) == -1

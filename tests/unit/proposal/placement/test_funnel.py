@@ -7,20 +7,20 @@ from typing import Any
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from remit.law.fit import Ask
+from remit.law.fit import Requirements
 from remit.model.claims import Code
-from remit.model.kinds import DeviceAsk, NodeHealth, NodeStatus, Placement
-from remit.proposal.placement.class_scores import Class
-from remit.proposal.placement.funnel import ever, funnel, nearest
+from remit.model.kinds import DeviceRequest, NodeHealth, NodeStatus, Placement
+from remit.proposal.placement.class_scores import WorkClass
+from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import Cure, Filter
+from remit.proposal.placement.plugins import UnblockEvent, Filter
 from tests.properties.test_fit import ask_of
 from tests.properties.test_kernel import kernel_of, orders
 from tests.unit.law.fit_oracle import broken
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
 
-def seen(t: Told, name: str, *filters: Filter) -> tuple[Kernel, Class]:
+def seen(t: Told, name: str, *filters: Filter) -> tuple[Kernel, WorkClass]:
     kernel = Kernel(t.view.columns, t.view.peers, filters=filters)
     return kernel, kernel.known(name, t.view.shapes.ask(t.shape(name)))
 
@@ -36,7 +36,7 @@ def test_each_node_is_counted_at_the_first_filter_that_refuses_it() -> None:
     assert found.pairs() == (("node-health", 1), ("place", 1), ("resources", 1))
     assert (found.nodes, found.fits) == (4, 1)
     assert found.reason == Code.NO_ROOM
-    assert set(found.cures()) == {Cure.NODE, Cure.ROOM}
+    assert set(found.cures()) == {UnblockEvent.NODE, UnblockEvent.ROOM}
 
 
 def test_a_node_that_went_is_not_counted() -> None:
@@ -49,32 +49,32 @@ def test_a_node_that_went_is_not_counted() -> None:
 def test_without_nodes_there_is_no_room_and_a_node_would_help() -> None:
     t = Told(tenant("t1"), *work("a"))
     found = funnel(*seen(t, "a"))
-    assert (found.nodes, found.reason, found.cures()) == (0, Code.NO_ROOM, (Cure.NODE,))
-    assert nearest(*seen(t, "a")) is None
-    assert not ever(*seen(t, "a"))
+    assert (found.nodes, found.reason, found.cures()) == (0, Code.NO_ROOM, (UnblockEvent.NODE,))
+    assert nearest_fit(*seen(t, "a")) is None
+    assert not could_ever_fit(*seen(t, "a"))
 
 
 def test_the_nearest_node_lacks_the_least_and_says_of_what() -> None:
     t = Told(ready("n1", "3"), ready("n2", "4"), sick("n3", "9"), tenant("t1"), *work("a", "5"))
-    near = nearest(*seen(t, "a"))
+    near = nearest_fit(*seen(t, "a"))
     assert near is not None
     assert (near.row, near.lacks) == (t.view.columns.rows["n2"], {"cpu": 1000})
     assert [one.name for one in near.refused] == ["resources"]
 
 
 def test_devices_that_lack_are_named_by_kind() -> None:
-    t = Told(ready("n1", gpus=1), tenant("t1"), *work("a", "1", devices=(DeviceAsk(kind="gpu", count=2),)))
-    near = nearest(*seen(t, "a"))
+    t = Told(ready("n1", gpus=1), tenant("t1"), *work("a", "1", devices=(DeviceRequest(kind="gpu", count=2),)))
+    near = nearest_fit(*seen(t, "a"))
     assert near is not None
     assert near.lacks == {"gpu": 1}
-    assert not ever(*seen(t, "a"))
+    assert not could_ever_fit(*seen(t, "a"))
 
 
 def test_the_nearest_node_is_the_one_with_most_of_the_devices() -> None:
     nodes = ready("n1"), ready("n2", gpus=1), ready("n3", gpus=3), ready("n4", gpus=2)
-    for asks in (DeviceAsk(kind="gpu", count=4),), (DeviceAsk(kind="gpu", models=("A10",), count=4),):
+    for asks in (DeviceRequest(kind="gpu", count=4),), (DeviceRequest(kind="gpu", models=("A10",), count=4),):
         t = Told(*nodes, tenant("t1"), *work("a", "1", devices=asks))
-        near = nearest(*seen(t, "a"))
+        near = nearest_fit(*seen(t, "a"))
         assert near is not None
         assert (near.row, near.lacks) == (t.view.columns.rows["n3"], {"gpu": 1})
 
@@ -83,7 +83,7 @@ def test_others_are_not_told_whose_an_ask_is() -> None:
     """Work that needs the same shares one: its labels and its name are only those of the first."""
     told: list[Any] = []
 
-    def check(ask: Ask, site: Any, peers: Any) -> bool:
+    def check(ask: Requirements, site: Any, peers: Any) -> bool:
         told.append((ask.generation, dict(ask.labels), [(name, int(need)) for name, need in ask.resources]))
         return True
 
@@ -96,11 +96,11 @@ def test_others_are_not_told_whose_an_ask_is() -> None:
 def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
     t = Told(ready("n1"), tenant("t1"), *work("a", "3"), *work("full", "3"), replica("full", phase="bound", on="n1"))
     assert funnel(*seen(t, "a")).fits == 0
-    assert ever(*seen(t, "a"))
+    assert could_ever_fit(*seen(t, "a"))
     never = Filter("theirs", Code.POLICY, lambda ask, site, peers: False, foreign=True)
-    assert not ever(*seen(t, "a", never))
-    for cure in (Cure.ROOM, Cure.PEERS, Cure.OVERRIDE, Cure.QUOTA, Cure.TIME):
-        assert ever(*seen(t, "a", never._replace(cures=(Cure.NODE, cure)))), "what may pass by itself is worth waiting for"
+    assert not could_ever_fit(*seen(t, "a", never))
+    for cure in (UnblockEvent.ROOM, UnblockEvent.PEERS, UnblockEvent.OVERRIDE, UnblockEvent.QUOTA, UnblockEvent.TIME):
+        assert could_ever_fit(*seen(t, "a", never._replace(cures=(UnblockEvent.NODE, cure)))), "what may pass by itself is worth waiting for"
 
 
 @settings(max_examples=100)

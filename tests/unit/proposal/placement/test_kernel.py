@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from remit.law.fit import Ask
-from remit.law.requirements import make_ask
+from remit.law.fit import Requirements
+from remit.law.requirements import compile_requirements
 from remit.model.kinds import (
     Affinity,
     Node,
@@ -26,7 +26,7 @@ from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.node_columns import Columns, Left
 from remit.observation.topology_counts import ColumnPeers
-from remit.proposal.placement.class_scores import leading
+from remit.proposal.placement.class_scores import top_k_fitting
 from remit.proposal.placement.kernel import Kernel
 
 NODES = 3_000
@@ -56,17 +56,17 @@ def full(one: Node) -> Left:
     return Left(one, dict(one.spec.capacity.pairs), {})
 
 
-def ask(name: str, cpu: int = 300) -> Ask:
+def ask(name: str, cpu: int = 300) -> Requirements:
     template = Template(command=("serve",), resources=Amount({"cpu": cpu, "memory": 1 << 30}))
     spec = WorkloadSpec(type="service", template=template, placement=PLACES[name])
-    return make_ask("acme", name, {"app": name}, spec, ())
+    return compile_requirements("acme", name, {"app": name}, spec, ())
 
 
 def kernel(columns: Columns) -> Kernel:
     return Kernel(columns, ColumnPeers(columns, {}))
 
 
-def one_by_one(kernel: Kernel, ask: Ask, count: int) -> list[int]:
+def one_by_one(kernel: Kernel, ask: Requirements, count: int) -> list[int]:
     one = kernel.known(ask.generation, ask)
     rows: list[int] = []
     while len(rows) < count and (row := kernel.place(one)) >= 0:
@@ -84,7 +84,7 @@ def test_the_leading_are_the_highest_that_fit_and_the_first_of_equals(size: int,
         numbers = lots.integers(0, distinct, size).astype(np.int32)
         numbers[lots.random(size) > fitting] = -1
         wanted = sorted((place for place in range(size) if numbers[place] >= 0), key=lambda place: (-numbers[place], place))
-        assert leading(numbers, limit).tolist() == sorted(wanted[:limit])
+        assert top_k_fitting(numbers, limit).tolist() == sorted(wanted[:limit])
 
 
 def test_a_sample_that_misleads_does_no_harm() -> None:
@@ -93,12 +93,12 @@ def test_a_sample_that_misleads_does_no_harm() -> None:
     numbers = np.zeros(17_000, dtype=np.int32)
     numbers[::stride] = np.arange(1_000, 2_000)
     numbers[5] = 3_000
-    assert leading(numbers, 900).tolist() == sorted([5, *range(stride * 101, 17_000, stride)])
+    assert top_k_fitting(numbers, 900).tolist() == sorted([5, *range(stride * 101, 17_000, stride)])
     numbers[numbers == 0] = 7
-    assert leading(numbers, 950)[:3].tolist() == [5, 51 * stride, 52 * stride]
+    assert top_k_fitting(numbers, 950)[:3].tolist() == [5, 51 * stride, 52 * stride]
     low = np.full(17_000, 9, dtype=np.int32)
     low[::stride] = -1
-    assert leading(low, 40).tolist() == [place for place in range(60) if place % stride][:40]
+    assert top_k_fitting(low, 40).tolist() == [place for place in range(60) if place % stride][:40]
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -198,7 +198,7 @@ def test_who_comes_to_stand_beside_a_class_is_noticed__however_it_is_told() -> N
     away = ask("away")
     one = told.known("away", away)
     first = told.place(one)
-    (index,) = (term.of for term in away.anti)
+    (index,) = (term.peers for term in away.anti_affinity)
     told.peers.add(index, f"node-{first}")
     assert told.place(one) != first
     for row in range(4):

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.fit import NOBODY
-from remit.law.overrides import in_force
+from remit.law.fit import NO_PEERS
+from remit.law.overrides import active_overrides
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 from remit.observation.node_columns import Columns, Left, Rows
-from remit.proposal.placement.builtin_plugins import Steering
+from remit.proposal.placement.builtin_plugins import OverrideFilter
 from tests.unit.observation.row_fixtures import Told, ready, work
 
 NOW = ("boot-1", 1_000)
@@ -36,30 +36,30 @@ def ask() -> Any:
 
 
 def test_an_avoided_place_is_shut_for_all_rows_and_for_some_as_the_law_says() -> None:
-    steering, site = Steering(), columns("a1", "b1", "a2")
-    effects = in_force([override("o", "avoid", zones=("a",), nodes=("b1",))], NOW)
+    steering, site = OverrideFilter(), columns("a1", "b1", "a2")
+    effects = active_overrides([override("o", "avoid", zones=("a",), nodes=("b1",))], NOW)
     assert steering.renew(effects.overrides, NOW)
-    found = steering.filter.check(ask(), site, NOBODY)
-    assert np.asarray(found).tolist() == [not effects.avoided("r1", n[0], "default", n) for n in ("a1", "b1", "a2")]
-    some = steering.filter.check(ask(), Rows(site, np.array([2, 1])), NOBODY)
+    found = steering.filter.check(ask(), site, NO_PEERS)
+    assert np.asarray(found).tolist() == [not effects.avoided_by("r1", n[0], "default", n) for n in ("a1", "b1", "a2")]
+    some = steering.filter.check(ask(), Rows(site, np.array([2, 1])), NO_PEERS)
     assert np.asarray(some).tolist() == [False, False]
 
 
 def test_pins_all_bind() -> None:
-    steering, site = Steering(), columns("a1", "b1", "a2")
-    effects = in_force(
+    steering, site = OverrideFilter(), columns("a1", "b1", "a2")
+    effects = active_overrides(
         [override("p", "pin", zones=("a",), tenants=("t1",)), override("q", "pin", nodes=("a2", "b1"), tenants=("t1",))], NOW
     )
     steering.renew(effects.overrides, NOW)
-    pinned = effects.pinned("t1", "a")
+    pinned = effects.pinned_places("t1", "a")
     assert pinned is not None
-    found = steering.filter.check(ask()._replace(pins=pinned), site, NOBODY)
+    found = steering.filter.check(ask()._replace(pins=pinned), site, NO_PEERS)
     assert np.asarray(found).tolist() == [False, False, True]
-    assert np.asarray(steering.filter.check(ask(), site, NOBODY)).tolist() == [True, True, True]
+    assert np.asarray(steering.filter.check(ask(), site, NO_PEERS)).tolist() == [True, True, True]
 
 
 def test_it_tells_when_something_began_or_ended_and_only_then() -> None:
-    steering, one = Steering(), override("o", "avoid", nodes=("a1",))
+    steering, one = OverrideFilter(), override("o", "avoid", nodes=("a1",))
     assert steering.renew([one], NOW)
     assert not steering.renew([one], ("boot-1", 1_999))
     assert steering.renew([one], ("boot-1", 2_000)), "its time is over"
@@ -70,24 +70,24 @@ def test_it_tells_when_something_began_or_ended_and_only_then() -> None:
 
 def test_a_new_list_of_as_many_nodes_is_looked_at_anew() -> None:
     """The rows of before are not those of after, though there are as many of them."""
-    steering = Steering()
+    steering = OverrideFilter()
     steering.renew([override("o", "avoid", nodes=("a1",))], NOW)
     first, second = columns("a1", "b1"), columns("b1", "a1")
-    assert np.asarray(steering.filter.check(ask(), first, NOBODY)).tolist() == [False, True]
-    assert np.asarray(steering.filter.check(ask(), second, NOBODY)).tolist() == [True, False]
+    assert np.asarray(steering.filter.check(ask(), first, NO_PEERS)).tolist() == [False, True]
+    assert np.asarray(steering.filter.check(ask(), second, NO_PEERS)).tolist() == [True, False]
 
 
 def test_a_node_that_moves_out_of_an_avoided_zone_is_open() -> None:
-    steering, site = Steering(), columns("a1", "b1")
+    steering, site = OverrideFilter(), columns("a1", "b1")
     steering.renew([override("o", "avoid", zones=("a",))], NOW)
-    assert np.asarray(steering.filter.check(ask(), site, NOBODY)).tolist() == [False, True]
+    assert np.asarray(steering.filter.check(ask(), site, NO_PEERS)).tolist() == [False, True]
     moved = ready("a1", zone="c")
     site.put(replace(moved))
-    assert np.asarray(steering.filter.check(ask(), site, NOBODY)).tolist() == [True, True]
+    assert np.asarray(steering.filter.check(ask(), site, NO_PEERS)).tolist() == [True, True]
 
 
 def test_it_has_a_say_only_where_something_is_avoided_or_pinned() -> None:
-    steering = Steering()
+    steering = OverrideFilter()
     assert not steering.filter.applies(ask())
     steering.renew([override("o", "boost", tenants=("t1",))], NOW)
     assert not steering.filter.applies(ask())

@@ -14,17 +14,17 @@ from remit.model.claims import Code
 from remit.observation.hints import Hints
 from remit.observation.node_columns import Columns
 from remit.proposal.placement import builtin_plugins as built_in
-from remit.proposal.placement.builtin_plugins import DEFAULT, LEAST, locality
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, LEAST_ALLOCATED, locality
 from remit.proposal.placement.fragmentation import Fragmentation
 from remit.proposal.placement.fragmentation_model import Demand
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import (
-    FILTERS,
-    LAW,
+    FILTER_GROUP,
+    BUILTIN_FILTERS,
     SCORE_NAMES,
-    SCORES,
+    SCORE_GROUP,
     WEIGHT_MAX,
-    Cure,
+    UnblockEvent,
     Filter,
     PluginError,
     Score,
@@ -58,12 +58,12 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def filters_of(module: ModuleType, found: object) -> tuple[Filter, ...]:
     module.found = found  # type: ignore[attr-defined]
-    return installed_filters([EntryPoint("theirs", f"{THEIRS}:found", FILTERS)])
+    return installed_filters([EntryPoint("theirs", f"{THEIRS}:found", FILTER_GROUP)])
 
 
 def scores_of(module: ModuleType, found: object) -> tuple[Score, ...]:
     module.found = found  # type: ignore[attr-defined]
-    return installed_scores([EntryPoint("theirs", f"{THEIRS}:found", SCORES)])
+    return installed_scores([EntryPoint("theirs", f"{THEIRS}:found", SCORE_GROUP)])
 
 
 def columns() -> Columns:
@@ -71,7 +71,7 @@ def columns() -> Columns:
     return Columns([full(node(row, lots)) for row in range(5)])
 
 
-def placed(filters: tuple[Filter, ...] = (), scores: tuple[Score, ...] = DEFAULT) -> int:
+def placed(filters: tuple[Filter, ...] = (), scores: tuple[Score, ...] = DEFAULT_SCORES) -> int:
     plain = kernel(columns())
     told = Kernel(plain.columns, plain.peers, filters=filters, scores=scores)
     return told.place(told.known("spread", ask("spread")))
@@ -79,7 +79,7 @@ def placed(filters: tuple[Filter, ...] = (), scores: tuple[Score, ...] = DEFAULT
 
 def test_what_is_loaded_is_marked_as_foreign__in_the_order_of_names(theirs: ModuleType) -> None:
     theirs.one, theirs.other = FILTER, FILTER._replace(name="other")  # type: ignore[attr-defined]
-    points = [EntryPoint(name, f"{THEIRS}:{name}", FILTERS) for name in ("other", "one")]
+    points = [EntryPoint(name, f"{THEIRS}:{name}", FILTER_GROUP) for name in ("other", "one")]
     found = installed_filters(points)
     assert [one.name for one in found] == ["theirs", "other"]
     assert all(one.foreign for one in found)
@@ -96,9 +96,9 @@ def test_no_entry_points_are_none__and_not_those_that_are_installed(monkeypatch:
 @pytest.mark.parametrize("value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.placement.plugins:LAW.99"])
 def test_what_does_not_load_is_named_with_why(theirs: ModuleType, value: str) -> None:
     with pytest.raises(
-        PluginError, match=r"plug-in 'bad': .* does not load \(.*\); mend it, or uninstall its package"
+        PluginError, match=r"plug-in 'bad': .* could not be loaded \(.*\); fix it, or uninstall its package"
     ) as caught:
-        installed_filters([EntryPoint("bad", value, FILTERS)])
+        installed_filters([EntryPoint("bad", value, FILTER_GROUP)])
     assert caught.value.name == "bad" and caught.value.__cause__ is not None
 
 
@@ -106,14 +106,14 @@ def test_a_module_that_fails_while_it_is_imported_is_named(tmp_path: Any, monkey
     (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('no such device')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PluginError, match="no such device"):
-        installed_scores([EntryPoint("bad", "breaks_on_import:IT", SCORES)])
+        installed_scores([EntryPoint("bad", "breaks_on_import:IT", SCORE_GROUP)])
 
 
 def test_a_module_that_would_end_the_program_is_named__and_does_not(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leaves_on_import.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PluginError, match=r"SystemExit\(0\)"):
-        installed_filters([EntryPoint("bad", "leaves_on_import:IT", FILTERS)])
+        installed_filters([EntryPoint("bad", "leaves_on_import:IT", FILTER_GROUP)])
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_what_is_no_score_is_refused(theirs: ModuleType) -> None:
         scores_of(theirs, FILTER)
 
 
-@pytest.mark.parametrize("rule", LAW, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", BUILTIN_FILTERS, ids=lambda rule: rule.name)
 def test_the_name_of_a_built_in_filter_is_taken(theirs: ModuleType, rule: Filter) -> None:
-    with pytest.raises(PluginError, match=f"'{rule.name}': this is the name of a built-in filter"):
+    with pytest.raises(PluginError, match=f"'{rule.name}': this name belongs to a built-in filter"):
         filters_of(theirs, FILTER._replace(name=rule.name))
 
 
@@ -140,15 +140,15 @@ def test_the_names_of_built_in_scores_are_taken(theirs: ModuleType) -> None:
     made = [locality(Columns(), Hints()), Fragmentation(Columns(), Demand()).score]
     assert sorted(one.name for one in (*ours, *made)) == sorted(SCORE_NAMES)
     for name in SCORE_NAMES:
-        with pytest.raises(PluginError, match=f"'{name}': this is the name of a built-in score"):
+        with pytest.raises(PluginError, match=f"'{name}': this name belongs to a built-in score"):
             scores_of(theirs, SCORE._replace(name=name))
 
 
 def test_two_of_one_name_are_refused_by_the_kernel() -> None:
-    with pytest.raises(PluginError, match="there are two of this name"):
+    with pytest.raises(PluginError, match="this name is used twice"):
         placed((FILTER, FILTER))
-    with pytest.raises(PluginError, match="there are two of this name"):
-        placed(scores=(LEAST, SCORE, SCORE))
+    with pytest.raises(PluginError, match="this name is used twice"):
+        placed(scores=(LEAST_ALLOCATED, SCORE, SCORE))
 
 
 @pytest.mark.parametrize("weight", [-1, WEIGHT_MAX + 1, 1.5, "3", True, None], ids=repr)
@@ -159,22 +159,22 @@ def test_a_weight_out_of_range_is_refused(theirs: ModuleType, weight: Any) -> No
 
 @pytest.mark.parametrize("weight", [0, WEIGHT_MAX])
 def test_a_weight_in_range_is_taken(theirs: ModuleType, weight: int) -> None:
-    assert placed(scores=(*DEFAULT, *scores_of(theirs, SCORE._replace(weight=weight)))) >= 0
+    assert placed(scores=(*DEFAULT_SCORES, *scores_of(theirs, SCORE._replace(weight=weight)))) >= 0
 
 
 def test_weights_that_come_to_more_than_a_number_holds_are_refused() -> None:
     heavy = tuple(SCORE._replace(name=name, weight=WEIGHT_MAX) for name in ("a", "b"))
     assert placed(scores=heavy) >= 0
     with pytest.raises(PluginError, match="all weights come to 2001, and 2000 is the most"):
-        placed(scores=(*heavy, LEAST))
+        placed(scores=(*heavy, LEAST_ALLOCATED))
 
 
 @pytest.mark.parametrize(
     "wrong", [{"cures": ("room!",)}, {"cures": ()}, {"code": "selector"}, {"check": None}], ids=lambda wrong: next(iter(wrong))
 )
 def test_a_filter_without_a_code_a_check_or_real_cures_is_refused(theirs: ModuleType, wrong: dict[str, Any]) -> None:
-    assert filters_of(theirs, FILTER._replace(cures=(Cure.ROOM, Cure.TIME)))
-    with pytest.raises(PluginError, match=r"its cures are|a filter has a code"):
+    assert filters_of(theirs, FILTER._replace(cures=(UnblockEvent.ROOM, UnblockEvent.TIME)))
+    with pytest.raises(PluginError, match=r"its unblock events are|a Filter needs a code"):
         filters_of(theirs, FILTER._replace(**wrong))
 
 
@@ -195,12 +195,12 @@ def leaving(*_: Any) -> Any:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (failing, r"it failed: KeyError\('rack'\)"),
-        (leaving, r"it failed: SystemExit\(0\)"),
-        (lambda ask, site, peers: np.ones(3, dtype=np.bool_), r"bool of shape \(3,\), not a bool for each of 5 nodes"),
+        (failing, r"raised KeyError\('rack'\)"),
+        (leaving, r"raised SystemExit\(0\)"),
+        (lambda ask, site, peers: np.ones(3, dtype=np.bool_), r"bool of shape \(3,\); expected a bool for each of 5 nodes"),
         (lambda ask, site, peers: np.ones((5, 1), dtype=np.bool_), r"bool of shape \(5, 1\)"),
-        (lambda ask, site, peers: None, "it answered object"),
-        (lambda ask, site, peers: np.ones(5), "it answered float64"),
+        (lambda ask, site, peers: None, "returned object"),
+        (lambda ask, site, peers: np.ones(5), "returned float64"),
     ],
     ids=["raises", "leaves", "too few", "two ways", "forgot to return", "numbers"],
 )
@@ -218,11 +218,11 @@ def test_one_bool_speaks_for_every_node(theirs: ModuleType, answer: Any, row: bo
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (failing, r"it failed: KeyError\('rack'\)"),
-        (leaving, r"it failed: SystemExit\(0\)"),
-        (lambda ask, site: np.ones(4), r"float64 of shape \(4,\), not a number for each of 5 nodes"),
-        (lambda ask, site: None, "it answered object"),
-        (lambda ask, site: "best", "it answered <U4"),
+        (failing, r"raised KeyError\('rack'\)"),
+        (leaving, r"raised SystemExit\(0\)"),
+        (lambda ask, site: np.ones(4), r"float64 of shape \(4,\); expected a number for each of 5 nodes"),
+        (lambda ask, site: None, "returned object"),
+        (lambda ask, site: "best", "returned <U4"),
     ],
     ids=["raises", "leaves", "too few", "forgot to return", "text"],
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from remit.model.claims import Code
-from remit.model.kinds import Affinity, DeviceAsk, Disruption, NodeHealth, Placement, Spread
-from remit.proposal.placement.preemption_candidates import Pace
+from remit.model.kinds import Affinity, DeviceRequest, Disruption, NodeHealth, Placement, Spread
+from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from tests.properties.authority_world import furnished, node, run
 from tests.unit.commitment.authority_fixture import move
 from tests.unit.proposal.scheduler_fixture import Mind, mark, minds, nodes, quota, rank, refused, reserves, want
@@ -58,9 +58,9 @@ async def test_the_lowest_priority_goes_and_no_more_of_it_than_must(m: Mind) -> 
 async def test_of_a_group_that_may_lose_one__he_goes_who_holds_what_is_asked_for(m: Mind) -> None:
     """The first of `safe` shares his GPU with somebody who stays: the other one makes room alone."""
     safe = Disruption(min_available=1)
-    await want(m.scope, "safe", 2, devices=(DeviceAsk(kind="gpu", share="600m"),), disruption=safe)
+    await want(m.scope, "safe", 2, devices=(DeviceRequest(kind="gpu", share="600m"),), disruption=safe)
     await m.settle()
-    await want(m.scope, "stays", 1, devices=(DeviceAsk(kind="gpu", share="400m"),), priority="top")
+    await want(m.scope, "stays", 1, devices=(DeviceRequest(kind="gpu", share="400m"),), priority="top")
     await m.settle()
     shared = m.scope.row("replica/t1/stays-0")["status"]["devices"]
     beside, alone = sorted(
@@ -68,7 +68,7 @@ async def test_of_a_group_that_may_lose_one__he_goes_who_holds_what_is_asked_for
     )
     for name in (beside, alone):
         await move(m.scope, f"replica/t1/{name}", "start", "run")
-    await want(m.scope, "whole", 1, devices=(DeviceAsk(kind="gpu", count=1),), priority="high")
+    await want(m.scope, "whole", 1, devices=(DeviceRequest(kind="gpu", count=1),), priority="high")
     await until_rest(m)
     assert victims(m) == [alone]
 
@@ -204,10 +204,10 @@ async def test_what_is_left_over_when_a_large_one_goes_is_waited_for(m: Mind) ->
 
 @minds
 async def test_devices_are_made_free_and_the_right_ones_named(m: Mind) -> None:
-    gpu = (DeviceAsk(kind="gpu", count=1),)
+    gpu = (DeviceRequest(kind="gpu", count=1),)
     await want(m.scope, "low", 2, "100m", devices=gpu)
     await m.settle()
-    await want(m.scope, "top", 1, "100m", devices=(DeviceAsk(kind="gpu", count=2),), priority="top")
+    await want(m.scope, "top", 1, "100m", devices=(DeviceRequest(kind="gpu", count=2),), priority="top")
     await until_rest(m)
     assert sorted(victims(m)) == ["low-0", "low-1"]
     assert m.where("top") == {"top-0": "n1"}
@@ -254,7 +254,7 @@ async def test_a_node_that_takes_no_work_gains_nothing_by_victims(m: Mind) -> No
 def test_no_more_go_in_a_while_than_the_pace_allows_and_then_the_next() -> None:
     async def tell() -> None:
         scope = await furnished()
-        m = Mind(scope, pace=Pace(per_s=1, burst=2))
+        m = Mind(scope, pace=VictimRateLimit(per_s=1, burst=2))
         await want(scope, "low", 8)
         await m.settle()
         await want(scope, "top", 4, priority="top")
@@ -275,7 +275,7 @@ def test_no_more_go_in_a_while_than_the_pace_allows_and_then_the_next() -> None:
 def test_one_that_needs_many_waits_until_the_pace_has_saved_up_for_it() -> None:
     async def tell() -> None:
         scope = await furnished()
-        m = Mind(scope, pace=Pace(per_s=2, burst=4))
+        m = Mind(scope, pace=VictimRateLimit(per_s=2, burst=4))
         await want(scope, "low", 8)
         await m.settle()
         await want(scope, "first", 1, "2", priority="top")

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from remit.model.kinds import Disruption
 from remit.model.objects import AnyObject
-from remit.proposal.placement.class_scores import Class
+from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.preemption import Eviction
-from remit.proposal.placement.preemption_candidates import Pace, Victims
+from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
 
-def scene(*more: AnyObject, low: int = 4, least: int = 0, phase: str = "running") -> tuple[Told, Kernel, Class]:
+def scene(*more: AnyObject, low: int = 4, least: int = 0, phase: str = "running") -> tuple[Told, Kernel, WorkClass]:
     """One node of four cores, taken by as many small ones of priority 0."""
     made = work("low", replicas=8, disruption=Disruption(min_available=least))
     there = [replica("low", i, phase=phase, on="n1") for i in range(low)]
@@ -23,12 +23,12 @@ def scene(*more: AnyObject, low: int = 4, least: int = 0, phase: str = "running"
     return t, kernel, kernel.known("top", t.view.shapes.ask(t.shape("top")))
 
 
-def plan(victims: Victims, t: Told, kernel: Kernel, one: Class, priority: int = 10, count: int = 1) -> list[Eviction]:
+def plan(victims: VictimSelector, t: Told, kernel: Kernel, one: WorkClass, priority: int = 10, count: int = 1) -> list[Eviction]:
     return victims.plan(t.view, kernel, one, kernel.roomless(one), priority, count)
 
 
-def begun(t: Told, pace: Pace = Pace(), now_ms: int = 0) -> Victims:
-    made = Victims(pace)
+def begun(t: Told, pace: VictimRateLimit = VictimRateLimit(), now_ms: int = 0) -> VictimSelector:
+    made = VictimSelector(pace)
     made.begin(now_ms, t.view)
     return made
 
@@ -80,7 +80,7 @@ def test_too_few_are_there_already__nobody_of_them_goes() -> None:
 
 def test_the_pace_is_saved_up_and_bounded() -> None:
     t, kernel, one = scene()
-    victims = begun(t, Pace(per_s=1, burst=2))
+    victims = begun(t, VictimRateLimit(per_s=1, burst=2))
     assert len(plan(victims, t, kernel, one)) == 1
     assert victims.again_ms() == 1_001
     victims.begin(1_500, t.view)
@@ -93,7 +93,7 @@ def test_the_pace_is_saved_up_and_bounded() -> None:
 
 def test_who_is_spared_does_not_count_towards_the_pace() -> None:
     t, kernel, one = scene()
-    victims = begun(t, Pace(per_s=1, burst=2))
+    victims = begun(t, VictimRateLimit(per_s=1, burst=2))
     (first,) = plan(victims, t, kernel, one)
     for _ in range(2):
         victims.spare([t.view.replicas.keys[slot] for slot in first.victims], t.view)
@@ -103,7 +103,7 @@ def test_who_is_spared_does_not_count_towards_the_pace() -> None:
 
 def test_more_than_may_ever_go_at_once_is_not_waited_for() -> None:
     t, kernel, one = scene()
-    victims = begun(t, Pace(per_s=1, burst=1))
+    victims = begun(t, VictimRateLimit(per_s=1, burst=1))
     assert not plan(victims, t, kernel, one)
     assert victims.again_ms() == 0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remit.law import fit
 from remit.model.kinds import Affinity, Placement, Spread
 from remit.observation.node_columns import over
-from remit.proposal.placement.topology_gates import GROUPS_MAX, Gates, keys_of, sort
+from remit.proposal.placement.topology_gates import GROUPS_MAX, TopologyGates, topology_keys, group_rows
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
 TERMS = [
@@ -23,7 +23,7 @@ TERMS = [
         affinity=(Affinity(label_selector={"app": "y"}, topology_key="zone"),), topology_spread=(Spread(topology_key="node"),)
     ),
 ]
-COUPLED = tuple(rule for rule in fit.RULES if rule.check in (fit.spread, fit.affinity, fit.anti_affinity, fit.shunned))
+COUPLED = tuple(rule for rule in fit.RULES if rule.check in (fit.spread, fit.affinity, fit.anti_affinity, fit.symmetric_anti_affinity))
 
 
 def scene(term: Placement, standing: list[int]) -> tuple[Told, Any]:
@@ -39,8 +39,8 @@ def scene(term: Placement, standing: list[int]) -> tuple[Told, Any]:
 def test_gates_say_what_the_law_says_after_every_placement(term: Placement, standing: list[int], placed: list[int]) -> None:
     t, ask = scene(term, standing)
     columns, peers = t.view.columns, t.view.peers
-    static = np.broadcast_to(fit.mask(ask, columns, peers, fit.STATIC), len(columns)).copy()
-    gates = Gates(ask, columns, peers, static, slice(None), peers.shunners(ask))
+    static = np.broadcast_to(fit.mask(ask, columns, peers, fit.STATIC_RULES), len(columns)).copy()
+    gates = TopologyGates(ask, columns, peers, static, slice(None), peers.anti_affinity_owners(ask))
     gates.look(ours=True)
     for row in placed:
         assert gates.open().tolist() == np.broadcast_to(fit.mask(ask, columns, peers, COUPLED), len(columns)).tolist()
@@ -51,7 +51,7 @@ def test_gates_say_what_the_law_says_after_every_placement(term: Placement, stan
 
 def test_a_shelf_has_the_nodes_of_the_same_domains__and_no_more_are_told_apart_than_is_worth_it() -> None:
     t, ask = scene(TERMS[0], [])
-    order = sort(keys_of(ask, ()), t.view.columns)
+    order = group_rows(topology_keys(ask, ()), t.view.columns)
     assert order is not None
     shelves = [order.rows[start:end].tolist() for start, end in zip(order.starts, order.ends, strict=True)]
     zones = [{t.view.columns.nodes[row].spec.zone for row in rows} for rows in shelves]
@@ -59,4 +59,4 @@ def test_a_shelf_has_the_nodes_of_the_same_domains__and_no_more_are_told_apart_t
     assert sorted(row for rows in shelves for row in rows) == list(range(6))
     many = Told(*(ready(f"n{i:03}") for i in range(GROUPS_MAX + 1)), *work("a", placement=TERMS[1]))
     asked = over(many.view.shapes.ask(many.shape("a")), many.view.columns)
-    assert sort(keys_of(asked, ()), many.view.columns) is None
+    assert group_rows(topology_keys(asked, ()), many.view.columns) is None

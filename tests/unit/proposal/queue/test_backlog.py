@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 from remit.proposal.queue.backlog import BACKOFF_MS_MAX, RETRY_MS_MAX, RETRY_MS_MIN, Backlog
-from remit.proposal.queue.class_queues import Ageing, Cure, Line, Member
-from remit.proposal.queue.fair_share import Shares, Vector
-from remit.proposal.queue.wakeups import Past
+from remit.proposal.queue.class_queues import Ageing, UnblockKey, ClassQueue, Member
+from remit.proposal.queue.fair_share import FairShareLedger, Vector
+from remit.proposal.queue.wakeups import UnblockHistory
 
-ROOM: Cure = ("room",)
+ROOM: UnblockKey = ("room",)
 CPU: Vector = (("cpu", 1),)
 MINUTE_MS = 60_000
 
 
-def shares(cpu: int = 1000) -> Shares:
-    return Shares({"cpu": cpu}, half_life_ms=0)
+def shares(cpu: int = 1000) -> FairShareLedger:
+    return FairShareLedger({"cpu": cpu}, half_life_ms=0)
 
 
 def middle(limit: int) -> int:
     return limit // 2
 
 
-def backlog(*, ageing: Ageing | None = None, past: Past | None = None, lot: Callable[[int], int] = middle) -> Backlog:
+def backlog(*, ageing: Ageing | None = None, past: UnblockHistory | None = None, lot: Callable[[int], int] = middle) -> Backlog:
     return Backlog(lot, ageing=ageing, past=past)
 
 
@@ -41,9 +41,9 @@ def put(
     amount: Vector = CPU,
     deadline_ms: int | None = None,
     now_ms: int = 0,
-) -> Line:
+) -> ClassQueue:
     for member in members:
-        line = queue.add(key, lambda: Line(key, tenant, priority, amount, deadline_ms), member, now_ms)
+        line = queue.add(key, lambda: ClassQueue(key, tenant, priority, amount, deadline_ms), member, now_ms)
     return line
 
 
@@ -51,7 +51,7 @@ def order(queue: Backlog, limit: int = 1000, now_ms: int = 0) -> list[Member]:
     return [member for _, members in queue.take(limit, now_ms, shares()) for member in members]
 
 
-def refuse(queue: Backlog, line: Line, *cures: Cure, reason: str = "no_room", now_ms: int = 0) -> bool:
+def refuse(queue: Backlog, line: ClassQueue, *cures: UnblockKey, reason: str = "no_room", now_ms: int = 0) -> bool:
     """One attempt that finds nothing."""
     return queue.wait(line, reason, frozenset(cures or (ROOM,)), since=queue.begin(line), now_ms=now_ms)
 
@@ -93,7 +93,7 @@ def test_room_for_others_that_came_meanwhile_is_no_cure() -> None:
 
 def test_what_the_past_has_forgotten_counts_as_happened() -> None:
     """F22: the memory of cures is bounded, and no wake-up is lost by that."""
-    queue = backlog(past=Past(2, 2))
+    queue = backlog(past=UnblockHistory(2, 2))
     line = put(queue, "w", range(1))
     since = queue.begin(line)
     queue.happened(("quota", "a"), 1)
@@ -112,7 +112,7 @@ def test_what_the_past_has_forgotten_counts_as_happened() -> None:
 
 def test_news_may_be_told_out_of_order() -> None:
     """F22"""
-    past, line = Past(), Line("w", "a", 0, CPU)
+    past, line = UnblockHistory(), ClassQueue("w", "a", 0, CPU)
     past.note(ROOM, 5, lambda line: True)
     past.note(ROOM, 3)
     assert past.cured(line, [ROOM], 4) and past.cured(line, [ROOM], 2) and not past.cured(line, [ROOM], 5)
@@ -122,8 +122,8 @@ def test_news_may_be_told_out_of_order() -> None:
 
 def test_a_cure_wakes_the_lines_that_wait_for_it_and_no_others() -> None:
     queue = backlog()
-    quota: Cure = ("quota", "a")
-    cures: dict[str, tuple[Cure, ...]] = {"q": (quota,), "r": (ROOM,), "both": (ROOM, quota), "p": (("policy",),)}
+    quota: UnblockKey = ("quota", "a")
+    cures: dict[str, tuple[UnblockKey, ...]] = {"q": (quota,), "r": (ROOM,), "both": (ROOM, quota), "p": (("policy",),)}
     lines = {key: put(queue, key, range(i, i + 1)) for i, key in enumerate(cures)}
     for key, line in lines.items():
         assert refuse(queue, line, *cures[key])
@@ -361,7 +361,7 @@ def test_a_member_is_here_once() -> None:
     with pytest.raises(ValueError, match="already"):
         put(queue, "v", range(1))
     with pytest.raises(ValueError, match="no new line"):
-        queue.add("x", lambda: Line("y", "a", 0, CPU), 5, 0)
+        queue.add("x", lambda: ClassQueue("y", "a", 0, CPU), 5, 0)
 
 
 # Whose turn is it?

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from remit.proposal.queue.fair_share import FREE, Shares, Vector, faded
+from remit.proposal.queue.fair_share import FREE_REPLICA_SHARE, FairShareLedger, Vector, decayed
 
 CPU: Vector = (("cpu", 1),)
 HOUR_MS = 3_600_000
 
 
 def test_the_share_is_the_largest_part_of_any_resource() -> None:
-    shares = Shares({"cpu": 9, "memory": 18}, half_life_ms=0)
+    shares = FairShareLedger({"cpu": 9, "memory": 18}, half_life_ms=0)
     shares.charge("a", (("cpu", 1), ("memory", 4)), 1, 0)
     assert shares.share("a", 0) == 4 / 18
     shares.charge("a", (("cpu", 4),), 1, 0)
@@ -21,7 +21,7 @@ def test_the_share_is_the_largest_part_of_any_resource() -> None:
 
 
 def test_twice_the_weight_is_half_the_share() -> None:
-    shares = Shares({"cpu": 10}, {"a": 2}, 0)
+    shares = FairShareLedger({"cpu": 10}, {"a": 2}, 0)
     for tenant in "ab":
         shares.charge(tenant, CPU, 4, 0)
     assert (shares.share("a", 0), shares.share("b", 0)) == (0.2, 0.4)
@@ -33,7 +33,7 @@ def test_twice_the_weight_is_half_the_share() -> None:
 
 def test_equal_shares_are_equal_whatever_they_were_divided_by() -> None:
     """Thirds of odd capacities, over weights: a float that is divided twice would tell them apart."""
-    shares = Shares({"cpu": 3 * 7 * 10**15, "memory": 3 << 50, "disk": 9}, {"b": 3, "c": 7}, 0)
+    shares = FairShareLedger({"cpu": 3 * 7 * 10**15, "memory": 3 << 50, "disk": 9}, {"b": 3, "c": 7}, 0)
     shares.charge("a", (("cpu", 7 * 10**15),), 1, 0)
     shares.charge("b", (("memory", 3 << 50),), 1, 0)
     shares.charge("c", (("disk", 21),), 1, 0)
@@ -41,7 +41,7 @@ def test_equal_shares_are_equal_whatever_they_were_divided_by() -> None:
 
 
 def test_a_resize_counts_at_once_and_what_there_is_none_of_counts_nothing() -> None:
-    shares = Shares({"cpu": 10, "gpu": 4}, half_life_ms=0)
+    shares = FairShareLedger({"cpu": 10, "gpu": 4}, half_life_ms=0)
     shares.charge("a", (("cpu", 1), ("gpu", 2)), 1, 0)
     assert shares.share("a", 0) == 0.5
     shares.resize({"cpu": 20, "gpu": 0})
@@ -51,7 +51,7 @@ def test_a_resize_counts_at_once_and_what_there_is_none_of_counts_nothing() -> N
 
 
 def test_what_is_not_held_cannot_be_given_back__and_nothing_changes() -> None:
-    shares = Shares({"cpu": 10, "memory": 10}, half_life_ms=0)
+    shares = FairShareLedger({"cpu": 10, "memory": 10}, half_life_ms=0)
     shares.charge("a", (("cpu", 2),), 1, 0)
     with pytest.raises(ValueError, match="give back 1 of memory"):
         shares.charge("a", (("cpu", 1), ("memory", 1)), -1, 0)
@@ -61,7 +61,7 @@ def test_what_is_not_held_cannot_be_given_back__and_nothing_changes() -> None:
 
 
 def test_what_was_held_lately_counts_half_after_a_half_life() -> None:
-    shares = Shares({"cpu": 1000}, half_life_ms=HOUR_MS)
+    shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     shares.charge("a", CPU, 800, 0)
     assert shares.share("a", 0) == 0.8, "nothing is remembered yet"
     assert shares.remembered("a", HOUR_MS) == {"cpu": 400}
@@ -74,12 +74,12 @@ def test_what_was_held_lately_counts_half_after_a_half_life() -> None:
 
 
 def test_who_used_much_lately_gives_way_when_both_hold_nothing() -> None:
-    shares = Shares({"cpu": 1000}, half_life_ms=HOUR_MS)
+    shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     for tenant, used in (("burst", 900), ("quiet", 10)):
         shares.charge(tenant, CPU, used, 0)
         shares.charge(tenant, CPU, -used, HOUR_MS)
     assert shares.share("quiet", HOUR_MS + 1) < shares.share("burst", HOUR_MS + 1)
-    plain = Shares({"cpu": 1000}, half_life_ms=0)
+    plain = FairShareLedger({"cpu": 1000}, half_life_ms=0)
     plain.charge("burst", CPU, 900, 0)
     plain.charge("burst", CPU, -900, HOUR_MS)
     assert plain.share("burst", HOUR_MS + 1) == 0
@@ -87,17 +87,17 @@ def test_who_used_much_lately_gives_way_when_both_hold_nothing() -> None:
 
 def test_the_memory_weighs_as_much_as_it_is_told_to() -> None:
     for weight in (0, 1, 3):
-        shares = Shares({"cpu": 1000}, half_life_ms=HOUR_MS, memory_weight=weight)
+        shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS, memory_weight=weight)
         shares.charge("a", CPU, 800, 0)
         shares.charge("a", CPU, -800, HOUR_MS)
         assert shares.share("a", HOUR_MS) == 400 * weight / 1000
     with pytest.raises(ValueError, match="no memory"):
-        Shares({}, half_life_ms=-1)
+        FairShareLedger({}, half_life_ms=-1)
 
 
 @pytest.mark.parametrize("half_life_ms", [10_000, HOUR_MS, 168 * HOUR_MS])
 def test_it_does_not_matter_how_often_memory_is_settled(half_life_ms: int) -> None:
-    often, once = (Shares({"cpu": 10**6}, half_life_ms=half_life_ms) for _ in range(2))
+    often, once = (FairShareLedger({"cpu": 10**6}, half_life_ms=half_life_ms) for _ in range(2))
     for shares in (often, once):
         shares.charge("a", CPU, 500_000, 0)
     for now_ms in range(1, 10_000):
@@ -108,14 +108,14 @@ def test_it_does_not_matter_how_often_memory_is_settled(half_life_ms: int) -> No
 
 
 def test_time_that_goes_back_changes_nothing() -> None:
-    shares = Shares({"cpu": 1000}, half_life_ms=HOUR_MS)
+    shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     shares.charge("a", CPU, 800, HOUR_MS)
     shares.charge("a", CPU, -400, 0)
     assert shares.share("a", 0) == shares.share("a", HOUR_MS) == 0.4
 
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
-    shares = Shares({"cpu": 1000}, half_life_ms=1000)
+    shares = FairShareLedger({"cpu": 1000}, half_life_ms=1000)
     for i in range(5000):
         shares.charge(f"t{i}", CPU, 100, i * 1000)
         shares.charge(f"t{i}", CPU, -100, i * 1000 + 500)
@@ -126,14 +126,14 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
 
 
 def test_what_asks_for_nothing_counted_takes_turns_too() -> None:
-    standing = Shares({"cpu": 10}, half_life_ms=0).standing("a", 0)
-    assert standing.add(standing.parts((("unheard-of", 3), ("cpu", 0)))) == FREE
+    standing = FairShareLedger({"cpu": 10}, half_life_ms=0).standing("a", 0)
+    assert standing.add(standing.parts((("unheard-of", 3), ("cpu", 0)))) == FREE_REPLICA_SHARE
     assert standing.add(standing.parts((("cpu", 5),))) == 0.5
-    assert standing.add(standing.parts(()), 2) == 0.5 + 2 * FREE
+    assert standing.add(standing.parts(()), 2) == 0.5 + 2 * FREE_REPLICA_SHARE
 
 
 def test_a_standing_is_a_copy() -> None:
-    shares = Shares({"cpu": 10}, half_life_ms=0)
+    shares = FairShareLedger({"cpu": 10}, half_life_ms=0)
     shares.charge("a", CPU, 1, 0)
     standing = shares.standing("a", 0)
     assert standing.add(standing.parts(CPU), 4) == 0.5
@@ -142,7 +142,7 @@ def test_a_standing_is_a_copy() -> None:
 
 def test_fading_is_exact_at_half_lives_and_near_the_curve_between() -> None:
     for n in range(5):
-        assert faded(n * 1000, 1000) == 1 << 64 - n
+        assert decayed(n * 1000, 1000) == 1 << 64 - n
     for elapsed_ms in range(0, 5000, 37):
-        assert abs(faded(elapsed_ms, 1000) / 2**64 - 0.5 ** (elapsed_ms / 1000)) < 2e-6
-    assert faded(10**9, 1) == 0
+        assert abs(decayed(elapsed_ms, 1000) / 2**64 - 0.5 ** (elapsed_ms / 1000)) < 2e-6
+    assert decayed(10**9, 1) == 0

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.remote_store import RangeOf, RowsFrom
-from remit.client.rpc import Call
+from remit.client.remote_store import RangeRequest, WatchRequest
+from remit.client.rpc import EndpointCall
 from remit.model.claims import Acquire, Actor, Operation, OperationID, Role
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
-from remit.model.wire.agent_messages import Beat, NodeState, OrdersOf
-from remit.serve.diagnostics.audit_log import Audit
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, AssignmentsRequest
+from remit.serve.diagnostics.audit_log import AuditLog
 from remit.world.interfaces import NoRoom
 from tests.unit.serve.in_memory_server import TOKENS, Api, node, secret, story, tenant, workload
 
@@ -25,7 +25,7 @@ WORK, OTHERS = "/v1/tenants/acme/workloads", "/v1/tenants/bolt/workloads"
 
 
 def token(name: str, text: str, role: str, **spec: Any) -> dict[str, Any]:
-    spec = {"role": role, "digest": digest_of(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
+    spec = {"role": role, "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
     return {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": name}, "spec": spec}
 
 
@@ -126,7 +126,7 @@ async def test_a_viewer_changes_nothing__and_may_ask_what_if(api: Api) -> None:
 async def test_each_door_takes_its_own_tokens(api: Api) -> None:
     """A02."""
     await people(api)
-    status = msgspec.json.encode(Call(), enc_hook=enc_hook)
+    status = msgspec.json.encode(EndpointCall(), enc_hook=enc_hook)
     for text in (TOKENS["agent"], TOKENS["scheduler"], TOKENS["controllers"]):
         assert (await api.get("/v1/workloads", token=text)).status == 401
         assert (await api.ask("POST", "/v1/ask", status, token=text)).status == 200
@@ -147,22 +147,22 @@ async def test_an_agent_speaks_for_its_own_nodes_and_reads_no_rows(api: Api) -> 
             Actor("m", role),
             Acquire(lease, Duration(60_000)),
         )
-        return msgspec.json.encode(Call((operation,)), enc_hook=enc_hook)
+        return msgspec.json.encode(EndpointCall((operation,)), enc_hook=enc_hook)
 
     async def asked(body: bytes, path: str = "/v1/ask") -> int:
         return (await api.ask("POST", path, body, token=TOKENS["agent"])).status
 
     assert await asked(claim("1", "agent/n1")) == 200
-    beat = Beat(Actor("m", Role.AGENT, "agent/n2", 1), NodeState("n2"))
+    beat = NodeHeartbeat(Actor("m", Role.AGENT, "agent/n2", 1), NodeState("n2"))
     for wrong in (
         claim("2", "agent/n2"),
         claim("3", "scheduler", Role.SCHEDULER),
-        msgspec.json.encode(Call(beats=(beat,)), enc_hook=enc_hook),
-        msgspec.json.encode(Call(heard=True), enc_hook=enc_hook),
-        msgspec.json.encode(RangeOf("secret/")),
+        msgspec.json.encode(EndpointCall(beats=(beat,)), enc_hook=enc_hook),
+        msgspec.json.encode(EndpointCall(heard=True), enc_hook=enc_hook),
+        msgspec.json.encode(RangeRequest("secret/")),
     ):
         assert await asked(wrong) == 403, wrong
-    for wrong in (msgspec.json.encode(OrdersOf(("n1", "n2"))), msgspec.json.encode(RowsFrom(""))):
+    for wrong in (msgspec.json.encode(AssignmentsRequest(("n1", "n2"))), msgspec.json.encode(WatchRequest(""))):
         assert await asked(wrong, "/v1/follow") == 403
 
 
@@ -243,7 +243,7 @@ async def test_what_somebody_did_and_was_refused_is_written_down(api: Api) -> No
     await api.get(f"{OTHERS}/of-bolt", token=ANN)
     for _ in range(5):
         await api.get(WORK, token="nobody's-token")
-    api.desk.audit.unfold(all_=True)
+    api.desk.audit.flush_counts(all_=True)
     items = (await api.must("GET", "/v1/audit?limit=1000"))["items"]
     made = next(one for one in items if one.get("trace") == "t-1")
     assert (made["subject"], made["role"], made["tenant"], made["action"], made["status"]) == (
@@ -266,7 +266,7 @@ async def test_what_somebody_did_and_was_refused_is_written_down(api: Api) -> No
 @story
 async def test_while_nothing_can_be_written_down_nobody_changes_anything(api: Api) -> None:
     await people(api)
-    api.desk.audit = Audit(Full(), api.desk.clock)
+    api.desk.audit = AuditLog(Full(), api.desk.clock)
     assert (await api.ask("POST", WORK, workload("one"), token=ANN)).status == 201, "it was not known before"
     refused = await api.ask("POST", WORK, workload("two"), token=ANN)
     assert (refused.status, refused.json["code"]) == (503, "unavailable") and "audit" in refused.json["detail"]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from remit.client.authority_client import Client, NoAnswer
+from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.model.claims import AnyClaim
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from remit.serve.auth.enrollment import BOOTSTRAP
 from tests.unit.serve.auth.test_access_control import token
 from tests.unit.serve.in_memory_server import Api, story
 
 JOIN, OTHER = "a-token-for-joining-once", "another-token-for-joining"
 PATCH = {"Content-Type": "application/merge-patch+json"}
-MINE, THEIRS = digest_of("mine"), digest_of("theirs")
+MINE, THEIRS = token_digest("mine"), token_digest("theirs")
 
 
 async def invited(api: Api, text: str = JOIN, *nodes: str) -> None:
@@ -62,7 +62,7 @@ async def test_the_same_agent_asks_again__it_is_answered_as_before_and_anybody_e
 async def test_many_join_at_once_with_one_token__one_wins(api: Api) -> None:
     """A04."""
     await invited(api)
-    digests = [digest_of(f"agent {number % 8}") for number in range(24)]
+    digests = [token_digest(f"agent {number % 8}") for number in range(24)]
     said = await asyncio.gather(*(join(api, digest) for digest in digests))
     winners = {digest for digest, (status, _) in zip(digests, said, strict=True) if status == 200}
     assert len(winners) == 1, [status for status, _ in said]
@@ -81,7 +81,7 @@ async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_
     await invited(api)
     await invited(api, OTHER)
     with pytest.MonkeyPatch.context() as blind:
-        blind.setattr("remit.serve.auth.enrollment._check_free", sees_nobody)
+        blind.setattr("remit.serve.auth.enrollment._check_nodes_free", sees_nobody)
         said = await asyncio.gather(join(api, MINE), join(api, THEIRS, OTHER))
     assert sorted(status for status, _ in said) == [200, 409], said
     (lost,) = [one for status, one in said if status == 409]
@@ -95,16 +95,16 @@ async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_
 class Cut:
     """The authority, of which one answer is lost: before it heard what was asked, or after it has done it."""
 
-    def __init__(self, real: Client, nth: int, *, done: bool) -> None:
+    def __init__(self, real: AuthorityClient, nth: int, *, done: bool) -> None:
         self._real, self._left, self._done = real, nth, done
 
     async def ask(self, claim: AnyClaim) -> Any:
         self._left -= 1
         if self._left:
-            return await self._real.ask(claim)
+            return await self._real.submit(claim)
         if self._done:
-            await self._real.ask(claim)
-        raise NoAnswer("cut off", silent=True)
+            await self._real.submit(claim)
+        raise RetriesExhausted("cut off", outcome_unknown=True)
 
 
 @pytest.mark.parametrize("done", [False, True])

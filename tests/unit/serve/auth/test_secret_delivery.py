@@ -9,8 +9,8 @@ from remit.model.claims import Acquire, Actor, Apply, Role, Spawn
 from remit.model.kinds import Mount
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
-from remit.model.wire.agent_messages import Material, MaterialOf, decode_material
-from remit.serve.auth.secrets import Keyring, Materials, encode
+from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest, decode_material
+from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.world.files.disk import FileDisk
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, story, workload
 from tests.unit.commitment.authority_fixture import bind, move
@@ -24,21 +24,21 @@ class Given:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.keyring = Keyring(FileDisk(), scope.ids)
-        self.materials = Materials(scope.lead.authority, scope.store, self.keyring)
+        self.materials = SecretDelivery(scope.lead.authority, scope.store, self.keyring)
 
     async def declare(self, name: str = "db", **data: str) -> None:
         thing = Secret(metadata=Metadata(name=name, tenant="t1"), spec=SecretSpec(data=data or DATA))
-        await self.scope.must(USER, Apply(self.keyring.seals.sealing(thing)))
+        await self.scope.must(USER, Apply(self.keyring.sealing_keys.seal_object(thing)))
 
     async def configure(self) -> None:
         await self.scope.must(USER, Apply(Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"a": "b"}))))
 
-    def asked(self, of: str, node: str = "n1", **other: object) -> MaterialOf:
+    def asked(self, of: str, node: str = "n1", **other: object) -> SecretMaterialRequest:
         uid = self.scope.row(of)["metadata"]["uid"]
-        return replace(MaterialOf(self.scope.actors[f"agent/{node}"], of, uid, 1), **other)
+        return replace(SecretMaterialRequest(self.scope.actors[f"agent/{node}"], of, uid, 1), **other)
 
-    async def of(self, asked: MaterialOf) -> Material:
-        return decode_material(encode(await self.materials.of(asked)))
+    async def of(self, asked: SecretMaterialRequest) -> SecretMaterial:
+        return decode_material(encode_material(await self.materials.material_for(asked)))
 
 
 async def given(scope: Scope, *secrets: Mount) -> tuple[Given, str]:
@@ -58,7 +58,7 @@ async def given(scope: Scope, *secrets: Mount) -> tuple[Given, str]:
 @story
 async def test_the_agent_of_its_node_gets_it_whenever_it_may_be_started(scope: Scope) -> None:
     made, key = await given(scope)
-    whole = Material(secrets={"db": DATA}, configs={"c": {"a": "b"}})
+    whole = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "b"}})
     assert await made.of(made.asked(key)) == whole
     for step in ("start", "run", "ready", "serve"):
         await move(scope, key, step)
@@ -137,14 +137,14 @@ async def test_what_was_written_since_is_what_is_given(scope: Scope) -> None:
 @story
 async def test_a_key_that_is_gone_is_told_and_no_value_is(scope: Scope) -> None:
     made, key = await given(scope)
-    made.keyring.add()
-    made.keyring.forget()
+    made.keyring.add_key()
+    made.keyring.forget_old_keys()
     told = await made.of(made.asked(key))
     assert told.failed == "missing" and "sealed by key" in told.why and "put that key back" in told.cure
 
 
 def test_material_never_shows_itself() -> None:
-    told = Material(secrets={"db": DATA}, configs={"c": {"a": "word"}})
+    told = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "word"}})
     assert "hunter2" not in repr(told) and "word" not in repr(told) and "db" in repr(told)
     with pytest.raises(Exception, match="no material") as error:
         decode_material(b'{"secrets": {"db": {"password": 4711}}}')

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from remit.client.remote_store import RangeOf, RowsFrom, RowsPage
-from remit.client.rpc import Call, Reply
+from remit.client.remote_store import RangeRequest, WatchRequest, RowsPage
+from remit.client.rpc import EndpointCall, EndpointReply
 from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, Role, encode_operation
 from remit.model.kinds import Tenant, TenantSpec
 from remit.model.metadata import Metadata
@@ -53,10 +53,10 @@ async def test_claims_that_cannot_be_read_name_the_field(api: Api) -> None:
 async def test_the_door_answers_over_http(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     asked = await operation(api, "1", ACQUIRE)
-    body = msgspec.json.encode(Call((asked,)), enc_hook=enc_hook)
-    reply = msgspec.json.decode((await api.ask("POST", "/v1/ask", body)).body, type=Reply, dec_hook=dec_hook)
+    body = msgspec.json.encode(EndpointCall((asked,)), enc_hook=enc_hook)
+    reply = msgspec.json.decode((await api.ask("POST", "/v1/ask", body)).body, type=EndpointReply, dec_hook=dec_hook)
     assert reply.verdicts is not None and len(reply.verdicts) == 1
-    rows = msgspec.json.decode((await api.ask("POST", "/v1/ask", msgspec.json.encode(RangeOf("tenant/")))).body, type=RowsPage)
+    rows = msgspec.json.decode((await api.ask("POST", "/v1/ask", msgspec.json.encode(RangeRequest("tenant/")))).body, type=RowsPage)
     assert [row[0] for row in rows.rows] == ["tenant/acme"]
     unread = await api.ask("POST", "/v1/ask", b"what?")
     assert unread.status == 200 and unread.json["failed"] == "unread"
@@ -70,7 +70,7 @@ async def test_the_door_streams_over_http_until_the_server_ends(api: Api) -> Non
     async def receive() -> dict[str, object]:
         if not sent.is_set():
             sent.set()
-            return {"type": "http.request", "body": msgspec.json.encode(RowsFrom("tenant/")), "more_body": False}
+            return {"type": "http.request", "body": msgspec.json.encode(WatchRequest("tenant/")), "more_body": False}
         await asyncio.Event().wait()
         return {}
 
@@ -89,7 +89,7 @@ async def test_the_door_streams_over_http_until_the_server_ends(api: Api) -> Non
     async with asyncio.timeout(5):
         await following
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines if line)
-    assert api.desk.watchers == 0
+    assert api.desk.open_watches == 0
 
 
 @story

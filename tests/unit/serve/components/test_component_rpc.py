@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.remote_store import RangeOf, RowsFrom, RowsPage
-from remit.client.rpc import Reply, Unread, order_feed
-from remit.law.timing import Tempo
+from remit.client.remote_store import RangeRequest, WatchRequest, RowsPage
+from remit.client.rpc import EndpointReply, UnreadableRequest, order_feed
+from remit.law.timing import Timing
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject, encode, key
-from remit.model.wire.agent_messages import Orders, OrdersOf, decode_orders
+from remit.model.wire.agent_messages import AssignmentsUpdate, AssignmentsRequest, decode_assignments
 from remit.observation.watch_cache import Board
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import Door, OrderFeed
+from remit.serve.components.component_rpc import ComponentService, OrderFeed
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Change, Commit, Event, Head, Row
@@ -27,7 +27,7 @@ from tests.unit.client.fake_authority import FakeAuthority
 from tests.unit.correction.controller_fixture import ready, replica, work
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-TEMPO = Tempo(1_000)
+TEMPO = Timing(1_000)
 
 
 class Server:
@@ -60,10 +60,10 @@ class Reading:
     """One stream of orders, read item by item."""
 
     def __init__(self, server: Server, *nodes: str) -> None:
-        self.lines = server.feed.stream(OrdersOf(nodes))
+        self.lines = server.feed.stream(AssignmentsRequest(nodes))
 
-    async def next(self) -> Orders:
-        return decode_orders(await anext(self.lines))
+    async def next(self) -> AssignmentsUpdate:
+        return decode_assignments(await anext(self.lines))
 
 
 def scene(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -143,7 +143,7 @@ async def test_without_news_it_says_once_a_beat_how_old_it_all_is(world: World) 
     await reading.next()
     for beat in (1, 2):
         orders = await reading.next()
-        assert (orders.age_ms, orders.replicas, orders.whole) == (beat * TEMPO.beat_ms, (), False)
+        assert (orders.age_ms, orders.replicas, orders.whole) == (beat * TEMPO.heartbeat_ms, (), False)
     await reading.lines.aclose()
 
 
@@ -209,7 +209,7 @@ class Net:
 
 @scene
 async def test_after_a_stream_has_ended_or_failed_the_next_server_is_asked(world: World) -> None:
-    word = msgspec.json.encode(Orders("one", 7))
+    word = msgspec.json.encode(AssignmentsUpdate("one", 7))
     net = Net({"a": [word], "b": [word, Unheard("it was lost", "ask again")], "c": [b"garbled"]})
     feed = order_feed(net, ["a", "b", "c"])
     heard: list[str] = []
@@ -220,7 +220,7 @@ async def test_after_a_stream_has_ended_or_failed_the_next_server_is_asked(world
         except LinkError as error:
             heard.append(error.cause.partition(" (")[0])
     assert net.asked == ["a", "b", "c", "a"]
-    assert heard == ["7", "it was lost", "c told orders that cannot be read", "7"]
+    assert heard == ["7", "it was lost", "c sent orders that cannot be decoded", "7"]
 
 
 # -- the door ----------------------------------------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ async def test_after_a_stream_has_ended_or_failed_the_next_server_is_asked(world
 async def test_one_door_for_claims_rows_and_orders__by_what_they_are(world: World) -> None:
     server = Server(world, ready("n1"))
     await server.store.commit(Commit(puts=(("node/n1", encode(ready("n1"))),)))
-    door = Door(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
-    status = msgspec.json.decode(await door.request(b'{"type":"call"}'), type=Reply).status
+    door = ComponentService(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
+    status = msgspec.json.decode(await door.request(b'{"type":"call"}'), type=EndpointReply).status
     assert status is not None and status.scope == "eu"
-    page = msgspec.json.decode(await door.request(msgspec.json.encode(RangeOf(prefix="node/"))), type=RowsPage)
+    page = msgspec.json.decode(await door.request(msgspec.json.encode(RangeRequest(prefix="node/"))), type=RowsPage)
     assert [name for name, _, _ in page.rows] == ["node/n1"]
-    async with aclosing(door.stream(msgspec.json.encode(OrdersOf(("n1",))))) as lines:
-        assert decode_orders(await anext(lines)).whole
-    async with aclosing(door.stream(msgspec.json.encode(RowsFrom("node/")))) as lines:
+    async with aclosing(door.stream(msgspec.json.encode(AssignmentsRequest(("n1",))))) as lines:
+        assert decode_assignments(await anext(lines)).whole
+    async with aclosing(door.stream(msgspec.json.encode(WatchRequest("node/")))) as lines:
         assert b"node/n1" in await anext(lines)
 
 
@@ -246,9 +246,9 @@ def test_words_that_cannot_be_read_are_answered__not_raised(body: bytes) -> None
     async def whole() -> None:
         world = virtual_world()
         server = Server(world, ready("n1"))
-        door = Door(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
-        assert msgspec.json.decode(await door.request(body), type=Reply).failed == "unread"
-        with pytest.raises(Unread, match="ask for orders or rows"):
+        door = ComponentService(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
+        assert msgspec.json.decode(await door.request(body), type=EndpointReply).failed == "unread"
+        with pytest.raises(UnreadableRequest, match="ask for orders or rows"):
             await anext(door.stream(body))
 
     run_virtually(whole())

@@ -11,27 +11,27 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.model.identity import digest_of
+from remit.model.identity import token_digest
 from remit.model.kinds import Node
 from remit.model.objects import encode, key
 from remit.model.policies import PolicyMatch, PolicyRule
-from remit.model.wire.agent_messages import ExecOf, FeedOf
+from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest
 from remit.model.wire.exec_frames import (
-    MEDIA,
-    PART_BYTES_MAX,
-    Begin,
-    Begun,
-    Ear,
-    Over,
-    Part,
-    Spoken,
-    Unbegun,
-    Window,
-    spoken,
+    MEDIA_TYPE,
+    FRAME_BYTES_MAX,
+    ExecStart,
+    ExecStarted,
+    ExecFrameReader,
+    ExecExit,
+    ExecFrameType,
+    ExecFrame,
+    ExecRejected,
+    TerminalSize,
+    encode_frame,
 )
 from remit.observation.watch_cache import Kept
 from remit.serve.components import replica_logs
-from remit.serve.components.replica_logs import Agents
+from remit.serve.components.replica_logs import AgentConnections
 from remit.world.net.rpc_client import SocketLink
 from tests.unit.observation.row_fixtures import policy, ready, replica, tenant, work
 from tests.unit.serve.in_memory_server import Api, Reply, _Gathered, _scope, api
@@ -39,9 +39,9 @@ from tests.unit.serve.watch_cache_fixtures import Told
 
 SECRET = "what the agent told the server"
 PATH = "/v1/tenants/t1/replicas/web-0/exec"
-BEGIN = spoken(Part.BEGIN, Begin(("id", ";$(id)")))
-BEGUN = bytes((Part.BEGUN,)) + msgspec.json.encode(Begun("web-0", 1, "n1"))
-OVER = bytes((Part.OVER,)) + msgspec.json.encode(Over(code=3))
+BEGIN = encode_frame(ExecFrameType.START, ExecStart(("id", ";$(id)")))
+BEGUN = bytes((ExecFrameType.STARTED,)) + msgspec.json.encode(ExecStarted("web-0", 1, "n1"))
+OVER = bytes((ExecFrameType.EXITED,)) + msgspec.json.encode(ExecExit(code=3))
 
 
 def free_port() -> int:
@@ -60,17 +60,17 @@ class Agent:
 
     def __init__(self, *items: bytes, echoes: bool = False) -> None:
         self.items, self.echoes = items, echoes
-        self.asked: list[ExecOf] = []
-        self.fed: asyncio.Queue[FeedOf] = asyncio.Queue()
-        self.windows: list[Window] = []
+        self.asked: list[ExecRequest] = []
+        self.fed: asyncio.Queue[ExecInputRequest] = asyncio.Queue()
+        self.windows: list[TerminalSize] = []
         self.left = asyncio.Event()
 
     async def request(self, body: bytes, /) -> bytes:
-        self.fed.put_nowait(msgspec.json.decode(body, type=FeedOf))
+        self.fed.put_nowait(msgspec.json.decode(body, type=ExecInputRequest))
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        self.asked.append(msgspec.json.decode(body, type=ExecOf))
+        self.asked.append(msgspec.json.decode(body, type=ExecRequest))
         try:
             for item in self.items:
                 yield item
@@ -80,7 +80,7 @@ class Agent:
                 if fed.window is not None:
                     self.windows.append(fed.window)
                 if fed.data:
-                    yield bytes((Part.STDOUT,)) + fed.data
+                    yield bytes((ExecFrameType.STDOUT,)) + fed.data
                 if fed.over:
                     yield OVER
                     return
@@ -88,13 +88,13 @@ class Agent:
             self.left.set()
 
 
-def parts(reply: Reply) -> list[Spoken]:
+def parts(reply: Reply) -> list[ExecFrame]:
     assert reply.status == 200, reply
-    return Ear().hear(reply.body)
+    return ExecFrameReader().feed(reply.body)
 
 
 async def execute(asked: Api, *sent: bytes, path: str = PATH, **more: Any) -> Reply:
-    return await asked.ask("POST", path, pieces=list(sent), headers={"content-type": MEDIA}, **more)
+    return await asked.ask("POST", path, pieces=list(sent), headers={"content-type": MEDIA_TYPE}, **more)
 
 
 def scene(agent: Agent, test: Callable[[Api], Coroutine[Any, Any, None]], phase: str = "serving", **status: Any) -> None:
@@ -110,25 +110,25 @@ def scene(agent: Agent, test: Callable[[Api], Coroutine[Any, Any, None]], phase:
     asyncio.run(main())
 
 
-def agents(told: Told, asked: Api) -> Agents:
-    return Agents(told.board, asked.desk.clock, {"n1": SECRET})
+def agents(told: Told, asked: Api) -> AgentConnections:
+    return AgentConnections(told.board, asked.desk.clock, {"n1": SECRET})
 
 
 def test_what_is_sent_reaches_the_command_in_its_order_and_what_it_says_comes_back() -> None:
-    agent = Agent(BEGUN, bytes((Part.STDERR,)) + b"err", echoes=True)
+    agent = Agent(BEGUN, bytes((ExecFrameType.STDERR,)) + b"err", echoes=True)
 
     async def test(asked: Api) -> None:
-        begin = spoken(Part.BEGIN, Begin(("cat", ";$(id)"), stdin=True))
+        begin = encode_frame(ExecFrameType.START, ExecStart(("cat", ";$(id)"), stdin=True))
         large = bytes(range(256)) * 400
-        sent = begin + spoken(Part.INPUT, large) + spoken(Part.WINDOW, Window(7, 8)) + spoken(Part.END)
+        sent = begin + encode_frame(ExecFrameType.INPUT, large) + encode_frame(ExecFrameType.TERMINAL_SIZE, TerminalSize(7, 8)) + encode_frame(ExecFrameType.INPUT_END)
         heard = parts(await execute(asked, sent[:3], sent[3:40], sent[40:]))
-        assert [Part(one.part) for one in heard[:2]] == [Part.BEGUN, Part.STDERR]
-        assert b"".join(one.body for one in heard if one.part == Part.STDOUT) == large
-        assert heard[-1] == Spoken(Part.OVER, OVER[1:])
+        assert [ExecFrameType(one.type) for one in heard[:2]] == [ExecFrameType.STARTED, ExecFrameType.STDERR]
+        assert b"".join(one.body for one in heard if one.type == ExecFrameType.STDOUT) == large
+        assert heard[-1] == ExecFrame(ExecFrameType.EXITED, OVER[1:])
         one = agent.asked[0]
         assert (one.token, one.key, one.uid, one.attempt) == (SECRET, "replica/t1/web-0", "uweb0", 2)
         assert one.begin.argv == ("cat", ";$(id)")
-        assert agent.windows == [Window(7, 8)]
+        assert agent.windows == [TerminalSize(7, 8)]
 
     scene(agent, test, attempt=2)
 
@@ -137,7 +137,7 @@ def test_the_end_of_the_body_is_the_end_of_its_input() -> None:
     agent = Agent(BEGUN, echoes=True)
 
     async def test(asked: Api) -> None:
-        assert parts(await execute(asked, BEGIN))[-1] == Spoken(Part.OVER, OVER[1:])
+        assert parts(await execute(asked, BEGIN))[-1] == ExecFrame(ExecFrameType.EXITED, OVER[1:])
         assert agent.left.is_set()
 
     scene(agent, test)
@@ -161,7 +161,7 @@ def test_another_attempt_than_the_one_that_runs_is_not_entered() -> None:
 
     async def test(asked: Api) -> None:
         for attempt, status in ((1, 409), (3, 409), (2, 200)):
-            reply = await execute(asked, spoken(Part.BEGIN, Begin(("id",), attempt)))
+            reply = await execute(asked, encode_frame(ExecFrameType.START, ExecStart(("id",), attempt)))
             assert reply.status == status, attempt
         assert [one.attempt for one in agent.asked] == [2]
         assert (await execute(asked, BEGIN, path="/v1/tenants/t1/replicas/web-7/exec")).status == 404
@@ -175,11 +175,11 @@ def test_another_attempt_than_the_one_that_runs_is_not_entered() -> None:
     [
         (b"", 400),
         (b"{}", 400),
-        (spoken(Part.INPUT, b"x"), 400),
-        (spoken(Part.BEGIN, b"{"), 422),
-        (spoken(Part.BEGIN, b'{"argv": []}'), 422),
-        (spoken(Part.BEGIN, b'{"argv": ["a\\u0000"]}'), 422),
-        (b"\x01" + (PART_BYTES_MAX + 1).to_bytes(4), 400),
+        (encode_frame(ExecFrameType.INPUT, b"x"), 400),
+        (encode_frame(ExecFrameType.START, b"{"), 422),
+        (encode_frame(ExecFrameType.START, b'{"argv": []}'), 422),
+        (encode_frame(ExecFrameType.START, b'{"argv": ["a\\u0000"]}'), 422),
+        (b"\x01" + (FRAME_BYTES_MAX + 1).to_bytes(4), 400),
         (b"\xff" * 4_000, 400),
     ],
     ids=repr,
@@ -200,8 +200,8 @@ def test_what_is_no_session_is_refused_before_an_agent_hears_of_it(sent: bytes, 
 
 @pytest.mark.parametrize(("code", "status"), [("gone", 409), ("overloaded", 429), ("not_started", 422), ("<b>", 409)])
 def test_why_an_agent_has_begun_nothing_is_told_with_its_cure(code: str, status: int) -> None:
-    refused = Unbegun(code, "it is \x1b[31mnot\n there", "install it")
-    agent = Agent(bytes((Part.REFUSED,)) + msgspec.json.encode(refused))
+    refused = ExecRejected(code, "it is \x1b[31mnot\n there", "install it")
+    agent = Agent(bytes((ExecFrameType.REFUSED,)) + msgspec.json.encode(refused))
 
     async def test(asked: Api) -> None:
         reply = await execute(asked, BEGIN)
@@ -215,11 +215,11 @@ def test_why_an_agent_has_begun_nothing_is_told_with_its_cure(code: str, status:
 def test_a_whole_command_in_quotes_is_written_down_nowhere() -> None:
     """The usual mistake: it is one word, and its password with it."""
     quoted = "mysql -phunter2 shop"
-    refused = Unbegun("not_started", f"{quoted} cannot be run (no such file or directory)", "name a program")
-    agent = Agent(bytes((Part.REFUSED,)) + msgspec.json.encode(refused))
+    refused = ExecRejected("not_started", f"{quoted} cannot be run (no such file or directory)", "name a program")
+    agent = Agent(bytes((ExecFrameType.REFUSED,)) + msgspec.json.encode(refused))
 
     async def test(asked: Api) -> None:
-        reply = await execute(asked, spoken(Part.BEGIN, Begin((quoted,))))
+        reply = await execute(asked, encode_frame(ExecFrameType.START, ExecStart((quoted,))))
         assert (reply.status, "mysql cannot be run" in reply.json["detail"]) == (422, True)
         began = recorded(asked, "execBegin")[0]
         assert began.detail.startswith('"mysql" and 1 word, mark ')
@@ -233,7 +233,7 @@ def test_a_tenant_has_only_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     agent = Agent(BEGUN, echoes=True)
 
     async def test(asked: Api) -> None:
-        with asked.desk.agents.session("t1"):
+        with asked.desk.agents.session_slot("t1"):
             reply = await execute(asked, BEGIN)
             assert (reply.status, "retry-after" in reply.headers) == (429, True)
         assert parts(await execute(asked, BEGIN))
@@ -257,10 +257,10 @@ def test_an_agent_that_is_gone_is_told_plainly() -> None:
 
 async def hold(asked: Api, role: str, token: str, **more: Any) -> None:
     """Make this token good, for somebody of that role."""
-    spec = {"role": role, "digest": digest_of(token), "expires": "2199-01-01T00:00:00Z", "subject": token, **more}
+    spec = {"role": role, "digest": token_digest(token), "expires": "2199-01-01T00:00:00Z", "subject": token, **more}
     thing = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": token}, "spec": spec}
     await asked.must("PUT", f"/v1/tokens/{token}", thing)
-    while asked.desk.board.get(f"token/{token}") is None or (await asked.get("/v1/status", token=token)).status == 503:  # noqa: ASYNC110
+    while asked.desk.watch_cache.get(f"token/{token}") is None or (await asked.get("/v1/status", token=token)).status == 503:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -313,7 +313,7 @@ def test_what_a_command_is_told_is_not_written_down__only_whether_it_was_the_sam
             ("psql", "--password=", "hunter2"),
             ("id",),
         ):
-            assert (await execute(asked, spoken(Part.BEGIN, Begin(words)))).status == 200
+            assert (await execute(asked, encode_frame(ExecFrameType.START, ExecStart(words)))).status == 200
         *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "mark" not in one)
         assert plain == '"id"'
         assert sorted(one.partition(",")[0] for one in said) == ['"psql" and 1 word', '"psql" and 1 word', '"psql" and 2 words']
@@ -336,12 +336,12 @@ def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_af
         told = Told(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
         asked.desk.agents = agents(told, asked)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-            begin = spoken(Part.BEGIN, Begin(("sh", "-c", "\x1b[31m;$(id)\n"), stdin=True))
-            parts(await execute(asked, begin + spoken(Part.INPUT, b"12345") + spoken(Part.END)))
+            begin = encode_frame(ExecFrameType.START, ExecStart(("sh", "-c", "\x1b[31m;$(id)\n"), stdin=True))
+            parts(await execute(asked, begin + encode_frame(ExecFrameType.INPUT, b"12345") + encode_frame(ExecFrameType.INPUT_END)))
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
-        mark = asked.desk.keyring.seals.mark(("sh", "-c", "\x1b[31m;$(id)\n"))
+        mark = asked.desk.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
         assert began.detail == f'"sh" and 2 words, mark {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
         (after,) = recorded(asked, "execEnd")
@@ -357,13 +357,13 @@ def test_a_token_that_is_revoked_ends_what_its_holder_runs() -> None:
     async def test(asked: Api) -> None:
         await hold(asked, "admin", "somebody")
         pieces: asyncio.Queue[bytes] = asyncio.Queue()
-        pieces.put_nowait(spoken(Part.BEGIN, Begin(("cat",), stdin=True)))
+        pieces.put_nowait(encode_frame(ExecFrameType.START, ExecStart(("cat",), stdin=True)))
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": await pieces.get(), "more_body": True}
 
         gathered = _Gathered([])
-        headers = {"content-type": MEDIA, "authorization": "Bearer somebody", "transfer-encoding": "chunked"}
+        headers = {"content-type": MEDIA_TYPE, "authorization": "Bearer somebody", "transfer-encoding": "chunked"}
         running = asyncio.ensure_future(asked.app(_scope("POST", PATH, headers), receive, gathered.send))
         while not gathered.body:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -380,7 +380,7 @@ def test_a_policy_may_close_the_replicas_of_some_work() -> None:
     agent = Agent(BEGUN, OVER)
 
     async def test(asked: Api) -> None:
-        board = asked.desk.board
+        board = asked.desk.watch_cache
         closed = PolicyRule(match=PolicyMatch(tenants=("t1",)), exec=False, reason="cards are handled here")
         for number, rules, status in ((1, (closed,), 403), (2, (), 200), (3, (PolicyRule(priority_max=9),), 200)):
             revision = policy(number, *rules)

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from remit.model.identity import Principal
 from remit.model.kinds import Node
-from remit.model.wire.agent_messages import LogsOf
+from remit.model.wire.agent_messages import LogsRequest
 from remit.serve.components import replica_logs
-from remit.serve.components.replica_logs import Agents, Wanted
-from remit.serve.http.replies import Failure
+from remit.serve.components.replica_logs import AgentConnections, LogOptions
+from remit.serve.http.replies import ApiProblem
 from remit.world.net.rpc_client import SocketLink
 from tests.unit.observation.row_fixtures import ready, replica, tenant, work
 from tests.unit.serve.watch_cache_fixtures import Told
@@ -36,10 +36,10 @@ def at(port: int, host: str = "127.0.0.1") -> Node:
     return replace(node, spec=replace(node.spec, address=host, port=port))
 
 
-def agents(port: int, host: str = "127.0.0.1", **status: Any) -> Agents:
+def agents(port: int, host: str = "127.0.0.1", **status: Any) -> AgentConnections:
     web = replica("web", 0, "serving", "n1", **status)
     told = Told(at(port, host), tenant("t1"), *work("web"), web, replica("web", 1), replica("web", 2, "released", "gone"))
-    return Agents(told.board, told.clock, {"n1": TOKEN})
+    return AgentConnections(told.board, told.clock, {"n1": TOKEN})
 
 
 class Agent:
@@ -47,14 +47,14 @@ class Agent:
 
     def __init__(self, *pieces: bytes, ends: bool = True, breaks: bool = False) -> None:
         self.pieces, self.ends, self.breaks = pieces, ends, breaks
-        self.asked: list[LogsOf] = []
+        self.asked: list[LogsRequest] = []
         self.left = asyncio.Event()
 
     async def request(self, body: bytes, /) -> bytes:
         raise NotImplementedError
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        self.asked.append(msgspec.json.decode(body, type=LogsOf))
+        self.asked.append(msgspec.json.decode(body, type=LogsRequest))
         try:
             for piece in self.pieces:
                 yield piece
@@ -66,7 +66,7 @@ class Agent:
             self.left.set()
 
 
-async def read(agent: Agent | None, wanted: Wanted = Wanted(), name: str = "web-0", **status: Any) -> list[bytes]:
+async def read(agent: Agent | None, wanted: LogOptions = LogOptions(), name: str = "web-0", **status: Any) -> list[bytes]:
     port = free_port()
     found = agents(port, **status)
     if agent is None:
@@ -76,15 +76,15 @@ async def read(agent: Agent | None, wanted: Wanted = Wanted(), name: str = "web-
 
 
 def failed(*args: Any, **more: Any) -> Any:
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(read(*args, **more))
     return failure.value.document
 
 
 def test_pieces_come_as_they_are_sent__and_the_agent_is_told_which_copy_is_meant() -> None:
     agent = Agent(b"one\n", b"", b"\xfftwo\n")
-    assert asyncio.run(read(agent, Wanted("stdout", tail=7), attempt=3)) == [b"one\n", b"\xfftwo\n"]
-    assert agent.asked == [LogsOf(TOKEN, "replica/t1/web-0", "uweb0", 3, "stdout", 7, False)]
+    assert asyncio.run(read(agent, LogOptions("stdout", tail=7), attempt=3)) == [b"one\n", b"\xfftwo\n"]
+    assert agent.asked == [LogsRequest(TOKEN, "replica/t1/web-0", "uweb0", 3, "stdout", 7, False)]
 
 
 def test_nothing_written__is_an_empty_answer() -> None:
@@ -93,20 +93,20 @@ def test_nothing_written__is_an_empty_answer() -> None:
 
 def test_the_attempt_before__and_one_by_its_number() -> None:
     agent = Agent(b"x")
-    asyncio.run(read(agent, Wanted(previous=True), attempt=3))
-    asyncio.run(read(agent, Wanted(attempt=1), attempt=3))
+    asyncio.run(read(agent, LogOptions(previous=True), attempt=3))
+    asyncio.run(read(agent, LogOptions(attempt=1), attempt=3))
     assert [one.attempt for one in agent.asked] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("wanted", "code", "word"),
     [
-        (Wanted(previous=True), 404, "no number 0"),
-        (Wanted(attempt=2), 404, "no number 2"),
-        (Wanted(attempt=1, previous=True), 400, "both"),
+        (LogOptions(previous=True), 404, "no number 0"),
+        (LogOptions(attempt=2), 404, "no number 2"),
+        (LogOptions(attempt=1, previous=True), 400, "both"),
     ],
 )
-def test_an_attempt_that_never_was__is_told(wanted: Wanted, code: int, word: str) -> None:
+def test_an_attempt_that_never_was__is_told(wanted: LogOptions, code: int, word: str) -> None:
     document = failed(Agent(b"x"), wanted)
     assert document.status == code and word in document.detail and document.cure
 
@@ -119,9 +119,9 @@ def test_what_has_written_nothing__is_a_404_with_a_cure(name: str, word: str) ->
 
 def test_an_agent_that_cannot_be_asked__is_a_404() -> None:
     async def ask() -> Any:
-        return await agents(0).logs(ANN, "t1", "web-0", Wanted())
+        return await agents(0).logs(ANN, "t1", "web-0", LogOptions())
 
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
     assert failure.value.document.status == 404 and "does not say where" in failure.value.document.detail
 
@@ -134,15 +134,15 @@ def test_an_agent_that_does_not_answer__is_a_502_with_a_cure() -> None:
 
 def test_an_agent_elsewhere__is_not_reached_for() -> None:
     async def ask() -> Any:
-        return await agents(80, "192.0.2.1").logs(ANN, "t1", "web-0", Wanted())
+        return await agents(80, "192.0.2.1").logs(ANN, "t1", "web-0", LogOptions())
 
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
     assert failure.value.document.status == 502 and "not on this machine" in failure.value.document.detail
 
 
 def test_an_agent_that_says_nothing__is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_logs, "ANSWER_MS", 50)
+    monkeypatch.setattr(replica_logs, "AGENT_ANSWER_MS", 50)
     assert failed(Agent(ends=False)).status == 502
     (first, last) = asyncio.run(read(Agent(b"one\n", ends=False)))
     assert first == b"one\n" and b"broke off: it said nothing more" in last
@@ -161,7 +161,7 @@ def test_whoever_follows_and_leaves__leaves_no_connection_behind(monkeypatch: py
         port = free_port()
         found = agents(port)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-            pieces = await found.logs(ANN, "t1", "web-0", Wanted(follow=True))
+            pieces = await found.logs(ANN, "t1", "web-0", LogOptions(follow=True))
             assert found._connections.held == 1
             if not at_once:
                 assert await anext(pieces) == b"one\n"

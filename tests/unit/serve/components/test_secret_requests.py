@@ -9,8 +9,8 @@ import msgspec
 from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Role
 from remit.model.kinds import NodeHealth
 from remit.model.resources import Duration
-from remit.model.wire.agent_messages import MaterialOf
-from remit.serve.auth.enrollment import provide
+from remit.model.wire.agent_messages import SecretMaterialRequest
+from remit.serve.auth.enrollment import ensure_bootstrap_token
 from tests.unit.serve.in_memory_server import TOKEN, TOKENS, Api, node, secret, story, tenant, workload
 
 CANARY = "canary-of-"
@@ -27,7 +27,7 @@ class Field:
 
     async def prepare(self) -> None:
         api = self.api
-        await provide(api.desk, AGENTS["n2"], "agent", subject="another", nodes=["n2"])
+        await ensure_bootstrap_token(api.desk, AGENTS["n2"], "agent", subject="another", nodes=["n2"])
         for name, of in (("acme", "n1"), ("evil", "n2")):
             await api.must("POST", "/v1/tenants", tenant(name))
             await api.must("POST", "/v1/nodes", node(of))
@@ -50,7 +50,7 @@ class Field:
         self.actors[lease] = Actor("one", role, lease, epoch)
 
     async def ask(self, actor: Actor, claim: AnyClaim) -> int:
-        verdict = await self.api.desk.client(actor).ask(claim)
+        verdict = await self.api.desk.client(actor).submit(claim)
         assert isinstance(verdict, Accepted), verdict
         return verdict.number
 
@@ -65,7 +65,7 @@ class Field:
         return str(msgspec.json.decode(row.value)["metadata"]["uid"])
 
     async def asked(self, tenant: str, as_node: str, token: str) -> Any:
-        wanted = MaterialOf(self.actors[f"agent/{as_node}"], f"replica/{tenant}/web-0", await self.uid(tenant), 1)
+        wanted = SecretMaterialRequest(self.actors[f"agent/{as_node}"], f"replica/{tenant}/web-0", await self.uid(tenant), 1)
         return await self.api.ask("POST", "/v1/ask", msgspec.json.encode(wanted), token=token)
 
 
@@ -112,4 +112,4 @@ async def test_only_an_admin_turns_the_key(api: Api) -> None:
     for token in TOKENS.values():
         reply = await api.ask("POST", "/v1/secrets/rotate?newKey=true", token=token)
         assert reply.status == (200 if token == TOKEN else 401), (token, reply.body)
-    assert len(api.desk.keyring.seals.keys) == 2
+    assert len(api.desk.keyring.sealing_keys.keys) == 2

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode, key
 from remit.model.records import Decision, DecisionSpec, Event, EventSpec
-from remit.model.wire.api_types import AccountItem
-from remit.serve.diagnostics.history import accounted, watched
+from remit.model.wire.api_types import HistoryEvent
+from remit.serve.diagnostics.history import list_events, watch_events
 from remit.store.chain import encode_head
 from remit.store.protocol import HEAD, Commit, Head
 from tests.unit.serve.watch_cache_fixtures import Told
@@ -24,7 +24,7 @@ def did(what: str, subject: str, code: str = "", who: str = "scheduler-1", role:
 
 def noted(name: str, regarding: str, reason: str, type_: Any = "Normal") -> Event:
     spec = EventSpec(regarding=regarding, type=type_, reason=reason, message=f"{reason} happened", source="node-lifecycle")
-    return Event(metadata=Stamp(name=name), spec=spec)
+    return Event(metadata=RecordMetadata(name=name), spec=spec)
 
 
 class Scope(Told):
@@ -43,15 +43,15 @@ class Scope(Told):
         await self.store.commit(Commit(puts=[*puts, *((key(note), encode(note)) for note in notes)]))
         self.board.reached(head, self.sequence)
 
-    async def told(self, regarding: str = "", limit: int = 100) -> list[AccountItem]:
-        return (await accounted(self.looking(), regarding, limit))[1]
+    async def told(self, regarding: str = "", limit: int = 100) -> list[HistoryEvent]:
+        return (await list_events(self.looking(), regarding, limit))[1]
 
 
 def waiting(name: str, *replicas: str, never: bool = False) -> Decision:
     spec = DecisionSpec(
         replicas=dict.fromkeys(replicas, ""), verdict="waiting", reason="no_room", detail="all are full", never=never
     )
-    return Decision(metadata=Stamp(name=name, tenant="t1"), spec=spec)
+    return Decision(metadata=RecordMetadata(name=name, tenant="t1"), spec=spec)
 
 
 async def a_story(scope: Scope) -> None:
@@ -64,7 +64,7 @@ async def a_story(scope: Scope) -> None:
 
 
 def test_what_happened_before_a_long_quiet_time_is_told_still() -> None:
-    async def told() -> tuple[list[AccountItem], list[AccountItem]]:
+    async def told() -> tuple[list[HistoryEvent], list[HistoryEvent]]:
         scope = Scope()
         await scope.commit(did("apply", "workload/t1/web", who="ann", role="operator"))
         for _ in range(60):
@@ -76,7 +76,7 @@ def test_what_happened_before_a_long_quiet_time_is_told_still() -> None:
 
 
 def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> None:
-    async def told() -> list[AccountItem]:
+    async def told() -> list[HistoryEvent]:
         scope = Scope()
         await a_story(scope)
         return await scope.told()
@@ -96,7 +96,7 @@ def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> No
 
 
 def test_how_an_attempt_ended_is_told__as_a_warning_if_it_failed() -> None:
-    async def told() -> list[AccountItem]:
+    async def told() -> list[HistoryEvent]:
         scope = Scope()
         await scope.commit(msgspec.structs.replace(did("move crash", "replica/t1/web-0"), detail="exit 7"))
         await scope.commit(msgspec.structs.replace(did("move finish", "replica/t1/web-1"), detail="ok"))
@@ -109,7 +109,7 @@ def test_how_an_attempt_ended_is_told__as_a_warning_if_it_failed() -> None:
 
 
 def test_what_happens_again__is_told_once_with_how_often_and_since_when() -> None:
-    async def told() -> list[AccountItem]:
+    async def told() -> list[HistoryEvent]:
         scope = Scope()
         await a_story(scope)
         return await scope.told("replica/t1/web-0")
@@ -131,7 +131,7 @@ def test_of_a_workload_its_replicas_are_told_too__and_no_other_ones_of_a_longer_
 
 
 def test_of_very_much_the_newest_is_told() -> None:
-    async def told() -> list[AccountItem]:
+    async def told() -> list[HistoryEvent]:
         scope = Scope()
         for number in range(20):
             await scope.commit(did("bind", f"replica/t1/web-{number}"))
@@ -141,7 +141,7 @@ def test_of_very_much_the_newest_is_told() -> None:
 
 
 def test_what_waits_for_ever__says_so() -> None:
-    async def told() -> list[AccountItem]:
+    async def told() -> list[HistoryEvent]:
         scope = Scope()
         await scope.commit(did("explain", "d1"), notes=(waiting("d1", "t1/big-0", never=True),))
         return await scope.told("replica/t1/big-0")
@@ -154,7 +154,7 @@ def test_a_watch__tells_what_happens_from_a_revision_on() -> None:
     async def told() -> list[Any]:
         scope = Scope()
         await a_story(scope)
-        watch = watched(scope.looking(), "replica/t1/web-0", 3)
+        watch = watch_events(scope.looking(), "replica/t1/web-0", 3)
         found = [msgspec.json.decode(one) for one in (await anext(watch)).splitlines()]
         coming = asyncio.ensure_future(anext(watch))
         await scope.commit(did("bind", "replica/t1/web-9"))
@@ -174,7 +174,7 @@ def test_a_watch_of_what_was_compacted__is_sent_to_list_anew() -> None:
         scope = Scope()
         await a_story(scope)
         await scope.store.compact(5)
-        watch = watched(scope.looking(), "", 1)
+        watch = watch_events(scope.looking(), "", 1)
         return [msgspec.json.decode(one) async for one in watch]
 
     (last,) = asyncio.run(told())

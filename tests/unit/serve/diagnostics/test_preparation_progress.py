@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from remit.model.records import Replica
 from remit.model.wire.agent_messages import NodeState, RunState
-from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
-from remit.proposal.explain.subjects import Records, tell_replica, tell_workload
-from remit.serve.diagnostics.explanations import with_words_of_its_node, with_words_of_its_nodes
+from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
+from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
+from remit.serve.diagnostics.explanations import add_startup_progress, add_workload_startup_progress
 from tests.unit.proposal.cluster_fixtures import RULES
 from tests.unit.proposal.explain.test_pending import CASES
 from tests.unit.serve.in_memory_server import Api, api, story, tenant, workload
@@ -49,7 +49,7 @@ async def test_a_source_of_the_nodes_own_network_is_answered_with_422(api: Api) 
         assert told["cure"] == "use a public host, or let a policy permit it in permit.artifactHosts"
     answer = await api.ask("GET", f"{PATH}/asks")
     assert answer.status == 404
-    api.desk.audit.unfold(all_=True)
+    api.desk.audit.flush_counts(all_=True)
     items = (await api.must("GET", "/v1/audit?limit=1000"))["items"]
     assert sum(item.get("count", 1) for item in items if item.get("status") == 422 or item.get("code") == "invalid") >= 1, items
 
@@ -79,21 +79,21 @@ class Told:
     def __init__(self, *runs: RunState) -> None:
         self.runs = runs
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         return [NodeState("n1", runs=self.runs)]
 
 
-def replica_told(phase: str) -> ReplicaTold:
+def replica_told(phase: str) -> ReplicaExplanation:
     cluster = next(iter(CASES.values()))[2]()
     row = cluster.things["replica/t1/w-0"]
     assert isinstance(row, Replica)
-    told = tell_replica(cluster.view(), row, 1, Records(), RULES)
+    told = explain_replica(cluster.view(), row, 1, RecordedHistory(), RULES)
     return replace(told, tenant="t", name="w-0", phase=phase, node="n1", attempt=2)
 
 
-def workload_told(limit: str, detail: str = "") -> WorkloadTold:
+def workload_told(limit: str, detail: str = "") -> WorkloadExplanation:
     cluster = next(iter(CASES.values()))[2]()
-    return replace(tell_workload(cluster.view(), None, "t1", "w", Records(), RULES), tenant="t", limit=limit, detail=detail)
+    return replace(explain_workload(cluster.view(), None, "t1", "w", RecordedHistory(), RULES), tenant="t", limit=limit, detail=detail)
 
 
 FETCHES = RunState("replica/t/w-0", "u", 2, said="fetching 12 of 80 MiB of https://x")
@@ -110,7 +110,7 @@ FETCHES = RunState("replica/t/w-0", "u", 2, said="fetching 12 of 80 MiB of https
     ],
 )
 def test_a_replica_on_its_way_is_told_with_what_its_node_says(phase: str, run: RunState, said: str) -> None:
-    told = asyncio.run(with_words_of_its_node(replica_told(phase), Told(run)))  # type: ignore[arg-type]
+    told = asyncio.run(add_startup_progress(replica_told(phase), Told(run)))  # type: ignore[arg-type]
     assert told.said == said
 
 
@@ -118,8 +118,8 @@ def test_a_workload_that_is_held_up_by_a_fetch_says_so() -> None:
     other = replace(FETCHES, replica="replica/t/w-1", said="waits for the same file, which another replica fetches")
     stranger = replace(FETCHES, replica="replica/t/w-two-0")
 
-    def told(found: WorkloadTold) -> str:
-        return asyncio.run(with_words_of_its_nodes(found, Told(other, FETCHES, stranger))).detail  # type: ignore[arg-type]
+    def told(found: WorkloadExplanation) -> str:
+        return asyncio.run(add_workload_startup_progress(found, Told(other, FETCHES, stranger))).detail  # type: ignore[arg-type]
 
     assert told(workload_told("starting")) == "w-0 is fetching 12 of 80 MiB of https://x (and 1 more)"
     assert told(workload_told("no_room")) == ""

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from remit.client.endpoint import Status
+from remit.client.endpoint import AuthorityStatus
 from remit.model.claims import Actor, Operation, Verdict
-from remit.model.wire.agent_messages import Beat, Heard, NodeHeard, NodeState, RunState
-from remit.model.wire.api_types import Taken
-from remit.serve.diagnostics.resource_usage import top_nodes, top_replicas
+from remit.model.wire.agent_messages import NodeHeartbeat, HeartbeatReport, NodeHeartbeatAge, NodeState, RunState
+from remit.model.wire.api_types import ResourceUsage
+from remit.serve.diagnostics.resource_usage import node_usage, replica_usage
 from tests.unit.observation.row_fixtures import ready, replica, tenant, work
 from tests.unit.serve.watch_cache_fixtures import Told
 
@@ -21,22 +21,22 @@ class Said:
     def __init__(self, *states: NodeState, heard: dict[str, int]) -> None:
         self._states, self._heard = states, heard
 
-    async def states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
+    async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         return [one for one in self._states if not nodes or one.node in nodes]
 
-    async def heard(self) -> Heard:
-        return Heard("one", 10_000, {name: NodeHeard(ms) for name, ms in self._heard.items()})
+    async def heartbeat_ages(self) -> HeartbeatReport:
+        return HeartbeatReport("one", 10_000, {name: NodeHeartbeatAge(ms) for name, ms in self._heard.items()})
 
-    async def status(self) -> Status:
+    async def status(self) -> AuthorityStatus:
         raise NotImplementedError
 
-    async def ask(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
+    async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         raise NotImplementedError
 
     async def renew(self, actor: Actor, /) -> bool:
         raise NotImplementedError
 
-    async def beat(self, beats: Sequence[Beat], /) -> Sequence[bool]:
+    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         raise NotImplementedError
 
 
@@ -57,17 +57,17 @@ def scope() -> tuple[Told, Said]:
 
 def test_nodes_in_order_of_name__with_what_is_used_and_what_is_asked() -> None:
     told, said = scope()
-    found = asyncio.run(top_nodes(told.looking(), said))
+    found = asyncio.run(node_usage(told.looking(), said))
     one, two = found.items
     assert (one.node, two.node, found.metadata.revision) == ("n1", "n2", 1)
     assert (one.cpu_milli, one.memory_bytes, one.restarts, one.replicas, one.age_ms) == (900, 64, 3, 2, 1_500)
-    assert (one.capacity.cpu_milli, one.requests) == (4_000, Taken(cpu_milli=2_000))
+    assert (one.capacity.cpu_milli, one.requests) == (4_000, ResourceUsage(cpu_milli=2_000))
     assert (two.age_ms, two.cpu_milli, two.requests.cpu_milli, two.health) == (None, 0, 0, "ready")
 
 
 def test_replicas_that_run__beside_what_they_asked_for() -> None:
     told, said = scope()
-    found = asyncio.run(top_replicas(told.looking(), said)).items
+    found = asyncio.run(replica_usage(told.looking(), said)).items
     assert [(one.replica, one.cpu_milli, one.restarts, one.requests.cpu_milli, one.phase) for one in found] == [
         ("web-0", 700, 2, 1_000, "serving"),
         ("web-1", 10, 1, 1_000, "running"),
@@ -78,11 +78,11 @@ def test_replicas_that_run__beside_what_they_asked_for() -> None:
 
 def test_replicas_of_another_tenant__are_not_told() -> None:
     told, said = scope()
-    assert asyncio.run(top_replicas(told.looking(), said, "t2")).items == []
-    assert len(asyncio.run(top_replicas(told.looking(), said, "t1")).items) == 2
+    assert asyncio.run(replica_usage(told.looking(), said, "t2")).items == []
+    assert len(asyncio.run(replica_usage(told.looking(), said, "t1")).items) == 2
 
 
 def test_a_copy_of_the_same_name_that_the_scope_does_not_know__is_not_told() -> None:
     told, _ = scope()
     stray = RunState("replica/t1/web-0", "another", 1)
-    assert asyncio.run(top_replicas(told.looking(), Said(NodeState("n1", runs=(stray,)), heard={}))).items == []
+    assert asyncio.run(replica_usage(told.looking(), Said(NodeState("n1", runs=(stray,)), heard={}))).items == []

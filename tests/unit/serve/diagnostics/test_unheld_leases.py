@@ -8,7 +8,7 @@ from typing import Any
 from remit.correction.controller_set import CONTROLLERS
 from remit.model.claims import Accepted, Acquire, Actor, Role, Vacate
 from remit.model.resources import Duration
-from remit.serve.diagnostics.status_routes import PARTS
+from remit.serve.diagnostics.status_routes import LEASE_COMPONENTS
 from tests.unit.serve.in_memory_server import BEAT_MS, Api, node, story, tenant, workload
 
 TERM_S = 12 * BEAT_MS / 1_000
@@ -16,10 +16,10 @@ TERM_S = 12 * BEAT_MS / 1_000
 
 
 async def acts(asked: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
-    verdict = await asked.desk.client(Actor("one", role)).ask(Acquire(lease, Duration(ttl_ms)))
+    verdict = await asked.desk.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
     assert isinstance(verdict, Accepted), verdict
     async with asyncio.timeout(10):
-        while asked.desk.board.revision < verdict.revision:  # noqa: ASYNC110 - nothing tells of it
+        while asked.desk.watch_cache.revision < verdict.revision:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.005)
     return Actor("one", role, lease, verdict.number)
 
@@ -37,8 +37,8 @@ async def until_idle(asked: Api, *leases: str) -> dict[str, Any]:
 
 
 def test_everybody_who_should_act_is_looked_for() -> None:
-    assert len(PARTS) == len(CONTROLLERS) + 1 and {"scheduler", "workloads", "workloads/cascade"} <= PARTS.keys()
-    assert set(PARTS.values()) == {"scheduler", "controllers"}
+    assert len(LEASE_COMPONENTS) == len(CONTROLLERS) + 1 and {"scheduler", "workloads", "workloads/cascade"} <= LEASE_COMPONENTS.keys()
+    assert set(LEASE_COMPONENTS.values()) == {"scheduler", "controllers"}
 
 
 @story
@@ -47,14 +47,14 @@ async def test_that_nobody_acts_is_told_with_the_lease_and_the_cure_once_there_w
     await acts(asked, Role.REPAIR, "repair")
     mortal = await acts(asked, Role.WORKLOADS, "workloads", 300)
     await asyncio.sleep(TERM_S)
-    found = await until_idle(asked, *(PARTS.keys() - {"repair"}))
+    found = await until_idle(asked, *(LEASE_COMPONENTS.keys() - {"repair"}))
     assert "repair" not in found
     assert found["endpoints"]["why"] == "nobody holds the lease endpoints: it was never taken"
     assert found["workloads"]["silentMs"] > 300 and "was not renewed for 1" in found["workloads"]["why"]
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
     again = await acts(asked, Role.WORKLOADS, "workloads")
     assert "workloads" not in await idle(asked) and again.epoch > mortal.epoch
-    assert isinstance(await asked.desk.client(again).ask(Vacate("workloads")), Accepted)
+    assert isinstance(await asked.desk.client(again).submit(Vacate("workloads")), Accepted)
     found = await until_idle(asked, "workloads")
     assert found["workloads"]["why"] == "nobody holds the lease workloads: it was given back"
     await acts(asked, Role.SCHEDULER, "scheduler/second", 60_000)

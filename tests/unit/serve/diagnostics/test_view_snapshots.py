@@ -10,16 +10,16 @@ import msgspec
 import pytest
 
 from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.objects import dec_hook, encode
 from remit.model.records import Decision, DecisionSpec
-from remit.proposal.explain.capacity import Capacity
-from remit.proposal.explain.result_types import ReplicaTold, WorkloadTold
+from remit.proposal.explain.capacity import CapacityAnswer
+from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 from remit.serve.diagnostics import history, view_snapshots
 from remit.serve.diagnostics.explanations import capacity_for, explain_replica, explain_workload
-from remit.serve.diagnostics.history import batches_of, members_of
-from remit.serve.diagnostics.view_snapshots import Look, Looking
-from remit.serve.http.replies import Failure
+from remit.serve.diagnostics.history import read_batches, replica_names
+from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots
+from remit.serve.http.replies import ApiProblem
 from remit.store.chain import encode_head
 from remit.store.protocol import HEAD, Commit, Head
 from tests.properties.authority_world import workload
@@ -43,10 +43,10 @@ def batch(number: int, *entries: Entry) -> tuple[str, bytes]:
 
 def decision(name: str, replica: str, reason: str = "no_room") -> Decision:
     spec = DecisionSpec(replicas={replica: ""}, verdict="waiting", reason=reason, detail="the node is full")
-    return Decision(metadata=Stamp(name=name, tenant="t1"), spec=spec)
+    return Decision(metadata=RecordMetadata(name=name, tenant="t1"), spec=spec)
 
 
-def caught(failure: pytest.ExceptionInfo[Failure]) -> tuple[int, str, str]:
+def caught(failure: pytest.ExceptionInfo[ApiProblem]) -> tuple[int, str, str]:
     document = failure.value.document
     return document.status, document.code, document.cure
 
@@ -63,7 +63,7 @@ def test_a_view_is_made_once__and_made_anew_only_when_something_has_changed() ->
         for change in ((), (), (replica("web", 3),), ()):
             if change:
                 told.tell(*change)
-            views.append(await look.ask(lambda look: look.view))
+            views.append(await look.query(lambda look: look.view))
         return views
 
     one, two, three, four = asyncio.run(ask())
@@ -77,9 +77,9 @@ def test_a_beat_that_changes_nothing__moves_the_revision_of_the_same_view() -> N
     look = told.looking()
 
     async def ask() -> tuple[Any, Any]:
-        first = await look.ask(lambda look: look.view)
+        first = await look.query(lambda look: look.view)
         told.tell()
-        return first, await look.ask(lambda look: (look.view, look.view.revision))
+        return first, await look.query(lambda look: (look.view, look.view.revision))
 
     first, (second, revision) = asyncio.run(ask())
     assert first is second and revision == 2
@@ -90,12 +90,12 @@ def test_sums_may_be_a_little_old__if_whoever_asks_says_so() -> None:
     look = told.looking()
 
     async def ask() -> list[Any]:
-        first = await look.ask(lambda look: look.view)
+        first = await look.query(lambda look: look.view)
         told.tell(replica("web", 3))
         told.clock.at_ms += 100
-        old = await look.ask(lambda look: look.view, age_ms=3_000)
+        old = await look.query(lambda look: look.view, age_ms=3_000)
         told.clock.at_ms += 3_000
-        return [first, old, await look.ask(lambda look: look.view, age_ms=3_000)]
+        return [first, old, await look.query(lambda look: look.view, age_ms=3_000)]
 
     first, old, new = asyncio.run(ask())
     assert old is first and new is not first
@@ -106,9 +106,9 @@ def test_a_view_that_is_spoilt__is_nobody_elses() -> None:
     look = told.looking()
 
     async def ask() -> list[Any]:
-        return [await look.ask(_view), await look.spoil(_view), await look.ask(_view)]
+        return [await look.query(_view), await look.query_private(_view), await look.query(_view)]
 
-    def _view(look: Look) -> Any:
+    def _view(look: ViewSnapshot) -> Any:
         return look.view
 
     kept, spoilt, after = asyncio.run(ask())
@@ -123,7 +123,7 @@ def test_what_was_committed_before_it_was_asked__is_seen() -> None:
     async def ask() -> bool:
         await told.store.commit(_head(1))
         await told.store.commit(_head(2))
-        asking = asyncio.ensure_future(look.ask(lambda look: "replica/t1/late-0" in look.view.replicas.slots))
+        asking = asyncio.ensure_future(look.query(lambda look: "replica/t1/late-0" in look.view.replicas.slots))
         await asyncio.sleep(0.01)
         assert not asking.done()
         told.tell(*work("late"), replica("late", 0))
@@ -147,23 +147,23 @@ def test_a_board_that_does_not_catch_up__is_said_to_be_behind() -> None:
     async def ask() -> None:
         for sequence in (1, 2):
             await told.store.commit(_head(sequence))
-        await told.looking().ask(lambda look: None)
+        await told.looking().query(lambda look: None)
 
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
     assert caught(failure)[:2] == (503, "unavailable") and failure.value.headers["Retry-After"]
 
 
 def test_too_many_who_wait__are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_snapshots, "WAITING_MAX", 1)
+    monkeypatch.setattr(view_snapshots, "QUERIES_MAX", 1)
     told = scope()
-    look = Looking(told.board, told.store, told.clock, Later())
+    look = ViewSnapshots(told.board, told.store, told.clock, Later())
 
     async def ask() -> Any:
-        return await asyncio.gather(look.ask(lambda look: 1), look.ask(lambda look: 2), return_exceptions=True)
+        return await asyncio.gather(look.query(lambda look: 1), look.query(lambda look: 2), return_exceptions=True)
 
     first, second = asyncio.run(ask())
-    assert first == 1 and isinstance(second, Failure) and second.document.status == 429
+    assert first == 1 and isinstance(second, ApiProblem) and second.document.status == 429
 
 
 class Later(Here):
@@ -179,7 +179,7 @@ def test_an_explained_workload__says_what_limits_it_with_what_was_recorded_of_it
     told = scope()
     told.board.head = Head("one", 1, 2, "a", 0, "")
 
-    async def ask() -> WorkloadTold:
+    async def ask() -> WorkloadExplanation:
         mine, other = decision("d1", "t1/web-2"), decision("d2", "t1/web-api-0", "policy")
         await told.keep(mine, other, raw=[batch(1, entry("bind", "replica/t1/web-2", "no_room"))])
         await told.store.commit(_batch(batch(2, entry("bind", "replica/t1/web-api-0"))))
@@ -190,7 +190,7 @@ def test_an_explained_workload__says_what_limits_it_with_what_was_recorded_of_it
     assert (found.stages, found.limit) == ({"serving": 2, "queued": 1}, "no_room")
     assert [(one.by, one.reason) for one in found.history] == [("scheduler", "no_room"), ("authority", "no_room")]
     assert found.history[1].at == "2026-01-01T00:00:01Z"
-    assert msgspec.json.decode(encode(found), type=WorkloadTold, dec_hook=dec_hook) == found
+    assert msgspec.json.decode(encode(found), type=WorkloadExplanation, dec_hook=dec_hook) == found
 
 
 def _batch(row: tuple[str, bytes]) -> Commit:
@@ -202,7 +202,7 @@ def test_an_explained_replica__tells_of_the_node_that_is_asked_about() -> None:
     found = asyncio.run(explain_replica(told.looking(), "t1", "web-2", "n1"))
     assert found.waits is not None and found.waits.reason == "no_room"
     assert found.there is not None and not found.there.fits and found.there.broken[0].reason == "no_room"
-    assert msgspec.json.decode(encode(found), type=ReplicaTold, dec_hook=dec_hook) == found
+    assert msgspec.json.decode(encode(found), type=ReplicaExplanation, dec_hook=dec_hook) == found
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_explained_replica__tells_of_the_node_that_is_asked_about() -> None:
     ],
 )
 def test_what_is_not_there__is_a_404_with_what_is(what: Any, name: str, node: str, cure: str) -> None:
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(what(scope().looking(), "t1", name, node))
     status, code, told = caught(failure)
     assert (status, code) == (404, "not_found") and cure in told
@@ -225,29 +225,29 @@ def test_capacity__counts_what_fits_and_decodes_back() -> None:
     look = Told(ready("n1", "4"), tenant("t1")).looking()
     found = asyncio.run(capacity_for(look, workload("web", "1"), 3))
     assert (found.hard.replicas, found.most) == (3, 3)
-    assert msgspec.json.decode(encode(found), type=Capacity, dec_hook=dec_hook) == found
+    assert msgspec.json.decode(encode(found), type=CapacityAnswer, dec_hook=dec_hook) == found
     whole = asyncio.run(capacity_for(look, workload("web", "1")))
     assert whole.hard.replicas == 4 and whole.stop is not None and whole.stop.reason == "no_room"
 
 
 def test_capacity_for_what_could_not_be_declared__names_the_field() -> None:
-    with pytest.raises(Failure) as failure:
+    with pytest.raises(ApiProblem) as failure:
         asyncio.run(capacity_for(scope().looking(), workload("web", priority="gold")))
     assert failure.value.document.field == "spec.priorityClass" and caught(failure)[0] == 422
 
 
 def test_members_are_told_from_those_of_a_longer_name() -> None:
     keys = ["replica/t1/web-0", "replica/t1/web-11", "replica/t1/web-api-0", "replica/t2/web-1", "replica/t1/web-1-0"]
-    assert members_of(keys, "t1", "web") == {"web-0", "web-11"}
-    assert members_of(keys, "t1", "web-1") == {"web-1-0"}
+    assert replica_names(keys, "t1", "web") == {"web-0", "web-11"}
+    assert replica_names(keys, "t1", "web-1") == {"web-1-0"}
 
 
 def test_of_many_batches_the_newest_are_read__and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_STRIDE", 4)
+    monkeypatch.setattr(history, "_PAGE_ROWS", 4)
     told = Told()
 
     async def read(last: int, most: int) -> list[int]:
-        found = await batches_of(told.store, last, 0, most)
+        found = await read_batches(told.store, last, 0, most)
         return [int(row.key.rpartition("/")[2]) for row in found]
 
     async def asked() -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remit.commitment.outcomes import Entry
-from remit.serve.http.request_telemetry import Access, AccessLine, decisions_told
+from remit.serve.http.request_telemetry import AccessLog, AccessLine, decision_logger
 from remit.world.structured_log import Chronicle, Level
 
 
@@ -26,7 +26,7 @@ def line(
     status: int, *, took_s: float = 0.01, route: str = "getNode", streams: bool = False, path: str = "/v1/nodes/a"
 ) -> AccessLine:
     one = AccessLine("GET", path)
-    one.route, one.status, one.took_s, one.trace, one.streams = route, status, took_s, "t-1", streams
+    one.route, one.status, one.duration_s, one.trace, one.streams = route, status, took_s, "t-1", streams
     return one
 
 
@@ -45,27 +45,27 @@ def line(
 )
 def test_what_is_refused_or_slow_is_told_and_the_rest_only_at_debug(one: AccessLine, level: str) -> None:
     log = Log()
-    Access(log.log).told(one)
+    AccessLog(log.log).write(one)
     assert [said["level"] for said in log.said()] == ([level] if level else [])
     everything = Log("debug")
-    Access(everything.log).told(one)
+    AccessLog(everything.log).write(one)
     assert [said["trace"] for said in everything.said()] == ["t-1"]
 
 
 def test_a_flood_of_refusals_is_one_line_and_what_an_asker_writes_steers_no_terminal() -> None:
     """A37."""
     log = Log()
-    access = Access(log.log)
+    access = AccessLog(log.log)
     for number in range(1_000):
-        access.told(line(401, path=f"/v1/\x1b[2J\nfake line {number}"))
+        access.write(line(401, path=f"/v1/\x1b[2J\nfake line {number}"))
     assert len(log.said()) == 1
     assert log._file.getvalue().count(b"\n") == 1 and b"\x1b" not in log._file.getvalue()
 
 
 def test_each_decision_is_told_at_debug_with_what_joins_it_to_its_request() -> None:
-    assert decisions_told(Log().log) is None
+    assert decision_logger(Log().log) is None
     log = Log("debug")
-    tell = decisions_told(log.log)
+    tell = decision_logger(log.log)
     assert tell is not None
     tell(Entry("op-1", "d", "bind", "replica/a/b-0", "s", "scheduler", "l", 1, 7, 3, 0, "no_room", "full", "t-1"))
     (said,) = log.said()

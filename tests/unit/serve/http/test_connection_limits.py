@@ -8,7 +8,7 @@ import pytest
 
 from remit.model.identity import Principal
 from remit.serve.http import app as module
-from remit.serve.http.connection_limits import Shares
+from remit.serve.http.connection_limits import SharedLimit
 from tests.unit.serve.auth.test_access_control import ANN, BOB, people
 from tests.unit.serve.in_memory_server import TOKENS, api
 
@@ -19,24 +19,24 @@ def of(tenant: str, name: str = "ann") -> Principal:
     return Principal(name, name, "member", tenant)
 
 
-def taken(shares: Shares, asker: Principal, at_once: int = 1) -> int:
+def taken(shares: SharedLimit, asker: Principal, at_once: int = 1) -> int:
     count = 0
-    while shares.take(asker, at_once):
+    while shares.acquire(asker, at_once):
         count += at_once
     return count
 
 
 def test_a_tenant_has_a_quarter_whoever_of_it_asks() -> None:
-    shares = Shares(1_000)
+    shares = SharedLimit(1_000)
     assert taken(shares, of("a")) == 250
     assert taken(shares, of("a", "other")) == 0
     assert taken(shares, of("b"), 100) == 200
-    shares.give_back(of("a", "other"), 3)
+    shares.release(of("a", "other"), 3)
     assert taken(shares, of("a")) == 3
 
 
 def test_whatever_tenants_hold__those_with_little_people_of_none_and_components_come_in() -> None:
-    shares = Shares(1_000)
+    shares = SharedLimit(1_000)
     assert [taken(shares, of(name)) for name in "abcde"] == [250, 250, 250, 15, 15]
     assert taken(shares, ADMIN) == 220
     assert taken(shares, of("f")) == 0
@@ -45,11 +45,11 @@ def test_whatever_tenants_hold__those_with_little_people_of_none_and_components_
 
 
 def test_what_was_not_taken_is_not_held() -> None:
-    shares = Shares(100)
-    assert not shares.take(of("a"), 26)
+    shares = SharedLimit(100)
+    assert not shares.acquire(of("a"), 26)
     assert shares.held == 0
-    assert shares.take(of("a"), 25)
-    shares.give_back(of("a"), 25)
+    assert shares.acquire(of("a"), 25)
+    shares.release(of("a"), 25)
     assert shares.held == 0
 
 
@@ -59,11 +59,11 @@ def test_bodies_of_one_tenant_leave_room_for_others_and_for_beats(monkeypatch: p
     async def main() -> None:
         async with api() as asked:
             await people(asked)
-            assert asked.app.bodies.take(of("acme"), 2_000)  # as bodies that do not come to their end
+            assert asked.app.bodies.acquire(of("acme"), 2_000)  # as bodies that do not come to their end
             refused = await asked.ask("POST", "/v1/plan", b" " * 100, token=ANN)
             assert (refused.status, refused.json["code"]) == (429, "overloaded")
             assert (await asked.ask("POST", "/v1/plan", b" " * 100, token=BOB)).status != 429
-            assert asked.app.bodies.take(ADMIN, 6_000)
+            assert asked.app.bodies.acquire(ADMIN, 6_000)
             assert (await asked.ask("POST", "/v1/plan", b" " * 100, token=BOB)).status == 429
             assert (await asked.ask("POST", "/v1/ask", b"{}", token=TOKENS["agent"])).status != 429
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remit.serve.http import fair_queue as module
-from remit.serve.http.fair_queue import Flow, Rate, Turns
-from remit.serve.http.replies import Failure
+from remit.serve.http.fair_queue import Flow, Rate, FairQueue
+from remit.serve.http.replies import ApiProblem
 
 
 class Still:
@@ -23,24 +23,24 @@ class Still:
         return self.ms
 
 
-def queue(clock: Still | None = None) -> Turns:
-    return Turns(clock or Still())  # type: ignore[arg-type]
+def queue(clock: Still | None = None) -> FairQueue:
+    return FairQueue(clock or Still())  # type: ignore[arg-type]
 
 
-def refused(deed: Any) -> Failure:
-    with pytest.raises(Failure) as raised:
+def refused(deed: Any) -> ApiProblem:
+    with pytest.raises(ApiProblem) as raised:
         deed()
     return raised.value
 
 
-async def wait_for(turns: Turns, flow: Flow, cost: int, told: list[str], hold: asyncio.Event) -> None:
-    with await turns.turn(flow, cost):
+async def wait_for(turns: FairQueue, flow: Flow, cost: int, told: list[str], hold: asyncio.Event) -> None:
+    with await turns.acquire(flow, cost):
         told.append(flow.name)
         await hold.wait()
 
 
 def test_one_who_asks_gently_is_next_however_many_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "SEATS", 1)
 
     async def main() -> None:
         turns, told, hold = queue(), list[str](), asyncio.Event()
@@ -59,7 +59,7 @@ def test_one_who_asks_gently_is_next_however_many_others_wait(monkeypatch: pytes
 
 
 def test_who_asks_for_much_gets_as_much_work_as_who_asks_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "SEATS", 1)
 
     async def main() -> None:
         turns, told, hold = queue(), list[str](), asyncio.Event()
@@ -78,8 +78,8 @@ def test_who_asks_for_much_gets_as_much_work_as_who_asks_for_little(monkeypatch:
 
 
 def test_no_flow_has_all_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 4)
-    monkeypatch.setattr(module, "FLOW_AT_ONCE", 3)
+    monkeypatch.setattr(module, "SEATS", 4)
+    monkeypatch.setattr(module, "FLOW_SEATS_MAX", 3)
 
     async def main() -> None:
         turns, told, hold = queue(), list[str](), asyncio.Event()
@@ -97,7 +97,7 @@ def test_no_flow_has_all_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_leaves_while_waiting_or_as_it_is_called_takes_no_seat_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "SEATS", 1)
 
     async def main() -> None:
         turns, told, hold = queue(), list[str](), asyncio.Event()
@@ -109,7 +109,7 @@ def test_who_leaves_while_waiting_or_as_it_is_called_takes_no_seat_along(monkeyp
         await asyncio.sleep(0)
         third.cancel()
         await asyncio.gather(first, second, third, return_exceptions=True)
-        assert (turns.waiting, turns._free, flow.seats) == (0, 1, 0)
+        assert (turns.waiting, turns._free_seats, flow.seats) == (0, 1, 0)
 
     asyncio.run(main())
 
@@ -145,7 +145,7 @@ def test_what_costs_more_than_a_whole_burst_takes_a_full_bucket() -> None:
 def test_what_was_not_announced_is_paid_for_by_what_comes_next() -> None:
     clock = Still()
     turns, rate = queue(clock), Rate(10, 20)
-    turns.admit("t", 1, rate).owe(1_000, rate)
+    turns.admit("t", 1, rate).charge(1_000, rate)
     clock.ms += 1_000
     refused(lambda: turns.admit("t", 1, rate))
     clock.ms += 1_200
@@ -153,7 +153,7 @@ def test_what_was_not_announced_is_paid_for_by_what_comes_next() -> None:
 
 
 def test_when_all_queues_are_full_only_those_over_their_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "SEATS", 1)
     monkeypatch.setattr(module, "WAITING_MAX", 10)
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_when_all_queues_are_full_only_those_over_their_share_are_refused(monkey
 
 
 def test_flows_that_have_rested_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FLOWS_KEPT", 10)
+    monkeypatch.setattr(module, "FLOWS_MAX", 10)
     clock = Still()
     turns = queue(clock)
     for at in range(1_000):
@@ -183,38 +183,38 @@ def test_flows_that_have_rested_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     assert len(turns._flows) <= 11
 
 
-async def sit(turns: Turns, flow: Flow, seats: int, told: list[str], hold: asyncio.Event) -> None:
-    with await turns.turn(flow, 1, seats):
+async def sit(turns: FairQueue, flow: Flow, seats: int, told: list[str], hold: asyncio.Event) -> None:
+    with await turns.acquire(flow, 1, seats):
         told.append(flow.name)
         await hold.wait()
 
 
 def test_what_works_for_long_takes_many_seats_and_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 16)
-    monkeypatch.setattr(module, "FLOW_AT_ONCE", 12)
+    monkeypatch.setattr(module, "SEATS", 16)
+    monkeypatch.setattr(module, "FLOW_SEATS_MAX", 12)
 
     async def main() -> None:
         turns, told, hold = queue(), list[str](), asyncio.Event()
         lists, gets = turns.admit("lists", 0, None), turns.admit("gets", 0, None)
         waiting = [asyncio.ensure_future(sit(turns, lists, 6, told, hold)) for _ in range(5)]
         await asyncio.sleep(0)
-        assert told == ["lists"] * 2 and turns._free == 4
+        assert told == ["lists"] * 2 and turns._free_seats == 4
         waiting += [asyncio.ensure_future(sit(turns, gets, 1, told, hold)) for _ in range(4)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert told == ["lists"] * 2 + ["gets"] * 4
         hold.set()
         await asyncio.gather(*waiting)
-        assert (turns.waiting, turns._free, lists.seats, gets.seats) == (0, 16, 0, 0)
-        with await turns.turn(lists, 1, 1_000):
+        assert (turns.waiting, turns._free_seats, lists.seats, gets.seats) == (0, 16, 0, 0)
+        with await turns.acquire(lists, 1, 1_000):
             assert lists.seats == 12, "nobody waits for more than there can be"
 
     asyncio.run(main())
 
 
 def test_those_who_need_little_go_before_one_who_needs_much__but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 4)
-    monkeypatch.setattr(module, "FLOW_AT_ONCE", 4)
+    monkeypatch.setattr(module, "SEATS", 4)
+    monkeypatch.setattr(module, "FLOW_SEATS_MAX", 4)
     monkeypatch.setattr(module, "PASSED_OVER_MAX", 10)
 
     async def main() -> None:
@@ -223,7 +223,7 @@ def test_those_who_need_little_go_before_one_who_needs_much__but_not_for_ever(mo
 
         async def ask_on() -> None:
             while "large" not in told:
-                with await turns.turn(small, 1):
+                with await turns.acquire(small, 1):
                     told.append("small")
                     await asyncio.sleep(0)
 

@@ -15,12 +15,12 @@ from remit.client.endpoint import Overloaded
 from remit.serve import server_context as at_desk
 from remit.serve.http import app as module
 from remit.serve.http import fair_queue
-from remit.serve.http.bodies import depth_of, merged, strict
-from remit.serve.http.replies import Failure
-from remit.serve.http.request_context import Asked
+from remit.serve.http.bodies import nesting_depth, merge_patch, parse_strict_json
+from remit.serve.http.replies import ApiProblem
+from remit.serve.http.request_context import RequestContext
 from remit.serve.http.route_table import ROUTES
 from remit.serve.http.routes import OBJECT_BYTES_MAX, Route
-from remit.serve.server_context import Desk
+from remit.serve.server_context import ServerContext
 from tests.unit.serve.in_memory_server import Api, api, story, tenant, workload
 
 
@@ -196,7 +196,7 @@ async def test_headers_that_cannot_be_meant_are_refused(api: Api) -> None:
 
 
 def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
-    async def broken(asked: Asked, desk: Desk) -> Any:
+    async def broken(asked: RequestContext, desk: ServerContext) -> Any:
         raise KeyError("no such thing")
 
     async def main() -> None:
@@ -212,12 +212,12 @@ def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
 
 
 def test_a_flood_waits_in_turn_and_what_keeps_a_scope_alive_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "AT_ONCE", 2)
+    monkeypatch.setattr(fair_queue, "SEATS", 2)
     monkeypatch.setattr(fair_queue, "FLOW_WAITING_MAX", 3)
     go_on = asyncio.Event()
     under_way: list[int] = []
 
-    async def slow(asked: Asked, desk: Desk) -> Any:
+    async def slow(asked: RequestContext, desk: ServerContext) -> Any:
         under_way.append(1)
         await go_on.wait()
         return PlainTextResponse("done")
@@ -243,7 +243,7 @@ def test_a_flood_waits_in_turn_and_what_keeps_a_scope_alive_does_not(monkeypatch
 def test_a_request_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_MS_MAX", 50)
 
-    async def slow(asked: Asked, desk: Desk) -> Any:
+    async def slow(asked: RequestContext, desk: ServerContext) -> Any:
         await asyncio.Event().wait()
 
     async def main() -> None:
@@ -274,7 +274,7 @@ class Stuck:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._leading, name)
 
-    async def ask(self, operations: Any, /) -> Any:
+    async def submit(self, operations: Any, /) -> Any:
         self.asked += 1
         if self._silent:
             await asyncio.Event().wait()
@@ -284,9 +284,9 @@ class Stuck:
 @pytest.mark.parametrize("silent", [False, True])
 def test_while_nothing_can_be_written_every_call_is_answered_in_time(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """L14: within ten seconds, of which the authority has eight; here a tenth of that."""
-    assert at_desk.ASK_MS <= 8_000 < 10_000
-    monkeypatch.setattr(at_desk, "ASK_MS", 800)
-    monkeypatch.setattr(at_desk, "AGAIN_MS", 200)
+    assert at_desk.AUTHORITY_DEADLINE_MS <= 8_000 < 10_000
+    monkeypatch.setattr(at_desk, "AUTHORITY_DEADLINE_MS", 800)
+    monkeypatch.setattr(at_desk, "AUTHORITY_RETRY_MS", 200)
 
     async def main() -> None:
         async with api() as asked:
@@ -331,7 +331,7 @@ def test_what_is_merged_follows_rfc_7396() -> None:
         ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ):
-        assert merged(target, patch) == result
+        assert merge_patch(target, patch) == result
 
 
 values = st.recursive(
@@ -349,15 +349,15 @@ def depth(value: Any) -> int:
 @given(values)
 def test_what_is_json_is_read_as_it_is(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    assert depth_of(text) == depth(value)
-    assert strict(text) == value
+    assert nesting_depth(text) == depth(value)
+    assert parse_strict_json(text) == value
 
 
 @given(st.binary(max_size=200))
 def test_whatever_the_bytes_the_answer_is_a_value_or_a_failure(body: bytes) -> None:
     try:
-        strict(body)
-    except Failure as failure:
+        parse_strict_json(body)
+    except ApiProblem as failure:
         assert failure.document.status == 400 and failure.document.cure
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from remit.model import objects
 from remit.model.manifests.reader import read
-from remit.serve.http.api_docs import page
-from remit.serve.http.openapi import MANIFESTS, described
+from remit.serve.http.api_docs import render_page
+from remit.serve.http.openapi import EXAMPLE_MANIFESTS, openapi_document
 from remit.serve.http.route_table import ROUTES
 from tests.unit.serve.in_memory_server import Api, api, node, story, tenant, workload
 
@@ -162,7 +162,7 @@ SHAPE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(described(ROUTES)))
+    found: dict[str, Any] = json.loads(json.dumps(openapi_document(ROUTES)))
     return found
 
 
@@ -234,7 +234,7 @@ def test_limits_defaults_and_discriminators_are_told(document: dict[str, Any]) -
 
 @pytest.mark.parametrize("kind", objects.DECLARED)
 def test_the_example_of_each_kind_is_taken_by_the_reader_and_by_the_schema(document: dict[str, Any], kind: str) -> None:
-    sample = MANIFESTS[kind]
+    sample = EXAMPLE_MANIFESTS[kind]
     assert not read(json.dumps(sample).encode(), "sample.json").problems
     validator(document, f"{kind}Manifest").validate(sample)
     validator(document, "Manifest").validate(sample)
@@ -291,7 +291,7 @@ class Read(HTMLParser):
 
 
 def test_the_page_has_an_anchor_for_each_route_and_asks_nobody_for_anything(document: dict[str, Any]) -> None:
-    text = page(document)
+    text = render_page(document)
     read_back = Read()
     read_back.feed(text)
     assert read_back.open == []
@@ -305,7 +305,7 @@ def test_the_page_has_an_anchor_for_each_route_and_asks_nobody_for_anything(docu
 
 
 def test_each_route_is_shown_with_a_command_that_a_shell_can_read(document: dict[str, Any]) -> None:
-    text = page(document)
+    text = render_page(document)
     examples = re.findall(r"<h4>Example</h4><pre>(.*?)</pre>", text, re.S)
     assert len(examples) == len(ROUTES)
     for example in examples:
@@ -317,7 +317,7 @@ def test_each_route_is_shown_with_a_command_that_a_shell_can_read(document: dict
 
 def test_what_a_description_says_cannot_become_markup(document: dict[str, Any]) -> None:
     evil = json.loads(json.dumps(document).replace("Read a Node.", "<script>alert(1)</script> & `<b>`."))
-    text = page(evil)
+    text = render_page(evil)
     assert "<script>" not in text and "&lt;script&gt;" in text and "<code>&lt;b&gt;</code>" in text
 
 

@@ -7,37 +7,37 @@ import contextlib
 
 import pytest
 
-from remit.serve.http.connection_limits import Listeners
-from remit.serve.http.replies import Failure
+from remit.serve.http.connection_limits import WatchLimit
+from remit.serve.http.replies import ApiProblem
 from tests.unit.serve.auth.test_access_control import ANN, BOB, people
 from tests.unit.serve.in_memory_server import TOKENS, api
 
 
-def taken(listeners: Listeners, flow: str, held: contextlib.ExitStack) -> int:
+def taken(listeners: WatchLimit, flow: str, held: contextlib.ExitStack) -> int:
     """How many it gets before it is refused."""
     for count in range(10_000):
         try:
-            held.enter_context(listeners.one(flow))
-        except Failure:
+            held.enter_context(listeners.slot(flow))
+        except ApiProblem:
             return count
     raise AssertionError("without end")
 
 
 def test_a_flow_may_hold_as_many_as_are_free__so_another_always_finds_some() -> None:
     """A30: one tenant opens all that it can."""
-    listeners = Listeners(1_000)
+    listeners = WatchLimit(1_000)
     with contextlib.ExitStack() as held:
         assert taken(listeners, "tenant flood", held) == 500
         assert [taken(listeners, f"tenant {number}", held) for number in range(3)] == [250, 125, 63]
-        with pytest.raises(Failure) as refused:
-            held.enter_context(listeners.one("tenant flood"))
+        with pytest.raises(ApiProblem) as refused:
+            held.enter_context(listeners.slot("tenant flood"))
         document = refused.value.document
         assert (document.status, document.code) == (429, "throttled")
         assert document.detail == "tenant flood has 500 streams open here, and 62 are left for everybody"
         for number in range(62):
-            held.enter_context(listeners.one(f"person {number}"))
-        with pytest.raises(Failure) as full:
-            held.enter_context(listeners.one("one more"))
+            held.enter_context(listeners.slot(f"person {number}"))
+        with pytest.raises(ApiProblem) as full:
+            held.enter_context(listeners.slot("one more"))
         assert full.value.document.code == "overloaded"
     assert listeners.count == 0 and not listeners._held, "nothing is kept of who has left"
 
@@ -51,8 +51,8 @@ def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_stil
                 """The status of one more watch, which stays open if it is begun."""
                 began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
                 task = asyncio.ensure_future(asked.ask("GET", "/v1/workloads?watch=true", token=token))
-                before = asked.desk.people.count
-                while not task.done() and asked.desk.people.count == before:  # noqa: ASYNC110 - nothing tells of it
+                before = asked.desk.user_watches.count
+                while not task.done() and asked.desk.user_watches.count == before:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.002)
                 if task.done():
                     return task.result().status
@@ -68,8 +68,8 @@ def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_stil
 
             assert [await watch(ANN) for _ in range(6)] == [200] * 4 + [429] * 2
             assert [await watch(BOB) for _ in range(3)] == [200] * 2 + [429]
-            with asked.desk.watching(asked.desk.identities.principal(f"Bearer {TOKENS['agent']}")):
-                assert asked.desk.components.count == 1
-        assert asked.desk.watchers == 0
+            with asked.desk.watch_slot(asked.desk.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
+                assert asked.desk.component_watches.count == 1
+        assert asked.desk.open_watches == 0
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from remit.serve.http.route_table import ROUTES
-from remit.serve.metrics.exposition import METERS
+from remit.serve.metrics.exposition import METRICS
 from tests.tidy.source_tree import ROOT
 
 PLACE = ROOT / "deploy" / "prometheus"
@@ -38,7 +38,7 @@ def asked() -> list[str]:
 
 def meter(name: str) -> str:
     for ending in ("_bucket", "_count", "_sum"):
-        if name.endswith(ending) and METERS.get(name.removesuffix(ending), METERS["remit_replicas"]).type == "histogram":
+        if name.endswith(ending) and METRICS.get(name.removesuffix(ending), METRICS["remit_replicas"]).type == "histogram":
             return name.removesuffix(ending)
     return name
 
@@ -46,16 +46,16 @@ def meter(name: str) -> str:
 @pytest.mark.parametrize("expression", asked())
 def test_every_metric_and_label_that_is_asked_for_is_told(expression: str) -> None:
     names = [meter(name) for name in NAME.findall(expression)]
-    assert names and not [name for name in names if name not in METERS]
+    assert names and not [name for name in names if name not in METRICS]
     for name, selector in SELECTOR.findall(expression):
         labels = {part.split("=")[0].strip(" !~") for part in selector.split(",")}
-        assert labels <= {*METERS[meter(name)].labels, "le"}
+        assert labels <= {*METRICS[meter(name)].labels, "le"}
     for grouping in GROUPING.findall(expression):
-        known = {"le", *(label for name in names for label in METERS[name].labels)}
+        known = {"le", *(label for name in names for label in METRICS[name].labels)}
         assert {label.strip() for label in grouping.split(",")} <= known
     assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
     for name in NAME.findall(expression):
-        if METERS[meter(name)].type == "counter":
+        if METRICS[meter(name)].type == "counter":
             assert re.search(rf"(rate|increase)\({name}", expression), f"{name} only ever grows: ask for its rate"
 
 

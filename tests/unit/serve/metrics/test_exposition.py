@@ -9,10 +9,10 @@ from urllib.parse import quote
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from remit.model.counters import OTHER, Buckets, Counts, largest
+from remit.model.counters import OTHER, Histogram, BoundedCounter, largest_with_other
 from remit.model.wire.api_types import EndpointItem
-from remit.serve.http.request_telemetry import Requests
-from remit.serve.metrics.exposition import METERS
+from remit.serve.http.request_telemetry import RequestMetrics
+from remit.serve.metrics.exposition import METRICS
 from tests.unit.serve.in_memory_server import TOKENS, Api, api, node, story, tenant, workload
 
 
@@ -33,7 +33,7 @@ async def test_both_forms_are_told_and_every_series_is_in_the_table(asked: Api) 
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
     names = {family.name for family in plain(text.body.decode())}
     own = {name for name in names if name.startswith("remit_")}
-    assert own and own <= {name.removesuffix("_total") for name in METERS} | set(METERS)
+    assert own and own <= {name.removesuffix("_total") for name in METRICS} | set(METRICS)
     assert "process_resident_memory_bytes" in names
     told = await asked.ask("GET", "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
     assert told.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -116,19 +116,19 @@ async def test_hostile_paths_tenants_methods_and_labels_make_no_new_series(asked
 
 
 def test_counts_past_their_bound_are_others() -> None:
-    counts = Counts(most=3)
+    counts = BoundedCounter(keys_max=3)
     for number in range(100):
         counts.add(f"kind-{number}")
     assert len(counts) == 4 and counts[OTHER] == 97
-    known = Counts(("a", "b"))
+    known = BoundedCounter(("a", "b"))
     for kind in ("a", "b", "c", "d"):
         known.add(kind)
     assert known == {"a": 1, "b": 1, OTHER: 2}
-    assert largest({"a": 1, "b": 5, "c": 3}, 2) == {"b": 5, "c": 3, OTHER: 1}
+    assert largest_with_other({"a": 1, "b": 5, "c": 3}, 2) == {"b": 5, "c": 3, OTHER: 1}
 
 
 def test_a_spread_counts_each_value_once_and_adds_up() -> None:
-    spread = Buckets((1, 2, 5))
+    spread = Histogram((1, 2, 5))
     for value in (0.5, 1, 1.5, 5, 6):
         spread.add(value)
     assert spread.cumulative() == [(1, 2), (2, 3), (5, 4), (float("inf"), 5)]
@@ -139,12 +139,12 @@ def test_counting_a_request_costs_next_to_nothing() -> None:
     """In processor time, the best of several: a busy machine must not fail it."""
     import time
 
-    requests, best = Requests(), 1e9
+    requests, best = RequestMetrics(), 1e9
     for _ in range(7):
         began = time.process_time_ns()
         for _ in range(5_000):
-            at = requests.began()
-            requests.ended(at, "listNodes", "GET", 200)
+            at = requests.begin()
+            requests.end(at, "listNodes", "GET", 200)
         best = min(best, (time.process_time_ns() - began) / 5_000)
     assert best < 20_000, best  # ten times the aim: the interpreter may be instrumented, and the machine shared
 
@@ -155,7 +155,7 @@ def test_the_count_of_what_is_under_way_comes_back_to_nothing() -> None:
             for _ in range(20):
                 await asked.ask("GET", "/v1/nodes")
                 await asked.ask("GET", "/nowhere")
-            assert asked.desk.requests.under_way == 0
+            assert asked.desk.request_metrics.in_flight == 0
 
     asyncio.run(main())
 
@@ -172,7 +172,7 @@ async def test_prometheus_finds_nodes_and_what_serves(asked: Api) -> None:
     assert (await asked.ask("GET", "/v1/sd/endpoints")).json == []
     ports = {"http": 31_000, "metrics": 31_001}
     item = EndpointItem(tenant="acme", service="web", replica="web-0", node="n1", host="fd00::7", ports=ports)
-    asked.desk.endpoints._served["replica/acme/web-0"] = item
+    asked.desk.endpoints._endpoints["replica/acme/web-0"] = item
     found = await asked.ask("GET", "/v1/sd/endpoints?port=metrics")
     assert [one["targets"] for one in found.json] == [["[fd00::7]:31001"]]
     assert found.json[0]["labels"]["__meta_remit_service"] == "web"
@@ -217,7 +217,7 @@ async def test_a_tenant_discovers_its_own_endpoints_alone(asked: Api) -> None:
     tokens = await people(asked)
     for name in ("acme", "other"):
         item = EndpointItem(tenant=name, service="web", replica="web-0", node="n1", host="10.0.0.7", ports={"http": 80})
-        asked.desk.endpoints._served[f"replica/{name}/web-0"] = item
+        asked.desk.endpoints._endpoints[f"replica/{name}/web-0"] = item
     mine = await asked.ask("GET", "/v1/sd/endpoints", token=tokens["member"])
     assert [one["labels"]["__meta_remit_tenant"] for one in mine.json] == ["acme"]
     assert (await asked.ask("GET", "/v1/sd/endpoints?tenant=other", token=tokens["member"])).json == []

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from remit.model.metadata import Stamp
+from remit.model.metadata import RecordMetadata
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
-from remit.serve.metrics.lifecycle_metrics import Passages
+from remit.serve.metrics.lifecycle_metrics import LifecycleMetrics
 from tests.unit.world.virtual_world import VirtualClock, run_virtually
 
 
@@ -19,17 +19,17 @@ class Deaf:
 
 
 def at(phase: Phase) -> Replica:
-    meta, spec = Stamp(name="a-0", tenant="t", uid="u1"), ReplicaSpec(workload="a", generation=1)
+    meta, spec = RecordMetadata(name="a-0", tenant="t", uid="u1"), ReplicaSpec(workload="a", generation=1)
     return Replica(metadata=meta, spec=spec, status=ReplicaStatus(phase=phase, attempt=1))
 
 
 @pytest.mark.parametrize("then", [(Phase.RUNNING, Phase.FINISHED), (Phase.FINISHED,)])
 def test_a_start_counts_once_whether_it_was_told_to_run_or_was_quicker(then: tuple[Phase, ...]) -> None:
     async def scene() -> None:
-        passages = Passages(cast(Any, Deaf()), VirtualClock())
+        passages = LifecycleMetrics(cast(Any, Deaf()), VirtualClock())
         rows = [None, *(at(phase) for phase in (Phase.PENDING, Phase.BOUND, Phase.STARTING, *then, Phase.RELEASED))]
         for old, new in pairwise(rows):
             passages.changed("replica/t/a-0", old, new)
-        assert sum(passages.started.counts) == 1
+        assert sum(passages.start_durations.counts) == 1
 
     run_virtually(scene())

@@ -8,16 +8,16 @@ import urllib.request
 
 import pytest
 
-from remit.model.counters import Buckets, Counts
-from remit.serve.metrics.exposition import Metrics, Sample, exposed
+from remit.model.counters import Histogram, BoundedCounter
+from remit.serve.metrics.exposition import MetricsRegistry, Sample, serve_metrics
 from remit.world.interfaces import NotServed
 from remit.world.net.connections import Listen
 
 
 def told() -> list[Sample]:
-    took = Buckets((1, 2))
+    took = Histogram((1, 2))
     took.add(1.5)
-    counts = Counts(("begun",))
+    counts = BoundedCounter(("begun",))
     counts.add("begun", 3)
     return [Sample("remit_agent_starts_total", counts["begun"], ("begun",)), Sample("remit_agent_fetch_duration_seconds", took)]
 
@@ -33,7 +33,7 @@ def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
         refused.value.close()
 
     async def main() -> None:
-        async with exposed(Metrics(told), Listen("127.0.0.1", 0)) as url:
+        async with serve_metrics(MetricsRegistry(told), Listen("127.0.0.1", 0)) as url:
             await asyncio.to_thread(look, url)
 
     asyncio.run(main())
@@ -42,7 +42,7 @@ def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
 def test_nobody_elsewhere_is_answered_without_a_token(host: str) -> None:
     async def main() -> None:
-        async with exposed(Metrics(told), Listen(host, 0)):
+        async with serve_metrics(MetricsRegistry(told), Listen(host, 0)):
             pytest.fail("it listens")
 
     with pytest.raises(NotServed, match="token"):
@@ -51,6 +51,6 @@ def test_nobody_elsewhere_is_answered_without_a_token(host: str) -> None:
 
 def test_a_sample_that_is_in_no_table_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        Metrics(lambda: [Sample("remit_made_up", 1)]).written()
+        MetricsRegistry(lambda: [Sample("remit_made_up", 1)]).render()
     with pytest.raises(TypeError):
-        Metrics(lambda: [Sample("remit_agent_starts_total", Buckets((1,)), ("begun",))]).written()
+        MetricsRegistry(lambda: [Sample("remit_agent_starts_total", Histogram((1,)), ("begun",))]).render()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from remit.model.identity import digest_of
-from remit.model.wire.exec_frames import MEDIA, Begin, Part, spoken
+from remit.model.identity import token_digest
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
 from remit.serve.http import fair_queue
 from remit.serve.http.fair_queue import Rate
 from tests.unit.serve.in_memory_server import Api, story, tenant, workload
@@ -159,7 +159,7 @@ async def test_a_limit_is_told_with_its_figure_and_its_cure(api: Api) -> None:
 def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A35, F41: with which header and which words; the whole of it is in tests/integration/serve/test_flood.py."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 3))
+    monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 3))
 
     @story
     async def told(api: Api) -> None:
@@ -184,12 +184,12 @@ def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
 ) -> None:
     """A35: else a viewer's loop over logs would have the server, its audit and the agents to itself."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 10))
+    monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 10))
 
     @story
     async def told(api: Api) -> None:
-        begin = spoken(Part.BEGIN, Begin(("id",))) if method == "POST" else None
-        headers = {"Content-Type": MEDIA} if method == "POST" else {}
+        begin = encode_frame(ExecFrameType.START, ExecStart(("id",))) if method == "POST" else None
+        headers = {"Content-Type": MEDIA_TYPE} if method == "POST" else {}
         path = f"/v1/tenants/acme/replicas/none/{what}"
         replies = [await api.ask(method, path, begin, headers=headers) for _ in range(3)]
         assert [reply.status for reply in replies] == [404, 404, 429]
@@ -201,7 +201,7 @@ def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
 def test_a_body_that_is_not_announced_costs_as_much_as_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A35: else whoever floods would leave the length out."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
-    monkeypatch.setattr(fair_queue, "rate_of", lambda *_: Rate(1, 20))
+    monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 20))
 
     @story
     async def told(api: Api) -> None:
@@ -218,7 +218,7 @@ async def test_who_has_very_many_replicas_made_pays_with_what_comes_next(api: Ap
     member = "a-token-of-ann-of-acme"
     spec = {
         "role": "member",
-        "digest": digest_of(member),
+        "digest": token_digest(member),
         "expires": "2999-01-01T00:00:00Z",
         "subject": "ann",
         "tenant": "acme",

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from remit.model.claims import Observe, Role
+from remit.model.claims import SetCondition, Role
 from remit.model.manifests.reader import read
 from remit.model.metadata import Condition
-from remit.serve.http.bodies import PROBLEMS_MAX, judged_all, pieces_of
-from remit.serve.http.replies import Failure
-from remit.serve.objects.writes import in_order
+from remit.serve.http.bodies import PROBLEMS_MAX, validate_manifests, split_manifests
+from remit.serve.http.replies import ApiProblem
+from remit.serve.objects.writes import apply_order
 from tests.unit.serve.diagnostics.test_diagnostic_routes import acting, must
 from tests.unit.serve.in_memory_server import Api, node, story, tenant, workload
 
@@ -106,7 +106,7 @@ async def test_only_if_unchanged_since(api: Api) -> None:
 async def test_what_controllers_say_of_an_object_is_no_change_of_it(api: Api) -> None:
     seen = (await api.must("POST", "/v1/apply", [tenant(), workload("web")]))["revision"]
     said = Condition(type="Ready", status="False", reason="Creating", observed_generation=1)
-    await must(api, await acting(api, Role.WORKLOADS), Observe("Workload", "web", said, "acme"))
+    await must(api, await acting(api, Role.WORKLOADS), SetCondition("Workload", "web", said, "acme"))
     now = (await api.get("/v1/tenants/acme/workloads/web")).json
     assert now["metadata"]["revision"] > seen and now["status"]["conditions"]
     done = await api.must("POST", f"/v1/apply?ifUnchanged={seen}", [workload("web", replicas=2)])
@@ -144,7 +144,7 @@ def test_owners_go_before_what_they_own() -> None:
     }
     found = read(json.dumps([config, workload("web"), tenant()]).encode(), "x.json")
     assert not found.problems
-    assert in_order(found.objects) == [2, 1, 0]
+    assert apply_order(found.objects) == [2, 1, 0]
 
 
 def test_who_owns_itself_in_a_circle_is_put_somewhere() -> None:
@@ -153,7 +153,7 @@ def test_who_owns_itself_in_a_circle_is_put_somewhere() -> None:
         return {"apiVersion": "remit/v1", "kind": "Config", "metadata": meta, "spec": {"data": {}}}
 
     found = read(json.dumps([config("a", "b"), config("b", "c"), config("c", "a")]).encode(), "x.json")
-    assert sorted(in_order(found.objects)) == [0, 1, 2]
+    assert sorted(apply_order(found.objects)) == [0, 1, 2]
 
 
 MUCH = 16 << 20
@@ -175,8 +175,8 @@ MUCH = 16 << 20
 def test_more_manifests_than_may_be_are_counted_before_they_are_read(body: bytes) -> None:
     """It takes as long as the first ten thousand do, and as much memory."""
     began_s = time.thread_time()
-    with pytest.raises(Failure) as told:
-        pieces_of(body)
+    with pytest.raises(ApiProblem) as told:
+        split_manifests(body)
     assert (told.value.document.status, told.value.document.code) == (413, "too_large")
     assert time.thread_time() - began_s < 5
 
@@ -185,8 +185,8 @@ def test_what_is_wrong_with_very_much_is_told_in_part() -> None:
     fields = ",".join(f'"x{i}":1' for i in range(150))
     body = "[" + ",".join(f'{{"kind":"Workload","metadata":{{"name":"A{i}"}},"spec":{{{fields}}}}}' for i in range(8_000)) + "]"
     began_s = time.thread_time()
-    with pytest.raises(Failure) as told:
-        judged_all(body.encode())
+    with pytest.raises(ApiProblem) as told:
+        validate_manifests(body.encode())
     assert told.value.document.status == 422 and len(told.value.document.problems) == PROBLEMS_MAX
     assert time.thread_time() - began_s < 20
 
@@ -195,8 +195,8 @@ def test_what_is_wrong_with_very_much_is_told_in_part() -> None:
     "body", [b"[{},]", b"[{} {}]", b"[{}", b"[{}] {}", b"[,]", b"[{},,{}]", b" [{},]", b"{},{}", b"[", b"]"]
 )
 def test_what_is_nearly_an_array_is_none(body: bytes) -> None:
-    with pytest.raises(Failure) as told:
-        judged_all(body)
+    with pytest.raises(ApiProblem) as told:
+        validate_manifests(body)
     assert (told.value.document.status, told.value.document.code) == (400, "malformed")
 
 
@@ -204,7 +204,7 @@ def test_what_is_nearly_an_array_is_none(body: bytes) -> None:
 def test_manifests_are_the_same_however_they_are_put_together(between: bytes) -> None:
     made = [json.dumps(workload(f"w{i}"), indent=i % 3 or None).encode() for i in range(9)]
     apart, listed = between.join(made), b" [" + between + (b"," + between).join(made) + between + b"] "
-    assert judged_all(apart) == judged_all(listed) == judged_all(b"[" + b",".join(made) + b"]")
+    assert validate_manifests(apart) == validate_manifests(listed) == validate_manifests(b"[" + b",".join(made) + b"]")
 
 
 @story

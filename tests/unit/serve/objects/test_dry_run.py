@@ -29,8 +29,8 @@ from remit.model.objects import AnyObject, dec_hook, encode
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.model.wire.api_types import PlanAnswer, PlanItem
-from remit.proposal.explain.result_types import Waits
-from remit.serve.auth.secrets import Key, Seals
+from remit.proposal.explain.result_types import PendingExplanation
+from remit.serve.auth.secrets import SealingKey, SealingKeys
 from remit.serve.objects.dry_run import plan
 from tests.properties.authority_world import amounts, workload
 from tests.unit.observation.row_fixtures import generation, ready, replica, tenant
@@ -219,15 +219,15 @@ def test_a_secret__shows_which_keys_change_and_never_what_they_hold() -> None:
         metadata=Metadata(name="s", tenant="t1", uid="u", generation=1), spec=SecretSpec(data={"a": "old-1", "b": "same"})
     )
     after = Secret(metadata=Metadata(name="s", tenant="t1"), spec=SecretSpec(data={"a": "new-2", "b": "same", "c": "new-3"}))
-    seals = Seals([Key.of(bytes(64))])
-    item = only(Told(tenant("t1"), seals.sealing(before)), seals.sealing(after))
+    seals = SealingKeys([SealingKey.of(bytes(64))])
+    item = only(Told(tenant("t1"), seals.seal_object(before)), seals.seal_object(after))
     assert [(one.path, one.before, one.after) for one in item.diff] == [
         ("spec.data.a", "(hidden)", "(hidden)"),
         ("spec.data.c", UNSET, "(hidden)"),
     ]
     told = encode(item)
     assert not any(word in told for word in (b"old-1", b"new-2", b"new-3", b"remit:sealed"))
-    assert only(Told(tenant("t1"), seals.sealing(before)), seals.sealing(before)).action == "unchanged"
+    assert only(Told(tenant("t1"), seals.seal_object(before)), seals.seal_object(before)).action == "unchanged"
     shown = only(Told(tenant("t1")), Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"a": "x"})))
     assert [(one.path, one.after) for one in shown.diff] == [("spec.data.a", "x")]
 
@@ -242,7 +242,7 @@ def test_replicas_that_were_released__are_queued_again_under_their_names() -> No
 
 
 def test_very_many__are_not_all_tried_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.serve.objects.dry_run.TRIED_MAX", 5)
+    monkeypatch.setattr("remit.serve.objects.dry_run.TRIAL_REPLICAS_MAX", 5)
     item = only(Told(ready("n1", "64"), tenant("t1", "64")), service(replicas=9))
     assert item.placement is not None and item.placement.capped
     assert (item.placement.wanted, item.placement.placed) == (9, 5)
@@ -252,7 +252,7 @@ def test_a_plan__is_read_back_by_the_other_end_with_its_waits() -> None:
     found = planned(Told(ready("n1", "2"), tenant("t1")), service(replicas=3))
     (item,) = msgspec.json.decode(encode(found), type=PlanAnswer).items
     assert item.placement is not None and found.items[0].placement is not None
-    assert msgspec.convert(item.placement.waits, Waits, dec_hook=dec_hook) == found.items[0].placement.waits
+    assert msgspec.convert(item.placement.waits, PendingExplanation, dec_hook=dec_hook) == found.items[0].placement.waits
     assert item.diff == found.items[0].diff
 
 
@@ -281,6 +281,6 @@ def test_as_many_are_placed_as_the_scheduler_then_places(
 
 
 def test_a_plan_that_takes_too_long__tells_no_placement_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.serve.objects.dry_run.PLACING_MS", 0)
+    monkeypatch.setattr("remit.serve.objects.dry_run.PLACEMENT_MS_MAX", 0)
     item = only(Told(ready("n1", "2"), tenant("t1")), service())
     assert (item.action, item.placement) == ("create", None)

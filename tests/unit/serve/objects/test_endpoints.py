@@ -14,7 +14,7 @@ from remit.model.objects import encode, key
 from remit.model.wire.api_types import EndpointItem
 from remit.observation.watch_cache import Board
 from remit.serve.objects import endpoints
-from remit.serve.objects.endpoints import Endpoints
+from remit.serve.objects.endpoints import EndpointIndex
 from remit.store.protocol import Row
 from tests.unit.observation.row_fixtures import ready, replica, tenant, work
 from tests.unit.serve.watch_cache_fixtures import HEAD_1, Told
@@ -26,7 +26,7 @@ def at(name: str, host: str) -> Node:
 
 
 def serving(told: Told) -> list[str]:
-    return [one.replica for one in Endpoints(told.board, told.clock).listed().items]
+    return [one.replica for one in EndpointIndex(told.board, told.clock).list_endpoints().items]
 
 
 def scope() -> Told:
@@ -36,8 +36,8 @@ def scope() -> Told:
 
 def test_listed_are_those_that_serve__with_where_they_are_reached() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
-    found = book.listed()
+    book = EndpointIndex(told.board, told.clock)
+    found = book.list_endpoints()
     assert (found.kind, found.metadata.revision) == ("EndpointList", 1)
     assert found.items == [
         EndpointItem(
@@ -51,14 +51,14 @@ def test_listed_are_those_that_serve__with_where_they_are_reached() -> None:
             ports={"http": 31_000},
         )
     ]
-    assert book.listed("t2").items == [] and book.listed("t1", "api").items == []
+    assert book.list_endpoints("t2").items == [] and book.list_endpoints("t1", "api").items == []
     assert msgspec.json.decode(encode(found))["items"][0]["ports"] == {"http": 31_000}
 
 
-async def lines(book: Endpoints, after: int | None, count: int, **of: str) -> list[Any]:
+async def lines(book: EndpointIndex, after: int | None, count: int, **of: str) -> list[Any]:
     """So many lines; heartbeats are not counted."""
     found: list[Any] = []
-    watch = book.watched(after, **of)
+    watch = book.watch(after, **of)
     try:
         async for piece in watch:
             found += [msgspec.json.decode(one) for one in piece.splitlines()]
@@ -75,7 +75,7 @@ def told_of(found: list[Any]) -> list[tuple[str, int, str]]:
 
 def test_a_watch_after_a_list__is_told_each_change_and_then_a_bookmark() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     told.tell(replica("web", 1, "serving", "n2", ports={"http": 1}))
     told.tell(replica("api", 0, "serving", "n2"))
     told.tell(replica("web", 0, "draining", "n1"))
@@ -87,7 +87,7 @@ def test_a_watch_after_a_list__is_told_each_change_and_then_a_bookmark() -> None
 
 def test_a_node_that_moves__moves_what_serves_there() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     told.tell(at("n1", "127.0.0.9"))
     (changed, bookmark) = asyncio.run(lines(book, 1, 2))
     assert changed["object"]["host"] == "127.0.0.9" and bookmark == {"type": "bookmark", "revision": 2}
@@ -95,7 +95,7 @@ def test_a_node_that_moves__moves_what_serves_there() -> None:
 
 def test_what_changes_nothing_of_where_it_is_reached__is_not_told() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     told.tell(replace(at("n1", "127.0.0.1"), spec=replace(at("n1", "127.0.0.1").spec, unschedulable=True)))
     told.tell(replica("api", 0, "ready", "n2"))
     told.tell(drop=["replica/t1/web-1"])
@@ -105,16 +105,16 @@ def test_what_changes_nothing_of_where_it_is_reached__is_not_told() -> None:
 
 def test_a_row_that_is_gone__serves_no_more() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     told.tell(drop=["replica/t1/web-0"])
     assert told_of(asyncio.run(lines(book, 1, 1)))[0] == ("deleted", 2, "web-0")
-    assert book.listed().items == []
+    assert book.list_endpoints().items == []
 
 
 def test_a_watch_of_what_was_forgotten__is_sent_to_list_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "CHANGES_MAX", 2)
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     for number in range(4):
         told.tell(replica("web", 1, "serving" if number % 2 else "ready", "n2", ports={"http": number}))
     (last,) = asyncio.run(lines(book, 1, 1))
@@ -124,13 +124,13 @@ def test_a_watch_of_what_was_forgotten__is_sent_to_list_anew(monkeypatch: pytest
 
 def test_a_watcher_that_falls_behind__is_told_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "CHANGES_MAX", 2)
-    monkeypatch.setattr(endpoints, "LINES_MAX", 1)
+    monkeypatch.setattr(endpoints, "LINES_PER_CHUNK", 1)
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
 
     async def slow() -> list[Any]:
         told.tell(replica("web", 1, "serving", "n2"), replica("web", 2, "serving", "n2"))
-        watch = book.watched(1)
+        watch = book.watch(1)
         first = msgspec.json.decode((await anext(watch)).splitlines()[0])
         for number in range(5):
             told.tell(replica("web", 1, "serving", "n2", ports={"http": number}))
@@ -143,10 +143,10 @@ def test_a_watcher_that_falls_behind__is_told_that_it_lags(monkeypatch: pytest.M
 
 def test_a_restored_scope__ends_every_watch() -> None:
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
 
     async def over_a_restore() -> Any:
-        watch = book.watched(None)
+        watch = book.watch(None)
         waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
         told.board.begin(replace(HEAD_1, incarnation="two"), 9)
@@ -162,7 +162,7 @@ def test_a_restored_scope__ends_every_watch() -> None:
 def test_whoever_hears_nothing__hears_that_somebody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "HEARTBEAT_MS", 20)
     told = scope()
-    book = Endpoints(told.board, told.clock)
+    book = EndpointIndex(told.board, told.clock)
     assert told_of(asyncio.run(lines(book, None, 1))) == [("heartbeat", 1, "")]
 
 
@@ -170,11 +170,11 @@ def test_a_server_that_has_just_begun__does_not_pretend_to_know_what_was_before(
     """Somebody watched another server, or this one before it was restarted: what ended meanwhile nobody here has seen."""
     begun = Told()
     begun.board = Board(begun.clock)
-    book = Endpoints(begun.board, begun.clock)
+    book = EndpointIndex(begun.board, begun.clock)
     begun.board.begin(HEAD_1, 7)
     begun.board.page([Row(key(one), encode(one), 5) for one in (at("n1", ""), replica("web", 0, "serving", "n1"))])
     begun.board.end()
-    assert [one.replica for one in book.listed().items] == ["web-0"]
+    assert [one.replica for one in book.list_endpoints().items] == ["web-0"]
     (last,) = asyncio.run(lines(book, 6, 1))
     assert (last["type"], last["reason"]) == ("resync", "compacted")
     begun.revision = 7

@@ -11,9 +11,9 @@ import pytest
 
 from remit.model.objects import KINDS, PLURALS
 from remit.serve.http import app, streams
-from remit.serve.http.replies import Failure
+from remit.serve.http.replies import ApiProblem
 from remit.serve.objects import reads
-from remit.serve.objects.reads import BYTES_MAX, TERMS_MAX, selector
+from remit.serve.objects.reads import SELECTOR_LENGTH_MAX, TERMS_MAX, parse_selector
 from remit.store.memory import MemoryStore
 from tests.unit.serve.in_memory_server import TOKEN, Api, api, node, story, tenant, workload
 
@@ -140,7 +140,7 @@ async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
         ("=x", "", "no term"),
         ("a=b=c", "", "no term"),
         (",".join(["a=b"] * (TERMS_MAX + 1)), "", "more than 64 terms"),
-        ("a" * (BYTES_MAX + 1), "", "signs"),
+        ("a" * (SELECTOR_LENGTH_MAX + 1), "", "signs"),
         (" " * 4_000 + "!", "", "no term"),
         ("a" + " " * 4_000 + "x", "", "no term"),
         ("", "spec.replica=1", "no field"),
@@ -151,16 +151,16 @@ async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
     ],
 )
 def test_what_is_no_selector_is_refused(labels: str, fields: str, word: str) -> None:
-    with pytest.raises(Failure) as failure:
-        selector("Workload", labels, fields)
+    with pytest.raises(ApiProblem) as failure:
+        parse_selector("Workload", labels, fields)
     told = failure.value.document
     assert (told.status, told.code) == (422, "invalid")
     assert word in told.detail and told.cure and told.field in ("labelSelector", "fieldSelector")
 
 
 def test_a_misspelt_field_is_guessed() -> None:
-    with pytest.raises(Failure) as failure:
-        selector("Replica", "", "status.phases=pending")
+    with pytest.raises(ApiProblem) as failure:
+        parse_selector("Replica", "", "status.phases=pending")
     assert failure.value.document.cure == "did you mean phase?"
 
 
@@ -247,12 +247,12 @@ async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
     assert max(len(piece["body"]) for piece in pieces) <= streams.LARGE_BYTES
     assert dict(start["headers"])[b"content-length"] == b"%d" % len(body)
     assert len(json.loads(body)["items"]) == 80
-    assert api.app.answers.held == 0 and not listener.cut
+    assert api.app.large_replies.held == 0 and not listener.cut
 
 
 @story
 async def test_when_many_large_answers_are_not_taken_the_next_is_refused_with_a_cure(api: Api) -> None:
-    api.app.answers.most = 100_000
+    api.app.large_replies.limit = 100_000
     listener = Listener(takes=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "SEND_MS_MAX", 300)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from remit.serve.objects.rendering import nameless, shown
+from remit.serve.objects.rendering import redact_other_tenants, render_object
 
 
 def seen(value: Any, tenant: str = "bolt") -> Any:
-    return json.loads(nameless(json.dumps(value, separators=(",", ":")).encode(), tenant))
+    return json.loads(redact_other_tenants(json.dumps(value, separators=(",", ":")).encode(), tenant))
 
 
 def test_those_who_must_go_have_names_only_among_their_own() -> None:
@@ -33,11 +33,11 @@ def test_a_tenant_whose_name_begins_alike_is_another() -> None:
 
 def test_what_names_none_is_left_as_it_is() -> None:
     value = b'{"a": 1.50, "b":[ ]}'
-    assert nameless(value, "bolt") is value
+    assert redact_other_tenants(value, "bolt") is value
 
 
 def test_a_replica_and_a_decision_are_shown_without_names_of_others() -> None:
     replica = b'{"kind":"Replica","metadata":{"name":"x-0","tenant":"bolt"},"spec":{"workload":"x","index":0,"generation":1},'
     replica += b'"status":{"phase":"reserved","victims":{"replica/acme/zebra-0":"u.1","replica/bolt/y-0":"u.2"}}}'
-    status = json.loads(shown("Replica", replica, 5))["status"]
+    status = json.loads(render_object("Replica", replica, 5))["status"]
     assert status["victims"] == {"replica/another-tenants/1": "u.1", "replica/bolt/y-0": "u.2"}

@@ -27,8 +27,8 @@ async def stored(api: Api, name: str = "db") -> dict[str, str]:
 
 
 async def opened(api: Api, name: str = "db") -> dict[str, str]:
-    seals = api.desk.keyring.seals
-    return {field: seals.open(f"secret/acme/{name}", field, value) for field, value in (await stored(api, name)).items()}
+    seals = api.desk.keyring.sealing_keys
+    return {field: seals.unseal(f"secret/acme/{name}", field, value) for field, value in (await stored(api, name)).items()}
 
 
 async def rows(store: Any, prefix: str = "") -> list[Row]:
@@ -52,7 +52,7 @@ async def test_every_way_in_seals__and_no_row_of_the_store_has_the_value(api: Ap
     assert await opened(api, "two") == {"password": CANARY + "2"}
     assert await opened(api, "three") == {"password": CANARY + "4"}
     assert not [row.key for row in await rows(api.store) if CANARY.encode() in row.value]
-    assert CANARY.encode() not in repr(api.desk.board.rows).encode()
+    assert CANARY.encode() not in repr(api.desk.watch_cache.rows).encode()
 
 
 @story
@@ -130,8 +130,8 @@ async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api
     many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
     assert (once.status, refused.status, many.status) == (201, 409, 200)
     for keys in (2, 3):
-        await api.desk.world.offload(api.desk.keyring.add)  # and nothing is sealed anew yet
-        assert len(api.desk.keyring.seals.keys) == keys
+        await api.desk.world.offload(api.desk.keyring.add_key)  # and nothing is sealed anew yet
+        assert len(api.desk.keyring.sealing_keys.keys) == keys
         again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
         assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
         again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
@@ -226,7 +226,7 @@ async def test_a_new_key_seals_all_anew__and_old_ones_open_until_they_are_forgot
     for name in ("a", "b", "c"):
         await api.must("POST", PATH, secret(name, password=CANARY + name))
     before = await stored(api, "a")
-    old = api.desk.keyring.seals.first
+    old = api.desk.keyring.sealing_keys.primary_id
     told = await rotated(api)
     assert told["made"] and told["resealed"] == 3 and told["key"] != old and told["keys"] == [told["key"], old]
     assert (await stored(api, "a")) != before and await opened(api, "a") == {"password": CANARY + "a"}
@@ -241,19 +241,19 @@ async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api
     names = [f"s{n}" for n in range(5)]
     for name in names:
         await api.must("POST", PATH, secret(name, password=CANARY + name))
-    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
+    rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
     try:
         for turn in range(5):
             told = await api.must("POST", "/v1/secrets/rotate?newKey=true")
             assert told.get("made", False) == (turn == 0), "nothing is behind only before the first"
-            keys = api.desk.keyring.seals.keys
+            keys = api.desk.keyring.sealing_keys.keys
             assert len(keys) == 2
             for name in names:
                 assert await opened(api, name) == {"password": CANARY + name}
         forgotten = await api.must("POST", "/v1/secrets/rotate?forget=true")
         assert len(forgotten["keys"]) == 1
     finally:
-        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
+        admin_routes.RESEAL_MAX = rows_max  # type: ignore[misc]
     assert await opened(api, "s4") == {"password": CANARY + "s4"}
 
 
@@ -262,13 +262,13 @@ async def test_keys_are_not_forgotten_while_a_secret_needs_them(api: Api) -> Non
     await api.must("POST", "/v1/tenants", tenant())
     for name in ("a", "b"):
         await api.must("POST", PATH, secret(name, password=CANARY))
-    api.desk.keyring.add()
-    rows_max, admin_routes.ROWS_MAX = admin_routes.ROWS_MAX, 1  # type: ignore[misc]
+    api.desk.keyring.add_key()
+    rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]
     try:
         told = await api.must("POST", "/v1/secrets/rotate?forget=true")
         assert told["after"] == "secret/acme/a" and len(told["keys"]) == 2
     finally:
-        admin_routes.ROWS_MAX = rows_max  # type: ignore[misc]
+        admin_routes.RESEAL_MAX = rows_max  # type: ignore[misc]
     assert await opened(api, "b") == {"password": CANARY}
 
 
@@ -277,13 +277,13 @@ async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(
     """It was sealed, and is not stored yet: nobody could ever read it."""
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("a", password=CANARY))
-    settle_ms, admin_routes.SETTLE_MS = admin_routes.SETTLE_MS, 100  # type: ignore[misc]
+    settle_ms, admin_routes.OLD_KEY_WRITES_MS_MAX = admin_routes.OLD_KEY_WRITES_MS_MAX, 100  # type: ignore[misc]
     try:
-        with api.desk.keyring.writing():
+        with api.desk.keyring.track_write():
             assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
         assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
     finally:
-        admin_routes.SETTLE_MS = settle_ms  # type: ignore[misc]
+        admin_routes.OLD_KEY_WRITES_MS_MAX = settle_ms  # type: ignore[misc]
     assert await opened(api, "a") == {"password": CANARY}
 
 
@@ -291,7 +291,7 @@ async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(
 async def test_the_authority_itself_takes_none_that_is_not_sealed(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password="x"))
-    seals = api.desk.keyring.seals
+    seals = api.desk.keyring.sealing_keys
     real = seals.seal
     try:
         seals.seal = lambda name, field, value: "plain"  # type: ignore[method-assign]
@@ -314,4 +314,4 @@ async def _another_server() -> None:
         assert row is not None
     async with api() as second:
         thing = decode(row.value)
-        assert second.desk.keyring.seals.opening(thing) == thing  # type: ignore[arg-type]
+        assert second.desk.keyring.sealing_keys.unseal_object(thing) == thing  # type: ignore[arg-type]

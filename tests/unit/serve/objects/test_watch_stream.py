@@ -153,7 +153,7 @@ async def test_a_watch_of_what_is_gone_or_not_yet_is_refused(api: Api) -> None:
     assert (ahead.status, ahead.json["code"]) == (410, "compacted")
     wrong = await api.get("/v1/tenants?watch=true&after=-1")
     assert (wrong.status, wrong.json["field"]) == (400, "after")
-    assert api.desk.watchers == 0
+    assert api.desk.open_watches == 0
 
 
 @story
@@ -164,7 +164,7 @@ async def test_a_server_that_ends_tells_every_watch_to_come_back(api: Api) -> No
         told = await watched.until("resync")
         assert told["reason"] == "shutdown" and "list again" in told["cure"]
         assert await watched.next() is None
-    assert api.desk.watchers == 0
+    assert api.desk.open_watches == 0
     assert (await api.get("/readyz")).status == 503
 
 
@@ -206,42 +206,42 @@ def test_one_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
             async with asyncio.timeout(5):
                 await asked.app({**scope, "headers": headers}, receive, send)
             assert len(sent) == 2, "one piece was tried, and nothing after it"
-            assert asked.desk.watchers == 0
+            assert asked.desk.open_watches == 0
 
     asyncio.run(main())
 
 
 def test_one_who_lags_too_far_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_hub, "CHANGES_MAX", 3)
-    listening = watch_hub.Listening()
+    monkeypatch.setattr(watch_hub, "PENDING_CHANGES_MAX", 3)
+    listening = watch_hub.Subscription()
     for i in range(4):
-        listening.tell(news_of(watch_hub.Told(f"tenant/t{i}", b"{}", i + 1, None, None)))
-    assert listening.lagging and listening.take() is None
+        listening.deliver(news_of(watch_hub.ObjectChange(f"tenant/t{i}", b"{}", i + 1, None, None)))
+    assert listening.is_lagging and listening.take() is None
 
 
 def test_changes_of_one_object_are_folded() -> None:
-    listening = watch_hub.Listening()
-    first = watch_hub.Told("tenant/a", b"1", 1, "before", "one")
-    last = watch_hub.Told("tenant/a", b"2", 2, "one", "two")
+    listening = watch_hub.Subscription()
+    first = watch_hub.ObjectChange("tenant/a", b"1", 1, "before", "one")
+    last = watch_hub.ObjectChange("tenant/a", b"2", 2, "one", "two")
     shared = news_of(first)
-    listening.tell(shared)
-    listening.tell(news_of(last))
+    listening.deliver(shared)
+    listening.deliver(news_of(last))
     taken = listening.take()
     assert taken is not None and taken.changes == {"tenant/a": ("before", last)}
     assert shared.changes == {"tenant/a": ("before", first)}, "others have not been told of the last"
     assert listening.take() is None
 
 
-def news_of(*all_told: watch_hub.Told) -> watch_hub.News:
-    changes: dict[str, tuple[Any, watch_hub.Told]] = {}
+def news_of(*all_told: watch_hub.ObjectChange) -> watch_hub.ChangeBatch:
+    changes: dict[str, tuple[Any, watch_hub.ObjectChange]] = {}
     for told in all_told:
-        watch_hub.fold(changes, told)
-    return watch_hub.News(changes)
+        watch_hub.merge_change(changes, told)
+    return watch_hub.ChangeBatch(changes)
 
 
 @story
 async def test_a_watch_with_a_selector_is_told_of_a_large_batch_whole_while_others_are_answered(api: Api) -> None:
-    count = 5 * watch_stream.PICKED_AT_ONCE + 3
+    count = 5 * watch_stream.CHANGES_PER_STEP + 3
     after = (await api.must("POST", "/v1/tenants", tenant()))["metadata"]["revision"]
     path = f"{WORKLOADS}?watch=true&after={after}&labelSelector=even=1,!odd"
     async with api.watch(path) as one, api.watch(path) as other:

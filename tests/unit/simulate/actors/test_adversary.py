@@ -8,21 +8,21 @@ from collections.abc import Iterator
 import pytest
 
 from remit.model.claims import Accepted, Code
-from remit.simulate.actors.adversary import MISCHIEF, Meddler
-from remit.simulate.actors.adversary_limits import TRESPASSES
+from remit.simulate.actors.adversary import ATTEMPTS_BY_CODE, Adversary
+from remit.simulate.actors.adversary_limits import LIMIT_ATTEMPTS
 from remit.simulate.actors.adversary_tenant import NAME
-from remit.simulate.actors.budget_controllers import Budgets
-from remit.simulate.actors.policy_publishers import Policies
-from remit.simulate.world.processes import Process
+from remit.simulate.actors.budget_controllers import BudgetHolder
+from remit.simulate.actors.policy_publishers import PolicyAdopter
+from remit.simulate.world.processes import SimProcess
 from tests.unit.simulate.world_fixtures import Scene, furnish_region, furnish_upper, furnish_work
 
 
 class Play:
-    def __init__(self, scene: Scene, meddlers: list[Meddler]) -> None:
+    def __init__(self, scene: Scene, meddlers: list[Adversary]) -> None:
         self.scene, self.meddlers = scene, meddlers
 
     @property
-    def meddler(self) -> Meddler:
+    def meddler(self) -> Adversary:
         return self.meddlers[0]
 
 
@@ -32,19 +32,19 @@ def play() -> Iterator[Play]:
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
     scene.do("r1", furnish_work)
-    meddlers: list[Meddler] = []
+    meddlers: list[Adversary] = []
 
-    async def controllers(process: Process) -> None:
+    async def controllers(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(Budgets(region, upper).play())
-            group.create_task(Policies(region, upper).play())
+            group.create_task(BudgetHolder(region, upper).play())
+            group.create_task(PolicyAdopter(region, upper).play())
 
-    async def meddling(process: Process) -> None:
+    async def meddling(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
-        meddlers.append(Meddler(region, upper, mean_beats=2))
+        meddlers.append(Adversary(region, upper, mean_beats=2))
         async with asyncio.TaskGroup() as group:
             group.create_task(region.view.follow())
             group.create_task(meddlers[-1].play())
@@ -56,14 +56,14 @@ def play() -> Iterator[Play]:
 
 
 def test_every_code_but_the_one_of_our_own_bugs_has_a_mischief() -> None:
-    assert set(MISCHIEF) == set(Code) - {Code.FAULT, Code.OVERRIDE}  # a proposer says that one to itself
+    assert set(ATTEMPTS_BY_CODE) == set(Code) - {Code.FAULT, Code.OVERRIDE}  # a proposer says that one to itself
 
 
 def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
     for _ in range(12):
         play.scene.run(5)
-        unreached = sorted(set(MISCHIEF) - set(play.meddler.reached))
-        untried = sorted(name for name in TRESPASSES if not play.meddler.tried.get(name))
+        unreached = sorted(set(ATTEMPTS_BY_CODE) - set(play.meddler.reached))
+        untried = sorted(name for name in LIMIT_ATTEMPTS if not play.meddler.tried.get(name))
         if not unreached and not untried:
             break
     assert not unreached

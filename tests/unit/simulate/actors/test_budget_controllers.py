@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.model.claims import Accept, Close, Credit, Issue, Recognise, Refused, Renew, Vouch, Yield
+from remit.model.claims import Accept, Close, Credit, Issue, AcceptIncarnation, Refused, Renew, ConfirmHoldings, ReturnCapacity
 from remit.model.records import Grant, GrantPhase
-from remit.simulate.actors.budget_controllers import Budgets, Lender, read_clock
-from remit.simulate.world.processes import Process
+from remit.simulate.actors.budget_controllers import BudgetHolder, BudgetIssuer, read_clock
+from remit.simulate.world.processes import SimProcess
 from tests.unit.simulate.world_fixtures import Scene, furnish_region, furnish_upper
 
 
 class Pair(Scene):
     """The two scopes, and the two who write to each other."""
 
-    budgets: Budgets
-    lender: Lender
+    budgets: BudgetHolder
+    lender: BudgetIssuer
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def scene() -> Iterator[Pair]:
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
-        budgets = scene.budgets = Budgets(region, upper)
-        assert isinstance(budgets.lender, Lender)
+        budgets = scene.budgets = BudgetHolder(region, upper)
+        assert isinstance(budgets.lender, BudgetIssuer)
         scene.lender = budgets.lender
         scene.note(budgets)
         scene.note(budgets.lender)
@@ -67,7 +67,7 @@ def working(scene: Scene) -> list[Grant]:
 
 def test_slices_are_issued_taken_up_renewed_given_back_in_part_reported_and_closed(scene: Scene) -> None:
     scene.run(40)
-    for kind in (Recognise, Issue, Accept, Renew, Yield, Credit, Close):
+    for kind in (AcceptIncarnation, Issue, Accept, Renew, ReturnCapacity, Credit, Close):
         assert scene.accepted(kind) > 1, f"{kind.__name__}: {scene.listener.codes()}"
     assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
     purposes = {
@@ -103,7 +103,7 @@ def test_a_scope_is_restored__they_recognise_each_other_again_and_slices_flow(sc
     scene.restore(scope, backup, "again")
     scene.noted.clear()
     scene.run(12)
-    assert scene.accepted(Recognise) >= 1 and scene.accepted(Vouch) >= 1
+    assert scene.accepted(AcceptIncarnation) >= 1 and scene.accepted(ConfirmHoldings) >= 1
     assert scene.accepted(Accept) > 1 and scene.accepted(Credit) > 1
     assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
     assert not [key for key, grant in held(scene).items() if grant.status.phase is GrantPhase.VOID]
@@ -132,12 +132,12 @@ def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: s
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(Budgets(region, upper).play())
+            group.create_task(BudgetHolder(region, upper).play())
 
     names = ["r1-controllers-1", "r1-controllers-2"]
     for name in names:
@@ -158,11 +158,11 @@ def test_a_scope_alone_plays_offers_only() -> None:
     scene = Scene("alone", ["r1"])
     scene.do("r1", furnish_region)
     scene.do("r1", furnish_upper)
-    budgets: list[Budgets] = []
+    budgets: list[BudgetHolder] = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         seat = scene.seat(process, "r1")
-        budgets.append(Budgets(seat))
+        budgets.append(BudgetHolder(seat))
         scene.note(budgets[0])
         async with asyncio.TaskGroup() as group:
             group.create_task(seat.view.follow())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from remit.simulate.actors.agents import LOUD, PASSING
+from remit.simulate.actors.agents import OVERRIDING_EPOCH, TEMPORARY_NODE_PREFIX
 from remit.simulate.checkers.reference.rows import health_of, is_open
 from remit.simulate.scenarios import parse
 from remit.simulate.simulation import Simulation
@@ -46,15 +46,15 @@ def said() -> list[tuple[str, Any]]:
 def test_nodes_speak_for_themselves_and_others_for_them() -> None:
     holders = {spec["holder"].partition("/")[0] for _, spec in said()}
     assert holders == {"agent", "gossip"}
-    assert {spec["epoch"] for _, spec in said() if spec["holder"] == "gossip"} >= {LOUD}
-    assert all(spec["epoch"] < LOUD for _, spec in said() if spec["holder"] != "gossip")
+    assert {spec["epoch"] for _, spec in said() if spec["holder"] == "gossip"} >= {OVERRIDING_EPOCH}
+    assert all(spec["epoch"] < OVERRIDING_EPOCH for _, spec in said() if spec["holder"] != "gossip")
 
 
 def test_nodes_are_praised_that_are_closed__that_never_were__and_that_are_gone() -> None:
     praised = {node for node, _ in said()}
     nodes = {key.removeprefix("node/"): versions for key, versions in told().items() if key.startswith("node/")}
     assert praised - nodes.keys(), "none that never was"
-    assert any(name.startswith(PASSING) and versions[-1] is None for name, versions in nodes.items() if name in praised)
+    assert any(name.startswith(TEMPORARY_NODE_PREFIX) and versions[-1] is None for name, versions in nodes.items() if name in praised)
     closed = [name for name, versions in nodes.items() if any(one and one["spec"].get("taints") for one in versions)]
     assert praised & set(closed)
 

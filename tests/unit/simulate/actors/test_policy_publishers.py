@@ -10,9 +10,9 @@ import pytest
 
 from remit.model.claims import Accepted, Adopt, Apply, Rollback
 from remit.model.records import PolicyRevision
-from remit.simulate.actors.budget_controllers import Budgets
-from remit.simulate.actors.policy_publishers import TTL_BEATS, Policies
-from remit.simulate.world.processes import Process
+from remit.simulate.actors.budget_controllers import BudgetHolder
+from remit.simulate.actors.policy_publishers import TTL_BEATS, PolicyAdopter
+from remit.simulate.world.processes import SimProcess
 from tests.unit.simulate.world_fixtures import Scene, furnish_region, furnish_upper
 
 
@@ -22,15 +22,15 @@ def scene() -> Iterator[Scene]:
     scene.do("global", furnish_upper)
     scene.do("r1", furnish_region)
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
-        policies = Policies(region, upper)
+        policies = PolicyAdopter(region, upper)
         scene.note(policies)
         scene.note(policies.publisher)
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(Budgets(region, upper).play())
+            group.create_task(BudgetHolder(region, upper).play())
             group.create_task(policies.play())
 
     scene.start("r1-controllers", main)
@@ -78,9 +78,9 @@ def test_a_scope_alone_publishes_for_itself() -> None:
     scene.do("r1", furnish_region)
     scene.do("r1", furnish_upper)
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         seat = scene.seat(process, "r1")
-        policies = Policies(seat)
+        policies = PolicyAdopter(seat)
         scene.note(policies.publisher)
         async with asyncio.TaskGroup() as group:
             group.create_task(seat.view.follow())

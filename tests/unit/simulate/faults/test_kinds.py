@@ -11,9 +11,9 @@ from remit.simulate.checkers.reference.rows import phase_of
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import Injection, parse
 from remit.simulate.simulation import Simulation
-from remit.simulate.world.event_loop import stream
-from remit.simulate.world.network import Weather
-from remit.simulate.world.store import Trouble
+from remit.simulate.world.random_streams import stream
+from remit.simulate.world.network import NetworkConditions
+from remit.simulate.world.store import StoreFaults
 
 AT_S, DURATION_S = 12.0, 16.0
 SETTLES_S = 6.0
@@ -64,10 +64,10 @@ class Trial:
             found["somebody waits for a reservation"] = True
         if sim.cluster.plugin.broken:
             found["plugin"] = True
-        if sim.network.weather != Weather():
+        if sim.network.weather != NetworkConditions():
             found["weather"] = sim.network.weather
         for scope, store in sim.cluster.stores.items():
-            if store.trouble != Trouble():
+            if store.trouble != StoreFaults():
                 found[f"trouble of {scope}"] = store.trouble
             if store._no_watch_until_s > sim.loop.time():
                 found[f"no watch of {scope}"] = store._no_watch_until_s

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.simulate.world.disk import Killed, SimDisk
+from remit.simulate.world.disk import ProcessKilled, SimDisk
 from remit.world.interfaces import Busy, Disk, DiskError, Missing, NoRoom, Unsettled
 from remit.world.randomness import SeededChance
 
@@ -52,7 +52,7 @@ def test_nothing_that_a_killed_process_does_reaches_the_disk(disk: SimDisk) -> N
         lambda: killed.disk.lock(HOME / "lock").__enter__(),
     ]
     for deed in deeds:
-        with pytest.raises(Killed):
+        with pytest.raises(ProcessKilled):
             deed()
     assert other.disk.list(HOME) == ("journal",)
     assert other.disk.read(JOURNAL) == b"one"

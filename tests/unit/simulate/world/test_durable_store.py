@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from remit.simulate.world.event_loop import SimLoop, Unit
+from remit.simulate.world.event_loop import SimLoop, ExecutionUnit
 from remit.simulate.world.network import Network
-from remit.simulate.world.power_loss import CALLS_MAX, DurableService
-from remit.simulate.world.store import Sent, StorePort
+from remit.simulate.world.power_loss import POWER_CUT_CALLS_MAX, SqliteStoreService
+from remit.simulate.world.store import CommitOrigin, StorePort
 from remit.store import chain
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, Unanswered
@@ -22,20 +22,20 @@ class Cellar:
         self.acknowledged: dict[str, int] = {}
         self.unanswered: list[str] = []
         self.rows: list[str] = []
-        self.service = DurableService(self.loop, self.network, "scope", seed, self)
+        self.service = SqliteStoreService(self.loop, self.network, "scope", seed, self)
         self.loop.call_at(1e6, self.loop.stop)
         self.loop.root.context.copy().run(self.service.begin)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         keys = [key for key, _ in commit.puts if key != HEAD]
         self.heard.append((revision, "" if sent is None else sent.process, keys))
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
         raise AssertionError("nothing is restored here")
 
-    def port(self, name: str) -> tuple[StorePort, Unit]:
+    def port(self, name: str) -> tuple[StorePort, ExecutionUnit]:
         unit = self.loop.unit(name)
-        return StorePort(self.service, name, unit, lambda: Sent(name, "boot", 0, 1.0, self.loop.time())), unit
+        return StorePort(self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time())), unit
 
     async def write(self, port: StorePort, many: int) -> None:
         place: chain.Place | None = None
@@ -81,7 +81,7 @@ class Cellar:
 
 def test_the_witness_hears_each_commit_once_in_order__also_those_that_nobody_was_told_of() -> None:
     written_unanswered = 0
-    for calls in range(1, CALLS_MAX + 1):
+    for calls in range(1, POWER_CUT_CALLS_MAX + 1):
         cellar = Cellar(f"cellar {calls}")
         cellar.play(2.5 + calls / 37, calls)
         revisions = [revision for revision, _, _ in cellar.heard]
@@ -119,7 +119,7 @@ def test_a_power_cut_that_is_called_off_does_not_come() -> None:
     back: list[object] = []
 
     def cut() -> None:
-        off = cellar.service.cut_power(CALLS_MAX)
+        off = cellar.service.cut_power(POWER_CUT_CALLS_MAX)
         cellar.loop.call_later(0.001, lambda: back.append(off()))
 
     cellar.loop.call_at(2.5, cut)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.world.event_loop import Deadlock, SimLoop, Spin, Unit
+from remit.simulate.world.event_loop import Deadlock, SimLoop, Livelock, ExecutionUnit
 from remit.simulate.world.network import Network
-from remit.simulate.world.processes import Machine, Process
-from remit.simulate.world.store import StoreService, at_once
+from remit.simulate.world.processes import SimMachine, SimProcess
+from remit.simulate.world.store import StoreService, run_sync
 from remit.store.protocol import Commit
 from remit.world.interfaces import Order, Running
 from tests.unit.simulate.world_fixtures import Listener
@@ -30,7 +30,7 @@ def loop() -> SimLoop:
     return SimLoop.seeded("loop")
 
 
-def spawn(loop: SimLoop, work: Coroutine[Any, Any, None], name: str = "one") -> Unit:
+def spawn(loop: SimLoop, work: Coroutine[Any, Any, None], name: str = "one") -> ExecutionUnit:
     unit = loop.unit(name)
     loop.spawn(work, name=f"task of {name}", unit=unit)
     return unit
@@ -235,16 +235,16 @@ class Scene:
         self.store = StoreService(self.loop, self.network, "scope", "death", Listener())
         self.heard: list[bytes] = []
         self.said: list[str] = []
-        self.machine = Machine(self.loop, "machine", Listener(), start_ms=0, rate=1.0)
+        self.machine = SimMachine(self.loop, "machine", Listener(), start_ms=0, rate=1.0)
         neighbour = self.process("neighbour", self.listen)
         neighbour.start()
         self.loop.call_later(60.0, self.loop.stop)
         self.loop.run(0.1)
 
-    def process(self, name: str, main: Any) -> Process:
-        return Process(self.loop, self.network, name, self.machine, "death", main)
+    def process(self, name: str, main: Any) -> SimProcess:
+        return SimProcess(self.loop, self.network, name, self.machine, "death", main)
 
-    async def listen(self, process: Process) -> None:
+    async def listen(self, process: SimProcess) -> None:
         async with process.world.link.serve("neighbour", self):
             await forever()
 
@@ -255,7 +255,7 @@ class Scene:
     def stream(self, body: bytes, /) -> Any:
         raise AssertionError("nobody asks for a stream")
 
-    async def meddle(self, process: Process, when: str) -> None:
+    async def meddle(self, process: SimProcess, when: str) -> None:
         """Everything that leaves a trace, as far as it gets."""
         self.said.append(when)
         world, path = process.world, Path(f"/{when}")
@@ -269,7 +269,7 @@ class Scene:
             with contextlib.suppress(Exception):
                 await deed()
 
-    async def main(self, process: Process) -> None:
+    async def main(self, process: SimProcess) -> None:
         await self.meddle(process, "alive")
         try:
             await self.deeper(process)
@@ -279,13 +279,13 @@ class Scene:
         finally:
             await self.meddle(process, "finally")
 
-    async def deeper(self, process: Process) -> None:
+    async def deeper(self, process: SimProcess) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.sleeper(process))
             group.create_task(asyncio.sleep(7.0))
             await asyncio.sleep(5.0)
 
-    async def sleeper(self, process: Process) -> None:
+    async def sleeper(self, process: SimProcess) -> None:
         try:
             await asyncio.sleep(6.0)
         finally:
@@ -293,7 +293,7 @@ class Scene:
                 process.world.disk.write_atomically(Path("/sleeper"), b"")
 
     def traces(self) -> tuple[list[str], list[bytes], list[str], list[Running]]:
-        rows = at_once(self.store.store.range("")).rows
+        rows = run_sync(self.store.store.range("")).rows
         names = list(self.machine.disk.names(Path("/")))
         return names, list(self.heard), [row.key for row in rows], [run.running for run in self.machine.machinery.runs.values()]
 
@@ -489,7 +489,7 @@ async def spinner() -> None:
 def test_time_that_is_not_let_go_on_is_told_with_who_holds_it(loop: SimLoop) -> None:
     spawn(loop, spinner(), "anna")
     spawn(loop, forever(), "ben")
-    with pytest.raises(Spin, match=r"^time stands still at 3\.000 s: .* anna: task of anna at spinner:\d+"):
+    with pytest.raises(Livelock, match=r"^time stands still at 3\.000 s: .* anna: task of anna at spinner:\d+"):
         loop.run(10.0)
 
 
@@ -498,12 +498,12 @@ def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
         loop.call_later(0.0, again)
 
     loop.call_at(1.0, again)
-    with pytest.raises(Spin, match=r"^time stands still at 1\.000 s: .* world: .*again"):
+    with pytest.raises(Livelock, match=r"^time stands still at 1\.000 s: .* world: .*again"):
         loop.run(10.0)
 
 
 def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remit.simulate.world.event_loop._SPIN_EVENTS", 50)
+    monkeypatch.setattr("remit.simulate.world.event_loop._LIVELOCK_EVENTS", 50)
 
     async def steps() -> None:
         for _ in range(100):

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from remit.simulate.world.event_loop import SimLoop
-from remit.simulate.world.network import GAP_S, RESET_S, Network, SimLink, Weather
+from remit.simulate.world.network import STREAM_GAP_S, RESET_S, Network, SimLink, NetworkConditions
 from remit.world.interfaces import Unheard, Unreached
 
-EVEN = Weather(delay_s=(0.01, 0.01))
+EVEN = NetworkConditions(delay_s=(0.01, 0.01))
 """Every message takes as long: what is sent first arrives first."""
 
 
@@ -22,7 +22,7 @@ class Town:
 
     made: ClassVar[list[Town]] = []
 
-    def __init__(self, weather: Weather = EVEN, seed: str = "town") -> None:
+    def __init__(self, weather: NetworkConditions = EVEN, seed: str = "town") -> None:
         self.loop = SimLoop.seeded(seed)
         self.network = Network(self.loop, seed, weather)
         self.units = {name: self.loop.unit(name) for name in "abc"}
@@ -112,7 +112,7 @@ def finished() -> Iterator[None]:
 
 
 def test_a_message_takes_as_long_as_the_weather_says() -> None:
-    town = Town(Weather(delay_s=(0.2, 0.5)))
+    town = Town(NetworkConditions(delay_s=(0.2, 0.5)))
     for n in range(200):
         town.send("a", "b", n)
     town.run(1.0)
@@ -122,7 +122,7 @@ def test_a_message_takes_as_long_as_the_weather_says() -> None:
 
 
 def test_a_tail_delays_some_by_much() -> None:
-    town = Town(Weather(delay_s=(0.01, 0.01), tail_chance=0.1, tail_s=5.0))
+    town = Town(NetworkConditions(delay_s=(0.01, 0.01), tail_chance=0.1, tail_s=5.0))
     for n in range(500):
         town.send("a", "b", n)
     town.run(10.0)
@@ -132,14 +132,14 @@ def test_a_tail_delays_some_by_much() -> None:
 
 
 def test_loss_and_repeats_are_as_frequent_as_they_say() -> None:
-    town = Town(Weather(delay_s=(0.01, 0.01), loss=0.25))
+    town = Town(NetworkConditions(delay_s=(0.01, 0.01), loss=0.25))
     for n in range(1_000):
         town.send("a", "b", n)
     town.run(10.0)
     assert 650 < len(town.arrived) < 850
     assert town.network.counts == {"lost": 1_000 - len(town.arrived)}
 
-    town = Town(Weather(delay_s=(0.01, 0.01), repeat=0.25))
+    town = Town(NetworkConditions(delay_s=(0.01, 0.01), repeat=0.25))
     for n in range(1_000):
         town.send("a", "b", n)
     town.run(10.0)
@@ -166,16 +166,16 @@ def test_worse_weather_adds_up_and_is_taken_back_in_any_order() -> None:
 
 
 def test_worse_weather_never_makes_a_bad_network_better() -> None:
-    network = Town(Weather(loss=0.4)).network
+    network = Town(NetworkConditions(loss=0.4)).network
     back = network.worsen({"loss": 0.1})
     assert network.weather.loss == 0.4
     back()
-    assert network.weather == Weather(loss=0.4)
+    assert network.weather == NetworkConditions(loss=0.4)
 
 
 def test_one_seed_is_one_fate_of_every_message() -> None:
     def fates(seed: str) -> list[tuple[Any, float]]:
-        town = Town(Weather(loss=0.1, repeat=0.1, tail_chance=0.1, tail_s=1.0), seed)
+        town = Town(NetworkConditions(loss=0.1, repeat=0.1, tail_chance=0.1, tail_s=1.0), seed)
         for n in range(100):
             town.send("a", "b", n)
         town.run(10.0)
@@ -337,7 +337,7 @@ def test_the_server_dies_behind_a_cut__silence() -> None:
 
 
 def test_a_repeated_request_is_heard_twice_and_answered_once() -> None:
-    town, service = Town(Weather(delay_s=(0.01, 0.01), repeat=1.0)), Answering()
+    town, service = Town(NetworkConditions(delay_s=(0.01, 0.01), repeat=1.0)), Answering()
     town.serve("b", service)
     town.ask("a", "b")
     town.run(5.0)
@@ -358,7 +358,7 @@ def test_a_dead_caller_sends_nothing() -> None:
 
 
 def test_a_stream_is_in_order_and_whole_though_items_overtake_each_other() -> None:
-    town = Town(Weather(delay_s=(0.0, 0.8)))
+    town = Town(NetworkConditions(delay_s=(0.0, 0.8)))
     town.serve("b", Answering(many=50))
     town.follow("a", "b")
     town.run(60.0)
@@ -367,14 +367,14 @@ def test_a_stream_is_in_order_and_whole_though_items_overtake_each_other() -> No
 
 def test_a_stream_whose_items_are_repeated_is_whole() -> None:
     """What comes again was heard: nothing is lost, however quiet the stream is then."""
-    town = Town(Weather(delay_s=(0.01, 0.01), repeat=1.0))
-    town.serve("b", Answering(many=5, every_s=5 * GAP_S))
+    town = Town(NetworkConditions(delay_s=(0.01, 0.01), repeat=1.0))
+    town.serve("b", Answering(many=5, every_s=5 * STREAM_GAP_S))
     town.follow("a", "b")
     town.run(60.0)
     assert town.said == [*(f"{n}" for n in range(5)), "end"]
 
 
-@pytest.mark.parametrize("every_s", [GAP_S / 3, GAP_S * 3])
+@pytest.mark.parametrize("every_s", [STREAM_GAP_S / 3, STREAM_GAP_S * 3])
 def test_a_stream_with_a_lost_item_breaks__however_much_follows(every_s: float) -> None:
     town = Town()
     town.serve("b", Answering(many=1_000, every_s=every_s))
@@ -383,7 +383,7 @@ def test_a_stream_with_a_lost_item_breaks__however_much_follows(every_s: float) 
     town.network.cut("b", "a")
     town.run(every_s)
     town.network.mend("b", "a")
-    town.run(4 * every_s + 2 * GAP_S)
+    town.run(4 * every_s + 2 * STREAM_GAP_S)
     assert town.said == ["0", "1", "2", "Unheard"]
 
 

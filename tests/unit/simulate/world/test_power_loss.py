@@ -118,7 +118,7 @@ def test_a_removal_is_settled_when_the_next_journal_is_forced(disk: TornDisk) ->
 
 def _delete(path: Path) -> None:
     """As SQLite does it: through the layer."""
-    power_loss._layers[0].xDelete(str(path), False)
+    power_loss._registered_vfs[0].xDelete(str(path), False)
 
 
 def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk: TornDisk) -> None:

@@ -12,8 +12,8 @@ import pytest
 from remit.simulate.world.clock import SimClock
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.processes import Machine, Main, Process
-from remit.simulate.world.runner import Program, program_of
+from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
+from remit.simulate.world.runner import SimProgram, parse_program
 from remit.world.interfaces import Ended, NotStarted, Order, Running
 
 PATH = Path("/note")
@@ -27,7 +27,7 @@ class House:
     def __init__(self) -> None:
         self.loop = SimLoop.seeded("house")
         self.network = Network(self.loop, "house")
-        self.machine = Machine(self.loop, "machine", self, start_ms=5_000, rate=1.0)
+        self.machine = SimMachine(self.loop, "machine", self, start_ms=5_000, rate=1.0)
         self.record: list[tuple[str, int, float]] = []
         self.told: list[tuple[int, str]] = []
         self.ends: list[tuple[str, str]] = []
@@ -43,8 +43,8 @@ class House:
     def ended(self, machine: str, pid: int) -> None:
         self.record.append(("ended", pid, round(self.loop.time(), 3)))
 
-    def process(self, main: Main, name: str = "anna") -> Process:
-        process = Process(self.loop, self.network, name, self.machine, "house", main)
+    def process(self, main: ProcessMain, name: str = "anna") -> SimProcess:
+        process = SimProcess(self.loop, self.network, name, self.machine, "house", main)
         process.on_end = lambda ended, failure: self.ends.append((ended.name, repr(failure)))
         return process
 
@@ -66,7 +66,7 @@ def house() -> Iterator[House]:
 def test_each_start_is_a_new_world_with_fresh_ids_on_the_same_disk_and_clock(house: House) -> None:
     worlds, ids, chances, found = [], [], [], []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         world = process.world
         worlds.append(world)
         ids.append((world.ids.incarnation(), world.ids.nonce()))
@@ -93,7 +93,7 @@ def test_one_seed_gives_the_same_ids_in_the_next_run() -> None:
     def ids() -> list[str]:
         house, found = House(), list[str]()
 
-        async def main(process: Process) -> None:
+        async def main(process: SimProcess) -> None:
             found.append(process.world.ids.nonce())
             found.append(process.world.ids.incarnation())
             await asyncio.Event().wait()
@@ -109,7 +109,7 @@ def test_one_seed_gives_the_same_ids_in_the_next_run() -> None:
 
 
 def test_a_process_that_ends_or_fails_is_told_and_can_be_started_again(house: House) -> None:
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         await asyncio.sleep(1.0)
         if process.starts == 1:
             raise ValueError("no")
@@ -125,7 +125,7 @@ def test_a_process_that_ends_or_fails_is_told_and_can_be_started_again(house: Ho
 def test_a_killed_process_is_silenced_and_has_not_ended_by_itself(house: House) -> None:
     silenced = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         await asyncio.sleep(1.0)
 
     process = house.process(main)
@@ -141,7 +141,7 @@ def test_a_killed_process_is_silenced_and_has_not_ended_by_itself(house: House) 
 def test_a_process_that_was_frozen_and_killed_starts_awake(house: House) -> None:
     steps = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         while True:
             steps.append(process.starts)
             await process.world.clock.sleep_ms(1_000)
@@ -164,7 +164,7 @@ def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> Non
     left: list[Running] = []
     said: list[Any] = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         runner = process.world.runner
         if process.starts == 1:
             left.append(await runner.start(Order(("work", "30000", "3"))))
@@ -188,7 +188,7 @@ def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> Non
 def test_its_starter_learns_how_it_ended(house: House) -> None:
     said: list[Ended] = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         runner = process.world.runner
         for words in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
             running = await runner.start(Order(words))
@@ -205,7 +205,7 @@ def test_its_starter_learns_how_it_ended(house: House) -> None:
 
 
 def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> None:
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         for _ in range(3):
             await process.world.runner.start(Order(("work", "-", "0")))
         await asyncio.Event().wait()
@@ -228,7 +228,7 @@ def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> No
 def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
     said = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         runner = process.world.runner
         running = await runner.start(Order(("work", "-", "0")))
         other = Running(running.pid, "another time")
@@ -246,17 +246,17 @@ def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
 @pytest.mark.parametrize(
     ("words", "program"),
     [
-        (("work",), Program(0, 0, 0)),
-        (("work", "30000"), Program(30_000, 0, 0)),
-        (("work", "30000", "2"), Program(30_000, 2, 0)),
-        (("work", "-", "0"), Program(None, 0, 0)),
-        (("work", "-", "0", "5000"), Program(None, 0, 5_000)),
-        (("work", "-", "0", "-"), Program(None, 0, None)),
+        (("work",), SimProgram(0, 0, 0)),
+        (("work", "30000"), SimProgram(30_000, 0, 0)),
+        (("work", "30000", "2"), SimProgram(30_000, 2, 0)),
+        (("work", "-", "0"), SimProgram(None, 0, 0)),
+        (("work", "-", "0", "5000"), SimProgram(None, 0, 5_000)),
+        (("work", "-", "0", "-"), SimProgram(None, 0, None)),
     ],
 )
-def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: Program) -> None:
-    assert program_of(words) == program
-    assert program_of(program.argv()) == program
+def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: SimProgram) -> None:
+    assert parse_program(words) == program
+    assert parse_program(program.argv()) == program
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: Progra
 def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:
     said = []
 
-    async def main(process: Process) -> None:
+    async def main(process: SimProcess) -> None:
         try:
             await process.world.runner.start(Order(words))
         except NotStarted as error:

@@ -9,23 +9,23 @@ import pytest
 
 from remit.simulate.scenarios import load
 from remit.simulate.simulation import simulate
-from remit.simulate.world.disk import SimVault
+from remit.simulate.world.disk import SimSecretFiles
 
 
 def test_what_services_read_comes_through_the_door_while_agents_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    put, vaults = list[dict[PurePosixPath, bytes]](), list[SimVault]()
-    real, made = SimVault.put, SimVault.__init__
+    put, vaults = list[dict[PurePosixPath, bytes]](), list[SimSecretFiles]()
+    real, made = SimSecretFiles.put, SimSecretFiles.__init__
 
-    def noting(self: SimVault, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
+    def noting(self: SimSecretFiles, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
         put.append(dict(files))
         return real(self, name, files, user)
 
-    def making(self: SimVault) -> None:
+    def making(self: SimSecretFiles) -> None:
         made(self)
         vaults.append(self)
 
-    monkeypatch.setattr(SimVault, "put", noting)
-    monkeypatch.setattr(SimVault, "__init__", making)
+    monkeypatch.setattr(SimSecretFiles, "put", noting)
+    monkeypatch.setattr(SimSecretFiles, "__init__", making)
     run = simulate(load("late-reading"), 3, until_s=90)
     assert not run.violations, "\n".join(map(str, run.violations))
     assert len(put) > 10 and all(one == {PurePosixPath("settings/MODE"): b"live"} for one in put)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
-from remit.simulate.world.event_loop import SimLoop, Unit
-from remit.simulate.world.network import Network, Weather
-from remit.simulate.world.store import ANSWER_S_MAX, Sent, StorePort, StoreService, Trouble, at_once
+from remit.simulate.world.event_loop import SimLoop, ExecutionUnit
+from remit.simulate.world.network import Network, NetworkConditions
+from remit.simulate.world.store import ANSWER_S_MAX, CommitOrigin, StorePort, StoreService, StoreFaults, run_sync
 from remit.store import chain
 from remit.store.memory import MemoryStore, Snapshot
 from remit.store.protocol import (
@@ -31,7 +31,7 @@ from remit.store.protocol import (
 )
 
 T = TypeVar("T")
-EVEN = Weather(delay_s=(0.01, 0.01))
+EVEN = NetworkConditions(delay_s=(0.01, 0.01))
 
 
 class Shop:
@@ -39,17 +39,17 @@ class Shop:
 
     made: ClassVar[list[Shop]] = []
 
-    def __init__(self, weather: Weather = EVEN, seed: str = "shop") -> None:
+    def __init__(self, weather: NetworkConditions = EVEN, seed: str = "shop") -> None:
         self.loop = SimLoop.seeded(seed)
         self.network = Network(self.loop, seed, weather)
         self.heard: list[tuple[int, str, str]] = []
         self.restorations: list[str] = []
         self.service = StoreService(self.loop, self.network, "scope", seed, self)
-        self.units: dict[str, Unit] = {}
+        self.units: dict[str, ExecutionUnit] = {}
         self.loop.call_at(1e6, self.loop.stop)
         self.made.append(self)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: Sent | None) -> None:
+    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         self.heard.append((revision, "" if sent is None else sent.process, ",".join(key for key, _ in commit.puts)))
 
     def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
@@ -57,7 +57,7 @@ class Shop:
 
     def port(self, name: str = "anna", *, observer: bool = False) -> StorePort:
         unit = self.units.setdefault(name, self.loop.unit(name))
-        return StorePort(self.service, name, unit, lambda: Sent(name, "boot", 0, 1.0, self.loop.time()), observer=observer)
+        return StorePort(self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time()), observer=observer)
 
     def do(self, work: Coroutine[Any, Any, T], name: str = "anna") -> T:
         """To its end; raises what it raises."""
@@ -83,7 +83,7 @@ class Shop:
         assert not self.loop.failures, self.loop.failures
 
     def keys(self) -> list[str]:
-        return [row.key for row in at_once(self.service.store.range("")).rows]
+        return [row.key for row in run_sync(self.service.store.range("")).rows]
 
     def put(self, key: str, *guards: Guard, value: bytes = b"") -> int:
         """By the port's way, without a fault of the service."""
@@ -121,7 +121,7 @@ def test_a_calm_store_answers_over_the_network() -> None:
 
 def test_the_witness_hears_every_applied_commit_once_and_in_order() -> None:
     """Also when the network repeats and reorders, and answers are lost."""
-    shop = Shop(Weather(delay_s=(0.0, 0.5), repeat=0.5, loss=0.1))
+    shop = Shop(NetworkConditions(delay_s=(0.0, 0.5), repeat=0.5, loss=0.1))
     shop.service.worsen({"lost_after": 0.2, "lost_before": 0.1, "applied_late": 0.2, "slow_s": 3.0})
     answers: list[object] = []
 
@@ -145,7 +145,7 @@ def test_the_witness_hears_every_applied_commit_once_and_in_order() -> None:
 
 def test_a_store_does_not_take_one_request_for_two__though_the_network_repeats_it() -> None:
     """A commit without a guard would be applied twice; one with a guard would be told of a conflict with itself."""
-    shop = Shop(Weather(delay_s=(0.01, 0.01), repeat=1.0))
+    shop = Shop(NetworkConditions(delay_s=(0.01, 0.01), repeat=1.0))
     shop.put("a")
     shop.run(5.0)
     assert [revision for revision, _, _ in shop.heard] == [1]
@@ -323,11 +323,11 @@ def test_troubles_add_up_and_are_taken_back_in_any_order() -> None:
     shop = Shop()
     one = shop.service.worsen({"slow_s": 1.0, "away": True})
     other = shop.service.worsen({"slow_s": 3.0, "lost_after": 0.5})
-    assert shop.service.trouble == Trouble(slow_s=3.0, away=True, lost_after=0.5)
+    assert shop.service.trouble == StoreFaults(slow_s=3.0, away=True, lost_after=0.5)
     other()
-    assert shop.service.trouble == Trouble(slow_s=1.0, away=True)
+    assert shop.service.trouble == StoreFaults(slow_s=1.0, away=True)
     one()
-    assert shop.service.trouble == Trouble()
+    assert shop.service.trouble == StoreFaults()
 
 
 # Lagging members
@@ -558,7 +558,7 @@ def test_restore__a_new_incarnation__old_watchers_end_and_a_late_commit_is_refus
     shop = Shop()
     writer = Chain(shop)
     writer.write("a")
-    backup = at_once(cast(MemoryStore, shop.service.store).backup())
+    backup = run_sync(cast(MemoryStore, shop.service.store).backup())
     writer.write("b")
     watcher = Watcher(shop, after=writer.place.revision, head=writer.place.head)
     back = shop.service.worsen({"applied_late": 1.0})

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from remit.law.certificate_identity import SERVER, Bearer, agent_of, bearer_of
+from remit.law.certificate_identity import SERVER_IDENTITY, CertificateIdentity, agent_identity, identity_of
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import NotServed
 from remit.world.net.certificates import (
@@ -79,10 +79,10 @@ class Ends:
         self.ca = kept(root, "ca.pem", self.authority.pem)
         server = self.authority.server(["localhost", "127.0.0.1"])
         self.server = kept(root, "server.pem", server.key, server.certificate)
-        caller = self.authority.caller(SERVER)
+        caller = self.authority.caller(SERVER_IDENTITY)
         self.caller = kept(root, "caller.pem", caller.key, caller.certificate)
         key = made_key()
-        pair = self.authority.agent(request_for(key), agent_of(["n1"]))
+        pair = self.authority.agent(request_for(key), agent_identity(["n1"]))
         self.agent = kept(root, "agent.pem", key, pair.calling)
         self.listener = kept(root, "listener.pem", key, pair.answering)
 
@@ -104,12 +104,12 @@ def ends(tmp_path: Path) -> Ends:
 def test_a_server_is_believed_and_an_agent_is_known(ends: Ends) -> None:
     assert shaken(ends.calling(), ends.answering(ends.server)) == ([], [])
     _, seen = shaken(ends.calling(ends.agent), ends.answering(ends.server))
-    assert bearer_of(seen) == agent_of(["n1"])
+    assert identity_of(seen) == agent_identity(["n1"])
 
 
 def test_a_server_calls_an_agent_and_each_knows_the_other(ends: Ends) -> None:
     there, here = shaken(ends.calling_agents(ends.caller), ends.answering(ends.listener, required=True))
-    assert bearer_of(there) == agent_of(["n1"]) and bearer_of(here) == SERVER
+    assert identity_of(there) == agent_identity(["n1"]) and identity_of(here) == SERVER_IDENTITY
 
 
 @pytest.mark.parametrize("file", ["agent", "caller"])
@@ -197,7 +197,7 @@ def test_certificates_are_known_by_digest_and_by_key() -> None:
     authority = made()
     key = made_key()
     request = request_for(key)
-    first, second = authority.agent(request, agent_of(["a"])), authority.agent(request, agent_of(["b"]))
+    first, second = authority.agent(request, agent_identity(["a"])), authority.agent(request, agent_identity(["b"]))
     assert certificate_digest(first.calling) != certificate_digest(second.calling)
     assert key_digest(first.calling) == key_digest(second.answering) == requested_digest(request)
     assert requested_digest(request_for(made_key())) != requested_digest(request)
@@ -216,7 +216,7 @@ def test_whoever_signs_says_who_it_is() -> None:
         .sign(key, hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
-    for pem in made().agent(request, agent_of(["n1"])):
+    for pem in made().agent(request, agent_identity(["n1"])):
         found = read_certificate(pem)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [one.value for one in names] == ["remit://node/n1"]
@@ -340,10 +340,10 @@ def test_one_of_somebody_elses_is_used_and_taken_up_when_it_changes(tmp_path: Pa
     shaken(calling(trust), keys.context, "new.example")
     # Agents are signed for here all the same.
     key = made_key()
-    pair = keys.authority.agent(request_for(key), agent_of(["n1"]))
+    pair = keys.authority.agent(request_for(key), agent_identity(["n1"]))
     agent = kept(tmp_path, "agent.pem", key, pair.calling)
     _, seen = shaken(calling(Trust(str(own.ca), agent, agent)), keys.context, "new.example")
-    assert bearer_of(seen) == Bearer("agent", ("n1",))
+    assert identity_of(seen) == CertificateIdentity("agent", ("n1",))
     (tmp_path / "own.key").write_bytes(made_key())
     with pytest.raises(NotServed, match="cannot be used"):
         keyring(tmp_path, Secured(own=own))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.setup import Directory
+from remit.agent.setup import AgentDirectory
 from remit.world.interfaces import Forbidden, NotStarted
 from remit.world.process import isolation
 from remit.world.process.isolation import COUNT, EACH, FIRST, closed_above, open_rooms, user_of_tenant, work_user
@@ -74,7 +74,7 @@ def test_below_what_is_closed_rooms_are_elsewhere_and_found_by_a_link(tmp_path: 
     closed = tmp_path / "home"
     closed.mkdir(mode=0o700)
     assert closed_above(closed / "agent" / "work") is not None
-    directory = Directory(closed / "agent")
+    directory = AgentDirectory(closed / "agent")
     directory.make()
     assert directory.work.parent == rooms
     assert (directory.root / "work").readlink() == directory.work
@@ -111,7 +111,7 @@ def test_no_rooms_are_made_where_somebody_else_may_change_them(tmp_path: Path, r
 
 def test_where_all_may_pass_rooms_stay_in_their_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(isolation, "closed_above", lambda _: None)
-    directory = Directory(tmp_path / "agent")
+    directory = AgentDirectory(tmp_path / "agent")
     directory.make()
     assert directory.work == tmp_path / "agent" / "work"
     assert not directory.work.is_symlink()

@@ -1,0 +1,125 @@
+"""The source layout: small folders, one subject per module, names a reader can search for, no import cycles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from tests.tidy.source_tree import SOURCE, Module, modules
+
+FILES_MAX = 18
+MODULE_LINES_MAX = 800
+LENGTH_NOTE = "Length: "
+"""A module past the limit says in its docstring, after this word, why it is one module."""
+
+GERUNDS_MAX = 20
+FIELD_GERUNDS = {"accounting", "binding", "fencing", "packing", "routing", "scheduling", "settings", "sharding", "timing"}
+
+REPEATED_MAX = 20
+TERMS_MIN = 50
+TERMS = (
+    *("admission", "affinity", "agent", "allocation", "API", "artifact", "audit log", "authorization", "backoff", "backup"),
+    *("batch", "benchmark", "cgroup", "certificate", "checker", "condition", "controller", "deduplication|idempotency"),
+    *("disruption", "drain", "dry run", "election|standby", "endpoint", "enrollment", "epoch", "event loop", "eviction"),
+    *("exec session", "explain|explanation", "fair queu", "fencing|fence", "garbage collection", "gang", "health", "heartbeat"),
+    *("informer|reflector", "invariant", "lease", "ledger", "lifecycle", "metrics", "OpenAPI", "placement", "preemption"),
+    *("priority", "probe", "quota", "rate limit", "reconcil", "redact", "repair", "replica", "retry", "rollout", "sandbox"),
+    *("scheduler", "secret", "selector", "snapshot", "taint", "topology", "watch cache", "work queue"),
+)
+"""Terms an engineer of the field searches for. Each should be found in a file name or the first line of a module."""
+
+
+def first_line(module: Module) -> str:
+    return (ast.get_docstring(module.tree) or "").split("\n")[0].strip()
+
+
+def stem(module: Module) -> str:
+    return module.path.rsplit("/", 1)[1].removesuffix(".py")
+
+
+def test_no_folder_has_more_files_than_a_reader_can_scan() -> None:
+    counts = Counter(module.path.rsplit("/", 1)[0] for module in modules())
+    crowded = {folder: count for folder, count in counts.items() if count > FILES_MAX}
+    assert not crowded, f"split by subject: {crowded}"
+
+
+def test_long_module_says_why_it_is_one_module() -> None:
+    silent = [
+        f"{module.path}: {len(module.text.splitlines())} lines"
+        for module in modules()
+        if len(module.text.splitlines()) > MODULE_LINES_MAX and LENGTH_NOTE not in (ast.get_docstring(module.tree) or "")
+    ]
+    assert not silent, f"split, or explain in the docstring after {LENGTH_NOTE!r}: {silent}"
+
+
+def test_first_docstring_line_is_a_statement() -> None:
+    wrong = [
+        f"{module.path}: {first_line(module)!r}"
+        for module in modules()
+        if not first_line(module).endswith(".") or "?" in first_line(module) or first_line(module)[:1].islower()
+    ]
+    assert not wrong, "the first line says in one sentence what the module does:\n" + "\n".join(wrong)
+
+
+def test_modules_are_named_by_nouns() -> None:
+    gerunds = [module.path for module in modules() if stem(module).endswith("ing") and stem(module) not in FIELD_GERUNDS]
+    assert len(gerunds) <= GERUNDS_MAX, gerunds
+
+
+def test_class_names_are_defined_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module.path)
+    repeated = {name: found for name, found in sorted(places.items()) if len(found) > 1}
+    assert len(repeated) <= REPEATED_MAX, f"{len(repeated)} class names have several meanings: {repeated}"
+
+
+def test_terms_of_the_field_find_the_code() -> None:
+    text = "\n".join(f"{module.path.replace('_', ' ')} {first_line(module)}" for module in modules())
+    missing = [term for term in TERMS if not re.search(term, text, re.IGNORECASE)]
+    assert len(TERMS) - len(missing) >= TERMS_MIN, f"no file name and no first line has: {missing}"
+
+
+def imports(module: Module, known: set[str]) -> Iterator[str]:
+    """Modules imported when this one is loaded; imports inside functions and for type checking are left out."""
+    todo: list[ast.AST] = [module.tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+            isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        ):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ({f"{node.module}.{name.name}" for name in node.names} | {node.module}) & known
+        elif isinstance(node, ast.Import):
+            yield from {name.name for name in node.names} & known
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def dotted(module: Module) -> str:
+    path = (SOURCE.parent / module.path).relative_to(SOURCE).with_suffix("")
+    return ".".join(path.parts).removesuffix(".__init__")
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that are left when those without imports among the rest have been removed again and again."""
+    left = {name: set(found) - {name} for name, found in graph.items()}
+    while free := [name for name, found in left.items() if not found & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_modules_import_each_other_without_cycles() -> None:
+    known = {dotted(module) for module in modules() if not module.path.endswith("__init__.py")}
+    graph = {dotted(module): set(imports(module, known)) for module in modules() if dotted(module) in known}
+    assert not cycles(graph)
+
+
+def test_cycle_finder_finds_a_cycle() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["a", "b", "c", "d"]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
