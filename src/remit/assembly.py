@@ -21,15 +21,15 @@ from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.http_link import ScopeConnection, connect
 from remit.client.rpc import EndpointStub
 from remit.commitment.authority import Authority
-from remit.commitment.operation_queue import BATCH_MAX, BatchMax
+from remit.commitment.operation_queue import BATCH_LIMITS, BatchLimits
 from remit.commitment.standby import Standby
-from remit.correction.controller_set import Crew
-from remit.correction.framework.loop import Cadence
+from remit.correction.controller_set import ControllerSet
+from remit.correction.framework.loop import LoopTiming
 from remit.law.timing import Timing
 from remit.model.claims import Actor, Role
-from remit.observation.reflector import Follower
-from remit.observation.scheduler_view import View
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.watch_cache import WatchCache
 from remit.proposal.metrics import OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, installed_filters, installed_scores
@@ -38,45 +38,45 @@ from remit.proposal.scheduler import LEASE, SchedulerTiming, Scheduler
 from remit.serve.auth.secrets import KEY_FILE_NAME as KEYS
 from remit.serve.auth.secrets import Keyring
 from remit.serve.components.component_rpc import ComponentService, OrderFeed
-from remit.store.chain import Place
+from remit.store.chain import ChainPosition
 from remit.store.protocol import Store
 from remit.store.sqlite.store import SqliteStore
 from remit.world.clock import stopwatch_ns
-from remit.world.concurrency import ThreadOffload, one_failure
-from remit.world.files.log_files import FileTrail
+from remit.world.concurrency import ThreadOffload, first_failure
+from remit.world.files.log_files import FileAppendLog
 from remit.world.interfaces import Clock, World
-from remit.world.net.connections import Bound, Listen
-from remit.world.net.tls import Trust
+from remit.world.net.connections import BoundSocket, ListenAddress
+from remit.world.net.tls import ClientTlsFiles
 from remit.world.production import production
 
 if TYPE_CHECKING:
     from remit.serve.http.app import ReportBug
     from remit.serve.metrics.exposition import MetricsRegistry
     from remit.serve.server_context import ServerContext
-    from remit.world.net.server_keys import Secured, TlsKeys
-    from remit.world.structured_log import Chronicle
+    from remit.world.net.server_keys import TlsOptions, TlsKeys
+    from remit.world.structured_log import StructuredLog
 
 
 AUDIT: Final = "audit"
 
 
 @asynccontextmanager
-async def embedded(
+async def embedded_authority(
     directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Timing = Timing()
 ) -> AsyncIterator[Authority]:
     """The authority of one scope on a SQLite store in `directory`, owned by this process. The caller runs it."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
     try:
         authority = await Authority.take_over(
-            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, place=store.place, tempo=tempo
+            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, position=store.position, timing=tempo
         )
-        settle_process()
+        tune_interpreter()
         yield authority
     finally:
         await store.close()
 
 
-async def server(
+async def run_server(
     store: Store,
     world: World,
     *,
@@ -85,12 +85,12 @@ async def server(
     peers: Sequence[str],
     beat_ms: int = 2_000,
     term_ms: int = 6_000,
-    batch_max: BatchMax = BATCH_MAX,
+    batch_max: BatchLimits = BATCH_LIMITS,
     tempo: Timing = Timing(),
     keys: Path | None = None,
 ) -> None:
     """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
-    one = serving(
+    one = build_server(
         store,
         world,
         scope=scope,
@@ -106,24 +106,24 @@ async def server(
         await one.run()
 
 
-class Serving(NamedTuple):
+class ServerParts(NamedTuple):
     """What a server is made of, whatever the way it is asked."""
 
     standby: Standby
-    board: Board
-    follower: Follower
+    cache: WatchCache
+    reflector: Reflector
     door: ComponentService
     beat_ms: int
 
     async def run(self) -> None:
         """For ever."""
-        with one_failure():
+        with first_failure():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.follower.follow(), name="board")
-                await self.standby.serve(beat_ms=self.beat_ms)
+                group.create_task(self.reflector.run(), name="board")
+                await self.standby.serve(heartbeat_ms=self.beat_ms)
 
 
-def serving(
+def build_server(
     store: Store,
     world: World,
     *,
@@ -132,11 +132,11 @@ def serving(
     peers: Sequence[str] = (),
     beat_ms: int = 2_000,
     term_ms: int = 6_000,
-    batch_max: BatchMax = BATCH_MAX,
+    batch_max: BatchLimits = BATCH_LIMITS,
     tempo: Timing = Timing(),
-    place: Place | None = None,
+    place: ChainPosition | None = None,
     keys: Path | None = None,
-) -> Serving:
+) -> ServerParts:
     """One of a scope's servers, which nobody can ask yet. `place`: where opening the store has raised the epoch already.
     `keys`: the file of those that seal secrets; without one they are sealed for as long as this server lives.
     """
@@ -149,44 +149,44 @@ def serving(
         ids=world.ids,
         peers=others,
         term_ms=term_ms,
-        batch_max=batch_max,
-        tempo=tempo,
-        place=place,
+        batch_limits=batch_max,
+        timing=tempo,
+        position=place,
     )
-    board = Board(world.clock)
-    follower = Follower(store, store, world, board, idle_ms=5 * beat_ms)
+    board = WatchCache(world.clock)
+    follower = Reflector(store, store, world, board, idle_ms=5 * beat_ms)
     door = ComponentService(standby, store, OrderFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
-    return Serving(standby, board, follower, door, beat_ms)
+    return ServerParts(standby, board, follower, door, beat_ms)
 
 
 class ApiServer(NamedTuple):
     """A server that is asked over HTTP at `url`, while it runs."""
 
     url: str
-    serving: Serving
+    build_server: ServerParts
     desk: ServerContext
     ca_file: Path | None = None
     """Of whom clients are told to believe it is this one; None: nobody in particular, or there is no TLS."""
 
     @property
-    def trust(self) -> Trust:
-        return Trust(str(self.ca_file or ""))
+    def trust(self) -> ClientTlsFiles:
+        return ClientTlsFiles(str(self.ca_file or ""))
 
 
 @asynccontextmanager
-async def served(
+async def api_server(
     directory: Path,
     world: World,
     *,
     scope: str = "local",
     name: str = "server",
-    listen: Listen = Listen(),
+    listen: ListenAddress = ListenAddress(),
     token: str,
     tempo: Timing = Timing(),
     complain: ReportBug,
-    secured: Secured | None = None,
+    secured: TlsOptions | None = None,
     tell: Callable[[str], None] = lambda _: None,
-    log: Chronicle | None = None,
+    log: StructuredLog | None = None,
 ) -> AsyncIterator[ApiServer]:
     """A server on a SQLite store in `directory`, owned by this process, with its HTTP API, for as long as this lasts.
 
@@ -201,7 +201,7 @@ async def served(
     from remit.serve.http.route_table import ROUTES
     from remit.serve.metrics.collectors import store_metrics
     from remit.serve.server_context import ServerContext
-    from remit.world.net.http_server import http_listening
+    from remit.world.net.http_server import serve_http
 
     async with AsyncExitStack() as open_:
         judging, looking = ThreadOffload("judge"), ThreadOffload("look")
@@ -211,38 +211,38 @@ async def served(
             directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation(), stopwatch_ns=stopwatch_ns
         )
         open_.push_async_callback(store.close)
-        trail = FileTrail(directory / AUDIT, AUDIT)
+        trail = FileAppendLog(directory / AUDIT, AUDIT)
         open_.callback(trail.close)
-        with closing(Bound(listen, secure=secured is not None)) as bound:
+        with closing(BoundSocket(listen, secure=secured is not None)) as bound:
             tls = await _tls_keys(directory, world, secured, listen)
             keys = directory / KEYS
-            one = serving(
-                store, world, scope=scope, name=name, beat_ms=tempo.heartbeat_ms, tempo=tempo, place=store.place, keys=keys
+            one = build_server(
+                store, world, scope=scope, name=name, beat_ms=tempo.heartbeat_ms, tempo=tempo, place=store.position, keys=keys
             )
             await world.offload(lambda: one.door.keyring.sealing_keys)  # a file of keys that cannot be used is told before anything
             desk = ServerContext(
-                one.standby, store, one.board, one.door, world,
+                one.standby, store, one.cache, one.door, world,
                 cpu_offload=judging, snapshot_offload=looking, filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
                 timing=tempo, audit_storage=trail, tls=tls, log=log,
             )  # fmt: skip
             desk.metrics.add(store_metrics(store))
-            settle_process()
+            tune_interpreter()
             app = Application(ROUTES, desk, complain)
-            secure = None if tls is None else lambda: tls.context
+            secure = None if tls is None else lambda: tls.server_context
             async with (
-                _running(one, desk, _renewing(tls, world, tell)),
-                http_listening(app, bound, closing=desk.closing.set, secure=secure, turned=desk.audit_rejected_connection),
+                _background_tasks(one, desk, _renew_certificates(tls, world, tell)),
+                serve_http(app, bound, on_closing=desk.closing.set, tls_context=secure, on_rejected=desk.audit_rejected_connection),
             ):
                 await ensure_bootstrap_token(desk, token, "admin", subject="admin")
                 yield ApiServer(bound.url, one, desk, None if tls is None else tls.ca_file)
 
 
 @asynccontextmanager
-async def _running(one: Serving, desk: ServerContext, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _background_tasks(one: ServerParts, desk: ServerContext, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """What a server does whether it is asked or not, for as long as this lasts."""
-    with one_failure():
+    with first_failure():
         async with asyncio.TaskGroup() as group:
-            running = (one.run(), _settle_when_loaded(one, desk.clock, desk.log), _settle_audit(desk), renewing)
+            running = (one.run(), _tune_when_loaded(one, desk.clock, desk.log), _sync_audit(desk), renewing)
             tasks = [group.create_task(each) for each in running]
             yield
             for task in tasks:
@@ -251,12 +251,12 @@ async def _running(one: Serving, desk: ServerContext, renewing: Coroutine[Any, A
     desk.audit.sync()
 
 
-async def _renewing(tls: TlsKeys | None, world: World, tell: Callable[[str], None]) -> None:
+async def _renew_certificates(tls: TlsKeys | None, world: World, tell: Callable[[str], None]) -> None:
     if tls is not None:
-        await tls.renewing(world.clock, world.offload, tell)
+        await tls.run_renewal(world.clock, world.offload, tell)
 
 
-async def _tls_keys(directory: Path, world: World, secured: Secured | None, listen: Listen) -> TlsKeys | None:
+async def _tls_keys(directory: Path, world: World, secured: TlsOptions | None, listen: ListenAddress) -> TlsKeys | None:
     """Only who speaks TLS pays for loading what makes certificates."""
     if secured is None:
         return None
@@ -265,20 +265,20 @@ async def _tls_keys(directory: Path, world: World, secured: Secured | None, list
     return await world.offload(partial(TlsKeys, directory / "tls", world.disk, secured, listen.host))
 
 
-async def _settle_when_loaded(one: Serving, clock: Clock, log: Chronicle | None) -> None:
+async def _tune_when_loaded(one: ServerParts, clock: Clock, log: StructuredLog | None) -> None:
     """Once more: by then the books and the board are there, and they are what is large."""
-    while one.standby.leading is None or not one.board.sober:
+    while one.standby.leading is None or not one.cache.is_current:
         await clock.sleep_ms(one.beat_ms)
-    settle_process()
+    tune_interpreter()
     if log is not None:
         from remit.serve.diagnostics.status_routes import unconfirmed_after_restore
 
-        waits = unconfirmed_after_restore(one.board)
+        waits = unconfirmed_after_restore(one.cache)
         if waits:
             log.warning("this scope was restored from a backup, and waits until its nodes and peers report", **waits)
 
 
-async def _settle_audit(desk: ServerContext) -> None:
+async def _sync_audit(desk: ServerContext) -> None:
     """For ever: what was written down is forced to the disk, beside the event loop."""
     from remit.serve.diagnostics.audit_log import SYNC_INTERVAL_MS
 
@@ -288,9 +288,9 @@ async def _settle_audit(desk: ServerContext) -> None:
         await desk.cpu_offload(desk.audit.sync)
 
 
-def scheduler(
+def build_scheduler(
     store: Store,
-    sure: Store,
+    linearizable: Store,
     client: AuthorityClient,
     world: World,
     *,
@@ -299,7 +299,7 @@ def scheduler(
     rhythm: SchedulerTiming = SchedulerTiming(),
     pace: VictimRateLimit = VictimRateLimit(),
     failed: Callable[[RetriesExhausted], None] | None = None,
-    view: View | None = None,
+    view: SchedulerView | None = None,
     filters: Sequence[Filter] = (),
     tell: OnMark = ignore_mark,
     stopwatch_ns: Callable[[], int] | None = None,
@@ -307,54 +307,54 @@ def scheduler(
     """One of a scope's schedulers, with these filters and those of whatever packages are installed. The caller runs it."""
     return Scheduler(
         store,
-        sure,
+        linearizable,
         client,
         world,
         name=name,
         lease=lease,
-        rhythm=rhythm,
+        timing=rhythm,
         filters=(*filters, *installed_filters()),
         scores=(*DEFAULT_SCORES, *installed_scores()),
-        pace=pace,
-        failed=failed,
+        victim_rate=pace,
+        on_failure=failed,
         view=view,
-        tell=tell,
+        on_mark=tell,
         stopwatch_ns=stopwatch_ns,
     )
 
 
-def controllers(
+def build_controllers(
     store: Store,
-    sure: Store,
+    linearizable: Store,
     client_for: Callable[[Actor], AuthorityClient],
     world: World,
     *,
     name: str,
-    cadence: Cadence = Cadence(),
-    board: Board | None = None,
+    cadence: LoopTiming = LoopTiming(),
+    board: WatchCache | None = None,
     lease_for: Callable[[str], str] = str,
     failed: Callable[[RetriesExhausted], None] | None = None,
-) -> Crew:
+) -> ControllerSet:
     """One copy of a scope's controllers, on one board; `client_for` makes each its own client. The caller runs it."""
-    return Crew(store, sure, client_for, world, name=name, cadence=cadence, board=board, lease_for=lease_for, failed=failed)
+    return ControllerSet(store, linearizable, client_for, world, name=name, timing=cadence, cache=board, lease_for=lease_for, on_failure=failed)
 
 
 # -- parts that are processes of their own -------------------------------------------------------------------------------------
 
 
-def part_name(sort: str) -> str:
+def component_name(sort: str) -> str:
     """What a part is called in records, if nobody says otherwise."""
     return f"{sort}-{os.getpid()}"
 
 
 @asynccontextmanager
 async def component_world(
-    servers: Sequence[str], token: str, trust: Trust = Trust(), tell: Callable[[str], None] | None = None
+    servers: Sequence[str], token: str, trust: ClientTlsFiles = ClientTlsFiles(), log: Callable[[str], None] | None = None
 ) -> AsyncIterator[ScopeConnection]:
     """The real world, in which a scope's servers are reached over HTTP. `tell` hears of one that does not know the token."""
     world = production()
     try:
-        async with connect(servers, token, world, trust=trust, log=tell) as connected:
+        async with connect(servers, token, world, trust=trust, log=log) as connected:
             yield connected
     finally:
         await world.offload.close()
@@ -372,8 +372,8 @@ async def run_scheduler(
     tempo, rows = Timing(beat_ms), connected.store
     client = connected.client_for(Actor(name, Role.SCHEDULER))
     rhythm = SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
-    settle_process()
-    one = scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
+    tune_interpreter()
+    one = build_scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
     if metrics is not None:
         from remit.serve.metrics.collectors import scheduler_metrics
 
@@ -390,9 +390,9 @@ async def run_controllers(
     metrics: MetricsRegistry | None = None,
 ) -> None:
     """All controllers over HTTP, for ever. What they count is told by `metrics`."""
-    rows, cadence = connected.store, Cadence(beat_ms)
-    settle_process()
-    crew = controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
+    rows, cadence = connected.store, LoopTiming(beat_ms)
+    tune_interpreter()
+    crew = build_controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
     if metrics is not None:
         from remit.serve.metrics.collectors import controller_metrics
 
@@ -400,10 +400,10 @@ async def run_controllers(
     await crew.run()
 
 
-SWITCH_S: Final = 0.000_2
+SWITCH_INTERVAL_S: Final = 0.000_2
 
 
-def settle_process() -> None:
+def tune_interpreter() -> None:
     """Books are large and have no cycles: what was loaded is set aside, and the collector looks for garbage less often.
 
     And the thread that writes needs the interpreter a few times in each commit: it gets it soon, although the next batch is
@@ -412,4 +412,4 @@ def settle_process() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)

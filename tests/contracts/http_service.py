@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
-from remit.world.interfaces import NotServed, Service
+from remit.world.interfaces import ListenFailed, Service
 
 GRACE_S = 1.0
 
@@ -35,7 +35,7 @@ async def answering(port: int, service: Service, *, token: str) -> AsyncGenerato
     try:
         server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1_024)
     except OSError as error:
-        raise NotServed(f"port {port} cannot be had ({error})", "end who holds it") from error
+        raise ListenFailed(f"port {port} cannot be had ({error})", "end who holds it") from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

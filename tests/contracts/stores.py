@@ -16,12 +16,12 @@ from remit.simulate.world.event_loop import CURRENT_UNIT, SimLoop
 from remit.simulate.world.network import Network, NetworkConditions
 from remit.simulate.world.store import CommitOrigin, StorePort, StoreService, run_sync
 from remit.store import chain
-from remit.store.chain import Restored
-from remit.store.memory import MemoryStore, Snapshot
-from remit.store.protocol import Commit, Committed, Conflict, Event, Guard, Page, Row, Store, Unanswered, Watch
+from remit.store.chain import RestoreReport
+from remit.store.memory import MemoryStore, MemoryBackup
+from remit.store.protocol import Commit, Committed, Conflict, WatchEvent, Guard, Page, Row, Store, CommitOutcomeUnknown, Watch
 from remit.store.sqlite.backup import restore
 from remit.store.sqlite.store import SqliteStore
-from remit.store.watch_feed import Bounds
+from remit.store.watch_feed import FeedLimits
 
 T = TypeVar("T")
 WAIT_S_MAX = 20.0
@@ -49,7 +49,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
             failed.append(error)
         loop.stop()
 
-    loop.spawn(story(), name="story", unit=loop.unit("asker"))
+    loop.spawn(story(), name="story", unit=loop.new_unit("asker"))
     try:
         loop.run(SIMULATED_S_MAX)
     finally:
@@ -78,11 +78,11 @@ class Backend(Protocol):
 
     name: str
 
-    async def open(self, bounds: Bounds = ...) -> Store: ...
+    async def open(self, bounds: FeedLimits = ...) -> Store: ...
 
     async def backup(self, store: Store) -> object: ...
 
-    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, RestoreReport]:
         """Closes `store` and answers the one in its place."""
         ...
 
@@ -95,7 +95,7 @@ class MemoryBackend:
     def __init__(self) -> None:
         self._stores: list[MemoryStore] = []
 
-    async def open(self, bounds: Bounds = Bounds()) -> Store:
+    async def open(self, bounds: FeedLimits = FeedLimits()) -> Store:
         self._stores.append(MemoryStore(bounds))
         return self._stores[-1]
 
@@ -103,9 +103,9 @@ class MemoryBackend:
         assert isinstance(store, MemoryStore)
         return await store.backup()
 
-    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, RestoreReport]:
         assert isinstance(store, MemoryStore)
-        assert isinstance(backup, Snapshot)
+        assert isinstance(backup, MemoryBackup)
         await store.close()
         return MemoryStore.restore(backup, incarnation=incarnation, replacing=store)
 
@@ -123,11 +123,11 @@ class SqliteBackend:
         self._stores: list[SqliteStore] = []
         self.directory = Path(self._place.name)
 
-    async def open(self, bounds: Bounds = Bounds()) -> Store:
+    async def open(self, bounds: FeedLimits = FeedLimits()) -> Store:
         return await self.open_in(self.directory / f"store-{len(self._stores)}", bounds)
 
-    async def open_in(self, directory: Path, bounds: Bounds = Bounds()) -> SqliteStore:
-        store = await SqliteStore.open(directory, offload=self._thread, holder="opener", incarnation="first", bounds=bounds)
+    async def open_in(self, directory: Path, bounds: FeedLimits = FeedLimits()) -> SqliteStore:
+        store = await SqliteStore.open(directory, offload=self._thread, holder="opener", incarnation="first", limits=bounds)
         self._stores.append(store)
         return store
 
@@ -137,7 +137,7 @@ class SqliteBackend:
         await store.backup(path)
         return path
 
-    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, RestoreReport]:
         assert isinstance(store, SqliteStore)
         assert isinstance(backup, Path)
         await store.close()
@@ -164,7 +164,7 @@ class SimulatedBackend:
         self._network = Network(self._loop, "contract", NetworkConditions(delay_s=(0.001, 0.001)))
         self._services: dict[StorePort, StoreService] = {}
 
-    async def open(self, bounds: Bounds = Bounds()) -> Store:
+    async def open(self, bounds: FeedLimits = FeedLimits()) -> Store:
         service = StoreService(self._loop, self._network, f"scope{len(self._services)}", "contract", self)
         service.store = MemoryStore(bounds)
         return self._port(service)
@@ -178,9 +178,9 @@ class SimulatedBackend:
         assert isinstance(store, StorePort)
         return run_sync(cast(MemoryStore, self._services[store].store).backup())
 
-    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, Restored]:
+    async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, RestoreReport]:
         assert isinstance(store, StorePort)
-        assert isinstance(backup, Snapshot)
+        assert isinstance(backup, MemoryBackup)
         await store.close()
         service = self._services[store]
         _, restored = MemoryStore.restore(backup, incarnation=incarnation, replacing=cast(MemoryStore, service.store))
@@ -191,10 +191,10 @@ class SimulatedBackend:
         for port in self._services:
             await port.close()
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         """Nobody judges here."""
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         """Nobody judges here."""
 
 
@@ -219,7 +219,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @asynccontextmanager
-async def opened(make: Callable[[], Backend], bounds: Bounds = Bounds()) -> AsyncIterator[Store]:
+async def opened(make: Callable[[], Backend], bounds: FeedLimits = FeedLimits()) -> AsyncIterator[Store]:
     backend = make()
     try:
         yield await backend.open(bounds)
@@ -239,11 +239,11 @@ async def delete(store: Store, *keys: str) -> int:
     return answer.revision
 
 
-async def next_event(watch: Watch) -> Event:
+async def next_event(watch: Watch) -> WatchEvent:
     return await asyncio.wait_for(anext(aiter(watch)), WAIT_S_MAX / 2)
 
 
-async def events_up_to(watch: Watch, revision: int) -> list[Event]:
+async def events_up_to(watch: Watch, revision: int) -> list[WatchEvent]:
     """Every event until one reaches `revision`; together they must cover everything, once."""
     events = [await next_event(watch)]
     while events[-1].revision < revision:
@@ -257,19 +257,19 @@ async def events_up_to(watch: Watch, revision: int) -> list[Event]:
 class Writer:
     """One writer of the chain, as an authority is one: it seizes, then writes batch after batch."""
 
-    def __init__(self, store: Store, place: chain.Place) -> None:
+    def __init__(self, store: Store, place: chain.ChainPosition) -> None:
         self.store, self.place = store, place
 
     @classmethod
     async def seize(cls, store: Store, holder: str) -> Writer:
-        return cls(store, await chain.seize(store, holder, "first"))
+        return cls(store, await chain.raise_epoch(store, holder, "first"))
 
     async def write(self, *pairs: tuple[str, bytes], deletes: tuple[str, ...] = ()) -> bool:
         head = chain.advance(self.place.head, pairs, deletes)
         answer = await self.store.commit(chain.batch(self.place, head, pairs, deletes))
         if isinstance(answer, Conflict):
             return False
-        self.place = chain.Place(head, answer.revision)
+        self.place = chain.ChainPosition(head, answer.revision)
         return True
 
 
@@ -289,7 +289,7 @@ class LosingStore:
             await self.store.commit(commit)
         elif fate == "late":
             self.late.append(commit)
-        raise Unanswered(f"{fate}: the answer was lost")
+        raise CommitOutcomeUnknown(f"{fate}: the answer was lost")
 
     async def get(self, key: str) -> Row | None:
         return await self.store.get(key)

@@ -14,7 +14,7 @@ from remit.store.protocol import (
     PAGE_ROWS_MAX,
     ROWS_PER_COMMIT_MAX,
     VALUE_BYTES_MAX,
-    Closed,
+    StoreClosed,
     Commit,
     Committed,
     Compacted,
@@ -27,7 +27,7 @@ from remit.store.protocol import (
     Row,
     Store,
 )
-from remit.store.watch_feed import Bounds
+from remit.store.watch_feed import FeedLimits
 from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]
@@ -325,7 +325,7 @@ def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> No
             for refused in (first, second):
                 with pytest.raises(Compacted) as caught:
                     await store.range("", revision=refused)
-                assert (caught.value.asked, caught.value.oldest) == (refused, third)
+                assert (caught.value.revision, caught.value.oldest) == (refused, third)
                 with pytest.raises(Compacted):
                     await store.watch("", after=refused)
             at_third = [row for row in (await store.range("", revision=third)).rows if row.key != HEAD]
@@ -341,7 +341,7 @@ def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> No
 
 def test_compaction_under_a_watcher_that_still_reads_the_past(make: Make) -> None:
     """F07."""
-    bounds = Bounds(window_rows_max=4)
+    bounds = FeedLimits(window_rows_max=4)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -384,7 +384,7 @@ def test_after_close_everything_says_closed(make: Make) -> None:
                 waiting,
                 next_event(watch),
             ):
-                with pytest.raises(Closed):
+                with pytest.raises(StoreClosed):
                     await question
 
     run(story())
@@ -412,13 +412,13 @@ def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> N
         backend = make()
         try:
             store = await backend.open()
-            place = await chain.seize(store, "writer", "first")
+            place = await chain.raise_epoch(store, "writer", "first")
             kept = await put(store, ("a", b"1"), ("b", b"1"), ("gone", b"1"))
             backup = await backend.backup(store)
             lost = await put(store, ("a", b"2"), ("c", b"2"))
             await delete(store, "gone")
             await store.compact(lost + 1)
-            deposed = await chain.seize(store, "later", "first")
+            deposed = await chain.raise_epoch(store, "later", "first")
             new, restored = await backend.restore(store, backup, "second")
             assert (restored.backup_revision, restored.backup_head) == (kept, place.head)
             assert restored.replaced is not None
@@ -432,7 +432,7 @@ def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> N
     run(story())
 
 
-async def check_reborn(store: Store, reborn: Head, deposed: chain.Place, backed_up: Head, kept: int) -> None:
+async def check_reborn(store: Store, reborn: Head, deposed: chain.ChainPosition, backed_up: Head, kept: int) -> None:
     rows = [row for row in (await store.range("")).rows if row.key != HEAD]
     assert rows == [Row("a", b"1", kept), Row("b", b"1", kept), Row("gone", b"1", kept)]
     assert (reborn.incarnation, reborn.holder, reborn.count) == ("second", "restore", 0)
@@ -445,7 +445,7 @@ async def check_reborn(store: Store, reborn: Head, deposed: chain.Place, backed_
     stale = await store.commit(chain.batch(deposed, chain.advance(deposed.head, (), ()), ()))
     assert isinstance(stale, Conflict)
     watch = await store.watch("", after=now)
-    await chain.seize(store, "next", "ignored")
+    await chain.raise_epoch(store, "next", "ignored")
     event = await next_event(watch)
     assert event.head is not None
     assert event.head.incarnation == "second"
@@ -476,7 +476,7 @@ def test_a_backup_can_be_taken_twice_and_writes_go_on_after_it(make: Make) -> No
 
 def test_a_slow_watcher_is_told_to_resync(make: Make) -> None:
     """F05."""
-    bounds = Bounds(window_rows_max=8, pending_rows_max=16, fold_after=4)
+    bounds = FeedLimits(window_rows_max=8, pending_rows_max=16, fold_after=4)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -497,7 +497,7 @@ def test_a_slow_watcher_is_told_to_resync(make: Make) -> None:
 
 
 def test_a_slow_watcher_of_large_values_is_told_to_resync(make: Make) -> None:
-    bounds = Bounds(window_bytes_max=4_000, pending_bytes_max=8_000)
+    bounds = FeedLimits(window_bytes_max=4_000, pending_bytes_max=8_000)
 
     async def story() -> None:
         async with opened(make, bounds) as store:

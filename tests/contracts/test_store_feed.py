@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from remit.store import chain
-from remit.store.protocol import HEAD, Change, Event, Span, Watch
-from remit.store.watch_feed import Bounds
+from remit.store.protocol import HEAD, RowChange, WatchEvent, Span, Watch
+from remit.store.watch_feed import FeedLimits
 from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, made, next_event, opened, put, run
 
 Make = Callable[[], Backend]
@@ -26,11 +26,11 @@ def test_a_watcher_that_keeps_up_hears_each_transaction(make: Make) -> None:
             start = await store.revision()
             watch = await store.watch("a/", after=start)
             first = await put(store, ("a/1", b"x"), ("b/1", b"x"), ("a/2", b"x"))
-            assert await next_event(watch) == Event(
-                start, first, (Change("a/1", b"x", first), Change("a/2", b"x", first)), 0, 1, None, None
+            assert await next_event(watch) == WatchEvent(
+                start, first, (RowChange("a/1", b"x", first), RowChange("a/2", b"x", first)), 0, 1, None, None
             )
             second = await delete(store, "a/1")
-            assert await next_event(watch) == Event(first, second, (Change("a/1", None, second),), 0, 0, None, None)
+            assert await next_event(watch) == WatchEvent(first, second, (RowChange("a/1", None, second),), 0, 0, None, None)
 
     run(story())
 
@@ -84,7 +84,7 @@ def test_a_wait_that_is_cancelled_loses_nothing(make: Make) -> None:
 @pytest.mark.parametrize("fold_after", [0, 2, 1_000])
 def test_from_the_past_into_the_present__no_gap_and_nothing_twice(make: Make, window: int, fold_after: int) -> None:
     """F05, F06. The history is longer than the window and than a page of the log, and writes go on while it is read."""
-    bounds = Bounds(window_rows_max=window, fold_after=fold_after)
+    bounds = FeedLimits(window_rows_max=window, fold_after=fold_after)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -122,7 +122,7 @@ def test_watchers_share_the_bytes(make: Make) -> None:
 
 
 def test_a_closed_watch_ends_also_for_one_who_waits(make: Make) -> None:
-    async def collect(watch: Watch) -> list[Event]:
+    async def collect(watch: Watch) -> list[WatchEvent]:
         return [event async for event in watch]
 
     async def story() -> None:
@@ -165,7 +165,7 @@ def test_the_head_is_no_change__it_tells_the_span(make: Make) -> None:
 @pytest.mark.parametrize("window", [2, 30, 1_000])
 def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: int) -> None:
     """F05, F21. However a watcher comes to lag, `chain.gap` finds that every row of every batch is accounted for."""
-    bounds = Bounds(window_rows_max=window, fold_after=3)
+    bounds = FeedLimits(window_rows_max=window, fold_after=3)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -195,7 +195,7 @@ def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: 
 
 def test_a_raw_write_among_batches_shows_as_a_gap(make: Make) -> None:
     """F05."""
-    bounds = Bounds(fold_after=0)
+    bounds = FeedLimits(fold_after=0)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -212,7 +212,7 @@ def test_a_raw_write_among_batches_shows_as_a_gap(make: Make) -> None:
 
 def test_a_break_in_the_chain_is_never_folded_over(make: Make) -> None:
     """A head that skips a sequence cannot come from a sound writer: a fold across it would hide it from `gap`."""
-    bounds = Bounds(fold_after=0)
+    bounds = FeedLimits(fold_after=0)
 
     async def story() -> None:
         async with opened(make, bounds) as store:
@@ -220,7 +220,7 @@ def test_a_break_in_the_chain_is_never_folded_over(make: Make) -> None:
             seen = writer.place.head
             watch = await store.watch("", after=writer.place.revision)
             assert await writer.write(("a", b"1"))
-            writer.place = chain.Place(chain.advance(writer.place.head, (), ()), writer.place.revision)
+            writer.place = chain.ChainPosition(chain.advance(writer.place.head, (), ()), writer.place.revision)
             assert await writer.write(("a", b"2"))
             first, second = await events_up_to(watch, writer.place.revision)
             assert chain.gap(seen, first) is None

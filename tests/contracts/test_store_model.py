@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from remit.store.protocol import Commit, Committed, Compacted, Conflict, Guard, Row, Store
 from remit.store.sqlite import maintenance
 from remit.store.sqlite.store import SqliteStore
-from remit.store.watch_feed import Bounds
+from remit.store.watch_feed import FeedLimits
 from tests.contracts.stores import Backend, MemoryBackend, SqliteBackend, next_event
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ SMALL = {
     "BACKUP_SLICE_PAGES": 1,
 }
 """So that indexing, sweeping and checkpoints happen within a few steps, and are cut into slices."""
-BOUNDS = Bounds(window_rows_max=5, fold_after=2)
+BOUNDS = FeedLimits(window_rows_max=5, fold_after=2)
 
 State = dict[str, Row]
 

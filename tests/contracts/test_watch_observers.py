@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from remit.model.objects import AnyObject, encode, key
-from remit.observation.frozen_view import differences, recount
-from remit.observation.reflector import MARKER, Follower
-from remit.observation.scheduler_view import PARTS, View
+from remit.observation.frozen_view import compare, recompute
+from remit.observation.reflector import RESTORE_MARKER, Reflector
+from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.simulate.world.event_loop import CURRENT_UNIT
 from remit.simulate.world.store import CommitOrigin, StorePort
-from remit.store.protocol import Event, Page, Store, Unavailable, Watch
+from remit.store.protocol import WatchEvent, Page, Store, Unavailable, Watch
 from remit.world.interfaces import World
-from remit.world.randomness import SeededChance
+from remit.world.randomness import SeededRandomness
 from tests.contracts.stores import (
     BACKENDS,
     Backend,
@@ -69,17 +69,17 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
 def a_world() -> World:
     class Little:
         clock = LoopClock()
-        chance = SeededChance("views")
+        chance = SeededRandomness("views")
 
     return Little()  # type: ignore[return-value]
 
 
 @asynccontextmanager
-async def followed(store: Store, sure: Store | None = None) -> AsyncIterator[View]:
+async def followed(store: Store, sure: Store | None = None) -> AsyncIterator[SchedulerView]:
     world = a_world()
-    view = View(world.clock)
+    view = SchedulerView(world.clock)
     task = asyncio.get_running_loop().create_task(
-        Follower(store, sure or store, world, view, idle_ms=IDLE_MS, parts=PARTS).follow()
+        Reflector(store, sure or store, world, view, idle_ms=IDLE_MS, ranges=LIST_RANGES).run()
     )
     try:
         yield view
@@ -97,17 +97,17 @@ async def until(holds: Callable[[], bool], seconds: float = 15) -> None:
     raise TimeoutError
 
 
-async def reaches(view: View, writer: Writer) -> None:
+async def reaches(view: SchedulerView, writer: Writer) -> None:
     """Within a bounded time it stands where the chain does, and shows what a list would."""
     await until(lambda: view.head == writer.place.head)
-    assert not list(recount(view)), list(recount(view))
-    fresh = View(LoopClock())
+    assert not list(recompute(view)), list(recompute(view))
+    fresh = SchedulerView(LoopClock())
     world = a_world()
-    task = asyncio.get_running_loop().create_task(Follower(writer.store, writer.store, world, fresh, parts=PARTS).follow())
+    task = asyncio.get_running_loop().create_task(Reflector(writer.store, writer.store, world, fresh, ranges=LIST_RANGES).run())
     await until(lambda: fresh.head is not None)
     task.cancel()
     await asyncio.wait({task})
-    found = list(differences(view, fresh))
+    found = list(compare(view, fresh))
     assert not found, "\n".join(found)
 
 
@@ -117,7 +117,7 @@ async def wrote(writer: Writer, *things: AnyObject, deletes: tuple[str, ...] = (
 
 async def furnished(store: Store) -> Writer:
     writer = await Writer.seize(store, "a")
-    assert await writer.write((MARKER, b"first"))
+    assert await writer.write((RESTORE_MARKER, b"first"))
     await wrote(writer, ready("n1"), ready("n2"), tenant("t1"), *work("a"), replica("a"), replica("a", 1))
     return writer
 
@@ -128,7 +128,7 @@ def test_a_view_follows_what_is_written(make: Make) -> None:
             writer = await furnished(store)
             async with followed(store) as view:
                 await reaches(view, writer)
-                assert view.sober
+                assert view.is_current
                 await wrote(writer, replica("a", phase="bound", on="n1"))
                 await wrote(writer, replica("a", 1, phase="bound", on="n2"), deletes=("replica/t1/a-0",))
                 await reaches(view, writer)
@@ -202,7 +202,7 @@ def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int
     """F04 F05 F06 F07 F21: members that lag, events lost, late and said again, watches that break, compaction."""
 
     async def story() -> None:
-        backend, lots = SimulatedBackend(), SeededChance(f"lies {seed}")
+        backend, lots = SimulatedBackend(), SeededRandomness(f"lies {seed}")
         store = await backend.open()
         service = next(iter(backend._services.values()))
         observer = StorePort(
@@ -211,15 +211,15 @@ def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int
         writer = await furnished(store)
         async with followed(observer, store) as view:
             for round_ in range(40):
-                back = service.worsen(lots.choice(TROUBLES))
+                back = service.degrade(lots.choice(TROUBLES))
                 at = lots.choice(["n1", "n2"])
                 await wrote(writer, replica("a", phase="bound", on=at, attempt=round_), ready(at, f"{4 + round_ % 3}"))
-                await asyncio.sleep(lots.uniform_ms(700) / 1000)
-                assert not list(recount(view))
+                await asyncio.sleep(lots.jitter_ms(700) / 1000)
+                assert not list(recompute(view))
                 await wrote(writer, replica("a", attempt=round_ + 1), *work(f"b{round_}"), replica(f"b{round_}"))
-                if lots.below(4) == 0:
+                if lots.randrange(4) == 0:
                     service.break_watches()
-                if lots.below(4) == 0:
+                if lots.randrange(4) == 0:
                     await store.compact(await store.revision())
                 back()
             await wrote(writer, replica("a", phase="bound", on="n1", attempt=99))
@@ -242,7 +242,7 @@ class Silence:
     def __aiter__(self) -> Silence:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> WatchEvent:
         await asyncio.Event().wait()
         raise StopAsyncIteration
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import Busy, Chance, Missing, OffloadClosed, TooLarge, World
+from remit.world.interfaces import FileBusy, Randomness, FileMissing, OffloadClosed, FileTooLarge, World
 from remit.world.production import production
 from tests.contracts.worlds import WORLDS, WorldTwin
 
@@ -136,13 +136,13 @@ def test_the_wall_is_rfc_3339_in_utc_with_milliseconds(stage: WorldTwin) -> None
 # ----------------------------------------------------------------------------------------------------------- chance, ids
 
 
-def draws(chance: Chance) -> list[object]:
+def draws(chance: Randomness) -> list[object]:
     return [
-        *(chance.below(1_000) for _ in range(50)),
-        *(chance.uniform_ms(1_000) for _ in range(50)),
+        *(chance.randrange(1_000) for _ in range(50)),
+        *(chance.jitter_ms(1_000) for _ in range(50)),
         chance.choice(["a", "b", "c"]),
         chance.shuffled(range(50)),
-        chance.stream("other").below(1 << 60),
+        chance.stream("other").randrange(1 << 60),
     ]
 
 
@@ -160,14 +160,14 @@ def test_what_one_stream_draws_does_not_shift_another(stage: WorldTwin) -> None:
 
 def test_lots_stay_in_range_and_reach_its_ends(stage: WorldTwin) -> None:
     chance = stage.chance("7")
-    assert {chance.below(3) for _ in range(300)} == {0, 1, 2}
-    assert {chance.uniform_ms(2) for _ in range(300)} == {0, 1, 2}
+    assert {chance.randrange(3) for _ in range(300)} == {0, 1, 2}
+    assert {chance.jitter_ms(2) for _ in range(300)} == {0, 1, 2}
     assert {chance.choice("ab") for _ in range(100)} == {"a", "b"}
-    assert chance.uniform_ms(0) == 0
-    assert chance.below(1) == 0
+    assert chance.jitter_ms(0) == 0
+    assert chance.randrange(1) == 0
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="range"):
-            chance.below(wrong)
+            chance.randrange(wrong)
 
 
 def test_shuffling_keeps_everything_and_leaves_the_original(stage: WorldTwin) -> None:
@@ -202,11 +202,11 @@ def test_what_was_written_is_read(stage: WorldTwin, tmp_path: Path) -> None:
 def test_what_is_not_there_is_missing(stage: WorldTwin, tmp_path: Path) -> None:
     disk = stage.world().disk
     for deed in (lambda: disk.read(tmp_path / "no"), lambda: disk.list(tmp_path / "no")):
-        with pytest.raises(Missing) as caught:
+        with pytest.raises(FileMissing) as caught:
             deed()
         assert str(tmp_path / "no") in caught.value.cause
         assert caught.value.cure
-    with pytest.raises(Missing):
+    with pytest.raises(FileMissing):
         disk.write_atomically(tmp_path / "no" / "file", b"")
 
 
@@ -214,7 +214,7 @@ def test_a_read_is_bounded(stage: WorldTwin, tmp_path: Path) -> None:
     disk, path = stage.world().disk, tmp_path / "large"
     disk.write_atomically(path, b"x" * 11)
     assert disk.read(path, bytes_max=11) == b"x" * 11
-    with pytest.raises(TooLarge):
+    with pytest.raises(FileTooLarge):
         disk.read(path, bytes_max=10)
 
 
@@ -240,7 +240,7 @@ def test_directories_are_made_with_their_parents(stage: WorldTwin, tmp_path: Pat
 
 def test_a_lock_keeps_others_out_until_it_is_let_go(stage: WorldTwin, tmp_path: Path) -> None:
     disk, path = stage.world().disk, tmp_path / "lock"
-    with disk.lock(path), pytest.raises(Busy), disk.lock(path):
+    with disk.lock(path), pytest.raises(FileBusy), disk.lock(path):
         pass
     with disk.lock(path):
         pass
@@ -291,7 +291,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE, env=_env()) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        with pytest.raises(Busy), disk.lock(path):
+        with pytest.raises(FileBusy), disk.lock(path):
             pass
         process.kill()
         process.wait()

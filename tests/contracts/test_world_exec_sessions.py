@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.interfaces import Ended, NotStarted, Runner, Running
-from remit.world.process.exec_session import Said, Session, Window
+from remit.world.interfaces import ExitStatus, NotStarted, Runner, ProcessHandle
+from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000
@@ -26,11 +26,11 @@ def group(request: pytest.FixtureRequest) -> str:
     return name
 
 
-async def begun(twin: RunnerTwin, runner: Runner, group: str) -> Running:
+async def begun(twin: RunnerTwin, runner: Runner, group: str) -> ProcessHandle:
     return await runner.start(twin.order(Program.RUNS)._replace(group=group))
 
 
-async def rest(session: Session) -> bytes:
+async def rest(session: ExecSession) -> bytes:
     told = []
     while (said := await session.read()) is not None:
         told.append(said.data)
@@ -41,16 +41,16 @@ def test_what_is_fed_comes_back_and_the_end_of_input_ends_it(twin: RunnerTwin, g
     async def scene() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await begun(twin, runner, group)
-        session = await runner.enter(running, twin.order(Program.ECHOES))
+        session = await runner.start_exec(running, twin.order(Program.ECHOES))
         async with clock.timeout_ms(SOON_MS):
-            await session.feed(b"one")
-            assert await session.read() == Said("stdout", b"one")
-            await session.feed(b"two")
-            session.end_input()
+            await session.write(b"one")
+            assert await session.read() == CommandOutput("stdout", b"one")
+            await session.write(b"two")
+            session.close_input()
             assert await rest(session) == b"two"
-            assert await session.wait() == Ended(code=0)
+            assert await session.wait() == ExitStatus(code=0)
             await session.close()
-        assert runner.alive(running), "who leaves a session leaves what it was beside"
+        assert runner.is_alive(running), "who leaves a session leaves what it was beside"
         await runner.stop(running, grace_ms=SOON_MS)
 
     twin.run(scene())
@@ -62,10 +62,10 @@ def test_how_it_exited_is_told(twin: RunnerTwin, group: str) -> None:
         running = await begun(twin, runner, group)
         async with clock.timeout_ms(SOON_MS):
             for program, code in ((Program.EXITS_3, 3), (Program.EXITS_0, 0)):
-                session = await runner.enter(running, twin.order(program))
+                session = await runner.start_exec(running, twin.order(program))
                 assert await rest(session) == b""
-                assert await session.wait() == Ended(code=code)
-                await session.feed(b"nobody takes this")
+                assert await session.wait() == ExitStatus(code=code)
+                await session.write(b"nobody takes this")
                 await session.close()
         await runner.stop(running, grace_ms=SOON_MS)
 
@@ -77,15 +77,15 @@ def test_closing_it_ends_it(twin: RunnerTwin, group: str, program: Program) -> N
     async def scene() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await begun(twin, runner, group)
-        session = await runner.enter(running, twin.order(program), window=Window(30, 100))
+        session = await runner.start_exec(running, twin.order(program), window=PtySize(30, 100))
         with pytest.raises(TimeoutError):
             async with clock.timeout_ms(200):
                 await session.wait()
-        session.resize(Window(10, 20))
+        session.resize(PtySize(10, 20))
         async with clock.timeout_ms(SOON_MS):
             await session.close()
-            assert await session.wait() == Ended(signal=9)
-        assert runner.alive(running)
+            assert await session.wait() == ExitStatus(signal=9)
+        assert runner.is_alive(running)
         await runner.stop(running, grace_ms=SOON_MS)
 
     twin.run(scene())
@@ -95,14 +95,14 @@ def test_it_ends_with_what_it_is_beside(twin: RunnerTwin, group: str) -> None:
     async def scene() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await begun(twin, runner, group)
-        session = await runner.enter(running, twin.order(Program.IGNORES))
+        session = await runner.start_exec(running, twin.order(Program.IGNORES))
         await clock.sleep_ms(600)
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as tasks:
             tasks.create_task(runner.stop(running, grace_ms=60_000))
-            assert await session.wait() == Ended(signal=9)
+            assert await session.wait() == ExitStatus(signal=9)
             assert await rest(session) == b""
             await session.close()
-        assert runner.leftovers() == ()
+        assert runner.live_groups() == ()
 
     twin.run(scene())
 
@@ -113,8 +113,8 @@ def test_beside_what_has_ended_nothing_begins(twin: RunnerTwin, group: str) -> N
         running = await begun(twin, runner, group)
         await runner.stop(running, grace_ms=0)
         with pytest.raises(NotStarted):
-            await runner.enter(running, twin.order(Program.EXITS_0))
-        assert runner.leftovers() == ()
+            await runner.start_exec(running, twin.order(Program.EXITS_0))
+        assert runner.live_groups() == ()
 
     twin.run(scene())
 
@@ -124,8 +124,8 @@ def test_a_program_that_is_not_there_is_not_started(twin: RunnerTwin, group: str
         runner = twin.runner()
         running = await begun(twin, runner, group)
         with pytest.raises(NotStarted):
-            await runner.enter(running, twin.order(Program.MISSING))
-        assert runner.alive(running)
+            await runner.start_exec(running, twin.order(Program.MISSING))
+        assert runner.is_alive(running)
         await runner.stop(running, grace_ms=0)
 
     twin.run(scene())
@@ -137,8 +137,8 @@ def test_another_of_the_same_machine_may_enter_what_the_first_has_started(twin: 
         running = await begun(twin, runner, group)
         second = twin.runner()
         async with clock.timeout_ms(SOON_MS):
-            session = await second.enter(Running(*running), twin.order(Program.EXITS_3))
-            assert await session.wait() == Ended(code=3)
+            session = await second.start_exec(ProcessHandle(*running), twin.order(Program.EXITS_3))
+            assert await session.wait() == ExitStatus(code=3)
             await session.close()
         await runner.stop(running, grace_ms=0)
 

@@ -20,13 +20,13 @@ def twin(request: pytest.FixtureRequest, tmp_path: Path) -> HostTwin:
 
 def test_a_machine_has_a_name_and_something_to_give(twin: HostTwin) -> None:
     async def scene() -> None:
-        found = twin.host().equipment()
+        found = twin.host().inventory()
         assert found.hostname
         assert found.kernel
         assert found.boot == twin.clock().boot()
         assert found.cpu_milli > 0
         assert found.memory_bytes > 1 << 20
-        assert twin.host().equipment() == found
+        assert twin.host().inventory() == found
 
     twin.run(scene())
 
@@ -34,12 +34,12 @@ def test_a_machine_has_a_name_and_something_to_give(twin: HostTwin) -> None:
 def test_ports_differ_also_from_those_given_out_just_before(twin: HostTwin) -> None:
     async def scene() -> None:
         ports = twin.ports()
-        assert await ports.free(0) == []
-        found = [port for count in (1, 3, 50, 50) for port in await ports.free(count)]
+        assert await ports.find_free(0) == []
+        found = [port for count in (1, 3, 50, 50) for port in await ports.find_free(count)]
         assert len(set(found)) == 104
         assert all(1024 <= port < 65_536 for port in found)
         with pytest.raises(ValueError, match="-1"):
-            await ports.free(-1)
+            await ports.find_free(-1)
 
     twin.run(scene())
 
@@ -47,7 +47,7 @@ def test_ports_differ_also_from_those_given_out_just_before(twin: HostTwin) -> N
 def test_work_answers_from_when_it_listens_until_it_ends(twin: HostTwin) -> None:
     async def scene() -> None:
         runner, prober, clock = twin.runner(), twin.prober(), twin.clock()
-        (port,) = await twin.ports().free(1)
+        (port,) = await twin.ports().find_free(1)
         for probed in (
             await prober.http(HERE, port, "/", timeout_ms=SOON_MS),
             await prober.tcp(HERE, port, timeout_ms=SOON_MS),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import Clock, LinkError, NotServed, Unheard, Unreached
+from remit.world.interfaces import Clock, LinkError, ListenFailed, ReplyLost, NotSent
 from tests.contracts.worlds import LINKS, LinkTwin
 
 SOON_MS = 10_000
@@ -123,11 +123,11 @@ def test_where_nobody_serves_nobody_is_reached(twin: LinkTwin) -> None:
     async def scene() -> None:
         asker = twin.link("asker")
         for _ in range(2):
-            with pytest.raises(Unreached) as caught:
+            with pytest.raises(NotSent) as caught:
                 await asker.request("a", b"x")
             assert caught.value.cause
             assert caught.value.cure
-            with pytest.raises(Unreached):
+            with pytest.raises(NotSent):
                 await anext(asker.stream("a", b"count 1"))
 
     twin.run(scene())
@@ -149,7 +149,7 @@ def test_a_service_that_ended_is_reached_no_more_and_one_in_its_place_is(twin: L
                 with pytest.raises(LinkError) as caught:
                     await asker.request("a", b"late")
                 await clock.sleep_ms(20)
-            assert isinstance(caught.value, Unreached)
+            assert isinstance(caught.value, NotSent)
             assert len(shop.heard) == heard
 
     twin.run(scene())
@@ -161,7 +161,7 @@ def test_a_service_that_raises_breaks_off_that_call_and_no_other(twin: LinkTwin)
         async with twin.link("a").serve("a", shop), asyncio.TaskGroup() as group:
             other = group.create_task(asker.request("a", b"sleep 100"))
             await soon(twin.clock(), lambda: b"sleep 100" in shop.heard)
-            with pytest.raises(Unheard) as caught:
+            with pytest.raises(ReplyLost) as caught:
                 await asker.request("a", b"raise")
             assert caught.value.cause
             assert caught.value.cure
@@ -178,7 +178,7 @@ def test_what_was_begun_when_the_service_ended_is_unheard_and_never_unreached(tw
             async with twin.link("a").serve("a", shop):
                 task = group.create_task(asked(asker.request("a", b"sleep 3600000")))
                 await soon(twin.clock(), lambda: bool(shop.heard))
-            assert isinstance(await task, Unheard)
+            assert isinstance(await task, ReplyLost)
 
     async def asked(request: Coroutine[Any, Any, bytes]) -> bytes | LinkError:
         try:
@@ -219,7 +219,7 @@ def test_one_name_is_served_once_at_a_time(twin: LinkTwin) -> None:
     async def scene() -> None:
         asker = twin.link("asker")
         async with twin.link("a").serve("a", Shop(twin.clock(), "first:")):
-            with pytest.raises(NotServed) as caught:
+            with pytest.raises(ListenFailed) as caught:
                 async with twin.link("a").serve("a", Shop(twin.clock(), "second:")):
                     pytest.fail("two serve one name")
             assert caught.value.cure
@@ -301,7 +301,7 @@ def test_a_stream_that_raises_gives_what_came_before_and_no_end(twin: LinkTwin) 
     async def scene() -> None:
         asker, came = twin.link("asker"), list[bytes]()
         async with twin.link("a").serve("a", Shop(twin.clock())):
-            with pytest.raises(Unheard):
+            with pytest.raises(ReplyLost):
                 async for item in asker.stream("a", b"raise 3"):
                     came.append(item)
             assert came == [b"0", b"1", b"2"]
@@ -315,7 +315,7 @@ def test_a_stream_whose_service_ends_is_broken_off_and_does_not_seem_whole(twin:
         asker, shop, came = twin.link("asker"), Shop(twin.clock()), list[bytes]()
 
         async def read() -> None:
-            with pytest.raises(Unheard):
+            with pytest.raises(ReplyLost):
                 async for item in asker.stream("a", b"endless 3"):
                     came.append(item)
 

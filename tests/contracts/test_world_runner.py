@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.interfaces import Ended, Limits, NotStarted, Running, Usage
+from remit.world.interfaces import ExitStatus, Limits, NotStarted, ProcessHandle, Usage
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000
@@ -25,9 +25,9 @@ def twin(request: pytest.FixtureRequest, tmp_path: Path) -> RunnerTwin:
 @pytest.fixture
 def grouping(twin: RunnerTwin) -> RunnerTwin:
     """One on whose machine work can be kept together. That is not so without root, or inside many a container."""
-    found = twin.runner().confinement()
+    found = twin.runner().isolation_support()
     if "memory" not in found.controllers:
-        pytest.skip(f"cgroups here: {found.cgroups}; {found.why}")
+        pytest.skip(f"cgroups here: {found.cgroups}; {found.reason}")
     return twin
 
 
@@ -38,10 +38,10 @@ def test_how_it_exited_is_told_to_all_who_wait_also_late(twin: RunnerTwin, progr
         running = await runner.start(twin.order(program))
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
             waits = [group.create_task(runner.wait(running)) for _ in range(3)]
-        assert [wait.result() for wait in waits] == [Ended(code=code)] * 3
-        assert not runner.alive(running)
+        assert [wait.result() for wait in waits] == [ExitStatus(code=code)] * 3
+        assert not runner.is_alive(running)
         await clock.sleep_ms(50)
-        assert await runner.wait(running) == Ended(code=code)
+        assert await runner.wait(running) == ExitStatus(code=code)
 
     twin.run(scene())
 
@@ -54,8 +54,8 @@ def test_each_has_its_own_end(twin: RunnerTwin) -> None:
         assert len({forever, *short}) == 11
         async with clock.timeout_ms(SOON_MS):
             ends = await asyncio.gather(*(runner.wait(running) for running in short))
-        assert ends == [Ended(code=3), Ended(code=0)] * 5
-        assert runner.alive(forever)
+        assert ends == [ExitStatus(code=3), ExitStatus(code=0)] * 5
+        assert runner.is_alive(forever)
         await runner.stop(forever, grace_ms=SOON_MS)
 
     twin.run(scene())
@@ -68,12 +68,12 @@ def test_it_runs_until_it_is_stopped_and_the_signal_is_told(twin: RunnerTwin) ->
         with pytest.raises(TimeoutError):
             async with clock.timeout_ms(200):
                 await runner.wait(running)
-        assert runner.alive(running), "whoever stops waiting stops nothing else"
+        assert runner.is_alive(running), "whoever stops waiting stops nothing else"
         began_ms = clock.now_ms()
         await runner.stop(running, grace_ms=60_000)
         assert clock.now_ms() - began_ms < 60_000
-        assert not runner.alive(running)
-        assert await runner.wait(running) == Ended(signal=TERM)
+        assert not runner.is_alive(running)
+        assert await runner.wait(running) == ExitStatus(signal=TERM)
 
     twin.run(scene())
 
@@ -87,12 +87,12 @@ def test_one_that_ignores_the_request_is_made_to_end_but_not_before_the_grace(tw
         async with asyncio.TaskGroup() as group:
             stopping = group.create_task(runner.stop(running, grace_ms=400))
             await clock.sleep_ms(200)
-            assert runner.alive(running)
+            assert runner.is_alive(running)
             async with clock.timeout_ms(SOON_MS):
                 await stopping
         assert clock.now_ms() - began_ms >= 400
-        assert not runner.alive(running)
-        assert await runner.wait(running) == Ended(signal=KILL)
+        assert not runner.is_alive(running)
+        assert await runner.wait(running) == ExitStatus(signal=KILL)
 
     twin.run(scene())
 
@@ -105,7 +105,7 @@ def test_without_grace_it_ends_soon(twin: RunnerTwin, program: Program) -> None:
         async with clock.timeout_ms(SOON_MS):
             await runner.stop(running, grace_ms=0)
             ended = await runner.wait(running)
-        assert ended in (Ended(signal=TERM), Ended(signal=KILL))
+        assert ended in (ExitStatus(signal=TERM), ExitStatus(signal=KILL))
 
     twin.run(scene())
 
@@ -114,12 +114,12 @@ def test_to_stop_what_has_ended_is_nothing(twin: RunnerTwin) -> None:
     async def scene() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(Program.EXITS_3))
-        assert await runner.wait(running) == Ended(code=3)
+        assert await runner.wait(running) == ExitStatus(code=3)
         began_ms = clock.now_ms()
         for _ in range(2):
             await runner.stop(running, grace_ms=3_600_000)
         assert clock.now_ms() - began_ms < SOON_MS
-        assert await runner.wait(running) == Ended(code=3)
+        assert await runner.wait(running) == ExitStatus(code=3)
 
     twin.run(scene())
 
@@ -131,17 +131,17 @@ def test_it_goes_on_when_its_starter_is_gone_and_another_takes_it_over(twin: Run
         del starter
         gc.collect()
         await clock.sleep_ms(100)
-        running = Running(pid, began, kept)  # all that the second one has: what was written down
+        running = ProcessHandle(pid, began, kept)  # all that the second one has: what was written down
         second = twin.runner()
-        assert second.alive(running)
+        assert second.is_alive(running)
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
             wait = group.create_task(second.wait(running))
             await clock.sleep_ms(100)
             assert not wait.done()
             await second.stop(running, grace_ms=60_000)
         # Whose child it was is the twin's affair; that it is gone is not.
-        assert wait.result() in (Ended(), Ended(signal=TERM))
-        assert not second.alive(running)
+        assert wait.result() in (ExitStatus(), ExitStatus(signal=TERM))
+        assert not second.is_alive(running)
 
     twin.run(scene())
 
@@ -150,13 +150,13 @@ def test_a_pid_with_another_beginning_is_somebody_else(twin: RunnerTwin) -> None
     async def scene() -> None:
         runner, clock = twin.runner(), twin.clock()
         mine = await runner.start(twin.order(Program.RUNS))
-        earlier = Running(mine.pid, mine.began + "0")
-        assert not runner.alive(earlier)
+        earlier = ProcessHandle(mine.pid, mine.start_time + "0")
+        assert not runner.is_alive(earlier)
         async with clock.timeout_ms(SOON_MS):
             await runner.stop(earlier, grace_ms=0)
-            assert await runner.wait(earlier) == Ended()
+            assert await runner.wait(earlier) == ExitStatus()
         await clock.sleep_ms(100)
-        assert runner.alive(mine)
+        assert runner.is_alive(mine)
         await runner.stop(mine, grace_ms=SOON_MS)
 
     twin.run(scene())
@@ -179,19 +179,19 @@ def test_a_group_is_run_once_at_a_time_and_again_when_it_is_empty(grouping: Runn
         running = await first.start(order)
         assert running.group
         second = grouping.runner()
-        assert second.leftovers() == ("job-1.a_2",)
+        assert second.live_groups() == ("job-1.a_2",)
         with pytest.raises(NotStarted, match="still runs"):
             await second.start(order)
-        assert first.alive(running), "a refused start harms nobody"
+        assert first.is_alive(running), "a refused start harms nobody"
         await second.stop(running, grace_ms=SOON_MS)
-        assert await first.wait(running) == Ended(signal=TERM)
+        assert await first.wait(running) == ExitStatus(signal=TERM)
         again = await second.start(order)
         assert again.group != running.group
         await first.stop(running, grace_ms=0)
         await clock.sleep_ms(50)
-        assert second.alive(again), "the group of that name is another one by now"
+        assert second.is_alive(again), "the group of that name is another one by now"
         await second.stop(again, grace_ms=0)
-        assert second.leftovers() == ()
+        assert second.live_groups() == ()
 
     grouping.run(scene())
 
@@ -202,11 +202,11 @@ def test_a_group_is_cleared_by_its_name_alone(grouping: RunnerTwin) -> None:
         running = await runner.start(grouping.order(Program.IGNORES)._replace(group="orphan"))
         other = await runner.start(grouping.order(Program.RUNS)._replace(group="orphan-2"))
         async with clock.timeout_ms(SOON_MS):
-            await grouping.runner().clear("orphan")
-            await grouping.runner().clear("never-was")
-        assert not runner.alive(running)
-        assert runner.alive(other)
-        assert await runner.wait(running) == Ended(signal=KILL)
+            await grouping.runner().kill_group("orphan")
+            await grouping.runner().kill_group("never-was")
+        assert not runner.is_alive(running)
+        assert runner.is_alive(other)
+        assert await runner.wait(running) == ExitStatus(signal=KILL)
         await runner.stop(other, grace_ms=0)
 
     grouping.run(scene())
@@ -219,7 +219,7 @@ def test_a_name_that_is_no_file_name_is_our_own_mistake(twin: RunnerTwin, group:
         with pytest.raises(ValueError, match="no name of a group"):
             await runner.start(twin.order(Program.RUNS)._replace(group=group))
         with pytest.raises(ValueError, match="no name of a group"):
-            await runner.clear(group)
+            await runner.kill_group(group)
         with pytest.raises(ValueError, match="name one"):
             await runner.start(twin.order(Program.RUNS)._replace(limits=Limits(pids=5)))
 
@@ -233,7 +233,7 @@ def test_one_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(group
         small = await runner.start(order._replace(group="small", limits=Limits(memory_bytes=24 * MIB)))
         large = await runner.start(order._replace(group="large", limits=Limits(memory_bytes=512 * MIB)))
         async with clock.timeout_ms(SOON_MS):
-            assert await runner.wait(small) == Ended(signal=KILL, oom=True)
+            assert await runner.wait(small) == ExitStatus(signal=KILL, oom=True)
             while runner.usage(large).memory_bytes < 64 * MIB:
                 await clock.sleep_ms(50)
         assert runner.usage(small) == Usage()
@@ -255,8 +255,8 @@ def test_an_unknown_user_is_refused(twin: RunnerTwin) -> None:
 
 def test_what_holds_work_back_is_told(twin: RunnerTwin) -> None:
     async def scene() -> None:
-        found = twin.runner().confinement()
+        found = twin.runner().isolation_support()
         assert (found.cgroups == "none") == (not found.controllers)
-        assert {"memory", "pids", "cpu"} <= {*found.controllers} or found.why
+        assert {"memory", "pids", "cpu"} <= {*found.controllers} or found.reason
 
     twin.run(scene())

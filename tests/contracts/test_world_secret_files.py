@@ -8,26 +8,26 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from remit.simulate.world.disk import SimSecretFiles
-from remit.world.files.secret_files import FileVault, Vault
+from remit.world.files.secret_files import TmpfsSecretFiles, SecretFiles
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("b")
 
 
 @pytest.fixture(params=["real", "simulated"])
-def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Vault]:
+def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SecretFiles]:
     if request.param == "simulated":
         yield SimSecretFiles()
         return
     (tmp_path / "memory").mkdir()
-    yield FileVault(tmp_path / "agent", tmp_path / "agent" / "vault", tmp_path / "memory")
+    yield TmpfsSecretFiles(tmp_path / "agent", tmp_path / "agent" / "vault", tmp_path / "memory")
 
 
-def test_what_is_put_is_there_under_its_name_until_it_is_removed(vault: Vault) -> None:
+def test_what_is_put_is_there_under_its_name_until_it_is_removed(vault: SecretFiles) -> None:
     assert not vault.has("u1.1") and vault.names() == ()
-    assert vault.put("u1.1", {X: b"1"}, "") == vault.place("u1.1")
+    assert vault.put("u1.1", {X: b"1"}, "") == vault.path_of("u1.1")
     vault.put("u2.1", {Y: b"2"}, "")
     assert vault.has("u1.1") and sorted(vault.names()) == ["u1.1", "u2.1"]
-    assert vault.place("u1.1") != vault.place("u2.1")
+    assert vault.path_of("u1.1") != vault.path_of("u2.1")
     vault.put("u1.1", {Y: b"3"}, "")
     assert sorted(vault.names()) == ["u1.1", "u2.1"]
     vault.remove("u1.1")

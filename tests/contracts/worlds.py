@@ -34,19 +34,19 @@ from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.runner import SimProgram as Behaviour
 from remit.world.clock import BootClock
 from remit.world.files.disk import FileDisk
-from remit.world.host import KernelPorts, SocketProber, ThisHost
-from remit.world.interfaces import Chance, Clock, Host, Link, Order, Ports, Prober, Runner, Service, World
+from remit.world.host import KernelPorts, SocketProber, LocalHost
+from remit.world.interfaces import Randomness, Clock, Host, Link, ProcessSpec, Ports, Prober, Runner, Service, World
 from remit.world.net import http_server
-from remit.world.net.certificates import made_key, request_for
-from remit.world.net.connections import Bound, Listen
+from remit.world.net.certificates import create_key, create_request
+from remit.world.net.connections import BoundSocket, ListenAddress
 from remit.world.net.rpc_client import SocketLink
-from remit.world.net.server_keys import Secured, TlsKeys
-from remit.world.net.tls import Secure, Trust
-from remit.world.net.tls import answering as tls_answering
-from remit.world.process.cgroup_discovery import mounted
+from remit.world.net.server_keys import TlsOptions, TlsKeys
+from remit.world.net.tls import LinkTls, ClientTlsFiles
+from remit.world.net.tls import server_context as tls_answering
+from remit.world.process.cgroup_discovery import parse_mounts
 from remit.world.process.runner import ProcessRunner
 from remit.world.production import production
-from remit.world.randomness import RandomIds, SeededChance
+from remit.world.randomness import RandomIds, SeededRandomness
 from tests.contracts.http_service import answering
 
 NAMES: Final = ("a", "b")
@@ -88,7 +88,7 @@ class WorldTwin(Twin, Protocol):
         """Another world of the same machine and boot."""
         ...
 
-    def chance(self, seed: str) -> Chance: ...
+    def chance(self, seed: str) -> Randomness: ...
 
 
 class LinkTwin(Twin, Protocol):
@@ -106,7 +106,7 @@ class RunnerTwin(Twin, Protocol):
         """Another runner of the same machine: as if its process had been started again."""
         ...
 
-    def order(self, program: Program) -> Order: ...
+    def order(self, program: Program) -> ProcessSpec: ...
 
 
 class HostTwin(RunnerTwin, Protocol):
@@ -116,7 +116,7 @@ class HostTwin(RunnerTwin, Protocol):
 
     def prober(self) -> Prober: ...
 
-    def answering(self, port: int) -> Order:
+    def answering(self, port: int) -> ProcessSpec:
         """Takes connections at `port` of 127.0.0.1 a moment after its start, and answers a GET of / well."""
         ...
 
@@ -143,8 +143,8 @@ class Production:
     def world(self) -> World:
         return production(self._addresses)
 
-    def chance(self, seed: str) -> Chance:
-        return SeededChance(seed)
+    def chance(self, seed: str) -> Randomness:
+        return SeededRandomness(seed)
 
     def clock(self) -> Clock:
         return BootClock()
@@ -156,7 +156,7 @@ class Production:
         return ProcessRunner(BootClock(), parent=self._groups)
 
     def host(self) -> Host:
-        return ThisHost(BootClock())
+        return LocalHost(BootClock())
 
     def ports(self) -> Ports:
         return KernelPorts(BootClock())
@@ -169,10 +169,10 @@ class Production:
         world.disk.write_atomically(path, content)
         return f"file:{path}"
 
-    def answering(self, port: int) -> Order:
-        return Order((sys.executable, "-c", ANSWERER, str(port)))
+    def answering(self, port: int) -> ProcessSpec:
+        return ProcessSpec((sys.executable, "-c", ANSWERER, str(port)))
 
-    def order(self, program: Program) -> Order:
+    def order(self, program: Program) -> ProcessSpec:
         script = {
             Program.EXITS_0: "exit 0",
             Program.EXITS_3: "exit 3",
@@ -181,10 +181,10 @@ class Production:
             Program.ECHOES: "exec cat",
         }
         if program is Program.MISSING:
-            return Order(("/no/such/program",))
+            return ProcessSpec(("/no/such/program",))
         if program is Program.TAKES_64_MIB:
-            return Order((sys.executable, "-c", "import time; held = bytearray(b'x') * (64 << 20); time.sleep(600)"))
-        return Order(("/bin/sh", "-c", script[program]), {"PATH": os.defpath})
+            return ProcessSpec((sys.executable, "-c", "import time; held = bytearray(b'x') * (64 << 20); time.sleep(600)"))
+        return ProcessSpec(("/bin/sh", "-c", script[program]), {"PATH": os.defpath})
 
 
 class OverTcp(Production):
@@ -201,17 +201,17 @@ class OverTls(OverTcp):
     def __init__(self, place: Path, /) -> None:
         super().__init__(place)
         self._addresses = {name: text.replace("tcp:", "tls:") for name, text in self._addresses.items()}
-        keys, key = _keys(place), made_key()
-        (place / "agent.pem").write_bytes(key + keys.authority.agent(request_for(key), agent_identity(NAMES)).answering)
+        keys, key = _keys(place), create_key()
+        (place / "agent.pem").write_bytes(key + keys.authority.issue_agent(create_request(key), agent_identity(NAMES)).answering)
         context = tls_answering(place / "agent.pem", place / "agent.pem", keys.ca, required=True)
-        self._secure = Secure(lambda bearer: bool(bearer.role), lambda: keys.calling, lambda: context)
+        self._secure = LinkTls(lambda bearer: bool(bearer.role), lambda: keys.client_context, lambda: context)
 
     def link(self, name: str) -> Link:
         return SocketLink(self._addresses, self._secure)
 
 
 def _keys(place: Path) -> TlsKeys:
-    return TlsKeys(place / "tls", FileDisk(), Secured(), "127.0.0.1")
+    return TlsKeys(place / "tls", FileDisk(), TlsOptions(), "127.0.0.1")
 
 
 class OverHttp(OverTcp):
@@ -242,7 +242,7 @@ class _Http(HttpLink):
     _TOKEN: Final = "a-token"
 
     def __init__(self, ports: dict[str, int], keys: TlsKeys | None = None) -> None:
-        scheme, trust = ("http", Trust()) if keys is None else ("https", Trust(str(keys.ca_file)))
+        scheme, trust = ("http", ClientTlsFiles()) if keys is None else ("https", ClientTlsFiles(str(keys.ca_file)))
         super().__init__({name: f"{scheme}://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN, trust=trust)
         self._ports, self._keys = ports, keys
 
@@ -287,7 +287,7 @@ class _Serve(_Http):
     async def serve(self, at: str, service: Service, /) -> AsyncGenerator[None, None]:
         """Its desk has what these two routes use, and no more."""
         keys = self._keys
-        bound = Bound(Listen(port=self._ports[at]), secure=keys is not None)
+        bound = BoundSocket(ListenAddress(port=self._ports[at]), secure=keys is not None)
         try:
             desk: Any = SimpleNamespace(
                 clock=BootClock(),
@@ -305,8 +305,8 @@ class _Serve(_Http):
                 pulse=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
             )
             app = Application(PROGRAMS, desk, lambda asked, error: None)
-            secure = None if keys is None else lambda: keys.context
-            async with http_server.http_listening(app, bound, closing=desk.closing.set, secure=secure):
+            secure = None if keys is None else lambda: keys.server_context
+            async with http_server.serve_http(app, bound, on_closing=desk.closing.set, tls_context=secure):
                 yield
         finally:
             bound.close()
@@ -345,9 +345,9 @@ class _Identities:
 
 def remove_groups(parent: str) -> None:
     """The directory of cgroups that a test had for itself. Whoever leaves somebody in there has failed."""
-    for mount in mounted(Path("/proc/self/mountinfo").read_text()):
+    for mount in parse_mounts(Path("/proc/self/mountinfo").read_text()):
         with suppress(FileNotFoundError):
-            (mount.place / parent).rmdir()
+            (mount.path / parent).rmdir()
 
 
 def _free_port() -> int:
@@ -389,8 +389,8 @@ class Simulated:
     def world(self) -> World:
         return self._process("world").world
 
-    def chance(self, seed: str) -> Chance:
-        return SeededChance(seed)
+    def chance(self, seed: str) -> Randomness:
+        return SeededRandomness(seed)
 
     def clock(self) -> Clock:
         return self._machine.clock
@@ -411,13 +411,13 @@ class Simulated:
         return self._process("prober").world.prober
 
     def offer(self, world: World, path: Path, content: bytes) -> str:
-        self._machine.depot.files[f"file:{path}"] = content
+        self._machine.artifact_sources.files[f"file:{path}"] = content
         return f"file:{path}"
 
-    def answering(self, port: int) -> Order:
-        return Order(Behaviour(None, listen=port, ready=100).argv())
+    def answering(self, port: int) -> ProcessSpec:
+        return ProcessSpec(Behaviour(None, listen=port, ready=100).argv())
 
-    def order(self, program: Program) -> Order:
+    def order(self, program: Program) -> ProcessSpec:
         plays = {
             Program.EXITS_0: Behaviour(1, 0),
             Program.EXITS_3: Behaviour(1, 3),
@@ -426,13 +426,13 @@ class Simulated:
             Program.TAKES_64_MIB: Behaviour(None, memory=64 << 20, ready=100),
             Program.ECHOES: Behaviour(None, 0, echo=1),
         }
-        return Order(("missing",)) if program is Program.MISSING else Order(plays[program].argv())
+        return ProcessSpec(("missing",)) if program is Program.MISSING else ProcessSpec(plays[program].argv())
 
     def _process(self, name: str) -> SimProcess:
         """Another process, under its own number: those of one name are told apart by it."""
         self._made += 1
         process = SimProcess(self._loop, self._network, name, self._machine, f"contract-{self._made}", _unused)
-        process.come_to_life()
+        process.prepare_start()
         return process
 
 
@@ -441,13 +441,13 @@ async def _unused(process: SimProcess) -> None:
 
 
 class _Unrecorded:
-    def started(self, machine: str, order: Order, pid: int) -> None:
+    def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
         """Nobody asks here what ran when."""
 
-    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+    def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
         """Nobody asks here."""
 
-    def ended(self, machine: str, pid: int) -> None:
+    def program_ended(self, machine: str, pid: int) -> None:
         """Nobody asks here."""
 
 

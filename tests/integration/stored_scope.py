@@ -12,7 +12,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from remit.assembly import embedded
+from remit.assembly import embedded_authority
 from remit.client.authority_client import AuthorityClient
 from remit.client.endpoint import InProcessEndpoint
 from remit.client.lease_holder import LeaseHold, acquire
@@ -23,7 +23,7 @@ from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject
 from remit.model.resources import Duration
-from remit.proposal.scheduler import SchedulerTiming, Scheduler
+from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.world.interfaces import World
 from remit.world.production import production
 
@@ -86,12 +86,12 @@ async def play(data: Path, files: list[Path], spawn: dict[str, int], *, stay: bo
         things += found.objects
     world = production()
     try:
-        async with embedded(data, world) as authority, asyncio.TaskGroup() as group:
+        async with embedded_authority(data, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
             await furnish(authority, world, things, spawn)
             client = client_of(authority, world, "scheduler-1", Role.SCHEDULER)
             scheduler = Scheduler(
-                authority.store, authority.store, client, world, name="scheduler-1", rhythm=SchedulerTiming(lease_ms=2_000)
+                authority.store, authority.store, client, world, name="scheduler-1", timing=SchedulerTiming(lease_ms=2_000)
             )
             placing = group.create_task(scheduler.run())
             while scheduler.cycle is None:

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from remit.client.authority_client import AuthorityClient
 from remit.commitment import authority, batch, decide, recovery
-from remit.commitment.authority import Authority, Deposed
-from remit.commitment.books import Moment
+from remit.commitment.authority import Authority, LeadershipLost
+from remit.commitment.books import DecisionTime
 from remit.commitment.draft import Draft
-from remit.commitment.outcomes import Entry, Outcomes
+from remit.commitment.outcomes import AuditEntry, Outcomes
 from remit.commitment.rulings import leases, placement, transitions
 from remit.commitment.standby import Standby
 from remit.model.claims import Actor, Code, Operation, Refused, Vacate, Verdict, parse_operation_id
@@ -22,7 +22,7 @@ from remit.model.objects import key_of
 from remit.model.records import LeaseSpec, Phase, Replica
 from remit.model.resources import Duration
 from remit.store import chain
-from remit.store.protocol import Commit, Committed, Head, Store, Unanswered, Unavailable
+from remit.store.protocol import Commit, Committed, Head, Store, CommitOutcomeUnknown, Unavailable
 from tests.planted.planted_bug import bug, overrule
 
 FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
@@ -53,26 +53,26 @@ def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
 def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
     """A lease may be acquired in the middle of its holder's term."""
-    lapsed = leases._lapsed
+    lapsed = leases._has_lapsed
 
     def half(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
         return lapsed(draft, lease, replace(spec, ttl=Duration(spec.ttl // 2)))
 
-    patch.setattr(leases, "_lapsed", half)
+    patch.setattr(leases, "_has_lapsed", half)
 
 
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
 def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
-    renew = Authority._renew
+    renew = Authority._renew_leases
 
     async def forget(self: Authority, actors: Sequence[Actor]) -> list[bool]:
-        before = dict(self.hearing.at_ms)
+        before = dict(self.renewals.renewed_ms)
         held = await renew(self, actors)
-        self.hearing.at_ms.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
+        self.renewals.renewed_ms.update({actor.lease: before[actor.lease] for actor in actors if actor.lease in before})
         return held
 
-    patch.setattr(Authority, "_renew", forget)
+    patch.setattr(Authority, "_renew_leases", forget)
 
 
 @bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
@@ -81,7 +81,7 @@ def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
     vacate = leases.vacate
 
     def unasked(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
-        found = draft.thing(key_of("Lease", claim.lease))
+        found = draft.lookup(key_of("Lease", claim.lease))
         if found is not None:
             spec = found[0].spec
             actor = replace(operation.actor, name=spec.holder, epoch=spec.epoch, lease=claim.lease)
@@ -96,7 +96,7 @@ def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
     """A batch no longer compares the head that its writer last saw."""
     batch = chain.batch
 
-    def unguarded(place: chain.Place, *args: Any, **more: Any) -> Commit:
+    def unguarded(place: chain.ChainPosition, *args: Any, **more: Any) -> Commit:
         return batch(place, *args, **more)._replace(guards=())
 
     patch.setattr(chain, "batch", unguarded)
@@ -105,20 +105,20 @@ def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
 @bug(8, 15, scenario="takeovers", expects=("chain_is_unbroken",))
 def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """A standby writes its own name into the head, and leaves the epoch as it is."""
-    seize = chain.seize
+    seize = chain.raise_epoch
 
-    async def keep(store: Store, holder: str, incarnation: str) -> chain.Place:
-        place = await chain.read_place(store)
+    async def keep(store: Store, holder: str, incarnation: str) -> chain.ChainPosition:
+        place = await chain.read_position(store)
         if place is None:
             return await seize(store, holder, incarnation)
         head = replace(chain.advance(place.head, (), ()), holder=holder)
         try:
             answer = await store.commit(chain.batch(place, head, ()))
-        except Unanswered:
+        except CommitOutcomeUnknown:
             return await keep(store, holder, incarnation)
-        return chain.Place(head, answer.revision) if isinstance(answer, Committed) else await keep(store, holder, incarnation)
+        return chain.ChainPosition(head, answer.revision) if isinstance(answer, Committed) else await keep(store, holder, incarnation)
 
-    patch.setattr(chain, "seize", keep)
+    patch.setattr(chain, "raise_epoch", keep)
 
 
 @bug(4, 8, scenario="takeovers", expects=(*TOLD, *FENCED))
@@ -129,9 +129,9 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
     read: dict[str, Any] = {}
 
     async def read_ahead(self: Standby) -> None:
-        moment = Moment(self.clock.now_ms(), self.clock.boot(), {}, self.clock.now_ms(), 0, "")
+        moment = DecisionTime(self.clock.now_ms(), self.clock.boot(), {}, self.clock.now_ms(), 0, "")
         try:
-            place = await chain.read_place(self.store)
+            place = await chain.read_position(self.store)
             read[self.name] = None if place is None else await recovery.load(self.store, place, moment)
         except Unavailable:
             read[self.name] = None
@@ -154,28 +154,28 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
 def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
 
-    async def write(self: Authority, prepared: batch.Prepared) -> int | None:
+    async def write(self: Authority, prepared: batch.PreparedBatch) -> int | None:
         head = prepared.head
         try:
-            answer = await self.store.commit(chain.batch(self._place, head, prepared.puts, prepared.deletes))
-        except Unanswered:
+            answer = await self.store.commit(chain.batch(self._position, head, prepared.puts, prepared.deletes))
+        except CommitOutcomeUnknown:
             answer = None
         if isinstance(answer, Committed):
-            now: chain.Place | None = chain.Place(head, answer.revision)
+            now: chain.ChainPosition | None = chain.ChainPosition(head, answer.revision)
         else:
-            now = await chain.read_place(self.store)
+            now = await chain.read_position(self.store)
         if now is None or now.head.epoch != self.head.epoch:
-            raise Deposed(now.head if now else None)
-        self._place = now
+            raise LeadershipLost(now.head if now else None)
+        self._position = now
         if now.head != head:
             return None
         self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, now.revision)
-        self.hearing.at_ms.update(prepared.draft.heard)
-        self._oldest = prepared.oldest
+        self.renewals.renewed_ms.update(prepared.draft.renewed_ms)
+        self._oldest_batch = prepared.oldest
         return now.revision
 
-    patch.setattr(Authority, "_write", write)
+    patch.setattr(Authority, "_commit", write)
 
 
 @bug(1, scenario="lost-answers", expects=TOLD)
@@ -183,10 +183,10 @@ def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """A batch that did land is decided once more, as if it had not."""
     settle = chain.settle
 
-    async def drop(store: Store, place: chain.Place, lost: Head) -> chain.Place | chain.Deposed:
+    async def drop(store: Store, place: chain.ChainPosition, lost: Head) -> chain.ChainPosition | chain.FencedOut:
         settled = await settle(store, place, lost)
-        if isinstance(settled, chain.Place) and settled.head == lost:
-            return chain.Place(replace(settled.head, count=settled.head.count + 1), settled.revision)
+        if isinstance(settled, chain.ChainPosition) and settled.head == lost:
+            return chain.ChainPosition(replace(settled.head, count=settled.head.count + 1), settled.revision)
         return settled
 
     patch.setattr(chain, "settle", drop)
@@ -195,32 +195,32 @@ def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
 @bug(1, 12, scenario="lost-answers", expects=TOLD)
 def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
     """A batch is answered as soon as it is decided, and written meanwhile."""
-    write = Authority._write
+    write = Authority._commit
 
-    async def early(self: Authority, prepared: batch.Prepared) -> int | None:
+    async def early(self: Authority, prepared: batch.PreparedBatch) -> int | None:
         if not prepared.answers:
             return await write(self, prepared)
-        place, head = self._place, prepared.head
+        place, head = self._position, prepared.head
         commit = chain.batch(place, head, prepared.puts, prepared.deletes)
 
         async def later() -> None:
             try:
                 await self.store.commit(commit)
-            except (Unanswered, Unavailable):
+            except (CommitOutcomeUnknown, Unavailable):
                 return
 
         later_ = asyncio.ensure_future(later())
         await asyncio.sleep(0)
         del later_
         revision = place.revision + 1
-        self._place = chain.Place(head, revision)
+        self._position = chain.ChainPosition(head, revision)
         self.books.absorb(prepared.draft, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.hearing.at_ms.update(prepared.draft.heard)
-        self._oldest = prepared.oldest
+        self.renewals.renewed_ms.update(prepared.draft.renewed_ms)
+        self._oldest_batch = prepared.oldest
         return revision
 
-    patch.setattr(Authority, "_write", early)
+    patch.setattr(Authority, "_commit", early)
 
 
 BESIDE = (
@@ -235,7 +235,7 @@ BESIDE = (
 @bug(2, 12, scenario="small-batches", expects=BESIDE)
 def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
     """A batch that is decided while another is being written does not know what that one changes."""
-    patch.setattr(batch.Ground, "draft", lambda self: Draft(self.books, self.moment))
+    patch.setattr(batch.BatchBase, "draft", lambda self: Draft(self.books, self.moment))
     patch.setattr(Draft, "subtract", lambda self, before: None)
 
 
@@ -250,9 +250,9 @@ def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
     """An operation that comes again while its batch is being written is decided again, in the next."""
     prepare = batch.prepare
 
-    def forgetful(ground: batch.Ground, operations: Sequence[Operation], *faults: Any) -> batch.Prepared:
-        below = None if ground.below is None else ground.below._replace(entries={})
-        return prepare(ground._replace(below=below), operations, *faults)
+    def forgetful(ground: batch.BatchBase, operations: Sequence[Operation], *faults: Any) -> batch.PreparedBatch:
+        below = None if ground.previous is None else ground.previous._replace(entries={})
+        return prepare(ground._replace(previous=below), operations, *faults)
 
     patch.setattr(authority, "prepare", forgetful)
 
@@ -263,10 +263,10 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     ask = Authority.submit
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
-        if self._ended is None and operations:
-            said = batch.prepare(self.ground(), operations).answers
+        if self._leadership_lost is None and operations:
+            said = batch.prepare(self.batch_base(), operations).answers
             refused = [
-                Refused(Code(one.code), one.detail, self._place.revision) for one in said if isinstance(one, Entry) and one.code
+                Refused(Code(one.code), one.detail, self._position.revision) for one in said if isinstance(one, AuditEntry) and one.code
             ]
             if len(refused) == len(said):
                 return [*refused]
@@ -278,29 +278,29 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 @bug(1, scenario="lost-answers", expects=TOLD)
 def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """An operation that was decided before is decided again."""
-    judge = Outcomes.judge
+    judge = Outcomes.check_id
 
     def forget(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
-        return None if operation_id in self._kept else judge(self, operation_id, taken)
+        return None if operation_id in self._outcomes else judge(self, operation_id, taken)
 
-    patch.setattr(Outcomes, "judge", forget)
+    patch.setattr(Outcomes, "check_id", forget)
 
 
 @bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
 def an_id_answers_whatever_is_asked_under_it(patch: pytest.MonkeyPatch) -> None:
     """What an id was used for is not compared: its outcome is the answer to anything."""
-    judge = Outcomes.judge
+    judge = Outcomes.check_id
 
     def whatever(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
-        return self.known(operation_id) or judge(self, operation_id, taken)
+        return self.get(operation_id) or judge(self, operation_id, taken)
 
-    patch.setattr(Outcomes, "judge", whatever)
+    patch.setattr(Outcomes, "check_id", whatever)
 
 
 @bug(1, scenario="short-windows", expects=ONCE)
 def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     """An id from before the horizon is taken for a new one."""
-    judge = Outcomes.judge
+    judge = Outcomes.check_id
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
         issued = parse_operation_id(operation_id)
@@ -308,21 +308,21 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
             return None
         return judge(self, operation_id, taken)
 
-    patch.setattr(Outcomes, "judge", execute)
+    patch.setattr(Outcomes, "check_id", execute)
 
 
 @bug(10, scenario="restores", expects=("ids_are_executed_in_their_time",))
 def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
     """Whoever asks again after a restore, under an id that was issued before it, is heard."""
-    judge = Outcomes.judge
+    judge = Outcomes.check_id
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
         issued = parse_operation_id(operation_id)
-        if issued is not None and issued[0] != self.incarnation and operation_id not in self._kept:
+        if issued is not None and issued[0] != self.incarnation and operation_id not in self._outcomes:
             return None
         return judge(self, operation_id, taken)
 
-    patch.setattr(Outcomes, "judge", execute)
+    patch.setattr(Outcomes, "check_id", execute)
 
 
 @bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
@@ -330,7 +330,7 @@ def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None
     """Whoever abandons something is told so, and nothing is kept of it."""
     abandon = batch._abandon
 
-    def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+    def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]) -> int | Refused:
         return abandon(ground, draft, operation, target, dict(entries))
 
     patch.setattr(batch, "_abandon", forget)
@@ -341,7 +341,7 @@ def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
     """Whoever abandons something that was accepted is told that it will never happen."""
     abandon = batch._abandon
 
-    def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+    def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]) -> int | Refused:
         ruled = abandon(ground, draft, operation, target, entries)
         return ruled if isinstance(ruled, Refused) else Refused(Code.ABANDONED, f"operation {target} was abandoned")
 
@@ -353,7 +353,7 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A successor does not read what was answered before it."""
     read = recovery._load_outcomes
 
-    async def forget(store: Store, head: Head, at: recovery.Revision) -> Outcomes:
+    async def forget(store: Store, head: Head, at: recovery.RevisionSource) -> Outcomes:
         known = await read(store, head, at)
         return Outcomes(known.incarnation, known.window, known.horizon)
 
@@ -366,7 +366,7 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 30, scenario="crowd", seed=2, expects=("cited_evidence_was_true",))
 def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """What a claim says of a replica is taken for what stands, whatever revision it was seen at."""
-    find = placement.find
+    find = placement.find_replica
 
     def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
         found = draft.replica(name)
@@ -381,12 +381,12 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 @bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
 def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """The record of an operation does not say on which revision it was decided."""
-    entry_of = batch.entry_of
+    entry_of = batch.audit_entry
 
-    def forgetful(*args: Any, **more: Any) -> Entry:
+    def forgetful(*args: Any, **more: Any) -> AuditEntry:
         return replace(entry_of(*args, **more), seen=0)
 
-    patch.setattr(batch, "entry_of", forgetful)
+    patch.setattr(batch, "audit_entry", forgetful)
 
 
 @bug(1, 37, scenario="crowd", expects=TOLD)
@@ -413,5 +413,5 @@ def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
 def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
     """An entry does not say whose claim it was."""
-    entry_of = batch.entry_of
-    patch.setattr(batch, "entry_of", lambda *args, **more: replace(entry_of(*args, **more), actor=""))
+    entry_of = batch.audit_entry
+    patch.setattr(batch, "audit_entry", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

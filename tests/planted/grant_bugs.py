@@ -30,7 +30,7 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A grant that was handed on is drawn on when the one it was carved out of has run out."""
 
     def alone(draft: Draft, ledger: GrantLedger) -> Refused | None:
-        if not ledger.is_live or not ledger.is_unexpired(draft.moment.now_ms):
+        if not ledger.is_live or not ledger.is_unexpired(draft.time.now_ms):
             return lifeless(draft, ledger)
         return None
 
@@ -41,9 +41,9 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
                 longer = Duration(10 * claim.spec.ttl)
                 yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
 
-    lifeless, offers = placement.lifeless, BudgetHolder._offers
+    lifeless, offers = placement.check_alive, BudgetHolder._offers
     patch.setattr(BudgetHolder, "_offers", hand_on)
-    patch.setattr(placement, "lifeless", alone)
+    patch.setattr(placement, "check_alive", alone)
     patch.setattr(grants, "lifeless", alone)
     patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
 
@@ -57,12 +57,12 @@ def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
 @bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
 def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that ran out in another scope is taken back without its report."""
-    close, tend = grants.close, BudgetIssuer._tend
+    close, tend = grants.close, BudgetIssuer._maintain
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         ledger = draft.grant(claim.name)
-        if ledger is not None and ledger.granted_to_other_scope and not ledger.is_unexpired(draft.moment.now_ms):
-            draft.drop(key_of("Grant", claim.name))
+        if ledger is not None and ledger.granted_to_other_scope and not ledger.is_unexpired(draft.time.now_ms):
+            draft.delete(key_of("Grant", claim.name))
             return 0
         return close(draft, operation, claim)
 
@@ -71,18 +71,18 @@ def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) ->
         yield from tend(self, grant, *args)
 
     overrule(patch, Close, take_back)
-    patch.setattr(BudgetIssuer, "_tend", impatient)
+    patch.setattr(BudgetIssuer, "_maintain", impatient)
 
 
 @bug(37, scenario="two-scopes", expects=GIVEN)
 def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
     """A scope returns a part of what it holds without asking whether that is drawn."""
-    covers = grants._covers
+    covers = grants._check_amount
 
     def blindly(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
         return covers(draft, ledger, amount) if drawing else None
 
-    patch.setattr(grants, "_covers", blindly)
+    patch.setattr(grants, "_check_amount", blindly)
 
 
 @bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
@@ -101,7 +101,7 @@ def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> Non
 @bug(10, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
 def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope goes on with the grants that its backup remembers."""
-    patch.setattr(recovery, "disown", lambda *args, **more: None)
+    patch.setattr(recovery, "void_grants", lambda *args, **more: None)
 
 
 @bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
@@ -116,7 +116,7 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
     """An offer that comes again brings its amount again."""
 
     def again(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
-        found = draft.thing(key_of("Grant", claim.name))
+        found = draft.lookup(key_of("Grant", claim.name))
         if found is None or claim.serial > found[0].status.serial or not found[0].spec.issuer:
             return accept(draft, operation, claim)
         grant: Grant = found[0]
@@ -130,11 +130,11 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
 @bug(37, scenario="two-scopes", expects=HANDS)
 def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
     """A holder reports that it gave something back, and keeps it."""
-    give_back = grants.give_back
+    give_back = grants.return_capacity
 
     def keep(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
         ruled = give_back(draft, operation, claim)
-        found = draft.thing(key_of("Grant", claim.name))
+        found = draft.lookup(key_of("Grant", claim.name))
         if isinstance(ruled, int) and found is not None:
             kept = replace(found[0].spec, amount=found[0].spec.amount + claim.amount)
             less[claim.name, ruled] = found[0].spec.amount
@@ -154,4 +154,4 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
 @bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
 def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
     """Work is placed under a policy that was not renewed in time."""
-    patch.setattr(placement, "_ahead", lambda draft, deadline: True)
+    patch.setattr(placement, "_is_before", lambda draft, deadline: True)

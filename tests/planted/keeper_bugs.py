@@ -18,7 +18,7 @@ from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.probes import ProcessHealth
 from remit.agent.reconciler import AgentAction, NodeReconciler, ReportAction, StartAction
 from remit.model.claims import Move
-from remit.world.interfaces import Ended
+from remit.world.interfaces import ExitStatus
 from tests.planted.node_bugs import APART
 from tests.planted.planted_bug import bug
 
@@ -29,7 +29,7 @@ KEPT = ("what_is_ordered_is_not_stopped",)
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
 def an_end_is_told_while_a_start_is_under_way(patch: pytest.MonkeyPatch) -> None:
     """An agent says that a copy has ended as soon as its keeper's table does not have it."""
-    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
 
 
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
@@ -37,9 +37,9 @@ def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
     """A keeper forgets which copies it was told to begin no more."""
 
     async def forget(self: Keeper, copy: Any) -> ProcessRecord | None:
-        return self._starts.get(copy)
+        return self._records.get(copy)
 
-    patch.setattr(Keeper, "_bar", forget)
+    patch.setattr(Keeper, "_block_start", forget)
 
 
 @bug(18, scenario="keepers-stall", expects=KEPT)
@@ -56,7 +56,7 @@ def renewals_are_taken_from_the_future(patch: pytest.MonkeyPatch) -> None:
         for node, at_ms in sent_ms.items():
             self._renewed_ms[node] = at_ms + 30_000
 
-    patch.setattr(Keeper, "_renew", ahead)
+    patch.setattr(Keeper, "_record_renewals", ahead)
 
 
 @bug(14, 36, scenario="keepers-killed", expects=(*ORDERED, "orphans_end"))
@@ -71,15 +71,15 @@ def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> No
 
     async def over(self: Keeper, kept: ProcessRecord) -> None:
         if kept.alive:
-            await self._note(replace(kept, ended=Ended(), ended_ms=self._world.clock.now_ms()))
+            await self._update_record(replace(kept, ended=ExitStatus(), ended_ms=self._world.clock.now_ms()))
 
-    patch.setattr(Keeper, "_find_again", over)
+    patch.setattr(Keeper, "_recover", over)
 
 
 @bug(36, scenario="agents-killed", expects=(*ORDERED, "attempts_have_one_result"))
 def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     """What is started again within its attempt is told as the attempt's end, and started all the same."""
-    following = NodeReconciler._when_it_ended
+    following = NodeReconciler._reconcile_exited
 
     def both(self: NodeReconciler, now_ms: int, copy: Any, order: Any, *args: Any) -> Iterator[AgentAction]:
         for deed in following(self, now_ms, copy, order, *args):
@@ -87,8 +87,8 @@ def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
             if isinstance(deed, StartAction):
                 yield ReportAction(copy, Move(copy.key, order.revision, "crash", copy.attempt, GONE))
 
-    patch.setattr(NodeReconciler, "_when_it_ended", both)
-    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(NodeReconciler, "_reconcile_exited", both)
+    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
 
 
 @bug(36, scenario="unwell", expects=KEPT)
@@ -109,4 +109,4 @@ def the_agent_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     async def never(self: Keeper) -> None:
         await asyncio.Event().wait()
 
-    patch.setattr(Keeper, "_hold_deadlines", never)
+    patch.setattr(Keeper, "_enforce_deadlines", never)

@@ -14,10 +14,10 @@ from remit.commitment.books import generation_key
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import declarations, placement, transitions
 from remit.correction.controllers import repair
-from remit.correction.controllers.repair import Repair
-from remit.correction.controllers.workloads import Workloads
-from remit.correction.framework.actions import Deed, Remit, Wish
-from remit.correction.framework.loop import Times
+from remit.correction.controllers.repair import RepairController
+from remit.correction.controllers.workloads import WorkloadController
+from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
+from remit.correction.framework.loop import ReconcileTime
 from remit.law import charges
 from remit.law.admission import UNRESTRICTED, Admission
 from remit.law.fit import misfits
@@ -27,9 +27,9 @@ from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
-from remit.observation.node_columns import Columns
-from remit.observation.scheduler_view import View
-from remit.observation.watch_cache import Kept
+from remit.observation.node_columns import NodeColumns
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.watch_cache import CachedRow
 from remit.proposal import attempts
 from tests.planted.planted_bug import bug, overrule
 
@@ -69,34 +69,34 @@ def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
 @bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are told to go."""
-    patch.setattr(placement, "_misses_reservation", lambda draft, claim, replica: None)
-    later = View._post_later
+    patch.setattr(placement, "_check_reservation", lambda draft, claim, replica: None)
+    later = SchedulerView._defer_reservation
 
-    def ready(self: View, slot: int) -> None:
+    def ready(self: SchedulerView, slot: int) -> None:
         later(self, slot)
-        self._news.ready[slot] = None
+        self._changes.ready[slot] = None
 
-    patch.setattr(View, "_post_later", ready)
-    patch.setattr(View, "vacated", lambda self, slot: True)
+    patch.setattr(SchedulerView, "_defer_reservation", ready)
+    patch.setattr(SchedulerView, "victims_gone", lambda self, slot: True)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, and bound so."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
-    patch.setattr(Draft, "held", lambda self, generation: 1_000)
+    patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
     """As many members of a gang are bound as fit, however few."""
-    ask = Draft.ask
+    ask = Draft.requirements_of
 
     def alone(self: Draft, generation: Any) -> Any:
         found = ask(self, generation)
         return found._replace(gang=1) if found is not None and found.gang else found
 
-    patch.setattr(Draft, "ask", alone)
+    patch.setattr(Draft, "requirements_of", alone)
     patch.setattr(attempts, "gang_minimum", lambda view, key: 1 if key.gang else 0)
 
 
@@ -105,15 +105,15 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not posted on their node, and whoever proposes does not look either."""
     for module in (draft, charges):
         patch.setattr(module, "node_charge", lambda ask, devices: ask.resources)
-    post = Columns.post
-    patch.setattr(Columns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
+    post = NodeColumns.post
+    patch.setattr(NodeColumns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
 
 
 @bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is posted, whatever is left of the quota."""
     patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
-    patch.setattr(placement, "_plainly", lambda *args: False)
+    patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
 def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
@@ -121,7 +121,7 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
         return next((code for code in misfits(*args) if code not in codes), None)
 
     patch.setattr(placement, "misfit", blind)
-    patch.setattr(placement, "_plainly", lambda *args: False)
+    patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
 @bug(26, scenario="six-nodes", expects=PLACED)
@@ -146,12 +146,12 @@ def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def room_is_believed(patch: pytest.MonkeyPatch) -> None:
     """The authority takes the proposer's word that there is room, and that one does not look either."""
     _ignoring(patch, Code.NO_ROOM)
-    post = Columns.post
+    post = NodeColumns.post
 
-    def unposted(self: Columns, row: int, pairs: Any, devices: Any = MappingProxyType({}), sign: int = 1) -> None:
+    def unposted(self: NodeColumns, row: int, pairs: Any, devices: Any = MappingProxyType({}), sign: int = 1) -> None:
         post(self, row, (), devices, sign)
 
-    patch.setattr(Columns, "post", unposted)
+    patch.setattr(NodeColumns, "post", unposted)
 
 
 @bug(34, scenario="meddlers", expects=PLACED)
@@ -163,7 +163,7 @@ def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
 @bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count how many replicas a workload has."""
-    patch.setattr(transitions, "_most", lambda spec: 1_000)
+    patch.setattr(transitions, "_replicas_max", lambda spec: 1_000)
 
 
 @bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
@@ -181,10 +181,10 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
         ruled = apply(draft, operation, claim)
         if isinstance(claim.thing, Workload) and claim.fill and not isinstance(ruled, Refused) and ruled > 1:
             meta, spec = claim.thing.metadata, claim.thing.spec
-            found = draft.thing(generation_key((meta.tenant, meta.name, ruled)))
+            found = draft.lookup(generation_key((meta.tenant, meta.name, ruled)))
             if found is not None:
-                first = draft.members(meta.tenant, meta.name)
-                transitions.make_replicas(draft, found[0], range(first, first + initial_replicas(spec)))
+                first = draft.active_count(meta.tenant, meta.name)
+                transitions.create_replicas(draft, found[0], range(first, first + initial_replicas(spec)))
         return ruled
 
     overrule(patch, Apply, anew)
@@ -196,52 +196,52 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
 @bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
 def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
     """Repair settles what has finished, which is not its to settle, and is let through."""
-    move, mend = transitions.move, Repair._mend
+    move, mend = transitions.move, RepairController._repair_replica
 
     def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
         role = OWNERS.get(claim.transition, operation.actor.role)
         return move(draft, replace(operation, actor=replace(operation.actor, role=role)), claim)
 
-    def meddle(self: Repair, kept: Kept, times: Times) -> Iterator[Wish]:
-        if kept.thing.status.phase is Phase.FINISHED:
-            yield Deed(Move(kept.key, kept.revision, "settle"))
+    def meddle(self: RepairController, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        if kept.obj.status.phase is Phase.FINISHED:
+            yield Action(Move(kept.key, kept.revision, "settle"))
         else:
             yield from mend(self, kept, times)
 
     overrule(patch, Move, anybody)
-    patch.setattr(Repair, "_mend", meddle)
-    patch.setattr(Remit, "outside", lambda self, claim: "")
-    patch.setattr(repair, "_MINE", (*repair._MINE, Phase.FINISHED))
+    patch.setattr(RepairController, "_repair_replica", meddle)
+    patch.setattr(ControllerPermissions, "violation_of", lambda self, claim: "")
+    patch.setattr(repair, "_REPAIRED_PHASES", (*repair._REPAIRED_PHASES, Phase.FINISHED))
 
 
 @bug(33, scenario="crowd", expects=("attempts_have_one_result",))
 def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
     """A release writes a result of its own over the attempt's."""
-    after = transitions._after
+    after = transitions._status_after
 
     def again(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
         done = after(status, row, claim)
         return replace(done, result=f"{status.result}, released") if row.target is Phase.RELEASED and status.result else done
 
-    patch.setattr(transitions, "_after", again)
+    patch.setattr(transitions, "_status_after", again)
 
 
 @bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
 def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """What is queued again keeps the number of the attempt that failed."""
-    after = transitions._after
+    after = transitions._status_after
 
     def same(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
         done = after(status, row, claim)
         return replace(done, attempt=status.attempt) if row.name == "requeue" else done
 
-    patch.setattr(transitions, "_after", same)
+    patch.setattr(transitions, "_status_after", same)
 
 
 @bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
 def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     """A claim on a replica that was bound meanwhile moves it to another node."""
-    find, place = placement.find, placement.place
+    find, place = placement.find_replica, placement.place
 
     def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
         found = draft.replica(name)
@@ -252,20 +252,20 @@ def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
             replica = replace(replica, status=ReplicaStatus(phase=Phase.PENDING, attempt=replica.status.attempt))
         return place(draft, operation, claim, replica, ask)
 
-    patch.setattr(placement, "find", any_revision)
+    patch.setattr(placement, "find_replica", any_revision)
     patch.setattr(placement, "place", over)
-    patch.setattr(placement, "_plainly", lambda *args: False)
+    patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
 @bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
 def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
     """A workload is deleted although replicas of it are left."""
 
-    def gone_at_once(self: Workloads, tenant: str, name: str, workload: Workload | None) -> Iterator[Wish]:
-        return iter(() if workload is None else (Deed(Delete("Workload", name, tenant)),))
+    def gone_at_once(self: WorkloadController, tenant: str, name: str, workload: Workload | None) -> Iterator[ReconcileResult]:
+        return iter(() if workload is None else (Action(Delete("Workload", name, tenant)),))
 
-    patch.setattr(Draft, "alike", lambda self, generation: 0)
-    patch.setattr(Workloads, "_clear", gone_at_once)
+    patch.setattr(Draft, "replica_count", lambda self, generation: 0)
+    patch.setattr(WorkloadController, "_end_workload", gone_at_once)
 
 
 # -------------------------------------------------------------------------------------------------------------- preemption
@@ -274,12 +274,12 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
 @bug(23, scenario="meddlers", seed=4, expects=("victims_rank_lower",))
 def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
     """Whose turn it is to make room is not asked."""
-    victim = placement._victim
+    victim = placement._check_victim
 
     def anybody(held: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
         return victim(held, claim, replace(preemptor, spec=replace(preemptor.spec, priority=1 << 30)), name, at)
 
-    patch.setattr(placement, "_victim", anybody)
+    patch.setattr(placement, "_check_victim", anybody)
 
 
 @bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
@@ -299,7 +299,7 @@ def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
 @bug(33, 37, scenario="meddlers", expects=("cited_evidence_was_true",))
 def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     """A report about one attempt is taken for one about another."""
-    patch.setitem(transitions.GUARDED, "attempt", lambda *args: None)
+    patch.setitem(transitions.GUARD_CHECKS, "attempt", lambda *args: None)
 
 
 @bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
@@ -333,21 +333,21 @@ def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None
             operation = replace(operation, actor=replace(operation.actor, name=ledger.grant.spec.holder))
         return drawn(held, operation, ask, ledger)
 
-    drawn = placement._drawn
-    patch.setattr(placement, "_drawn", unasked)
+    drawn = placement._ledgers_for_draw
+    patch.setattr(placement, "_ledgers_for_draw", unasked)
 
 
 @bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
 def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """How often a job has failed, and whether it is done, is not asked before it begins anew."""
-    left = transitions.GUARDED["attempts_left"]
+    left = transitions.GUARD_CHECKS["attempts_left"]
 
     def uncounted(held: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
         again = replace(replica, status=replace(replica.status, attempt=1, result="failed"))
         refused: Refused | None = left(held, operation, claim, again)
         return refused
 
-    patch.setitem(transitions.GUARDED, "attempts_left", uncounted)
+    patch.setitem(transitions.GUARD_CHECKS, "attempts_left", uncounted)
 
 
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))

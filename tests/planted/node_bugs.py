@@ -32,13 +32,13 @@ FENCE = ("lost_only_after_its_fence", *APART)
 @bug(34, scenario="cut-nodes", seed=2, expects=APART)
 def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A node that is cut off stops nothing by itself."""
-    patch.setattr(Keeper, "_left_ms", lambda self, kept: DEADLINE_CHECK_MS)
+    patch.setattr(Keeper, "_remaining_ms", lambda self, kept: DEADLINE_CHECK_MS)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """What a silent node runs is given up at once."""
-    patch.setitem(transitions.GUARDED, "fence_passed", lambda *args: None)
+    patch.setitem(transitions.GUARD_CHECKS, "fence_passed", lambda *args: None)
     patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
 
 
@@ -67,7 +67,7 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 
     def long_ago(self: Authority, *args: Any, **more: Any) -> None:
         make(self, *args, **more)
-        self.hearing.since_ms -= 3_600_000
+        self.renewals.since_ms -= 3_600_000
         self._first_window -= 60
 
     patch.setattr(Authority, "__init__", long_ago)
@@ -76,7 +76,7 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 @bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
 def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
     """An agent starts what its orders show as bound, before its own `start` is committed."""
-    following = NodeReconciler._next
+    following = NodeReconciler._reconcile_attempt
 
     def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
         generation = orders.spec_of(order.replica)
@@ -84,7 +84,7 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
             yield StartAction(copy, order.replica, generation, 0)
         yield from following(self, now_ms, orders, copy, order, kept, may_act)
 
-    patch.setattr(NodeReconciler, "_next", hasty)
+    patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
 
 
 @bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
@@ -97,26 +97,26 @@ def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
         await begin(self, *args)
 
     patch.setattr(Agent, "_start", later)
-    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
-    patch.setattr(NodeReconciler, "_void", lambda self, *args: False)
+    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(NodeReconciler, "_may_have_been_lost", lambda self, *args: False)
 
 
 @bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
 def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back does not take over what its keeper has begun."""
-    take = Agent._take_table
+    take = Agent._apply_table
 
     def only_news(self: Agent, table: Any) -> None:
         take(self, type(table)(whole=True) if table.whole else table)
 
-    patch.setattr(Agent, "_take_table", only_news)
-    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(Agent, "_apply_table", only_news)
+    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
 
 
 @bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports as stopped what it has only asked to stop."""
-    following = NodeReconciler._next
+    following = NodeReconciler._reconcile_attempt
 
     def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
         for deed in following(self, now_ms, orders, copy, order, kept, may_act):
@@ -124,8 +124,8 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
             if isinstance(deed, StopAction) and order.replica.status.phase is Phase.STOPPING and may_act:
                 yield ReportAction(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
 
-    patch.setattr(NodeReconciler, "_next", hasty)
-    patch.setattr(Agent, "_is_sure", lambda self, *args: True)
+    patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
+    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
 
 
 @bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
@@ -161,15 +161,15 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_all(agent: Agent, node: str) -> None:
-    for copy, kept in agent._sites[node].kept.items():
+    for copy, kept in agent._nodes[node].records.items():
         if kept.alive:
-            agent._spawn(agent._keeping.halt(copy, 0), "end")
+            agent._spawn(agent._keeper.stop(copy, 0), "end")
 
 
 @bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
 def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
     """An agent that comes back ends what runs on its node before it has read what is ordered there."""
-    patch.setattr(Assignments, "known", True)
+    patch.setattr(Assignments, "is_loaded", True)
 
 
 # --------------------------------------------------------------------------------------------------------------- restores
@@ -180,28 +180,28 @@ def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A uid is the number of its batch and a count, and says nothing of the incarnation."""
 
     def short(self: Draft) -> str:
-        self.born += 1
-        return f"{self.moment.sequence:x}-{self.born:x}"
+        self.uids_issued += 1
+        return f"{self.time.sequence:x}-{self.uids_issued:x}"
 
-    patch.setattr(Draft, "uid", short)
+    patch.setattr(Draft, "new_uid", short)
 
 
 @bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
 def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its leases as the backup has them."""
-    patch.setattr(recovery, "vacate", lambda *args, **more: None)
+    patch.setattr(recovery, "vacate_leases", lambda *args, **more: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
 def a_backup_is_believed_about_what_runs(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its replicas as the backup has them."""
-    patch.setattr(recovery, "doubt", lambda *args: None)
+    patch.setattr(recovery, "mark_replicas_unknown", lambda *args: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
 def a_backup_is_believed_about_nodes(patch: pytest.MonkeyPatch) -> None:
     """A restored scope leaves its nodes as the backup has them."""
-    patch.setattr(recovery, "await_nodes", lambda draft: None)
+    patch.setattr(recovery, "mark_nodes_unknown", lambda draft: None)
 
 
 @bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
@@ -211,7 +211,7 @@ def nodes_are_not_waited_for_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     def note_nothing(draft: Draft) -> None:
         await_nodes(draft)
         for key in draft.keys(key_of("Summary", AWAITED_NODE)):
-            draft.drop(key)
+            draft.delete(key)
 
-    await_nodes = recovery.await_nodes
-    patch.setattr(recovery, "await_nodes", note_nothing)
+    await_nodes = recovery.mark_nodes_unknown
+    patch.setattr(recovery, "mark_nodes_unknown", note_nothing)

@@ -648,7 +648,7 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
     if name == "short-windows":
         # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
         patch.setattr(authority, "WINDOW_MS", 1_000)
-        patch.setattr(outcomes, "WINDOWS_KEPT", 4)
+        patch.setattr(outcomes, "WINDOWS_RETAINED", 4)
     if name == "late-renewals":
         # Nothing ends when it is asked to: what is past its deadline runs until it is killed.
         patch.setattr(users, "Program", lambda runs_ms, code, stop_ms: SimProgram(runs_ms, code, None))

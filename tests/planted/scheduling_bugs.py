@@ -17,8 +17,8 @@ from remit.model.claims import Verdict
 from remit.model.kinds import Override
 from remit.model.objects import key_of
 from remit.model.records import Replica
-from remit.observation.reflector import Follower
-from remit.observation.scheduler_view import View
+from remit.observation.reflector import Reflector
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal import attempts
 from remit.proposal.attempts import Attempts
 from remit.proposal.cycle import Cycle
@@ -47,8 +47,8 @@ UNSEEN = "claims_fit_what_was_seen"
 @bug(3, scenario="stale-views", seed=2, expects=(*PHANTOMS, "processes_do_not_end_by_themselves"))
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
     """What a scheduler has once claimed it takes for bound, whatever the answer was."""
-    patch.setattr(View, "forget", lambda self, slot: False)
-    patch.setattr(View, "expire", lambda self, now_ms: [])
+    patch.setattr(SchedulerView, "forget", lambda self, slot: False)
+    patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
 @bug(2, scenario="two-schedulers", seed=2, expects=ROOM)
@@ -65,12 +65,12 @@ def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
         try:
             return await self._scheduler._client.submit_many(proposal.claims, evidence=proposal.evidence)
         except RetriesExhausted as error:
-            self._scheduler._give_up(error)
+            self._scheduler._report_failure(error)
             return None
 
-    patch.setattr(InFlightProposals, "_answered", believed)
-    patch.setattr(Cycle, "unanswered", lambda self, proposal, now_ms: None)
-    patch.setattr(View, "expire", lambda self, now_ms: [])
+    patch.setattr(InFlightProposals, "_verdicts", believed)
+    patch.setattr(Cycle, "on_no_answer", lambda self, proposal, now_ms: None)
+    patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
 @bug(1, 8, 19, scenario="leader-after-timeout", expects=TOLD)
@@ -95,12 +95,12 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
 )
 def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
     """Whoever follows the store does not check whether an event is lacking."""
-    make = Follower.__init__
+    make = Reflector.__init__
 
-    def patient(self: Follower, *args: Any, **more: Any) -> None:
+    def patient(self: Reflector, *args: Any, **more: Any) -> None:
         make(self, *args, **{**more, "idle_ms": 3_600_000})
 
-    patch.setattr(Follower, "__init__", patient)
+    patch.setattr(Reflector, "__init__", patient)
     patch.setattr(chain, "gap", lambda seen, event: None)
 
 
@@ -115,7 +115,7 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
         for line, members in runs:
             if line.priority < waits:
                 for member in members:
-                    self.returned(member)
+                    self.return_member(member)
         return [run for run in runs if run[0].priority >= waits]
 
     patch.setattr(Backlog, "take", strictly)
@@ -124,20 +124,20 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
 @bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
 def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
     """Why a line waits is written down of as many as a batch takes."""
-    patch.setattr(UnreportedReplicas, "take", lambda self, now_ms, line_of: {})
+    patch.setattr(UnreportedReplicas, "take_due", lambda self, now_ms, line_of: {})
 
 
 @bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_leaves_enough",))
 def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
     """How many replicas a workload may not lose is not asked of who makes room."""
-    patch.setattr(VictimSelector, "limits", lambda self, view: DisruptionAllowance.boundless(10_000))
+    patch.setattr(VictimSelector, "disruption_allowance", lambda self, view: DisruptionAllowance.unlimited(10_000))
 
 
 @bug(25, scenario="two-gangs", expects=("gangs_are_bound_together",))
 def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, by schedulers that die in between."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
-    patch.setattr(Draft, "held", lambda self, generation: 1_000)
+    patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(17, scenario="overrides", expects=("ended_overrides_are_not_cited",))
@@ -154,7 +154,7 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
 @bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
-    renew = builtin_plugins.OverrideFilter.renew
+    renew = builtin_plugins.OverrideFilter.update
 
     def once(self: builtin_plugins.OverrideFilter, overrides: Any, now: Any) -> bool:
         before = self.effects
@@ -164,9 +164,9 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
             return False
         return changed
 
-    patch.setattr(builtin_plugins.OverrideFilter, "renew", once)
+    patch.setattr(builtin_plugins.OverrideFilter, "update", once)
     patch.setattr(ActiveOverrides, "until_ms", None)
-    patch.setattr(Attempts, "_named", lambda self, key: ())
+    patch.setattr(Attempts, "_affecting_overrides", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)
 
@@ -174,18 +174,18 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
 def _warm(kernel: Kernel, one: WorkClass) -> Any:
     """By row: is it said to be warm for such work?"""
     score = next(score for score in kernel.scores if score.name == "locality")
-    return score.score(one.ask, kernel.columns) > 0
+    return score.score(one.requirements, kernel.columns) > 0
 
 
 def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
-    restand = Kernel._restand
+    restand = Kernel._update_static
 
     def wider(self: Kernel, one: WorkClass, rows: int) -> None:
         restand(self, one, rows)
-        if one.ask.hinted_workload:
+        if one.requirements.hinted_workload:
             one.closed &= ~_warm(self, one)
 
-    patch.setattr(Kernel, "_restand", wider)
+    patch.setattr(Kernel, "_update_static", wider)
 
 
 @bug(45, scenario="stale-hint", expects=(UNSEEN,))
@@ -197,15 +197,15 @@ def a_hint_opens_every_door(patch: pytest.MonkeyPatch) -> None:
 @bug(45, scenario="stale-hint", expects=(UNSEEN,))
 def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
     """Where work is said to be warm a scheduler does not ask whether there is room."""
-    numbers = Kernel._numbers
+    numbers = Kernel._score_rows
 
     def roomier(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
         found = numbers(self, one, rows, *spent)
-        if one.ask.hinted_workload and not (one.ask.whole_devices or one.ask.device_shares):
+        if one.requirements.hinted_workload and not (one.requirements.whole_devices or one.requirements.device_shares):
             found[_warm(self, one)[rows] & ~one.closed[rows]] = 1_000
         return found
 
-    patch.setattr(Kernel, "_numbers", roomier)
+    patch.setattr(Kernel, "_score_rows", roomier)
 
 
 @bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_the_bind",))
@@ -216,25 +216,25 @@ def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
     said: list[bool] = [False]
 
     def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
-        summary = draft.thing(key_of("Summary", f"warm/{claim.node}"))
+        summary = draft.lookup(key_of("Summary", f"warm/{claim.node}"))
         counts = {} if summary is None else summary[0].spec.counts
         said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
         return place(draft, operation, claim, replica, ask)
 
     patch.setattr(placement, "place", believing)
     patch.setattr(placement, "misfit", lambda *args: None if said[0] else misfit(*args))
-    patch.setattr(placement, "_plainly", lambda *args: False)
+    patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
 @bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))
 def work_waits_for_where_it_is_warm(patch: pytest.MonkeyPatch) -> None:
     """Whatever is said to be warm somewhere goes there, or nowhere."""
-    numbers = Kernel._numbers
+    numbers = Kernel._score_rows
 
     def choosy(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
         found = numbers(self, one, rows, *spent)
-        if one.ask.hinted_workload and (warm := _warm(self, one)).any():
+        if one.requirements.hinted_workload and (warm := _warm(self, one)).any():
             found[~warm[rows]] = -1
         return found
 
-    patch.setattr(Kernel, "_numbers", choosy)
+    patch.setattr(Kernel, "_score_rows", choosy)

@@ -12,8 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, TypeVar
 
 from remit.client.endpoint import EndpointError, NotLeader
-from remit.commitment.authority import Authority, Deposed
-from remit.commitment.operation_queue import BATCH_MAX
+from remit.commitment.authority import Authority, LeadershipLost
+from remit.commitment.operation_queue import BATCH_LIMITS
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -53,8 +53,8 @@ from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.reference.past_states import Stand
-from remit.store.memory import MemoryStore, Snapshot
-from remit.store.protocol import Commit, Committed, Conflict, Page, Row, Unanswered, Unavailable, Watch
+from remit.store.memory import MemoryStore, MemoryBackup
+from remit.store.protocol import Commit, Committed, Conflict, Page, Row, CommitOutcomeUnknown, Unavailable, Watch
 
 T = TypeVar("T")
 
@@ -211,14 +211,14 @@ class FaultyStore:
                 return await self.apply(commit)
             case "lost":
                 await self._a_while()
-                raise Unanswered("planned")
+                raise CommitOutcomeUnknown("planned")
             case "landed":
                 await self._a_while()
                 await self.apply(commit)
-                raise Unanswered("planned")
+                raise CommitOutcomeUnknown("planned")
             case "late" | "later" | "afloat":
                 {"late": self._late, "later": self._later, "afloat": self.afloat}[word].append(commit)
-                raise Unanswered("planned")
+                raise CommitOutcomeUnknown("planned")
             case "unavailable":
                 await self._a_while()
                 raise Unavailable("planned")
@@ -287,7 +287,7 @@ class Running:
     async def _run(self) -> None:
         try:
             await self.authority.run()
-        except (Deposed, Crash, Violated) as ended:
+        except (LeadershipLost, Crash, Violated) as ended:
             self.ended = ended
 
     @property
@@ -330,7 +330,7 @@ class Running:
 class Scope:
     """One scope's store with its judge, the authority that leads it, and those that do not know that they no longer do."""
 
-    batch_max: ClassVar[int] = BATCH_MAX.operations
+    batch_max: ClassVar[int] = BATCH_LIMITS.operations
     """Less, so that batches follow upon each other."""
 
     def __init__(
@@ -362,7 +362,7 @@ class Scope:
             holder=f"a{self.takeovers}",
             clock=self.clock,
             ids=self.ids,
-            batch_max=BATCH_MAX._replace(operations=self.batch_max),
+            batch_limits=BATCH_LIMITS._replace(operations=self.batch_max),
         )
         if self.leader is not None:
             self.deposed.append(self.leader)
@@ -479,7 +479,7 @@ class Scope:
         page = await self.store.inner.range("", limit=10_000)
         return {row.key: row.value for row in page.rows if not row.key.startswith(tuple(without))}
 
-    async def restore(self, backup: Snapshot) -> None:
+    async def restore(self, backup: MemoryBackup) -> None:
         """Put a backup in the store's place; the old store's authorities go on with the old one, and nobody asks them."""
         old = self.store
         for running in [*self.deposed, *([self.leader] if self.leader else [])]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remit.commitment.books import Books, GenerationKey, named_generation
-from remit.commitment.selector_index import picks
+from remit.commitment.books import Books, GenerationKey, parse_generation_key
+from remit.commitment.selector_index import counts_replica
 from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity, cached_static_misfit, static_misfit
 from remit.law.requirements import compile_requirements
 from remit.law.selectors import domain_of
@@ -22,14 +22,14 @@ def compared(ask: Requirements) -> dict[str, Any]:
 
 
 def made_anew(books: Books) -> dict[GenerationKey, Requirements]:
-    policy = books.in_force()
+    policy = books.current_policy()
     policies = () if policy is None else tuple(policy.spec.policies.values())
     in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
     found = {}
     for name in books.keys("generation/"):
-        tenant, workload, number = named_generation(name)
-        row = books.things[name][0].spec
-        owner = books.things.get(f"workload/{tenant}/{workload}")
+        tenant, workload, number = parse_generation_key(name)
+        row = books.objects[name][0].spec
+        owner = books.objects.get(f"workload/{tenant}/{workload}")
         is_open = owner is not None and not owner[0].metadata.deleting
         found[tenant, workload, number] = compile_requirements(tenant, workload, row.labels, row.spec, policies, number, in_force, is_open)
     return found
@@ -40,12 +40,12 @@ def stale(books: Books) -> Iterator[str]:
     fresh = made_anew(books)
     for tenant, workload, _ in fresh:
         prefix = f"generation/{tenant}/{workload}/"
-        if books.keys(prefix) != sorted(name for name in books.things if name.startswith(prefix)):
+        if books.keys(prefix) != sorted(name for name in books.objects if name.startswith(prefix)):
             yield f"{prefix}: {books.keys(prefix)}"
     if sum(map(len, books.by_workload.values())) != len(fresh):
         yield f"{books.by_workload} are not {len(fresh)} generations"
     for generation, ask in fresh.items():
-        kept = books.ask(generation)
+        kept = books.requirements_of(generation)
         if kept is None or compared(kept) != compared(ask):
             yield f"{generation} asks {kept}, and not {ask}"
             continue
@@ -62,21 +62,21 @@ def stale(books: Books) -> Iterator[str]:
 
 def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Iterator[str]:
     carriers: dict[PeerIndex, int] = {}
-    for generation in books.spots:
+    for generation in books.node_counts:
         for index in dict.fromkeys(owned_anti_affinity(fresh[generation])):
             carriers[index] = carriers.get(index, 0) + 1
-    if books.carriers.values != carriers:
-        yield f"carried are {books.carriers.values}, and not {carriers}"
+    if books.anti_affinity_terms.values != carriers:
+        yield f"carried are {books.anti_affinity_terms.values}, and not {carriers}"
     for generation, ask in fresh.items():
-        shunners = {index for index in carriers if index.tenant == ask.tenant and picks(index._replace(owners=False), ask)}
-        if set(books.carriers.picking(ask)) != shunners:
-            yield f"{generation} is shunned by {books.carriers.picking(ask)}, and not by {shunners}"
+        shunners = {index for index in carriers if index.tenant == ask.tenant and counts_replica(index._replace(owners=False), ask)}
+        if set(books.anti_affinity_terms.selecting(ask)) != shunners:
+            yield f"{generation} is shunned by {books.anti_affinity_terms.selecting(ask)}, and not by {shunners}"
         for term in (*ask.spread, *ask.affinity, *ask.anti_affinity):
             books.counts(term.peers)
-    for index, tally in books._tallies.values.items():
+    for index, tally in books._domain_counts.values.items():
         counted: dict[str, int] = {}
-        for generation, spots in books.spots.items():
-            if generation[0] == index.tenant and picks(index, fresh[generation]):
+        for generation, spots in books.node_counts.items():
+            if generation[0] == index.tenant and counts_replica(index, fresh[generation]):
                 for name, count in spots.items():
                     domain = domain_of(books.nodes[name].node, index.topology_key)
                     counted[domain] = counted.get(domain, 0) + count

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.books import Books, Moment
+from remit.commitment.books import Books, DecisionTime
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.evidence import CONDITIONS_MAX, merge_conditions, merge_summaries
@@ -95,21 +95,21 @@ class Branch:
         self.sequence, self.revision = sequence, ORIGIN_REVISION
 
     def at(self, name: str) -> int:
-        found = self.books.replica(name) or self.books.thing(name)
+        found = self.books.replica(name) or self.books.lookup(name)
         return ORIGIN_REVISION if found is None else found[1]
 
     def ask(self, by: Actor, claim: Any) -> int | Refused:
         """Decide one operation and, if it is accepted, commit it here."""
-        moment = Moment(NOW, BOOT, dict(self.heard), 0, self.sequence, INCARNATION)
+        moment = DecisionTime(NOW, BOOT, dict(self.heard), 0, self.sequence, INCARNATION)
         draft = Draft(self.books, moment)
         answer = decide(draft, Operation(operation_id(INCARNATION, 1, str(self.sequence)), by, claim))
         if isinstance(answer, Refused):
             return answer
-        after = {**draft.replicas, **draft.things, **draft.notes}
+        after = {**draft.replicas, **draft.objects, **draft.notes}
         changed = {name: (self.rows.get(name), row) for name, row in after.items() if self.rows.get(name) != row}
         self.sequence, self.revision = self.sequence + 1, self.revision + 1
         self.books.absorb(draft, self.revision, {name: encode(row) for name, row in after.items() if row is not None})
-        self.heard.update(draft.heard)
+        self.heard.update(draft.renewed_ms)
         self.deeds.append(Deed(claim, by, changed))
         for name, row in after.items():
             if row is None:
@@ -128,7 +128,7 @@ class Branch:
 
 def books_of(rows: Mapping[str, AnyObject]) -> Books:
     """Rows go in as they do at a takeover: each after what it stands on."""
-    books, long_ago = Books(), Moment(0, BOOT, {}, 0, 0, INCARNATION)
+    books, long_ago = Books(), DecisionTime(0, BOOT, {}, 0, 0, INCARNATION)
     for name, row in sorted(rows.items(), key=lambda item: _rank(rows, item[1])):
         if isinstance(row, Event | Decision):
             books.notes[name] = None

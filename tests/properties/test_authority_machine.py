@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from remit.client.endpoint import EndpointError, OutcomeUnknown, NotLeader
-from remit.commitment.authority import Deposed
+from remit.commitment.authority import LeadershipLost
 from remit.commitment.recovery import acknowledged_after
 from remit.commitment.standby import Standby
 from remit.law.lifecycle import TRANSITIONS
@@ -64,7 +64,7 @@ from remit.model.resources import Duration
 from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, sums
 from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, RUNS
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
-from remit.store.memory import Snapshot
+from remit.store.memory import MemoryBackup
 from remit.store.protocol import StoreError
 from tests.properties.authority_world import (
     HOUR,
@@ -149,7 +149,7 @@ class Asking(RuleBasedStateMachine):
         self.r: Scope
         self.silent: list[Operation] = []
         self.batch: list[Operation] | None = None
-        self.backup: tuple[Snapshot, int, set[str]] | None = None
+        self.backup: tuple[MemoryBackup, int, set[str]] | None = None
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -183,7 +183,7 @@ class Asking(RuleBasedStateMachine):
             try:
                 await scope.take_over()
                 return
-            except (Crash, StoreError, OutcomeUnknown, Deposed) as died:
+            except (Crash, StoreError, OutcomeUnknown, LeadershipLost) as died:
                 event(f"takeover ended by {type(died).__name__}")
             finally:
                 scope.store.reads.clear()
@@ -410,7 +410,7 @@ class Asking(RuleBasedStateMachine):
     def a_backup_is_taken(self) -> None:
         self.backup = self.do(self._backup())
 
-    async def _backup(self) -> tuple[Snapshot, int, set[str]]:
+    async def _backup(self) -> tuple[MemoryBackup, int, set[str]]:
         # What was committed by now is in the backup, even if its answer was lost and is asked for again later.
         return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.checker.outcomes)
 
@@ -898,14 +898,14 @@ class AuthorityMachine(Asking):
         await self.led(self.r)
         self.r.store.plan.clear()
         old = self.r.lead.authority
-        before, policy_before = books(old.books), old.books.in_force()
+        before, policy_before = books(old.books), old.books.current_policy()
         counts = {
             name: {k: v for k, v in getattr(old.books, name).items() if v} for name in ("population", "active", "reserved")
         }
         await self.r.take_over()
         new = self.r.lead.authority
         assert books(new.books) == before
-        assert new.books.in_force() == policy_before
+        assert new.books.current_policy() == policy_before
         for name, counted in counts.items():
             assert {k: v for k, v in getattr(new.books, name).items() if v} == counted, name
 

@@ -100,7 +100,7 @@ class BacklogMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 1000
         self.lots = 0
-        self.backlog = Backlog(self.lot, ageing=AGEING, past=UnblockHistory(*self.past))
+        self.backlog = Backlog(self.lot, ageing=AGEING, history=UnblockHistory(*self.past))
         self.shares = FairShareLedger(CAPACITY, WEIGHTS, 0)
         self.plain: dict[int, Plain] = {}
         self.serial = 0
@@ -124,7 +124,7 @@ class BacklogMachine(RuleBasedStateMachine):
         self.now_ms += ms
         tenant, priority, amount, deadline_ms = KINDS[kind]
         for one in range(member, member + count):
-            if self.backlog.line_of(one) is not None:
+            if self.backlog.queue_of(one) is not None:
                 continue
             self.backlog.add(kind, lambda: ClassQueue(kind, tenant, priority, amount, deadline_ms), one, self.now_ms)
             if kind not in self.plain:
@@ -160,7 +160,7 @@ class BacklogMachine(RuleBasedStateMachine):
             self.placed.append(KINDS[kind])
             self.remove(one.member)
         for one in members[placed : data.draw(st.integers(placed, len(members)))]:
-            self.backlog.returned(one.member)
+            self.backlog.return_member(one.member)
             one.flying = False
 
     @rule(count=st.integers(1, 5))
@@ -173,10 +173,10 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(target=attempts, kind=A_KIND)
     def begin(self, kind: int) -> object:
-        line = self.backlog.line(kind)
+        line = self.backlog.queue(kind)
         if line is None:
             return multiple()
-        return Attempt(line, self.plain[kind], kind, self.backlog.begin(line))
+        return Attempt(line, self.plain[kind], kind, self.backlog.begin_attempt(line))
 
     @rule(attempt=attempts, cures=SOME_CURES)
     def end(self, attempt: Attempt, cures: frozenset[tuple[str, ...]]) -> None:
@@ -205,10 +205,10 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(kind=A_KIND)
     def back_off(self, kind: int) -> None:
-        line = self.backlog.line(kind)
+        line = self.backlog.queue(kind)
         if line is not None:
             self.backlog.back_off(line, "lost_race", self.now_ms)
-            assert line.wait is not None and line.standing == "backoff" and line.wait.until_ms > self.now_ms
+            assert line.wait is not None and line.state == "backoff" and line.wait.until_ms > self.now_ms
             self.plain[kind].wait = line.wait
 
     @rule(data=st.data(), news=st.lists(NEWS, max_size=4), cures=SOME_CURES)
@@ -227,10 +227,10 @@ class BacklogMachine(RuleBasedStateMachine):
     def happens(self, news: tuple[tuple[str, ...], frozenset[int] | None]) -> None:
         cure, kinds = news
         self.backlog.version += 1
-        woken = self.backlog.happened(cure, self.backlog.version, None if kinds is None else picks(kinds))
+        woken = self.backlog.on_event(cure, self.backlog.version, None if kinds is None else picks(kinds))
         picked = EVERYBODY if kinds is None else kinds
         self.news.append(News(self.backlog.version, cure, picked))
-        cured = [plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.cures]
+        cured = [plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.unblock_events]
         for plain in cured:
             plain.wait = None
         assert woken == len(cured)
@@ -289,12 +289,12 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @invariant()
     def lines_are_as_in_the_model(self) -> None:
-        lines = {line.key: line for line in self.backlog.lines()}
+        lines = {line.key: line for line in self.backlog.queues()}
         assert lines.keys() == self.plain.keys()
         for kind, plain in self.plain.items():
             line = lines[kind]
             assert line.members() == [one.member for one in plain.queued()]
-            assert line.flying == len(plain.members) - len(plain.queued()) and len(line) == len(plain.members)
+            assert line.in_flight_count == len(plain.members) - len(plain.queued()) and len(line) == len(plain.members)
             assert [line.arrived_ms(one.member) for one in plain.members] == [one.arrived_ms for one in plain.members]
             assert line.wait == plain.wait
         assert len(self.backlog) == sum(len(plain.members) for plain in self.plain.values())
@@ -306,18 +306,18 @@ class BacklogMachine(RuleBasedStateMachine):
         assert self.backlog.next_ms() == min((wait.until_ms for wait in waiting.values()), default=None)
         assert self.backlog.active == any(plain.wait is None and plain.queued() for plain in self.plain.values())
         told = self.backlog.reasons()
-        assert sum(tally.lines for tally in told.values()) == len(waiting)
+        assert sum(tally.queues for tally in told.values()) == len(waiting)
         assert sum(tally.members for tally in told.values()) == sum(len(self.plain[kind].members) for kind in waiting)
 
     @invariant()
     def nothing_is_kept_of_what_is_gone(self) -> None:
         backlog, waits = self.backlog, [plain.wait for plain in self.plain.values() if plain.wait is not None]
-        assert backlog._waiters.keys() == {cure for wait in waits for cure in wait.cures}
-        assert backlog._airborne.keys() == {KINDS[kind].tenant for kind, _ in self.flying()}
+        assert backlog._waiters.keys() == {cure for wait in waits for cure in wait.unblock_events}
+        assert backlog._queues_in_flight.keys() == {KINDS[kind].tenant for kind, _ in self.flying()}
         assert len(backlog._timers) <= 2 * len(waits) + 65
-        assert len(backlog._past) <= self.past[0]
-        for line in backlog.lines():
-            assert len(line._places) <= 2 * len(line._landed) + 17
+        assert len(backlog._history) <= self.past[0]
+        for line in backlog.queues():
+            assert len(line._returned_heap) <= 2 * len(line._returned) + 17
 
 
 class ForgetfulMachine(BacklogMachine):

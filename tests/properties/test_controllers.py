@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment.outcomes import BATCH, decode_batch
+from remit.commitment.outcomes import BATCH_PREFIX, decode_batch
 from remit.model.claims import Accepted, Acquire, Delete
 from remit.model.kinds import Rollout
 from remit.model.resources import Duration
@@ -38,9 +38,9 @@ async def whole_life(t: Town, wire: Wire) -> dict[str, Any]:
     """What was settled is rolled over and scaled down, a node is drained, and something is deleted."""
     await settled(t, wire)
     await t.apply(replace(SERVICE, spec=replace(NEWER, replicas=1)))
-    await t.until("rolled", lambda: t.phases("w") == ["serving"] and t.board.of("t1", "w")[0].thing.spec.generation == 2)
+    await t.until("rolled", lambda: t.phases("w") == ["serving"] and t.board.replicas_of("t1", "w")[0].obj.spec.generation == 2)
     await t.apply(node("n2", draining=True))
-    await t.until("drained", lambda: all(one.thing.status.phase.value == "released" for one in t.board.on("n2")))
+    await t.until("drained", lambda: all(one.obj.status.phase.value == "released" for one in t.board.replicas_on("n2")))
     await t.ask(Delete("Workload", "d", "t1"))
     await t.until("gone", lambda: "workload/t1/d" not in t.board.rows)
     await t.sleep(30 * BEAT_MS)
@@ -102,7 +102,7 @@ def test_a_quiet_scope_is_not_written_to() -> None:
         assert {type(one.claim) for one in waiting.asked} == {Acquire}
         written = [row for row in (await t.store.range("", limit=1_000)).rows if row.revision > before]
         assert {row.key.partition("/")[0] for row in written} <= {"head", "batch"}
-        assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH)), "each an empty beat"
+        assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH_PREFIX)), "each an empty beat"
         assert (await t.store.revision()) - before <= 600_000 // BEAT_MS + 1
         begun.cancel()
 
@@ -135,11 +135,11 @@ def test_what_a_silent_node_ran_runs_elsewhere__and_the_node_is_taken_back_when_
         crew = t.crew(Wire(t.authority))
         await t.apply(SERVICE)
         await t.until("served", lambda: t.phases("w") == ["serving"] * 2)
-        lost = t.board.of("t1", "w")[0].thing.status.node
+        lost = t.board.replicas_of("t1", "w")[0].obj.status.node
         t.silent.add(lost)
 
         def moved() -> bool:
-            return t.phases("w") == ["serving"] * 2 and all(one.thing.status.node != lost for one in t.board.of("t1", "w"))
+            return t.phases("w") == ["serving"] * 2 and all(one.obj.status.node != lost for one in t.board.replicas_of("t1", "w"))
 
         await t.until("moved", moved)
         await t.until("lost", lambda: t.healths[lost][-1] == "lost")

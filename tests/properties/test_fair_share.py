@@ -35,7 +35,7 @@ def filled(capacity: Ask, asks: Asks, limit: int = 50, weights: dict[str, int] |
         for i in range(1 + min(capacity[name] // count for name, count in ask.items() if count)):
             backlog.add(tenant, lambda: ClassQueue(tenant, tenant, 0, vector(ask)), (tenant, i), 0)  # noqa: B023  (called at once)
     while taken := backlog.take(limit, 0, shares):
-        since = {line: backlog.begin(line) for line, _ in taken}
+        since = {line: backlog.begin_attempt(line) for line, _ in taken}
         for line, members in taken:
             for member in members:
                 if line.wait is None and all(free[name] >= count for name, count in line.amount):
@@ -45,9 +45,9 @@ def filled(capacity: Ask, asks: Asks, limit: int = 50, weights: dict[str, int] |
                     shares.charge(line.tenant, line.amount, 1, 0)
                     got[line.tenant] += 1
                 else:
-                    backlog.returned(member)
+                    backlog.return_member(member)
                     backlog.wait(line, "no_room", frozenset({("room",)}), since=since[line], now_ms=0)
-    assert all(line.wait is not None for line in backlog.lines())
+    assert all(line.wait is not None for line in backlog.queues())
     return got
 
 
@@ -162,7 +162,7 @@ def test_charges_of_one_instant_may_come_in_any_order(charges: list[tuple[str, i
         for name, count in order:
             shares.charge("a", ((name, count),), 1, 1000)
     assert books[0].share("a", later_ms) == books[1].share("a", later_ms)
-    assert books[0].remembered("a", later_ms) == books[1].remembered("a", later_ms)
+    assert books[0].decayed_usage("a", later_ms) == books[1].decayed_usage("a", later_ms)
 
 
 def played(steps: list[tuple[int, int]], more: int = 0) -> tuple[FairShareLedger, int, list[int]]:
@@ -172,7 +172,7 @@ def played(steps: list[tuple[int, int]], more: int = 0) -> tuple[FairShareLedger
         shares.charge("a", (("cpu", 1),), use + more - held, now_ms)
         held = use + more
         now_ms += hold_ms
-        seen.append(shares.remembered("a", now_ms).get("cpu", 0))
+        seen.append(shares.decayed_usage("a", now_ms).get("cpu", 0))
     return shares, now_ms, seen
 
 

@@ -13,8 +13,8 @@ from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest, Node, NodeSpec, Template, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.observation.node_columns import Columns, Left, Rows, over
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows, translate_requirements
+from remit.observation.topology_counts import ColumnPeerCounts
 from tests.properties.effort import tries
 from tests.unit.law.fit_oracle import Scene, Work, broken, devices_found
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
@@ -27,9 +27,9 @@ class Asked(NamedTuple):
     ask: fit.Requirements
     sites: list[OneNode]
     peers: PlainPeers
-    columns: Columns
+    columns: NodeColumns
     over: fit.Requirements
-    over_peers: ColumnPeers
+    over_peers: ColumnPeerCounts
 
 
 def ask_of(work: Work, scene: Scene) -> fit.Requirements:
@@ -40,8 +40,8 @@ def asked(scene: Scene) -> Asked:
     ask = ask_of(scene.work, scene)
     sites = [OneNode(one) for one in scene.left]
     peers = PlainPeers(sites, [(ask_of(work, scene), scene.left[row].node) for work, row in scene.standing])
-    columns = Columns(scene.left)
-    return Asked(ask, sites, peers, columns, over(ask, columns), ColumnPeers(columns, peers.counted([ask])))
+    columns = NodeColumns(scene.left)
+    return Asked(ask, sites, peers, columns, translate_requirements(ask, columns), ColumnPeerCounts(columns, peers.counted([ask])))
 
 
 def column(truth: Any, rows: int) -> list[bool]:
@@ -50,8 +50,8 @@ def column(truth: Any, rows: int) -> list[bool]:
 
 
 @given(st.integers(1, 4).flatmap(lambda count: st.tuples(*map(nodes_left, range(count)))))
-def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[Left, ...]) -> None:
-    columns = Columns(left)
+def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[NodeFree, ...]) -> None:
+    columns = NodeColumns(left)
     for row, site in enumerate(OneNode(one) for one in left):
         assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
         assert {model: count[row] for model, count in columns.whole_devices.items() if count[row]} == dict(+site.whole_devices)
@@ -102,7 +102,7 @@ def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
 @given(scenes())
 def test_static_rules_do_not_look_at_what_is_left_or_who_is_where(scene: Scene) -> None:
     this = asked(scene)
-    bare = asked(scene._replace(left=[Left(one.node, {}, {}) for one in scene.left], standing=[]))
+    bare = asked(scene._replace(left=[NodeFree(one.node, {}, {}) for one in scene.left], standing=[]))
     for rule in fit.STATIC_RULES:
         for site, emptied in zip(this.sites, bare.sites, strict=True):
             assert rule.check(this.ask, site, this.peers) == rule.check(bare.ask, emptied, bare.peers)
@@ -149,13 +149,13 @@ def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_mo
     spec = WorkloadSpec(type="job", template=Template(command=("run",), devices=tuple(asks)))
     ask = compile_requirements("risk", "train", {}, spec, ())
     node = Node(metadata=Metadata(name="n"), spec=NodeSpec(region="r", zone="z", capacity=Amount(), devices=tuple(devices)))
-    assert bool(fit.devices(ask, OneNode(Left(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
+    assert bool(fit.devices(ask, OneNode(NodeFree(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
 
 
 # ----------------------------------------------------------------------------------------------------------- increments
 
 
-def shown(columns: Columns) -> dict[str, Any]:
+def shown(columns: NodeColumns) -> dict[str, Any]:
     """All that rules can see, by node: rows may stand in any order, and names may have any ids."""
     found = {}
     for name, row in columns.rows.items():
@@ -180,16 +180,16 @@ def shown(columns: Columns) -> dict[str, Any]:
 
 @given(st.data(), scenes(most=3))
 def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_stays(data: st.DataObject, scene: Scene) -> None:
-    columns, lefts = Columns(), dict[str, Left]()
-    kept: list[tuple[Columns, dict[str, Any]]] = []
+    columns, lefts = NodeColumns(), dict[str, NodeFree]()
+    kept: list[tuple[NodeColumns, dict[str, Any]]] = []
     for _ in range(data.draw(st.integers(1, 12))):
         match data.draw(st.sampled_from(("put", "put", "post", "post", "drop", "freeze", "look"))):
             case "put":
                 new = data.draw(nodes_left(data.draw(st.integers(0, 3))))
                 name = new.node.metadata.name
-                old = lefts.get(name, Left(new.node, dict(new.node.spec.capacity.pairs), {}))
+                old = lefts.get(name, NodeFree(new.node, dict(new.node.spec.capacity.pairs), {}))
                 free = {what: old.free.get(what, 0) for what in ("cpu", "memory")}
-                lefts[name] = Left(new.node, free, old.used)
+                lefts[name] = NodeFree(new.node, free, old.used)
                 columns.put(new.node)
             case "post" if lefts:
                 name = data.draw(st.sampled_from(sorted(lefts)))
@@ -198,7 +198,7 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
                 devices = dict.fromkeys(data.draw(few(st.sampled_from(names))), 250) if names else {}
                 free = {what: left.free.get(what, 0) - pairs[what] for what in pairs}
                 used = {device: left.used.get(device, 0) + devices.get(device, 0) for device in {*left.used, *devices}}
-                lefts[name] = Left(left.node, free, used)
+                lefts[name] = NodeFree(left.node, free, used)
                 columns.post(columns.rows[name], pairs.items(), devices)
             case "drop" if lefts:
                 name = data.draw(st.sampled_from(sorted(lefts)))
@@ -208,17 +208,17 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
                 kept.append((columns.freeze(), shown(columns)))
             case "look":
                 columns.label("disk"), columns.domain("rack")
-        assert shown(columns) == shown(Columns(lefts.values()))
+        assert shown(columns) == shown(NodeColumns(lefts.values()))
     for frozen, was in kept:
         assert shown(frozen) == was
     ask = ask_of(scene.work, scene)
-    fits = column(fit.mask(over(ask, columns), columns, ColumnPeers(columns, {})), len(columns))
-    anew = Columns(lefts.values())
-    fits_anew = column(fit.mask(over(ask, anew), anew, ColumnPeers(anew, {})), len(anew))
+    fits = column(fit.mask(translate_requirements(ask, columns), columns, ColumnPeerCounts(columns, {})), len(columns))
+    anew = NodeColumns(lefts.values())
+    fits_anew = column(fit.mask(translate_requirements(ask, anew), anew, ColumnPeerCounts(anew, {})), len(anew))
     assert {n for n, row in columns.rows.items() if fits[row]} == {n for n, row in anew.rows.items() if fits_anew[row]}
     assert not any(fits[row] for row, node in enumerate(columns.nodes) if node is None)
     rows = np.array(data.draw(st.lists(st.integers(0, len(columns) - 1))) if len(columns) else [], dtype=np.int64)
-    taken = column(fit.mask(over(ask, columns), Rows(columns, rows), ColumnPeers(columns, {})), len(rows))
+    taken = column(fit.mask(translate_requirements(ask, columns), SelectedRows(columns, rows), ColumnPeerCounts(columns, {})), len(rows))
     assert taken == [fits[row] for row in rows]
 
 
@@ -226,7 +226,7 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
 def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: Scene) -> None:
     this = asked(scene)
     counted = this.peers.counted([this.ask])
-    grown = ColumnPeers(this.columns, {})
+    grown = ColumnPeerCounts(this.columns, {})
     for index, domains in counted.items():
         for domain, count in domains.items():
             for _ in range(count):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from remit.client.endpoint import EndpointError, OutcomeUnknown
-from remit.commitment.authority import Deposed
+from remit.commitment.authority import LeadershipLost
 from remit.model.claims import (
     Accept,
     Accepted,
@@ -95,7 +95,7 @@ class Teller:
             try:
                 await scope.take_over()
                 return
-            except (Crash, StoreError, OutcomeUnknown, Deposed):
+            except (Crash, StoreError, OutcomeUnknown, LeadershipLost):
                 continue
         raise AssertionError("nobody could take over")
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.law import fit
-from remit.observation.node_columns import Columns, Left
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT_SCORES, LEAST_ALLOCATED, PREFERRED_TAINTS, MOST_ALLOCATED
 from remit.proposal.placement.fragmentation import RANGE, SHAPES_WEIGHED_MAX, Fragmentation
 from remit.proposal.placement.kernel import Kernel
@@ -40,7 +40,7 @@ NEAR = 1e-3 / RANGE * SCALE * HIGH_PRECISION_FACTOR
 class Plain:
     """The same by nested loops over plain values: law/fit.py node by node, scores as numbers, counting anew each time."""
 
-    def __init__(self, left: Sequence[Left], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]) -> None:
+    def __init__(self, left: Sequence[NodeFree], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
         self.slow: Slow | None = None
         """Where the fragmentation score counts: then in place of all that is not static."""
@@ -87,13 +87,13 @@ class Plain:
     def post(self, ask: fit.Requirements, row: int, devices: dict[str, int]) -> None:
         node, free, used = self.left[row]
         free = {name: free.get(name, 0) - dict(ask.resources).get(name, 0) for name in ("cpu", "memory")}
-        self.left[row] = Left(node, free, {name: used.get(name, 0) + devices.get(name, 0) for name in {*used, *devices}})
+        self.left[row] = NodeFree(node, free, {name: used.get(name, 0) + devices.get(name, 0) for name in {*used, *devices}})
         self.standing.append((ask, row))
 
     def gone(self, at: int) -> None:
         ask, row = self.standing.pop(at)
         node, free, used = self.left[row]
-        self.left[row] = Left(node, {n: free.get(n, 0) + dict(ask.resources).get(n, 0) for n in ("cpu", "memory")}, used)
+        self.left[row] = NodeFree(node, {n: free.get(n, 0) + dict(ask.resources).get(n, 0) for n in ("cpu", "memory")}, used)
 
 
 class _Priced:
@@ -107,7 +107,7 @@ class _Priced:
 class Learnt:
     """A kernel's fragmentation score, which is told what comes, if it counts at all; and the same slowly."""
 
-    def __init__(self, columns: Columns, profile: str) -> None:
+    def __init__(self, columns: NodeColumns, profile: str) -> None:
         self.columns = columns
         self.made = Fragmentation(columns) if profile == FRAGMENTATION else None
 
@@ -120,27 +120,27 @@ class Learnt:
             return
         self.made.arrived(ask, count)
         before = self.made.score.epoch()
-        self.made.renew()
+        self.made.update_weights()
         if plain is not None and self.columns.whole_devices and (plain.slow is None or self.made.score.epoch() != before):
             worths = {kind: found.tolist() for kind, found in self.made._worths.items()}
-            plain.slow = Slow(self.made.demand.popular(SHAPES_WEIGHED_MAX), worths, plain.left)
+            plain.slow = Slow(self.made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), worths, plain.left)
 
 
 def kernel_of(
-    left: Sequence[Left], asks: Sequence[fit.Requirements], standing: Sequence[tuple[fit.Requirements, int]], profile: str
+    left: Sequence[NodeFree], asks: Sequence[fit.Requirements], standing: Sequence[tuple[fit.Requirements, int]], profile: str
 ) -> tuple[Kernel, Learnt]:
-    columns = Columns(left)
+    columns = NodeColumns(left)
     learnt = Learnt(columns, profile)
     peers = PlainPeers([OneNode(one) for one in left], [(ask, left[row].node) for ask, row in standing])
-    kernel = Kernel(columns, ColumnPeers(columns, peers.counted(asks)), scores=(*PROFILES[profile], *learnt.scores))
+    kernel = Kernel(columns, ColumnPeerCounts(columns, peers.counted(asks)), scores=(*PROFILES[profile], *learnt.scores))
     for at, ask in enumerate(asks):
-        kernel.known(at, ask)
+        kernel.class_for(at, ask)
     return kernel, learnt
 
 
-def full(left: Left) -> Left:
+def full(left: NodeFree) -> NodeFree:
     """As drawn, but with no less left than nothing was taken: room for a run."""
-    return Left(left.node, dict(left.node.spec.capacity.pairs), {})
+    return NodeFree(left.node, dict(left.node.spec.capacity.pairs), {})
 
 
 loud = st.sampled_from(
@@ -186,17 +186,17 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
     for at, count in coming:
         learnt.come(asks[at], 30 * count, plain)
         for _ in range(count):
-            one = kernel.known(at, asks[at])
-            row = kernel.place(one)
+            one = kernel.class_for(at, asks[at])
+            row = kernel.best_row(one)
             if plain.slow is None or row < 0:
                 assert row == plain.place(asks[at])
             else:
                 numbers = plain.numbers(asks[at])
                 assert numbers[row] == pytest.approx(max(numbers.values()), abs=NEAR)
-                assert int(kernel.numbers(one)[row]) == pytest.approx(numbers[row], abs=NEAR)
+                assert int(kernel.row_scores(one)[row]) == pytest.approx(numbers[row], abs=NEAR)
             if row < 0:
                 break
-            devices = kernel.choose(one, row)
+            devices = kernel.choose_devices(one, row)
             assert bool(devices) == bool(sum(one.amount for one in asks[at].whole_devices) or asks[at].device_shares)
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
@@ -204,7 +204,7 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
             # Somebody goes: what was full takes work again.
             ask, row = plain.standing[0]
             if not (ask.whole_devices or ask.device_shares):
-                kernel.post(kernel.known(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
+                kernel.post(kernel.class_for(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
                 plain.gone(0)
 
 
@@ -228,11 +228,11 @@ def place_a_run(order: Coming) -> None:
     for at, count in coming:
         for one_of_both in (learnt, learnt_too):
             one_of_both.come(asks[at], 30 * count)
-        found = at_once.run(at_once.known(at, asks[at]), count)
-        one = singly.known(at, asks[at])
+        found = at_once.place_run(at_once.class_for(at, asks[at]), count)
+        one = singly.class_for(at, asks[at])
         expected: list[int] = []
-        while len(expected) < count and (row := singly.place(one)) >= 0:
-            singly.post(one, row, singly.choose(one, row))
+        while len(expected) < count and (row := singly.best_row(one)) >= 0:
+            singly.post(one, row, singly.choose_devices(one, row))
             expected.append(row)
         assert found.rows == expected
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from remit.commitment.decide import rulings
 from remit.commitment.rulings.evidence import CONDITIONS_MAX
-from remit.commitment.rulings.registry import UNLEASED, Coordination
+from remit.commitment.rulings.registry import UNLEASED_ROLES, Coordination
 from remit.model.claims import (
     CLAIMS,
     Abandon,
@@ -195,7 +195,7 @@ def revision(number: int, policies: dict[str, PolicySpec], until_ms: int | None 
 def scope(*more: AnyObject | Iterable[AnyObject], quota: Amount = cpu(64) + gpu(64)) -> Rows:
     """A tenant, a holder for every lease, and what else is given."""
     rows: list[AnyObject] = [Tenant(metadata=Metadata(name=TENANT, uid="u-acme"), spec=TenantSpec(quota=quota))]
-    actors = [actor(role) for role in Role if role not in UNLEASED and role is not Role.AGENT] + [actor(Role.AGENT, "n1")]
+    actors = [actor(role) for role in Role if role not in UNLEASED_ROLES and role is not Role.AGENT] + [actor(Role.AGENT, "n1")]
     rows += [Lease(metadata=RecordMetadata(name=one.lease), spec=LeaseSpec(holder=one.name, epoch=1)) for one in actors]
     for one in more:
         rows += one if isinstance(one, list) else [one]  # type: ignore[list-item]

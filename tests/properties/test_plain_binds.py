@@ -24,7 +24,7 @@ from tests.properties.test_pipelined_batches import SORTS, Twins, one_by_one, pl
 from tests.unit.commitment.authority_fixture import T1, bind, spawned
 from tests.unit.commitment.test_recovery import led_again, marked, restored
 
-PLAINLY = placement._plainly
+PLAINLY = placement._bind_fast
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
@@ -53,7 +53,7 @@ def watched() -> tuple[list[bool], Any]:
         taken.append(PLAINLY(*arguments))
         return taken[-1]
 
-    return taken, mock.patch.object(placement, "_plainly", plainly)
+    return taken, mock.patch.object(placement, "_bind_fast", plainly)
 
 
 @story

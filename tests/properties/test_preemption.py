@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest, Node, NodeSpec
 from remit.model.metadata import Metadata
-from remit.observation.node_columns import Columns, Left
+from remit.observation.node_columns import NodeColumns, NodeFree
 from remit.proposal.placement.preemption import VictimCandidates, Eviction, ReleasingCapacity, DisruptionAllowance, plan_evictions
 from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
@@ -73,7 +73,7 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         spec = NodeSpec(region="r", zone="z", capacity=amounts(cpu=str(c), memory=f"{m}Gi"), devices=devices)
         used = {r.gpu: 1000 for r in cluster.runners if r.row == row and r.gpu}
         left.append(
-            Left(Node(metadata=Metadata(name=f"n{row}"), spec=spec), {"cpu": 1000 * free_c, "memory": free_m << 30}, used)
+            NodeFree(Node(metadata=Metadata(name=f"n{row}"), spec=spec), {"cpu": 1000 * free_c, "memory": free_m << 30}, used)
         )
     asks = (DeviceRequest(kind="gpu", count=gpus),) if gpus else ()
     made = workload("w", str(cpu), devices=asks)
@@ -91,13 +91,13 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         up=np.array([r.up for r in runners]),
         amounts={"cpu": np.array([1000 * r.cpu for r in runners]), "memory": np.array([r.memory << 30 for r in runners])},
         devices={slot: {r.gpu: 1000} for slot, r in enumerate(runners) if r.gpu},
-        firm=nothing,
-        coming=nothing,
+        assigned=nothing,
+        releasing=nothing,
     )
     there, up = Counter(r.group for r in runners), Counter(r.group for r in runners if r.up)
     spare = DisruptionAllowance(*(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up)))
     rows = np.array(cluster.open_rows)
-    return plan_evictions(ask, Columns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
+    return plan_evictions(ask, NodeColumns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
 
 
 def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:

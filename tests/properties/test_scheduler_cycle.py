@@ -43,8 +43,8 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.resources import Duration
-from remit.observation.frozen_view import recount
-from remit.observation.node_columns import Left
+from remit.observation.frozen_view import recompute
+from remit.observation.node_columns import NodeFree
 from remit.proposal.proposals import Proposal
 from tests.properties.authority_world import OPERATOR, USER, furnished, node, workload
 from tests.properties.effort import tries
@@ -310,7 +310,7 @@ class MindMachine(RuleBasedStateMachine):
 
     @rule()
     def it_begins_from_nothing(self) -> None:
-        self.mind.view._clear()
+        self.mind.view._reset()
         self.do(self.mind.see())
         self.blind.clear()
 
@@ -332,7 +332,7 @@ class MindMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sum_is_that_of_the_rows(self) -> None:
-        found = list(recount(self.mind.view))
+        found = list(recompute(self.mind.view))
         assert not found, "\n".join(found)
 
     @invariant()
@@ -343,12 +343,12 @@ class MindMachine(RuleBasedStateMachine):
             return
         mind.hear()
         backlog, view = mind.cycle.backlog, mind.view
-        members = [cast(int, slot) for line in backlog.lines() for slot in (*line.members(), *line._flying)]
+        members = [cast(int, slot) for line in backlog.queues() for slot in (*line.members(), *line._in_flight)]
         assert sorted(members) == view.replicas.pending()
-        for line in backlog.lines():
+        for line in backlog.queues():
             assert not set(line.members()) & set(view.assumed), f"{line} has somebody queued who is assumed"
-            for slot in cast(list[int], list(line._flying)):
-                assert mind.cycle._is_asked(slot), f"{view.replicas.keys[slot]} is in flight, and nobody asks for it"
+            for slot in cast(list[int], list(line._in_flight)):
+                assert mind.cycle._is_in_flight(slot), f"{view.replicas.keys[slot]} is in flight, and nobody asks for it"
             assert (line.wait is None) or line.wait.until_ms <= mind.now_ms + 60_000
 
     # -- rest --------------------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ class MindMachine(RuleBasedStateMachine):
         raise AssertionError("it does not come to rest: somebody is pushed aside again and again")
 
     def _overrides(self) -> bool:
-        return bool(self.mind.cycle.steering.effects.overrides)
+        return bool(self.mind.cycle.override_filter.effects.overrides)
 
     def _all_is_right(self, *, later: bool) -> None:
         """What fits is bound at once. After a minute every reason is one of now, and who can make room by force has."""
@@ -400,7 +400,7 @@ class MindMachine(RuleBasedStateMachine):
         for row, (name, ledger) in enumerate(sorted(self.scope.books.nodes.items())):
             free = {resource: count for resource, count in ledger.free.items() if not resource.startswith("@")}
             used = {d.name: 1000 - ledger.free.get(f"@{d.name}", 0) for d in ledger.node.spec.devices}
-            left.append(Left(ledger.node, free, used))
+            left.append(NodeFree(ledger.node, free, used))
             places[name] = row
         standing = [(self._work(key), places[self._node_of(key)]) for key in self.replicas(*HOLDS)]
         return Scene(left, standing, [], Work("", "", {}, workload("x").spec)), places

@@ -12,45 +12,45 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from remit.commitment.books import Moment
+from remit.commitment.books import DecisionTime
 from remit.commitment.draft import Draft
 from remit.law.fit import RULES, owned_anti_affinity, mask, misfits
 from remit.model.claims import Apply, Delete, Spawn
 from remit.model.kinds import Policy, PolicySpec, Workload
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
-from remit.observation.frozen_view import differences, recount
-from remit.observation.node_columns import over
-from remit.observation.scheduler_view import PARTS, View
+from remit.observation.frozen_view import compare, recompute
+from remit.observation.node_columns import translate_requirements
+from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
-from remit.store.protocol import HEAD, Event
+from remit.store.protocol import HEAD, WatchEvent
 from tests.properties.authority_world import OPERATOR, USER, FakeClock, Scope, workload
 from tests.properties.effort import tries
 from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
 
 
-async def listed(view: View, store: MemoryStore) -> None:
+async def listed(view: SchedulerView, store: MemoryStore) -> None:
     page = await store.range(HEAD, limit=1)
-    view.begin(chain.decode_head(page.rows[0].value), page.revision)
-    for prefix, after in PARTS:
+    view.begin_list(chain.decode_head(page.rows[0].value), page.revision)
+    for prefix, after in LIST_RANGES:
         rows = (await store.range(prefix, after=after, limit=10_000, revision=page.revision)).rows
         # In pages that break where they like: a grant may come before its parent.
         for start in range(0, len(rows), 3):
-            view.page(rows[start : start + 3])
-    view.end()
+            view.add_page(rows[start : start + 3])
+    view.end_list()
 
 
-def folded(events: Sequence[Event]) -> Event:
+def folded(events: Sequence[WatchEvent]) -> WatchEvent:
     """As a store folds them for a watcher that lags, and in an order that says nothing."""
     last = {change.key: change for event in events for change in event.changes}
     changes = tuple(last[key] for key in sorted(last, reverse=True))
     return events[-1]._replace(changes=changes)
 
 
-async def told(store: MemoryStore, after: int) -> list[Event]:
-    watch, events = await store.watch("", after=after), list[Event]()
+async def told(store: MemoryStore, after: int) -> list[WatchEvent]:
+    watch, events = await store.watch("", after=after), list[WatchEvent]()
     try:
         now = await store.revision()
         reader = aiter(watch)
@@ -62,7 +62,7 @@ async def told(store: MemoryStore, after: int) -> list[Event]:
     return events
 
 
-def sums_of_view(view: View) -> dict[str, Any]:
+def sums_of_view(view: SchedulerView) -> dict[str, Any]:
     columns = view.columns
     free = {(n, name): int(column[row]) for name, column in columns.free.items() for n, row in columns.rows.items()}
     for name, row in columns.rows.items():
@@ -116,7 +116,7 @@ class ViewMachine(AuthorityMachine):
         super().__init__()
         self.way = "events"
         self.clock = FakeClock()
-        self.view = View(self.clock)
+        self.view = SchedulerView(self.clock)
         self.store: MemoryStore | None = None
 
     @rule(way=st.sampled_from(["events", "folded", "listed", "later"]))
@@ -169,8 +169,8 @@ class ViewMachine(AuthorityMachine):
         node = view.columns.nodes[row]
         assert node is not None
         names = [device.name for device in node.spec.devices]
-        devices = {names[0]: 400} if names and view.ask(slot).device_shares else {}
-        view.assume(slot, row, devices, view.ask(slot).quota)
+        devices = {names[0]: 400} if names and view.requirements_of(slot).device_shares else {}
+        view.assume(slot, row, devices, view.requirements_of(slot).quota)
         assert slot in view.assumed
 
     @rule(n=NUMBER)
@@ -183,9 +183,9 @@ class ViewMachine(AuthorityMachine):
     @rule(ms=st.sampled_from([1_000, 20_000, 30_000]))
     def assumptions_grow_old(self, ms: int) -> None:
         self.clock.at_ms += ms
-        old = self.view.expire(self.clock.at_ms)
+        old = self.view.expire_assumed(self.clock.at_ms)
         assert all(self.clock.at_ms - one.at_ms < 30_000 for one in self.view.assumed.values())
-        assert all(slot in self.view.take_news().pending for slot in old[:1])
+        assert all(slot in self.view.take_changes().pending for slot in old[:1])
 
     @invariant()
     def the_view_is_what_a_list_would_show(self) -> None:
@@ -206,17 +206,17 @@ class ViewMachine(AuthorityMachine):
                 view.apply(event)
         if self.way == "later":
             return
-        assert not list(recount(view)), "\n".join(recount(view))
-        fresh = View(self.clock)
+        assert not list(recompute(view)), "\n".join(recompute(view))
+        fresh = SchedulerView(self.clock)
         await listed(fresh, store)
-        assert not list(recount(fresh)), "\n".join(recount(fresh))
-        found = list(differences(view, fresh))
+        assert not list(recompute(fresh)), "\n".join(recompute(fresh))
+        found = list(compare(view, fresh))
         assert not found, "\n".join(found)
         self._fits_as_the_books_say(self.r, fresh)
         if not view.assumed:
             self._fits_as_the_books_say(self.r, view)
 
-    def _fits_as_the_books_say(self, scope: Scope, view: View) -> None:
+    def _fits_as_the_books_say(self, scope: Scope, view: SchedulerView) -> None:
         """The same sums, the same counts, and so the same answers about every node."""
         books = scope.lead.authority.books
         if not scope.lead.alive or max((r for r, _ in books.replicas.values()), default=0) > view.revision:
@@ -225,15 +225,15 @@ class ViewMachine(AuthorityMachine):
         if mine["replicas"] != theirs["replicas"]:
             return  # what was written has not been absorbed: its answer was lost
         assert mine == theirs
-        draft = Draft(books, Moment(0, "", {}, 0, 0, ""))
+        draft = Draft(books, DecisionTime(0, "", {}, 0, 0, ""))
         for slot in view.replicas.pending():
-            generation = view.shapes.seen(view.replicas.at.generation[slot])
-            ask = books.ask((generation.tenant, generation.workload, generation.number))
+            generation = view.shapes.info(view.replicas.at.generation[slot])
+            ask = books.requirements_of((generation.tenant, generation.workload, generation.number))
             assert ask is not None
             assert (ask.open, ask.gang) == (generation.open, generation.gang)
             for index in (*(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)), *owned_anti_affinity(ask)):
                 assert view.peers.total(index) == draft.total(index)
-            fits = mask(over(view.ask(slot), view.columns), view.columns, view.peers, RULES)
+            fits = mask(translate_requirements(view.requirements_of(slot), view.columns), view.columns, view.peers, RULES)
             for name, row in view.columns.rows.items():
                 whose = misfits(ask, books.nodes[name], draft)
                 assert bool(fits[row]) == (not whose), f"{view.replicas.keys[slot]} on {name}: {whose}"

@@ -19,13 +19,13 @@ import pytest
 from remit.simulate.world.clock import SimOffload
 from remit.simulate.world.power_loss import TornDisk
 from remit.store import chain
-from remit.store.chain import Place
+from remit.store.chain import ChainPosition
 from remit.store.protocol import HEAD, Commit, Committed, Corrupt, StoreError
 from remit.store.sqlite import maintenance
 from remit.store.sqlite.database_file import FILE_NAME
 from remit.store.sqlite.store import SqliteStore
-from remit.world.interfaces import Chance
-from remit.world.randomness import SeededChance
+from remit.world.interfaces import Randomness
+from remit.world.randomness import SeededRandomness
 
 Rows = dict[str, bytes]
 
@@ -73,18 +73,18 @@ class Known:
 
     def __init__(self) -> None:
         self.rows: Rows = {}
-        self.place: Place | None = None
+        self.place: ChainPosition | None = None
         self.under_way: Rows | None = None
 
-    async def write(self, store: SqliteStore, chance: Chance) -> None:
+    async def write(self, store: SqliteStore, chance: Randomness) -> None:
         """One group of one to four batches, each on top of the one before it."""
         assert self.place is not None
         place, rows, group = self.place, dict(self.rows), list[Commit]()
-        for _ in range(1 + chance.below(4)):
+        for _ in range(1 + chance.randrange(4)):
             puts, deletes = _changes(rows, chance)
             head = chain.advance(place.head, puts, deletes)
             group.append(chain.batch(place, head, puts, deletes))
-            place = Place(head, place.revision + 1)
+            place = ChainPosition(head, place.revision + 1)
             rows.update(puts)
             for key in deletes:
                 del rows[key]
@@ -106,31 +106,31 @@ class Known:
             raise Lost(f"{sorted(found.items() ^ self.rows.items())[:5]}")
         if self.place is not None:
             await _follow(store, self.place)
-        self.rows, self.place, self.under_way = found, store.place, None
+        self.rows, self.place, self.under_way = found, store.position, None
         return landed
 
 
-async def _follow(store: SqliteStore, place: Place) -> None:
+async def _follow(store: SqliteStore, place: ChainPosition) -> None:
     """Every batch since `place`, each with the digest of its rows on top of the one before it."""
     watch, seen, revision = await store.watch("", after=place.revision), place.head, place.revision
     try:
         async with asyncio.timeout(20):
             events = aiter(watch)
-            while revision < store.place.revision:
+            while revision < store.position.revision:
                 event = await anext(events)
                 if (gap := chain.gap(seen, event)) is not None or event.head is None:
                     raise Lost(f"{gap}")
                 seen, revision = event.head, event.revision
     finally:
         await watch.close()
-    if seen != store.place.head:
-        raise Lost(f"the chain ends at {seen}, not at {store.place.head}")
+    if seen != store.position.head:
+        raise Lost(f"the chain ends at {seen}, not at {store.position.head}")
 
 
-def _changes(rows: Rows, chance: Chance) -> tuple[list[tuple[str, bytes]], list[str]]:
+def _changes(rows: Rows, chance: Randomness) -> tuple[list[tuple[str, bytes]], list[str]]:
     keys = chance.shuffled([f"key/{number:02}" for number in range(30)])
     sizes = (10, 300, 2_000, 12_000)
-    puts = [(key, bytes([chance.below(256)]) * (1 + chance.below(chance.choice(sizes)))) for key in keys[: 1 + chance.below(6)]]
+    puts = [(key, bytes([chance.randrange(256)]) * (1 + chance.randrange(chance.choice(sizes)))) for key in keys[: 1 + chance.randrange(6)]]
     return puts, [key for key in keys[6:8] if key in rows]
 
 
@@ -142,21 +142,21 @@ class End(NamedTuple):
     landed: bool
 
 
-async def _live(process: Process, known: Known, chance: Chance) -> None:
+async def _live(process: Process, known: Known, chance: Randomness) -> None:
     store = await process.open()
     await known.check(store)
     for _ in range(STEPS):
         assert known.place is not None
-        if chance.below(5) == 0:
-            await store.compact(known.place.revision - chance.below(2))
+        if chance.randrange(5) == 0:
+            await store.compact(known.place.revision - chance.randrange(2))
         await known.write(store, chance)
-    if chance.below(2):
+    if chance.randrange(2):
         await store.close()
 
 
 async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
     """A story whose power goes in call `cut_at` (0: at its end), then what the next process finds, and the one after that."""
-    chance, known = SeededChance(seed), Known()
+    chance, known = SeededRandomness(seed), Known()
     before = disk.calls
     process = Process(disk)
     if cut_at:
@@ -166,7 +166,7 @@ async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
     except (asyncio.CancelledError, StoreError):
         if process.alive:
             raise
-    calls, cut = disk.calls - before, disk.dark
+    calls, cut = disk.calls - before, disk.power_off
     assert cut == (not process.alive)
     disk.crash(chance.stream(f"crash in {cut_at}"))
     await process.bury()
@@ -215,7 +215,7 @@ def test_the_power_goes_in_each_call_of_a_story(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_power_goes_anywhere_in_many_stories(seed: int, tmp_path: Path) -> None:
-    cut_at = 1 + SeededChance(f"{seed}/cut").below(200)
+    cut_at = 1 + SeededRandomness(f"{seed}/cut").randrange(200)
     play(tmp_path, f"{seed}", cut_at)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, event, given
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from remit.commitment.rulings.registry import DETAIL_MAX
+from remit.commitment.rulings.registry import DETAIL_CHARS_MAX
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
 from remit.model.manifests.json_schema import schema
@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_at_the_door_by_path_and_cure(name: str) -> None:
             (verdict,) = await scope.ask(OPERATOR, Apply(thing))
             assert isinstance(verdict, Refused) and verdict.code is (Code.RESERVED if "reserved" in name else Code.INVALID)
             said, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
-            if len(verdict.detail) > DETAIL_MAX:  # a refusal is no page: the last that is said is cut, and some are not said
+            if len(verdict.detail) > DETAIL_CHARS_MAX:  # a refusal is no page: the last that is said is cut, and some are not said
                 assert any(one.startswith(said[-1].removesuffix("…")) for one in expected)
                 assert len(said) > 3 and set(said[:-1]) <= set(expected)
             else:

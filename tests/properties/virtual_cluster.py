@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from remit.assembly import controllers, scheduler
+from remit.assembly import build_controllers, build_scheduler
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
 from remit.commitment.authority import Authority
-from remit.correction.controller_set import Crew
-from remit.correction.framework.loop import Cadence
+from remit.correction.controller_set import ControllerSet
+from remit.correction.framework.loop import LoopTiming
 from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Role, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.objects import AnyObject, decode
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
-from remit.observation.reflector import Follower
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.watch_cache import WatchCache
 from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
@@ -32,7 +32,7 @@ from tests.unit.client.fake_authority import Passing
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 BEAT_MS: Final = 1_000
-CADENCE: Final = Cadence(beat_ms=BEAT_MS, claims=1)
+CADENCE: Final = LoopTiming(heartbeat_ms=BEAT_MS, claims_per_batch=1)
 """One claim at a time: then there is a step between any two."""
 
 _NEXT: Final = {Phase.BOUND: "start", Phase.STARTING: "run", Phase.DRAINING: "stop", Phase.STOPPING: "stopped"}
@@ -77,7 +77,7 @@ class Wire(Passing):
 class Town:
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self.group = world, store, authority, group
-        self.board = Board(world.clock)
+        self.board = WatchCache(world.clock)
         """The test's own."""
         self.client = AuthorityClient({"a": authority}, OPERATOR, world)
         self.leases: dict[str, Actor] = {}
@@ -86,13 +86,13 @@ class Town:
         """By node: how it was, one after the other."""
         self.board.subscribe(self)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         if isinstance(new, Node):
             seen = self.healths.setdefault(new.metadata.name, [])
             if seen[-1:] != [new.status.health.value]:
                 seen.append(new.status.health.value)
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         pass
 
     async def sleep(self, ms: int) -> None:
@@ -112,7 +112,7 @@ class Town:
         def client_for(actor: Actor) -> AuthorityClient:
             return AuthorityClient({"a": wire}, actor, self.world)
 
-        made: Crew = controllers(self.store, self.store, client_for, self.world, name=name, cadence=CADENCE)
+        made: ControllerSet = build_controllers(self.store, self.store, client_for, self.world, name=name, cadence=CADENCE)
         return self.group.create_task(made.run())
 
     async def lasting_crew(self, wire: Wire) -> None:
@@ -125,8 +125,8 @@ class Town:
 
     async def settle_in(self, *nodes: Node) -> None:
         await self.apply(tenant("t1", "100"), *nodes)
-        follower = Follower(self.store, self.store, self.world, self.board, idle_ms=5 * BEAT_MS)
-        self.group.create_task(follower.follow())
+        follower = Reflector(self.store, self.store, self.world, self.board, idle_ms=5 * BEAT_MS)
+        self.group.create_task(follower.run())
         for node in nodes:
             name = node.metadata.name
             actor = Actor(f"agent-{name}", Role.AGENT)
@@ -136,8 +136,8 @@ class Town:
             self.leases[name] = Actor(actor.name, Role.AGENT, f"agent/{name}", verdict.number)
             self.group.create_task(self._agent(name, asker))
         asker = AuthorityClient({"a": self.authority}, Actor("s", Role.SCHEDULER), self.world)
-        rhythm = SchedulerTiming(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch=10)
-        self.group.create_task(scheduler(self.store, self.store, asker, self.world, name="s", rhythm=rhythm).run())
+        rhythm = SchedulerTiming(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch_max=10)
+        self.group.create_task(build_scheduler(self.store, self.store, asker, self.world, name="s", rhythm=rhythm).run())
 
     async def _agent(self, node: str, asker: AuthorityClient) -> None:
         beat_ms = 0
@@ -149,7 +149,7 @@ class Town:
                 if now_ms >= beat_ms:
                     beat_ms = now_ms + BEAT_MS
                     await asker.heartbeat([NodeHeartbeat(asker.actor, NodeState(node, settled=self.board.head.incarnation))])
-                moves = [move for one in self.board.on(node) if (move := self._move(one.key, ran, now_ms)) is not None]
+                moves = [move for one in self.board.replicas_on(node) if (move := self._move(one.key, ran, now_ms)) is not None]
                 if moves:
                     await self._say(asker, moves)
             await self.sleep(100)
@@ -162,7 +162,7 @@ class Town:
 
     def _move(self, key: str, ran: dict[str, int], now_ms: int) -> Move | None:
         kept = self.board.rows[key]
-        replica: Replica = kept.thing
+        replica: Replica = kept.obj
         status = replica.status
         workload: Workload | None = self.board.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
         name, result = _NEXT.get(status.phase, ""), ""
@@ -178,7 +178,7 @@ class Town:
     # -- how it is -------------------------------------------------------------------------------------------------------
 
     def phases(self, workload: str) -> list[str]:
-        return sorted(one.thing.status.phase.value for one in self.board.of("t1", workload))
+        return sorted(one.obj.status.phase.value for one in self.board.replicas_of("t1", workload))
 
     async def until(self, what: str, so: Callable[[], bool], within_ms: int = 120_000) -> None:
         until_ms = self.world.clock.now_ms() + within_ms
@@ -190,12 +190,12 @@ class Town:
     def stand(self) -> dict[str, Any]:
         """What stands, but for who did it when, and on which attempt."""
         found: dict[str, Any] = {}
-        for key, kept in self.board.kind("workload/"):
-            found[key] = self.phases(kept.thing.metadata.name), _conditions(kept.thing)
-        for key, kept in self.board.kind("node/"):
-            found[key] = kept.thing.status.health.value, _conditions(kept.thing)
+        for key, kept in self.board.of_kind("workload/"):
+            found[key] = self.phases(kept.obj.metadata.name), _conditions(kept.obj)
+        for key, kept in self.board.of_kind("node/"):
+            found[key] = kept.obj.status.health.value, _conditions(kept.obj)
         found["orphans"] = sorted(
-            key for key, kept in self.board.kind("replica/") if f"workload/t1/{kept.thing.spec.workload}" not in self.board.rows
+            key for key, kept in self.board.of_kind("replica/") if f"workload/t1/{kept.obj.spec.workload}" not in self.board.rows
         )
         return found
 
@@ -212,10 +212,10 @@ def in_town(story: Callable[[Town], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         world, store = virtual_world(), MemoryStore()
         authority = await Authority.take_over(
-            store, scope="r1", holder="a", clock=world.clock, ids=world.ids, tempo=CADENCE.tempo
+            store, scope="r1", holder="a", clock=world.clock, ids=world.ids, timing=CADENCE.timing
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(authority.run(beat_ms=BEAT_MS))
+            group.create_task(authority.run(heartbeat_ms=BEAT_MS))
             await story(Town(world, store, authority, group))
             for task in tuple(group._tasks):
                 task.cancel()

@@ -123,3 +123,21 @@ def test_modules_import_each_other_without_cycles() -> None:
 def test_cycle_finder_finds_a_cycle() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["a", "b", "c", "d"]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+NOT_SMOKED = {
+    "cli/test_up_tls.py": "30 s: two tenants over TLS; serve/test_tls.py is smoked",
+    "demo/test_live.py": "24 s: `make demo` itself; demo/test_race.py is smoked",
+    "serve/test_flood.py": "15 s of load",
+    "serve/test_multi_machine_enrollment.py": "90 s: three network namespaces; agent/test_credentials.py is smoked",
+}
+
+
+def test_every_capability_with_real_parts_has_a_smoke_test() -> None:
+    folder = SOURCE.parent / "tests" / "integration"
+    unmarked = [
+        name
+        for file in sorted(folder.rglob("test_*.py"))
+        if (name := file.relative_to(folder).as_posix()) not in NOT_SMOKED and "pytest.mark.smoke" not in file.read_text()
+    ]
+    assert not unmarked, f"`make test` runs nothing of these; mark one test of each as smoke: {unmarked}"

@@ -33,7 +33,7 @@ from remit.model.claims import Accepted, Actor, Verdict
 from remit.model.counters import LONG_SECONDS_BUCKETS, Histogram, BoundedCounter
 from remit.model.records import GenerationSpec, Replica
 from remit.model.wire.agent_messages import AssignmentsUpdate
-from remit.world.concurrency import Together
+from remit.world.concurrency import BatchedOffload
 from remit.world.interfaces import DiskError, LinkError, NotStarted, World, WorldError
 
 KEEPER_RETRY_MS: Final = 5_000
@@ -80,39 +80,39 @@ class Agent:
         world: World,
         client: AuthorityClient,
         feed: AssignmentFeed,
-        keeping: KeeperClient,
+        keeper: KeeperClient,
         hosted: Sequence[HostedNodeSpec],
         *,
         name: str,
-        tempo: Timing,
+        timing: Timing,
         preparer: Preparer | None = None,
         epochs: Path | None = None,
-        revive: Callable[[], Awaitable[None]] | None = None,
-        failed: Callable[[RetriesExhausted], None] | None = None,
-        tell: Callable[..., None] = _discard,
-        note: Callable[..., None] = _discard,
+        launch_keeper: Callable[[], Awaitable[None]] | None = None,
+        on_failure: Callable[[RetriesExhausted], None] | None = None,
+        log: Callable[..., None] = _discard,
+        log_debug: Callable[..., None] = _discard,
     ) -> None:
-        self._world, self._client, self._feed, self._keeping = world, client, feed, keeping
-        self._tempo, self._revive, self._told, self._note = tempo, revive, tell, note
-        self._sites = {one.node.metadata.name: HostedNode(one.place, tempo, one.node) for one in hosted}
-        self._like = hosted[0].place
+        self._world, self._client, self._feed, self._keeper = world, client, feed, keeper
+        self._timing, self._launch_keeper, self._log, self._log_debug = timing, launch_keeper, log, log_debug
+        self._nodes = {one.node.metadata.name: HostedNode(one.settings, timing, one.node) for one in hosted}
+        self._default_settings = hosted[0].settings
         self._preparer = preparer or Preparer(world, ())
-        self.orders = Assignments(world.clock)
-        self._lineup = StartQueue()
-        self._standing = HeartbeatSender(
-            world, client, keeping, self.orders, self._sites, LeaseContinuity(world, epochs), self._lineup,
-            name=name, tempo=tempo, touch=self._touch, tell=tell, failed=failed,
+        self.assignments = Assignments(world.clock)
+        self._start_queue = StartQueue()
+        self._heartbeats = HeartbeatSender(
+            world, client, keeper, self.assignments, self._nodes, LeaseContinuity(world, epochs), self._start_queue,
+            name=name, timing=timing, enqueue=self._enqueue, log=log, on_failure=on_failure,
         )  # fmt: skip
-        self._together = Together(world.offload)
+        self._batched_offload = BatchedOffload(world.offload)
         self._wake = asyncio.Event()
-        self._tabled = asyncio.Event()
-        self._asking: dict[str, None] = {}
-        self._awaited = UnconfirmedWrites()
-        self._not_before_ms: dict[str, int] = {}
+        self._table_received = asyncio.Event()
+        self._in_flight: dict[str, None] = {}
+        self._unconfirmed = UnconfirmedWrites()
+        self._backoff_until_ms: dict[str, int] = {}
         self._failures: dict[str, int] = {}
-        self._under_way: dict[tuple[str, AttemptId], int] = {}
+        self._keeper_calls: dict[tuple[str, AttemptId], int] = {}
         """When each operation was last requested from the keeper, by operation and attempt."""
-        self._chance = world.chance.stream(f"agent {name}")
+        self._rng = world.randomness.stream(f"agent {name}")
         self._group: asyncio.TaskGroup | None = None
         self.starts = BoundedCounter(START_RESULTS)
         self.fetches = Histogram(LONG_SECONDS_BUCKETS)
@@ -120,91 +120,91 @@ class Agent:
 
     def actor(self, node: str) -> Actor | None:
         """Return the actor for claims about `node`, or None while its lease is not held."""
-        tenure = self._sites[node].tenure
+        tenure = self._nodes[node].lease_hold
         return tenure.actor if tenure is not None and tenure.is_valid(self._world.clock.now_ms()) else None
 
-    def log_places(self, copy: AttemptId) -> tuple[list[Path], bool]:
+    def log_directories(self, copy: AttemptId) -> tuple[list[Path], bool]:
         """Return the directories that may contain the logs of an attempt, and whether more output can follow (it runs or is
         assigned).
         """
-        for site in self._sites.values():
-            kept, ordered = site.kept.get(copy), site.mind.ordered(self.orders, copy)
+        for site in self._nodes.values():
+            kept, ordered = site.records.get(copy), site.reconciler.is_assigned(self.assignments, copy)
             if kept is not None or ordered:
-                return [site.place.logs], ordered or (kept is not None and kept.alive)
-        return [site.place.logs for site in self._sites.values()], False
+                return [site.settings.logs], ordered or (kept is not None and kept.alive)
+        return [site.settings.logs for site in self._nodes.values()], False
 
-    def beside(self, copy: AttemptId) -> RunningAttempt | None:
+    def running_attempt(self, copy: AttemptId) -> RunningAttempt | None:
         """Return the process of an attempt and the order it was started with, for exec.
 
         None: it does not run on this agent, or should no longer run. Raises `NotStarted` while its inputs are being looked
         up again.
         """
-        for site in self._sites.values():
-            kept, order = site.kept.get(copy), self.orders.get(copy.key)
-            if kept is None or not kept.alive or not kept.pid or order is None or not site.mind.ordered(self.orders, copy):
+        for site in self._nodes.values():
+            kept, order = site.records.get(copy), self.assignments.get(copy.key)
+            if kept is None or not kept.alive or not kept.pid or order is None or not site.reconciler.is_assigned(self.assignments, copy):
                 continue
-            generation = self.orders.spec_of(order.replica)
+            generation = self.assignments.spec_of(order.replica)
             if generation is not None:
-                prepared = self._prepared(site, copy, order.replica, generation)
+                prepared = self._inputs_of(site, copy, order.replica, generation)
                 if prepared is None:
                     cause = "its secrets and configs are being fetched again after a restart of the agent"
                     raise NotStarted(cause, "retry in a few seconds")
-                like = build_order(site.place, copy, order.replica, generation, kept.ports, prepared)
+                like = build_order(site.settings, copy, order.replica, generation, kept.ports, prepared)
                 return RunningAttempt(site.name, kept.running, like)
         return None
 
     @property
-    def hosts(self) -> int:
-        return sum(site.tenure is not None for site in self._sites.values())
+    def held_nodes(self) -> int:
+        return sum(site.lease_hold is not None for site in self._nodes.values())
 
-    def running(self) -> int:
+    def running_attempts(self) -> int:
         """Number of attempts with a live process, according to the keeper's last table."""
-        return sum(kept.alive for site in self._sites.values() for kept in site.kept.values())
+        return sum(kept.alive for site in self._nodes.values() for kept in site.records.values())
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._follow_keeper(), name="keeper")
-            await self._until_tabled()
-            known = {copy.file_name for site in self._sites.values() for copy in site.kept}
-            await self._preparer.clear([site.place.work for site in self._sites.values()], known)
-            group.create_task(self._follow_orders(), name="orders")
-            group.create_task(self._standing.hold(), name="leases")
-            group.create_task(self._standing.beat(), name="beats")
-            group.create_task(self._standing.measure(), name="uses")
-            group.create_task(self._standing.pass_on(), name="renewals")
-            group.create_task(enforce_scratch_limits(self._world, self._keeping, self.orders, self._sites, self._tempo), name="scratch")
-            await self._act()
+            await self._wait_for_table()
+            known = {copy.file_name for site in self._nodes.values() for copy in site.records}
+            await self._preparer.remove_orphans([site.settings.work for site in self._nodes.values()], known)
+            group.create_task(self._follow_assignments(), name="orders")
+            group.create_task(self._heartbeats.run_leases(), name="leases")
+            group.create_task(self._heartbeats.run_heartbeats(), name="beats")
+            group.create_task(self._heartbeats.run_usage(), name="uses")
+            group.create_task(self._heartbeats.run_renewals(), name="renewals")
+            group.create_task(enforce_scratch_limits(self._world, self._keeper, self.assignments, self._nodes, self._timing), name="scratch")
+            await self._reconcile_due()
 
-    async def _until_tabled(self) -> None:
+    async def _wait_for_table(self) -> None:
         """Wait for the first process table of the keeper. No lease is acquired before: until then it is unknown what runs here.
 
         A delay is logged once, and so is its end.
         """
         try:
-            async with self._world.clock.timeout_ms(self._tempo.unknown_ms):
-                await self._tabled.wait()
+            async with self._world.clock.timeout_ms(self._timing.unknown_ms):
+                await self._table_received.wait()
         except TimeoutError:
-            self._told("the keeper has not sent its process table, so no node lease is acquired yet; see run/keeper.log")
-            await self._tabled.wait()
-            self._told("the keeper has sent its process table; acquiring node leases")
+            self._log("the keeper has not sent its process table, so no node lease is acquired yet; see run/keeper.log")
+            await self._table_received.wait()
+            self._log("the keeper has sent its process table; acquiring node leases")
 
     # -- following assignments and the keeper ----------------------------------------------------------------------------------
 
-    async def _follow_orders(self) -> None:
-        nodes = tuple(site.name for site in self._sites.values() if site.node is not None)
+    async def _follow_assignments(self) -> None:
+        nodes = tuple(site.name for site in self._nodes.values() if site.node is not None)
         while True:
             with suppress(LinkError, TimeoutError):
                 async with aclosing(self._feed(nodes)) as told:
                     while True:
                         # Servers send at least one message per heartbeat interval. On timeout, drop the stream even if the
                         # connection is still open.
-                        async with self._world.clock.timeout_ms(self._tempo.unknown_ms):
+                        async with self._world.clock.timeout_ms(self._timing.unknown_ms):
                             orders = await anext(told, None)
                         if orders is None or not self._is_newer(orders):
                             break  # the stream ended, or this server is behind what the agent has already seen
-                        self._take(orders)
-            await self._pause(self._tempo.heartbeat_ms // 4)
+                        self._apply_assignments(orders)
+            await self._sleep_with_jitter(self._timing.heartbeat_ms // 4)
 
     def _is_newer(self, told: AssignmentsUpdate) -> bool:
         """Return whether these assignments may replace the current ones.
@@ -213,282 +213,282 @@ class Agent:
         revision, so only a store created from scratch restarts at one. The incarnation must be the one that answers this
         agent's claims, so that a stale server cannot roll the agent back.
         """
-        if told.revision >= self.orders.revision:
+        if told.revision >= self.assignments.revision:
             return True
-        return told.whole and self.orders.incarnation != told.incarnation == self._client.incarnation
+        return told.whole and self.assignments.incarnation != told.incarnation == self._client.incarnation
 
-    def _take(self, orders: AssignmentsUpdate) -> None:
-        if orders.revision < self.orders.revision:
-            self._awaited.clear()
-        for key, node in self.orders.take(orders).items():
-            self._not_before_ms.pop(key, None)
+    def _apply_assignments(self, orders: AssignmentsUpdate) -> None:
+        if orders.revision < self.assignments.revision:
+            self._unconfirmed.clear()
+        for key, node in self.assignments.apply(orders).items():
+            self._backoff_until_ms.pop(key, None)
             self._failures.pop(key, None)
-            self._touch(node, key)
-        for node in (*orders.nodes, *orders.nodes_gone) if not orders.whole else tuple(self._sites):
-            self._touch(node)
+            self._enqueue(node, key)
+        for node in (*orders.nodes, *orders.nodes_gone) if not orders.whole else tuple(self._nodes):
+            self._enqueue(node)
         if orders.whole:
-            self.orders.let_go()
-        for key, node in self._awaited.pop_reached(self.orders.revision).items():
-            self._touch(node, key)
+            self.assignments.drop_unused_generations()
+        for key, node in self._unconfirmed.pop_confirmed(self.assignments.revision).items():
+            self._enqueue(node, key)
 
     async def _follow_keeper(self) -> None:
         while True:
             with suppress(LinkError):
-                async with aclosing(self._keeping.table()) as tables:
+                async with aclosing(self._keeper.watch_table()) as tables:
                     async for table in tables:
-                        self._take_table(table)
-            if self._revive is not None:
-                await self._revive()
-            await self._pause(self._tempo.heartbeat_ms // 8)
+                        self._apply_table(table)
+            if self._launch_keeper is not None:
+                await self._launch_keeper()
+            await self._sleep_with_jitter(self._timing.heartbeat_ms // 8)
 
-    def _take_table(self, table: ProcessTable) -> None:
+    def _apply_table(self, table: ProcessTable) -> None:
         if table.whole:
-            for site in self._sites.values():
-                site.kept.clear()
-                self._touch(site.name)
+            for site in self._nodes.values():
+                site.records.clear()
+                self._enqueue(site.name)
         for kept in table.kept:
-            self._keep(kept)
+            self._apply_record(kept)
         for gone in table.gone:
-            for site in self._sites.values():
-                if site.kept.pop(AttemptId(*gone), None) is not None:
-                    self._touch(site.name, gone[0])
-        self._tabled.set()
+            for site in self._nodes.values():
+                if site.records.pop(AttemptId(*gone), None) is not None:
+                    self._enqueue(site.name, gone[0])
+        self._table_received.set()
 
-    def _keep(self, kept: ProcessRecord) -> None:
-        site = self._sites.get(kept.node)
+    def _apply_record(self, kept: ProcessRecord) -> None:
+        site = self._nodes.get(kept.node)
         if site is None:
             # This node was hosted here under an earlier name. It gets no assignments, so its remaining processes are stopped.
-            place = self._like._replace(node=kept.node, logs=self._like.logs.parent / kept.node)
-            site = self._sites[kept.node] = HostedNode(place, self._tempo, None)
-            self._told(f"node {kept.node} is no longer hosted by this agent; stopping its remaining processes")
-        known = site.kept.get(kept.copy)
+            place = self._default_settings._replace(node=kept.node, logs=self._default_settings.logs.parent / kept.node)
+            site = self._nodes[kept.node] = HostedNode(place, self._timing, None)
+            self._log(f"node {kept.node} is no longer hosted by this agent; stopping its remaining processes")
+        known = site.records.get(kept.attempt_id)
         # The reply to a start and the table report the same record: only a later stage counts as a change.
         if known is None or (kept.stage >= known.stage and kept != known):
-            site.kept[kept.copy] = kept
-            self._touch(site.name, kept.key)
+            site.records[kept.attempt_id] = kept
+            self._enqueue(site.name, kept.key)
 
     # -- reconciling and claims
     # -------------------------------------------------------------------------------------------------
 
-    async def _act(self) -> None:
+    async def _reconcile_due(self) -> None:
         """Reconcile every node with a due key, and resync every node periodically."""
         clock = self._world.clock
         while True:
             self._wake.clear()
             now_ms, looks = clock.now_ms(), 0
             says: list[tuple[Actor, ReportAction]] = []
-            for site in tuple(self._sites.values()):
-                if (due_ms := site.due_ms()) is not None and due_ms <= now_ms:
-                    looks += self._look(site, now_ms, says)
+            for site in tuple(self._nodes.values()):
+                if (due_ms := site.next_run_ms()) is not None and due_ms <= now_ms:
+                    looks += self._reconcile_node(site, now_ms, says)
             for first in range(0, len(says), CLAIM_BATCH_MAX):
-                self._spawn(self._say(says[first : first + CLAIM_BATCH_MAX]), "say")
-            for node, copy in self._lineup.call():
-                self._touch(node, copy.key)
+                self._spawn(self._report(says[first : first + CLAIM_BATCH_MAX]), "say")
+            for node, copy in self._start_queue.admit():
+                self._enqueue(node, copy.key)
             if looks >= BURST_KEYS:  # collect the changes of a burst into one request; a single change is handled at once
                 await clock.sleep_ms(BURST_DELAY_MS)
-            dues_ms = [due_ms for site in self._sites.values() if (due_ms := site.due_ms()) is not None]
-            until_ms = min(dues_ms, default=now_ms + self._tempo.heartbeat_ms)
+            dues_ms = [due_ms for site in self._nodes.values() if (due_ms := site.next_run_ms()) is not None]
+            until_ms = min(dues_ms, default=now_ms + self._timing.heartbeat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _look(self, site: HostedNode, now_ms: int, says: list[tuple[Actor, ReportAction]]) -> int:
+    def _reconcile_node(self, site: HostedNode, now_ms: int, says: list[tuple[Actor, ReportAction]]) -> int:
         """Reconcile the due keys of one node. Returns their number, or 0 for a full resync."""
-        keys = site.take_due(now_ms)
+        keys = site.pop_due(now_ms)
         if keys is None:
-            sweep_ms = RESYNC_HEARTBEATS * self._tempo.heartbeat_ms
-            site.touch(ALL_KEYS, now_ms + sweep_ms - self._chance.uniform_ms(sweep_ms // 4))
-        for deed in site.mind.look(now_ms, self.orders, site.kept, may_act=site.may_act(now_ms), keys=keys):
+            sweep_ms = RESYNC_HEARTBEATS * self._timing.heartbeat_ms
+            site.enqueue(ALL_KEYS, now_ms + sweep_ms - self._rng.jitter_ms(sweep_ms // 4))
+        for deed in site.reconciler.reconcile(now_ms, self.assignments, site.records, holds_lease=site.holds_lease(now_ms), keys=keys):
             self._perform(site, deed, now_ms, says)
-        for key, at_ms in site.mind.wakes.items():
-            site.touch(key, at_ms)
-        if site.mind.making:
-            self._abandon_what_nobody_wants(site)
-        self._probe(site, keys)
+        for key, at_ms in site.reconciler.requeue_at_ms.items():
+            site.enqueue(key, at_ms)
+        if site.reconciler.preparations:
+            self._abandon_unneeded(site)
+        self._run_probes(site, keys)
         return 0 if keys is None else len(keys)
 
-    def _touch(self, name: str, key: str = ALL_KEYS, at_ms: int | None = None) -> None:
+    def _enqueue(self, name: str, key: str = ALL_KEYS, at_ms: int | None = None) -> None:
         """Schedule a reconcile of a replica, or of the whole node by default; now, or at `at_ms`."""
-        site = self._sites.get(name)
+        site = self._nodes.get(name)
         if site is not None:
-            site.touch(key, self._world.clock.now_ms() if at_ms is None else at_ms)
+            site.enqueue(key, self._world.clock.now_ms() if at_ms is None else at_ms)
             self._wake.set()
 
-    def _probe(self, site: HostedNode, keys: Collection[str] | None) -> None:
+    def _run_probes(self, site: HostedNode, keys: Collection[str] | None) -> None:
         """Run the probes that are due for the running attempts among `keys` (None: all)."""
-        for copy, kept in site.kept.items():
+        for copy, kept in site.records.items():
             if keys is not None and copy.key not in keys:
                 continue
-            order = self.orders.get(copy.key)
-            if not kept.alive or not kept.pid or order is None or not site.mind.ordered(self.orders, copy):
+            order = self.assignments.get(copy.key)
+            if not kept.alive or not kept.pid or order is None or not site.reconciler.is_assigned(self.assignments, copy):
                 continue
-            generation = self.orders.spec_of(order.replica)
-            prepared = NO_INPUTS if generation is None else self._prepared(site, copy, order.replica, generation)
+            generation = self.assignments.spec_of(order.replica)
+            prepared = NO_INPUTS if generation is None else self._inputs_of(site, copy, order.replica, generation)
             if generation is not None and prepared is not None:
-                patient = ProbeTarget(site.place, kept, order.replica, generation, site.mind.course(copy), prepared)
-                tell = partial(self._touch, site.name, copy.key)
+                patient = ProbeTarget(site.settings, kept, order.replica, generation, site.reconciler.progress_of(copy), prepared)
+                tell = partial(self._enqueue, site.name, copy.key)
                 due_ms = run_due_probes(self._world, patient, self._spawn, tell)
                 if due_ms is not None:
-                    self._touch(site.name, copy.key, due_ms)
+                    self._enqueue(site.name, copy.key, due_ms)
 
     def _perform(self, site: HostedNode, deed: AgentAction, now_ms: int, says: list[tuple[Actor, ReportAction]]) -> None:
         match deed:
-            case ReportAction(_, move) if move.transition == "start" and not self._standing.keeper_answers:
+            case ReportAction(_, move) if move.transition == "start" and not self._heartbeats.keeper_is_reachable:
                 # Without the keeper the start cannot be performed. Unclaimed, the replica is placed elsewhere after a timeout.
                 pass
             case ReportAction(copy, _):
-                if site.tenure is not None and self._may_say(site, copy.key, now_ms) and self._is_sure(site, deed, now_ms):
-                    self._asking[copy.key] = None
-                    says.append((site.tenure.actor, deed))
+                if site.lease_hold is not None and self._may_report(site, copy.key, now_ms) and self._is_end_certain(site, deed, now_ms):
+                    self._in_flight[copy.key] = None
+                    says.append((site.lease_hold.actor, deed))
             case PrepareAction():
                 self._prepare(site, deed)
             case StartAction(copy):
-                if self._lineup.may_begin(copy, site.name):
-                    self._once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
+                if self._start_queue.may_start(copy, site.name):
+                    self._call_keeper_once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
             case StopAction(copy, grace_ms, why):
-                self._once("end", site.name, copy, now_ms, lambda: self._keeping.halt(copy, grace_ms, why))
+                self._call_keeper_once("end", site.name, copy, now_ms, lambda: self._keeper.stop(copy, grace_ms, why))
             case ForgetAction(copy):
-                self._once("leave", site.name, copy, now_ms, lambda: self._leave(site, copy))
+                self._call_keeper_once("leave", site.name, copy, now_ms, lambda: self._forget(site, copy))
 
-    def _may_say(self, site: HostedNode, key: str, now_ms: int) -> bool:
+    def _may_report(self, site: HostedNode, key: str, now_ms: int) -> bool:
         """Return whether a claim about this replica may be sent now.
 
         Not while another is in flight, nor before the assignments show the last accepted one, nor during the backoff after a
         refusal.
         """
-        if key in self._asking or self._awaited.is_ahead(key, self.orders.revision):
+        if key in self._in_flight or self._unconfirmed.is_unconfirmed(key, self.assignments.revision):
             return False
-        at_ms = self._not_before_ms.get(key, 0)
+        at_ms = self._backoff_until_ms.get(key, 0)
         if at_ms > now_ms:
-            self._touch(site.name, key, at_ms)
+            self._enqueue(site.name, key, at_ms)
         return at_ms <= now_ms
 
-    def _is_sure(self, site: HostedNode, say: ReportAction, now_ms: int) -> bool:
+    def _is_end_certain(self, site: HostedNode, say: ReportAction, now_ms: int) -> bool:
         """Return whether an end may be reported, that is, the keeper cannot start this attempt any more.
 
         A start requested earlier, perhaps by a previous agent process, may still be in progress in the keeper. So the agent
         blocks further starts first and reports the end only after the keeper confirmed that. A recorded process that exited
         and is not restarted needs no block.
         """
-        known = say.copy in site.kept and say.move.transition != "stopped"
-        if say.move.transition not in _TERMINAL_TRANSITIONS or known or site.mind.course(say.copy).barred:
+        known = say.attempt in site.records and say.move.transition != "stopped"
+        if say.move.transition not in _TERMINAL_TRANSITIONS or known or site.reconciler.progress_of(say.attempt).start_blocked:
             return True
-        self._once("bar", site.name, say.copy, now_ms, lambda: self._bar(site, say.copy))
+        self._call_keeper_once("bar", site.name, say.attempt, now_ms, lambda: self._block_start(site, say.attempt))
         return False
 
-    async def _bar(self, site: HostedNode, copy: AttemptId) -> None:
-        kept = await self._keeping.bar(copy)
-        site.mind.course(copy).barred = kept is None or not kept.alive
+    async def _block_start(self, site: HostedNode, copy: AttemptId) -> None:
+        kept = await self._keeper.block_start(copy)
+        site.reconciler.progress_of(copy).start_blocked = kept is None or not kept.alive
         if kept is not None:
-            self._keep(kept)
+            self._apply_record(kept)
 
-    async def _say(self, says: Sequence[tuple[Actor, ReportAction]]) -> None:
+    async def _report(self, says: Sequence[tuple[Actor, ReportAction]]) -> None:
         try:
-            verdicts = await self._standing.ask([say.move for _, say in says], [actor for actor, _ in says])
+            verdicts = await self._heartbeats.submit([say.move for _, say in says], [actor for actor, _ in says])
             for index, (actor, say) in enumerate(says):
-                self._note(say.move.transition, reason=say.move.reason, **log_fields(_node_of(actor), say.copy))
-                self._heard(say.copy.key, _node_of(actor), None if verdicts is None else verdicts[index])
+                self._log_debug(say.move.transition, reason=say.move.reason, **log_fields(_node_of(actor), say.attempt))
+                self._on_verdict(say.attempt.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
             for actor, say in says:
-                self._asking.pop(say.copy.key, None)
-                self._touch(_node_of(actor), say.copy.key)
+                self._in_flight.pop(say.attempt.key, None)
+                self._enqueue(_node_of(actor), say.attempt.key)
 
-    def _heard(self, key: str, node: str, verdict: Verdict | None) -> None:
+    def _on_verdict(self, key: str, node: str, verdict: Verdict | None) -> None:
         if isinstance(verdict, Accepted):
-            self._awaited.add(key, node, verdict.revision)
+            self._unconfirmed.add(key, node, verdict.revision)
             self._failures.pop(key, None)
             return
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS << min(failures - 1, 10))
-        self._not_before_ms[key] = self._world.clock.now_ms() + pause_ms // 2 + self._chance.uniform_ms(pause_ms // 2)
+        self._backoff_until_ms[key] = self._world.clock.now_ms() + pause_ms // 2 + self._rng.jitter_ms(pause_ms // 2)
 
     # -- calls to the keeper ---------------------------------------------------------------------------------------------------
 
-    def _once(self, what: str, node: str, copy: AttemptId, now_ms: int, deed: Callable[[], Awaitable[None]]) -> None:
+    def _call_keeper_once(self, what: str, node: str, copy: AttemptId, now_ms: int, deed: Callable[[], Awaitable[None]]) -> None:
         """Call the keeper unless the same call is in progress or was made less than AGAIN_MS ago."""
-        asked_ms = self._under_way.get((what, copy))
+        asked_ms = self._keeper_calls.get((what, copy))
         if asked_ms is not None and now_ms < asked_ms + KEEPER_RETRY_MS:
-            self._touch(node, copy.key, asked_ms + KEEPER_RETRY_MS)
+            self._enqueue(node, copy.key, asked_ms + KEEPER_RETRY_MS)
             return
-        if len(self._under_way) > KEEPER_CALLS_MAX:
+        if len(self._keeper_calls) > KEEPER_CALLS_MAX:
             late_ms = now_ms - 2 * KEEPER_RETRY_MS
-            self._under_way = {one: at_ms for one, at_ms in self._under_way.items() if at_ms > late_ms}
-        self._under_way[what, copy] = now_ms
+            self._keeper_calls = {one: at_ms for one, at_ms in self._keeper_calls.items() if at_ms > late_ms}
+        self._keeper_calls[what, copy] = now_ms
         if what == "start":
-            self._lineup.begins(copy)
-        self._spawn(self._try(what, node, copy, deed), f"{what} {copy.key}")
+            self._start_queue.mark_starting(copy)
+        self._spawn(self._call_keeper(what, node, copy, deed), f"{what} {copy.key}")
 
-    async def _try(self, what: str, node: str, copy: AttemptId, deed: Callable[[], Awaitable[None]]) -> None:
+    async def _call_keeper(self, what: str, node: str, copy: AttemptId, deed: Callable[[], Awaitable[None]]) -> None:
         try:
             await deed()
             if what != "end":  # a stop lasts for its grace period; keeping the entry prevents a repeated call until then
-                self._under_way.pop((what, copy), None)
+                self._keeper_calls.pop((what, copy), None)
         except WorldError as error:
-            self._under_way[what, copy] = self._world.clock.now_ms()
+            self._keeper_calls[what, copy] = self._world.clock.now_ms()
             if what == "start":
-                self._lineup.over(copy)
+                self._start_queue.release(copy)
                 self.starts.add("failed")
-            self._told(f"{what} {copy.key}: {error}", **log_fields(node, copy))
-        self._touch(node, copy.key)
+            self._log(f"{what} {copy.key}: {error}", **log_fields(node, copy))
+        self._enqueue(node, copy.key)
 
-    async def _pass_on(self, copy: AttemptId, after_ms: int) -> None:
+    async def _release_slot(self, copy: AttemptId, after_ms: int) -> None:
         await self._world.clock.sleep_ms(after_ms)
-        self._lineup.over(copy)
+        self._start_queue.release(copy)
         self._wake.set()
 
     async def _start(self, site: HostedNode, start: StartAction) -> None:
-        known, asked = site.kept.get(start.copy), start.generation.spec.template.ports
-        ports = known.ports if known is not None else await self._ports({port.name: port.port for port in asked})
-        making = site.mind.making.get(start.copy)
-        prepared = making.prepared if making is not None and making.prepared is not None else NO_INPUTS
-        order = build_order(site.place, start.copy, start.replica, start.generation, ports, prepared)
-        fence, rooms = fence_ms(start.generation), (site.place.logs, site.place.directory(start.copy))
-        kept = await self._keeping.begin(
-            order, number=start.number, fence_ms=fence, grace_ms=self._tempo.kill_grace_ms, ports=ports, rooms=rooms
+        known, asked = site.records.get(start.attempt), start.generation.spec.template.ports
+        ports = known.ports if known is not None else await self._assign_ports({port.name: port.port for port in asked})
+        making = site.reconciler.preparations.get(start.attempt)
+        prepared = making.inputs if making is not None and making.inputs is not None else NO_INPUTS
+        order = build_order(site.settings, start.attempt, start.replica, start.generation, ports, prepared)
+        fence, rooms = fence_ms(start.generation), (site.settings.logs, site.settings.attempt_directory(start.attempt))
+        kept = await self._keeper.start(
+            order, restarts=start.restarts, fence_ms=fence, grace_ms=self._timing.kill_grace_ms, ports=ports, directories=rooms
         )
-        self._spawn(self._pass_on(start.copy, slot_hold_ms(order)), f"turn of {start.copy.key}")
+        self._spawn(self._release_slot(start.attempt, slot_hold_ms(order)), f"turn of {start.attempt.key}")
         if kept is not None and kept.number == NO_START:
             raise DiskError(kept.failed, kept.cure)
-        self._under_way.pop(("end", start.copy), None)
+        self._keeper_calls.pop(("end", start.attempt), None)
         self.starts.add("begun" if kept is not None else "late")
-        self._note("process started", number=start.number, late=kept is None, **log_fields(site.name, start.copy))
+        self._log_debug("process started", number=start.restarts, late=kept is None, **log_fields(site.name, start.attempt))
         if kept is not None:
-            self._keep(kept)
+            self._apply_record(kept)
         else:  # the fencing deadline has passed, or the renewal has not reached the keeper yet
-            await self._pause(self._tempo.heartbeat_ms // 4)
+            await self._sleep_with_jitter(self._timing.heartbeat_ms // 4)
 
     def _prepare(self, site: HostedNode, deed: PrepareAction) -> PreparationProgress:
-        making = site.mind.making[deed.copy] = PreparationProgress(deed.number)
-        kept = site.kept.get(deed.copy)
+        making = site.reconciler.preparations[deed.attempt] = PreparationProgress(deed.restarts)
+        kept = site.records.get(deed.attempt)
         runs = kept is not None and kept.alive
 
         async def prepare() -> None:
             began_ms = self._world.clock.now_ms()
-            await self._preparer.prepare(site.place, deed.copy, deed.replica, deed.generation, making, runs=runs)
+            await self._preparer.prepare(site.settings, deed.attempt, deed.replica, deed.generation, making, is_running=runs)
             if deed.generation.spec.template.artifacts or deed.generation.spec.template.rootfs:
                 self.fetches.add((self._world.clock.now_ms() - began_ms) / 1000)
-            self._touch(site.name)
+            self._enqueue(site.name)
 
-        making.task = self._task(prepare(), f"prepare {deed.copy.key}")
+        making.task = self._create_task(prepare(), f"prepare {deed.attempt.key}")
         return making
 
-    def _prepared(self, site: HostedNode, copy: AttemptId, replica: Replica, generation: GenerationSpec) -> PreparedInputs | None:
+    def _inputs_of(self, site: HostedNode, copy: AttemptId, replica: Replica, generation: GenerationSpec) -> PreparedInputs | None:
         """Return the prepared inputs of a running attempt, or None while they are being prepared.
 
         An agent that finds a process already running prepares its inputs again, for probes and exec sessions beside it.
         """
         if not needs_preparation(generation.spec.template):
             return NO_INPUTS
-        making = site.mind.making.get(copy)
+        making = site.reconciler.preparations.get(copy)
         if making is None:
-            making = self._prepare(site, PrepareAction(copy, replica, generation, site.kept[copy].number))
-        return (making.prepared or NO_INPUTS) if making.is_over else None
+            making = self._prepare(site, PrepareAction(copy, replica, generation, site.records[copy].number))
+        return (making.inputs or NO_INPUTS) if making.is_done else None
 
-    def _abandon_what_nobody_wants(self, site: HostedNode) -> None:
-        mind = site.mind
-        for copy in [copy for copy in mind.making if copy not in site.kept and not mind.wanted(self.orders, copy)]:
-            task = mind.making.pop(copy).task
-            self._spawn(self._abandon(site.place, copy, task), f"abandon {copy.key}")
+    def _abandon_unneeded(self, site: HostedNode) -> None:
+        mind = site.reconciler
+        for copy in [copy for copy in mind.preparations if copy not in site.records and not mind.should_run(self.assignments, copy)]:
+            task = mind.preparations.pop(copy).task
+            self._spawn(self._abandon(site.settings, copy, task), f"abandon {copy.key}")
 
     async def _abandon(self, place: NodeSettings, copy: AttemptId, task: asyncio.Task[None] | None) -> None:
         if task is not None:
@@ -496,33 +496,33 @@ class Agent:
             await asyncio.wait([task])
         await self._preparer.abandon(place, copy)
 
-    async def _ports(self, wanted: dict[str, int]) -> dict[str, int]:
-        free = iter(await self._world.ports.free(sum(port == 0 for port in wanted.values())))
+    async def _assign_ports(self, wanted: dict[str, int]) -> dict[str, int]:
+        free = iter(await self._world.ports.find_free(sum(port == 0 for port in wanted.values())))
         return {name: port or next(free) for name, port in wanted.items()}
 
-    async def _leave(self, site: HostedNode, copy: AttemptId) -> None:
-        await self._keeping.drop(copy)
-        site.kept.pop(copy, None)
-        making = site.mind.making.pop(copy, None)
+    async def _forget(self, site: HostedNode, copy: AttemptId) -> None:
+        await self._keeper.forget(copy)
+        site.records.pop(copy, None)
+        making = site.reconciler.preparations.pop(copy, None)
         if making is not None and making.task is not None:
             making.task.cancel()
         self._preparer.forget(copy)
-        for known in (self._not_before_ms, self._failures):
+        for known in (self._backoff_until_ms, self._failures):
             known.pop(copy.key, None)
-        self._under_way.pop(("end", copy), None)
+        self._keeper_calls.pop(("end", copy), None)
         with suppress(DiskError):
-            await self._together(lambda: self._world.disk.remove_tree(site.place.directory(copy)))
+            await self._batched_offload(lambda: self._world.disk.remove_tree(site.settings.attempt_directory(copy)))
 
     # -- helpers
     # ----------------------------------------------------------------------------------------------------------------
 
-    async def _pause(self, ms: int) -> None:
-        await self._world.clock.sleep_ms(ms // 2 + self._chance.uniform_ms(max(1, ms // 2)))
+    async def _sleep_with_jitter(self, ms: int) -> None:
+        await self._world.clock.sleep_ms(ms // 2 + self._rng.jitter_ms(max(1, ms // 2)))
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        _ = self._task(work, name)
+        _ = self._create_task(work, name)
 
-    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _create_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             raise RuntimeError("Agent.run is not active: no task can be started")
         return self._group.create_task(work, name=name)

@@ -23,7 +23,7 @@ from remit.agent.run_spec import NO_INPUTS, PreparedInputs
 from remit.agent.setup import CACHE_FILES, CACHE_TREES
 from remit.model.artifacts import Artifact
 from remit.model.kinds import Template
-from remit.world.files.artifacts import FetchBounds, NotFetched, NotUnpacked, Reach, UnpackBounds
+from remit.world.files.artifacts import FetchLimits, NotFetched, NotUnpacked, FetchPermissions, UnpackLimits
 from remit.world.interfaces import DiskError, World
 
 CACHE_BYTES_MAX: Final = 10 << 30
@@ -32,7 +32,7 @@ FETCH_BACKOFF_MS: Final = 1_000
 INDEX: Final = "index"
 PARTIAL_SUFFIX: Final = ".coming"
 """Suffix of entries that are not complete yet."""
-ROOTFS_BOUNDS: Final = UnpackBounds(as_root=True)
+ROOTFS_BOUNDS: Final = UnpackLimits(as_root=True)
 
 
 class ArtifactRef(NamedTuple):
@@ -58,13 +58,13 @@ class CacheEntry(msgspec.Struct):
 class ArtifactCache:
     """Artifact cache of one agent, in `root`. `bytes_max` bounds the whole cache and each file."""
 
-    def __init__(self, world: World, root: Path, reach: Reach, bytes_max: int = CACHE_BYTES_MAX) -> None:
-        self._world, self._root, self._reach, self._bytes_max = world, root, reach, bytes_max
+    def __init__(self, world: World, root: Path, permissions: FetchPermissions, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._world, self._root, self._permissions, self._bytes_max = world, root, permissions, bytes_max
         self._entries: dict[str, CacheEntry] | None = None
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
         self._pins: dict[str, int] = {}
         self._uses = 0
-        self._changing = asyncio.Lock()
+        self._index_lock = asyncio.Lock()
         """Held while entries are added, removed or written to the index."""
 
     @asynccontextmanager
@@ -72,21 +72,21 @@ class ArtifactCache:
         """Yield the path of the file, which stays in the cache within this context. Raises `NotFetched` and `NotPrepared`."""
         name = f"{CACHE_FILES}/{wanted.name}"
         with self._pinned(name):
-            async with self._turn(name, tell):
-                if not await self._is_sound(name, wanted.sha256):
+            async with self._locked(name, tell):
+                if not await self._is_intact(name, wanted.sha256):
                     await self._fetch(name, wanted, tell)
-                await self._use(name)
+                await self._mark_used(name)
             yield self._root / name
 
     async def tree(self, wanted: ArtifactRef, tell: OnProgress) -> Path:
         """Return the directory of an unpacked archive, used as a root file system. The caller pins it."""
         name = f"{CACHE_TREES}/{wanted.name}"
         with self._pinned(name):
-            async with self._turn(name, tell):
-                known = await self._known()
+            async with self._locked(name, tell):
+                known = await self._load_entries()
                 if name not in known or not await self._world.offload(partial(self._world.disk.exists, self._root / name)):
                     await self._unpack(name, wanted, tell)
-                await self._use(name)
+                await self._mark_used(name)
         return self._root / name
 
     def pin(self, wanted: ArtifactRef) -> Callable[[], None]:
@@ -100,7 +100,7 @@ class ArtifactCache:
 
     async def _fetch(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
         to, coming = self._root / name, self._root / f"{name}{PARTIAL_SUFFIX}"
-        bounds = FetchBounds()._replace(bytes_max=min(self._bytes_max, FetchBounds().bytes_max))
+        bounds = FetchLimits()._replace(bytes_max=min(self._bytes_max, FetchLimits().bytes_max))
         until_ms = self._world.clock.now_ms() + bounds.total_ms
         shown = wanted.source[:120]
 
@@ -112,17 +112,17 @@ class ArtifactCache:
         for number in range(1, FETCH_ATTEMPTS + 1):
             try:
                 left = bounds._replace(total_ms=max(1, until_ms - self._world.clock.now_ms()))
-                size = await self._world.carrier.fetch(
-                    wanted.source, coming, sha256=wanted.sha256, reach=self._reach, bounds=left, tell=told
+                size = await self._world.artifacts.fetch(
+                    wanted.source, coming, sha256=wanted.sha256, permissions=self._permissions, limits=left, on_progress=told
                 )
                 break
             except NotFetched as error:
                 pause_ms = FETCH_BACKOFF_MS << (number - 1)
-                if not error.again or number == FETCH_ATTEMPTS or self._world.clock.now_ms() + pause_ms >= until_ms:
+                if not error.retryable or number == FETCH_ATTEMPTS or self._world.clock.now_ms() + pause_ms >= until_ms:
                     raise NotPrepared(f"{shown} was not fetched: {error.cause}", error.cure) from error
                 tell(f"retrying to fetch {shown} after a failure ({error.cause})")
                 await self._world.clock.sleep_ms(pause_ms)
-        await self._keep(name, coming, to, CacheEntry(size))
+        await self._publish(name, coming, to, CacheEntry(size))
 
     async def _unpack(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
         coming = self._root / f"{name}{PARTIAL_SUFFIX}"
@@ -130,38 +130,38 @@ class ArtifactCache:
             tell(f"unpacking {wanted.source[:120]}")
             await self._world.offload(partial(self._world.disk.remove_tree, coming))
             try:
-                unpacked = await self._world.carrier.unpack(archive, coming, below=coming, bounds=ROOTFS_BOUNDS)
+                unpacked = await self._world.artifacts.unpack(archive, coming, below=coming, limits=ROOTFS_BOUNDS)
             except BaseException:
                 await self._world.offload(partial(self._world.disk.remove_tree, coming))
                 raise
-            await self._keep(name, coming, self._root / name, CacheEntry(unpacked.bytes))
+            await self._publish(name, coming, self._root / name, CacheEntry(unpacked.bytes))
 
-    async def _keep(self, name: str, coming: Path, to: Path, entry: CacheEntry) -> None:
+    async def _publish(self, name: str, coming: Path, to: Path, entry: CacheEntry) -> None:
         """Move a complete entry to its final name, after evicting least recently used entries to make room."""
-        known = await self._known()
-        async with self._changing:
+        known = await self._load_entries()
+        async with self._index_lock:
             await self._remove(to)
-            if not await self._make_room(known, entry.bytes):
+            if not await self._evict_for(known, entry.bytes):
                 await self._remove(coming)
                 cause = f"{_mib(entry.bytes)} MiB do not fit in the artifact cache of {_mib(self._bytes_max)} MiB"
                 cure = "raise the agent's --artifact-cache, or use fewer or smaller artifacts at the same time"
                 raise NotPrepared(cause, cure)
-            await self._world.carrier.publish(coming, to)
-            entry.stamp = await self._world.carrier.stamp(to)
+            await self._world.artifacts.publish(coming, to)
+            entry.stamp = await self._world.artifacts.change_stamp(to)
             known[name] = entry
 
-    async def _is_sound(self, name: str, sha256: str) -> bool:
+    async def _is_intact(self, name: str, sha256: str) -> bool:
         """Return whether the cached file is unchanged. An unchanged stamp is proof; otherwise (moved or restored files) it is
         hashed.
         """
-        known, path = await self._known(), self._root / name
-        entry, stamp = known.get(name), await self._world.carrier.stamp(path)
+        known, path = await self._load_entries(), self._root / name
+        entry, stamp = known.get(name), await self._world.artifacts.change_stamp(path)
         if entry is None or not stamp:
             return False
         if stamp == entry.stamp:
             return True
         with suppress(DiskError):
-            if await self._world.carrier.digest(path) == sha256:
+            if await self._world.artifacts.digest(path) == sha256:
                 entry.stamp = stamp
                 return True
         return False
@@ -169,7 +169,7 @@ class ArtifactCache:
     # -- index and eviction
     # -------------------------------------------------------------------------------------------------------
 
-    async def _make_room(self, known: dict[str, CacheEntry], wanted: int) -> bool:
+    async def _evict_for(self, known: dict[str, CacheEntry], wanted: int) -> bool:
         total = sum(one.bytes for one in known.values())
         for name in sorted(known, key=lambda name: known[name].used):
             if total + wanted <= self._bytes_max:
@@ -185,25 +185,25 @@ class ArtifactCache:
         with suppress(DiskError):
             await self._world.offload(partial(self._world.disk.remove, path))
 
-    async def _use(self, name: str) -> None:
-        known = await self._known()
+    async def _mark_used(self, name: str) -> None:
+        known = await self._load_entries()
         self._uses += 1
         known[name].used = self._uses
-        async with self._changing:
+        async with self._index_lock:
             with suppress(DiskError):  # a lost index only causes files to be fetched again
                 written = msgspec.json.encode(known)
                 await self._world.offload(partial(self._world.disk.write_atomically, self._root / INDEX, written))
 
-    async def _known(self) -> dict[str, CacheEntry]:
+    async def _load_entries(self) -> dict[str, CacheEntry]:
         if self._entries is None:
-            async with self._changing:
+            async with self._index_lock:
                 if self._entries is None:  # another task may have read it meanwhile
-                    entries = await self._world.offload(self._read)
+                    entries = await self._world.offload(self._read_index)
                     self._uses = max((one.used for one in entries.values()), default=0)
                     self._entries = entries
         return self._entries
 
-    def _read(self) -> dict[str, CacheEntry]:
+    def _read_index(self) -> dict[str, CacheEntry]:
         """Read the index and remove all entries it does not name: they are incomplete, or of an unknown tenant."""
         disk, found = self._world.disk, {}
         with suppress(DiskError, msgspec.DecodeError):
@@ -225,14 +225,14 @@ class ArtifactCache:
     # -----------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _turn(self, name: str, tell: OnProgress) -> AsyncGenerator[None, None]:
-        lock = self._turns.setdefault(name, asyncio.Lock())
+    async def _locked(self, name: str, tell: OnProgress) -> AsyncGenerator[None, None]:
+        lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked():
             tell("waiting for another replica that is fetching the same file")
         async with lock:
             yield
         if name not in self._pins or self._pins[name] <= 1:
-            self._turns.pop(name, None)
+            self._locks.pop(name, None)
 
     def _pinned(self, name: str) -> _Pin:
         return _Pin(self._pins, name)
@@ -263,17 +263,17 @@ _INSTALL_BWRAP: Final = "install bubblewrap on the node (apt install bubblewrap)
 class ArtifactStep:
     """Implements `preparation.Step`. Each artifact is copied from the cache, so that a process can modify its own copy only."""
 
-    def __init__(self, world: World, shelf: ArtifactCache) -> None:
-        self._world, self._shelf = world, shelf
+    def __init__(self, world: World, cache: ArtifactCache) -> None:
+        self._world, self._cache = world, cache
 
-    def wanted(self, template: Template, /) -> bool:
+    def applies_to(self, template: Template, /) -> bool:
         return bool(template.artifacts)
 
     async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        if subject.fresh:
+        if subject.is_new:
             for number, artifact in enumerate(subject.template.artifacts):
                 try:
-                    await self._bring(subject, artifact, room, tell)
+                    await self._place(subject, artifact, room, tell)
                 except NotUnpacked as error:
                     cause = f"template.artifacts[{number}] cannot be placed: {error.cause}"
                     raise NotPrepared(cause, error.cure) from error
@@ -282,13 +282,13 @@ class ArtifactStep:
     def forget(self, copy: AttemptId, /) -> None:
         pass
 
-    def forget_all_but(self, known: Collection[str], /) -> None:
+    def retain_only(self, known: Collection[str], /) -> None:
         pass
 
-    async def _bring(self, subject: PreparationContext, artifact: Artifact, room: Path, tell: OnProgress) -> None:
-        user, carrier = subject.user, self._world.carrier
+    async def _place(self, subject: PreparationContext, artifact: Artifact, room: Path, tell: OnProgress) -> None:
+        user, carrier = subject.user, self._world.artifacts
         wanted = ArtifactRef(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
-        async with self._shelf.file(wanted, tell) as file:
+        async with self._cache.file(wanted, tell) as file:
             if artifact.unpack:
                 tell(f"unpacking {artifact.source[:120]}")
                 await carrier.unpack(file, room / artifact.path, below=room, user=user)
@@ -310,30 +310,30 @@ class RootfsStep:
     tenant.
     """
 
-    def __init__(self, world: World, shelf: ArtifactCache, lent: tuple[Path, ...]) -> None:
-        self._world, self._shelf, self._lent = world, shelf, lent
+    def __init__(self, world: World, cache: ArtifactCache, host_paths: tuple[Path, ...]) -> None:
+        self._world, self._cache, self._host_paths = world, cache, host_paths
         self._pins: dict[AttemptId, Callable[[], None]] = {}
 
-    def wanted(self, template: Template, /) -> bool:
+    def applies_to(self, template: Template, /) -> bool:
         return template.rootfs is not None
 
     async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         root = subject.template.rootfs
         if root is None:
             return NO_INPUTS
-        if not self._world.runner.confinement().sandbox:
+        if not self._world.runner.isolation_support().sandbox:
             raise NotPrepared("template.rootfs needs bubblewrap, which this node does not have", _INSTALL_BWRAP)
         if root.directory:
-            found = await self._world.carrier.stands(Path(root.directory), self._lent)
+            found = await self._world.artifacts.resolve_allowed(Path(root.directory), self._host_paths)
             if found is None:
                 cure = "start the agent with --host-path for that directory, or use a permitted one"
                 raise NotPrepared(f"root directory {root.directory} is not permitted on this node", cure)
             return PreparedInputs(root=found)
         wanted = ArtifactRef(subject.replica.metadata.tenant, root.source, root.sha256)
-        if subject.copy not in self._pins:
-            self._pins[subject.copy] = self._shelf.pin(wanted)
+        if subject.attempt not in self._pins:
+            self._pins[subject.attempt] = self._cache.pin(wanted)
         try:
-            return PreparedInputs(root=await self._shelf.tree(wanted, tell))
+            return PreparedInputs(root=await self._cache.tree(wanted, tell))
         except NotUnpacked as error:
             raise NotPrepared(f"template.rootfs cannot be unpacked: {error.cause}", error.cure) from error
 
@@ -342,5 +342,5 @@ class RootfsStep:
         if let_go is not None:
             let_go()
 
-    def forget_all_but(self, known: Collection[str], /) -> None:
+    def retain_only(self, known: Collection[str], /) -> None:
         pass

@@ -17,7 +17,7 @@ from remit.agent.attempts import AttemptId
 from remit.model.kinds import Node
 from remit.model.records import Generation, GenerationSpec, Replica
 from remit.model.wire.agent_messages import AssignmentsUpdate
-from remit.world.interfaces import Clock, Order
+from remit.world.interfaces import Clock, ProcessSpec
 
 
 class Assignment(NamedTuple):
@@ -32,19 +32,19 @@ class Assignments:
         self._clock = clock
         self.incarnation = ""
         self.revision = 0
-        self._seen_ms = 0
+        self._as_of_ms = 0
         self._nodes: dict[str, tuple[Node, int]] = {}
         self._replicas: dict[str, Assignment] = {}
         self._by_node: dict[str, dict[str, None]] = {}
         self._generations: dict[str, GenerationSpec] = {}
 
     @property
-    def known(self) -> bool:
+    def is_loaded(self) -> bool:
         """Return whether assignments were received. Before that, a process without an assignment proves nothing."""
         return bool(self.incarnation)
 
     def age_ms(self) -> int:
-        return max(0, self._clock.now_ms() - self._seen_ms)
+        return max(0, self._clock.now_ms() - self._as_of_ms)
 
     def node(self, name: str) -> tuple[Node, int] | None:
         return self._nodes.get(name)
@@ -52,7 +52,7 @@ class Assignments:
     def get(self, key: str) -> Assignment | None:
         return self._replicas.get(key)
 
-    def on(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Assignment]]:
+    def on_node(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Assignment]]:
         """Iterate over the replicas of a node, or over those of `keys` that are on it."""
         here = self._by_node.get(node, {})
         return ((key, self._replicas[key]) for key in (tuple(here) if keys is None else keys) if key in here)
@@ -61,7 +61,7 @@ class Assignments:
         meta, spec = replica.metadata, replica.spec
         return self._generations.get(generation_name(meta.tenant, spec.workload, spec.generation))
 
-    def take(self, told: AssignmentsUpdate) -> dict[str, str]:
+    def apply(self, told: AssignmentsUpdate) -> dict[str, str]:
         """Apply a message. Returns the keys of changed replicas and the nodes they are, or were, on."""
         gone = tuple(self._replicas.keys() - {row.key for row in told.replicas}) if told.whole else told.gone
         if told.whole:
@@ -82,10 +82,10 @@ class Assignments:
         for name in told.nodes_gone:
             self._nodes.pop(name, None)
         self.incarnation, self.revision = told.incarnation, told.revision
-        self._seen_ms = self._clock.now_ms() - told.age_ms
+        self._as_of_ms = self._clock.now_ms() - told.age_ms
         return news
 
-    def let_go(self) -> None:
+    def drop_unused_generations(self) -> None:
         """Drop generations that no replica on these nodes belongs to."""
         wanted: Mapping[str, None] = dict.fromkeys(
             generation_name(one.replica.metadata.tenant, one.replica.spec.workload, one.replica.spec.generation)
@@ -124,7 +124,7 @@ REPORTED_MAX: Final = 50
 WAITING_FOR_SLOT: Final = "waiting for a start slot: other processes are being started on this machine"
 
 
-def slot_hold_ms(order: Order) -> int:
+def slot_hold_ms(order: ProcessSpec) -> int:
     """Return how long a start keeps its slot after the keeper reported it."""
     return SANDBOX_SETUP_MS if order.sandbox == "bwrap" else 0
 
@@ -132,50 +132,50 @@ def slot_hold_ms(order: Order) -> int:
 class StartQueue:
     """Start queue of one keeper, for all its nodes."""
 
-    def __init__(self, at_once: int = STARTS_MAX) -> None:
-        self._at_once = at_once
-        self._beginning: dict[AttemptId, None] = {}
-        self._called: dict[AttemptId, None] = {}
-        self._line: dict[AttemptId, str] = {}
+    def __init__(self, limit: int = STARTS_MAX) -> None:
+        self._limit = limit
+        self._starting: dict[AttemptId, None] = {}
+        self._admitted: dict[AttemptId, None] = {}
+        self._queue: dict[AttemptId, str] = {}
         """Waiting attempts with their node, in FIFO order."""
 
-    def may_begin(self, copy: AttemptId, node: str) -> bool:
+    def may_start(self, copy: AttemptId, node: str) -> bool:
         """Return whether the attempt may start now or is already starting. If not, it is queued."""
-        if copy in self._beginning or copy in self._called or (not self._line and self._room > 0):
+        if copy in self._starting or copy in self._admitted or (not self._queue and self._free_slots > 0):
             return True
-        self._line.setdefault(copy, node)
+        self._queue.setdefault(copy, node)
         return False
 
-    def begins(self, copy: AttemptId) -> None:
-        self._called.pop(copy, None)
-        self._line.pop(copy, None)
-        self._beginning[copy] = None
+    def mark_starting(self, copy: AttemptId) -> None:
+        self._admitted.pop(copy, None)
+        self._queue.pop(copy, None)
+        self._starting[copy] = None
 
-    def over(self, copy: AttemptId) -> None:
+    def release(self, copy: AttemptId) -> None:
         """Release the slot of an attempt, whether it started or failed."""
-        self._beginning.pop(copy, None)
+        self._starting.pop(copy, None)
 
-    def call(self) -> list[tuple[str, AttemptId]]:
+    def admit(self) -> list[tuple[str, AttemptId]]:
         """Admit waiting attempts to the free slots. Returns them with their nodes.
 
         An attempt admitted by the previous call that has not started since loses its slot.
         """
-        self._called.clear()
-        called = [(node, copy) for copy, node in islice(self._line.items(), max(0, self._room))]
+        self._admitted.clear()
+        called = [(node, copy) for copy, node in islice(self._queue.items(), max(0, self._free_slots))]
         for _, copy in called:
-            del self._line[copy]
-            self._called[copy] = None
+            del self._queue[copy]
+            self._admitted[copy] = None
         return called
 
-    def waiting(self) -> dict[str, list[AttemptId]]:
+    def waiting_by_node(self) -> dict[str, list[AttemptId]]:
         """Return the first waiting attempts of each node."""
         found: dict[str, list[AttemptId]] = {}
-        for copy, node in self._line.items():
+        for copy, node in self._queue.items():
             there = found.setdefault(node, [])
             if len(there) < REPORTED_MAX:
                 there.append(copy)
         return found
 
     @property
-    def _room(self) -> int:
-        return self._at_once - len(self._beginning) - len(self._called)
+    def _free_slots(self) -> int:
+        return self._limit - len(self._starting) - len(self._admitted)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from remit.world.interfaces import Ended
+from remit.world.interfaces import ExitStatus
 
 if TYPE_CHECKING:  # the keeper process loads this module and must stay small, so no kinds are imported
     from remit.model.records import Replica
@@ -39,17 +39,17 @@ class AttemptId(NamedTuple):
 
     key: str
     uid: str
-    attempt: int
+    number: int
 
     @property
     def token(self) -> str:
         """The fencing token of this attempt. The process may present it to storage it writes to."""
-        return f"{self.uid}.{self.attempt}"
+        return f"{self.uid}.{self.number}"
 
     @property
     def file_name(self) -> str:
         """A name for files and cgroups of this attempt: safe in a path, and unique."""
-        return f"{_UNSAFE.sub('_', self.uid)}.{self.attempt}"
+        return f"{_UNSAFE.sub('_', self.uid)}.{self.number}"
 
     @property
     def log_names(self) -> tuple[str, ...]:
@@ -73,10 +73,10 @@ def attempt_from_env(env: Mapping[str, str]) -> AttemptId:
 
 def log_fields(node: str, copy: AttemptId) -> dict[str, object]:
     """Return the fields that identify an attempt in a structured log line."""
-    return {"node": node, "replica": copy.key, "attempt": copy.attempt, "uid": copy.uid}
+    return {"node": node, "replica": copy.key, "attempt": copy.number, "uid": copy.uid}
 
 
-def result_of(ended: Ended) -> str:
+def result_of(ended: ExitStatus) -> str:
     """Return how an attempt ended, as one word for programs."""
     if ended.oom:
         return OOM

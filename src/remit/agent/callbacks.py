@@ -31,8 +31,8 @@ from remit.agent.attempts import AttemptId
 from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest, LogsRequest
 from remit.model.wire.exec_frames import ExecStarted, ExecExit, ExecFrameType, ExecRejected
 from remit.model.wire.exec_frames import TerminalSize as Asked
-from remit.world.interfaces import Ended, Missing, NotStarted, Order, Piece, Running, Spool, World
-from remit.world.process.exec_session import Said, Session, Window
+from remit.world.interfaces import ExitStatus, FileMissing, NotStarted, ProcessSpec, LogChunk, ProcessHandle, LogFiles, World
+from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
 
 CHUNK_BYTES: Final = 64 << 10
 TAIL_LINES_MAX: Final = 1_000_000
@@ -53,33 +53,33 @@ class CallbackRejected(Exception):
 class LogService:
     """Serves log files. Implements `world.interfaces.Service`."""
 
-    def __init__(self, world: World, spool: Spool, token: str, places: FindLogs) -> None:
-        self._world, self._spool, self._token, self._places = world, spool, token.encode(), places
+    def __init__(self, world: World, log_files: LogFiles, token: str, find_logs: FindLogs) -> None:
+        self._world, self._log_files, self._token, self._find_logs = world, log_files, token.encode(), find_logs
 
     async def request(self, body: bytes, /) -> bytes:
         raise CallbackRejected("logs are streamed; open a stream instead of a request")
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        asked = self._asked(body)
+        asked = self._decode_request(body)
         copy = AttemptId(asked.key, asked.uid, asked.attempt)
         names = [name for name, end in zip(copy.log_names, ("stdout", "stderr"), strict=True) if asked.stream in (end, "both")]
-        directory = await self._find(copy, names, follow=asked.follow)
+        directory = await self._find_directory(copy, names, follow=asked.follow)
         yield b""  # an empty item tells the caller that the request was accepted
         if directory is None:
-            yield f"-- no logs of attempt {copy.attempt} are stored: it has not started, or is too old --\n".encode()
+            yield f"-- no logs of attempt {copy.number} are stored: it has not started, or is too old --\n".encode()
             return
-        positions = {name: await self._first(directory, name, asked.tail) for name in names}
+        positions = {name: await self._tail_offset(directory, name, asked.tail) for name in names}
         while True:
             # Checked before the files are read, so that the last output is not missed.
-            over = not asked.follow or not self._places(copy)[1]
+            over = not asked.follow or not self._find_logs(copy)[1]
             for name in names:
-                async for data in self._new(directory, name, positions):
+                async for data in self._new_output(directory, name, positions):
                     yield data
             if over:
                 return
             await self._world.clock.sleep_ms(LOG_POLL_MS)
 
-    def _asked(self, body: bytes) -> LogsRequest:
+    def _decode_request(self, body: bytes) -> LogsRequest:
         try:
             asked = _logs_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -90,21 +90,21 @@ class LogService:
             raise CallbackRejected("key, uid and attempt do not name an attempt of a replica")
         return asked
 
-    async def _find(self, copy: AttemptId, names: list[str], *, follow: bool) -> Path | None:
+    async def _find_directory(self, copy: AttemptId, names: list[str], *, follow: bool) -> Path | None:
         """Return the directory that contains any of these files; None if there is none. With `follow`, wait until one appears.
         """
         while True:
-            places, goes_on = self._places(copy)
+            places, goes_on = self._find_logs(copy)
             for directory in places:
                 for name in names:
-                    with suppress(Missing):
-                        await self._world.offload(partial(self._spool.span, directory, name))
+                    with suppress(FileMissing):
+                        await self._world.offload(partial(self._log_files.span, directory, name))
                         return directory
             if not goes_on or not follow:
                 return None
             await self._world.clock.sleep_ms(LOG_POLL_MS)
 
-    async def _new(self, directory: Path, name: str, positions: dict[str, int]) -> AsyncGenerator[bytes, None]:
+    async def _new_output(self, directory: Path, name: str, positions: dict[str, int]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes written since the last call. `positions` holds the offset up to which each file was sent."""
         while True:
             piece = await self._read(directory, name, positions[name])
@@ -118,18 +118,18 @@ class LogService:
             positions[name] = piece.start + len(data)
             yield data
 
-    async def _first(self, directory: Path, name: str, tail: int | None) -> int:
+    async def _tail_offset(self, directory: Path, name: str, tail: int | None) -> int:
         """Return the offset at which the last `tail` lines begin."""
         try:
-            first, end = await self._world.offload(partial(self._spool.span, directory, name))
-        except Missing:
+            first, end = await self._world.offload(partial(self._log_files.span, directory, name))
+        except FileMissing:
             return 0
         if tail is None:
             return first
         left, at, last = min(max(tail, 0), TAIL_LINES_MAX), end, True
         while left and at > first:
             start = max(first, at - CHUNK_BYTES)
-            data = await self._between(directory, name, start, at)
+            data = await self._read_range(directory, name, start, at)
             # The newline at the end of the file starts no line.
             cut = len(data) - 1 if last and data.endswith(b"\n") else len(data)
             last = False
@@ -140,7 +140,7 @@ class LogService:
             at = start
         return first if left else end
 
-    async def _between(self, directory: Path, name: str, start: int, end: int) -> bytes:
+    async def _read_range(self, directory: Path, name: str, start: int, end: int) -> bytes:
         """Read a range, also across rotated files. Stops where bytes were removed by rotation."""
         data = b""
         while start + len(data) < end:
@@ -150,11 +150,11 @@ class LogService:
             data += piece.data
         return data[: end - start]
 
-    async def _read(self, directory: Path, name: str, start: int) -> Piece:
+    async def _read(self, directory: Path, name: str, start: int) -> LogChunk:
         try:
-            return await self._world.offload(partial(self._spool.read, directory, name, start, CHUNK_BYTES))
-        except Missing:
-            return Piece(start, b"")
+            return await self._world.offload(partial(self._log_files.read, directory, name, start, CHUNK_BYTES))
+        except FileMissing:
+            return LogChunk(start, b"")
 
 
 SESSIONS_MAX: Final = 64
@@ -178,8 +178,8 @@ class RunningAttempt(NamedTuple):
     """A running attempt: its node, its process, and the order it was started with."""
 
     node: str
-    running: Running
-    order: Order
+    running: ProcessHandle
+    order: ProcessSpec
 
 
 FindAttempt = Callable[[AttemptId], RunningAttempt | None]
@@ -191,8 +191,8 @@ class _ExecState:
 
     def __init__(self, tenant: str, now_ms: int) -> None:
         self.tenant = tenant
-        self.began_ms = self.spoke_ms = now_ms
-        self.session: Session | None = None
+        self.started_ms = self.active_ms = now_ms
+        self.session: ExecSession | None = None
 
 
 class ExecService:
@@ -200,55 +200,55 @@ class ExecService:
 
     def __init__(self, world: World, token: str, find: FindAttempt) -> None:
         self._world, self._token, self._find = world, token.encode(), find
-        self._talks: dict[str, _ExecState] = {}
+        self._sessions: dict[str, _ExecState] = {}
 
     def __len__(self) -> int:
-        return len(self._talks)
+        return len(self._sessions)
 
     async def request(self, body: bytes, /) -> bytes:
-        fed = self._read(_feed_decoder, body)
-        talk = self._talks.get(fed.session)
+        fed = self._decode_request(_feed_decoder, body)
+        talk = self._sessions.get(fed.session)
         if talk is None or talk.session is None:
             return b""  # the session has ended meanwhile, as its stream reports
-        talk.spoke_ms = self._world.clock.now_ms()
+        talk.active_ms = self._world.clock.now_ms()
         if fed.window is not None:
             talk.session.resize(_window(fed.window))
-        await talk.session.feed(fed.data)
+        await talk.session.write(fed.data)
         if fed.over:
-            talk.session.end_input()
+            talk.session.close_input()
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        asked = self._read(_exec_decoder, body)
-        if asked.session in self._talks:
+        asked = self._decode_request(_exec_decoder, body)
+        if asked.session in self._sessions:
             raise CallbackRejected("a session of that name is in progress")
         copy = AttemptId(asked.key, asked.uid, asked.attempt)
         tenant = asked.key.split("/")[1] if asked.key.count("/") == 2 else ""
-        if (full := self._full(tenant)) is not None:
+        if (full := self._limit_reached(tenant)) is not None:
             yield _frame(ExecFrameType.REFUSED, full)
             return
-        talk = self._talks[asked.session] = _ExecState(tenant, self._world.clock.now_ms())
+        talk = self._sessions[asked.session] = _ExecState(tenant, self._world.clock.now_ms())
         try:
             try:
                 found = self._find(copy)
                 if found is not None:
-                    talk.session = await self._begin(found, asked)
+                    talk.session = await self._start(found, asked)
             except NotStarted as error:
                 yield _frame(ExecFrameType.REFUSED, ExecRejected(NOT_STARTED, error.cause, error.cure))
                 return
             if found is None or talk.session is None:
-                cause, cure = f"attempt {copy.attempt} does not run on this node", "look up its node (remit get replicas), and retry"
+                cause, cure = f"attempt {copy.number} does not run on this node", "look up its node (remit get replicas), and retry"
                 yield _frame(ExecFrameType.REFUSED, ExecRejected(GONE, cause, cure))
                 return
-            yield _frame(ExecFrameType.STARTED, ExecStarted(asked.key.rpartition("/")[2], copy.attempt, found.node))
-            async for item in self._told(talk, talk.session, found.running):
+            yield _frame(ExecFrameType.STARTED, ExecStarted(asked.key.rpartition("/")[2], copy.number, found.node))
+            async for item in self._output(talk, talk.session, found.running):
                 yield item
         finally:
-            del self._talks[asked.session]
+            del self._sessions[asked.session]
             if talk.session is not None:
                 await talk.session.close()
 
-    def _read(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    def _decode_request(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         try:
             asked = decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -257,51 +257,51 @@ class ExecService:
             raise CallbackRejected("the token is not this agent's callback token")
         return asked
 
-    def _full(self, tenant: str) -> ExecRejected | None:
+    def _limit_reached(self, tenant: str) -> ExecRejected | None:
         cure = "end a session that is not needed, or retry later"
-        if len(self._talks) >= SESSIONS_MAX:
+        if len(self._sessions) >= SESSIONS_MAX:
             return ExecRejected(FULL, f"this node has reached its limit of {SESSIONS_MAX} exec sessions", cure)
-        if sum(talk.tenant == tenant for talk in self._talks.values()) >= TENANT_SESSIONS_MAX:
+        if sum(talk.tenant == tenant for talk in self._sessions.values()) >= TENANT_SESSIONS_MAX:
             return ExecRejected(FULL, f"this tenant has reached its limit of {TENANT_SESSIONS_MAX} sessions on this node", cure)
         return None
 
-    async def _begin(self, found: RunningAttempt, asked: ExecRequest) -> Session:
+    async def _start(self, found: RunningAttempt, asked: ExecRequest) -> ExecSession:
         begin, env = asked.begin, dict(found.order.env)
         if begin.window is not None and begin.terminal:
             env["TERM"] = begin.terminal
         order = found.order._replace(argv=begin.argv, env=env, stdout=None, stderr=None)
         window = None if begin.window is None else _window(begin.window)
-        session = await self._world.runner.enter(found.running, order, window=window)
+        session = await self._world.runner.start_exec(found.running, order, window=window)
         if not begin.stdin and window is None:
-            session.end_input()
+            session.close_input()
         return session
 
-    async def _told(self, talk: _ExecState, session: Session, beside: Running) -> AsyncGenerator[bytes, None]:
+    async def _output(self, talk: _ExecState, session: ExecSession, beside: ProcessHandle) -> AsyncGenerator[bytes, None]:
         """Yield output frames until the session has ended and its output is complete, then the exit status."""
         clock, why, ending_ms, silent = self._world.clock, "", 0, False
-        reading: asyncio.Future[Said | None] = asyncio.ensure_future(session.read())
-        waiting: asyncio.Future[Ended] = asyncio.ensure_future(session.wait())
+        reading: asyncio.Future[CommandOutput | None] = asyncio.ensure_future(session.read())
+        waiting: asyncio.Future[ExitStatus] = asyncio.ensure_future(session.wait())
         try:
             while not (silent and ending_ms):
                 now_ms = clock.now_ms()
                 if not ending_ms and (waiting.done() or now_ms >= _limit_ms(talk)):
                     why = "" if waiting.done() else _limit_reason(talk, now_ms)
                     ending_ms = now_ms
-                    await session.end()  # also its descendants, which may hold its output streams open
+                    await session.kill_all()  # also its descendants, which may hold its output streams open
                 until_ms = ending_ms + OUTPUT_DRAIN_MS if ending_ms else _limit_ms(talk)
-                await self._until(until_ms, [*([] if silent else [reading]), *([] if ending_ms else [waiting])])
+                await self._wait_until(until_ms, [*([] if silent else [reading]), *([] if ending_ms else [waiting])])
                 if not silent and reading.done():
                     said = reading.result()
                     if said is None:
                         silent = True  # it closed its output and may still run
                         continue
-                    talk.spoke_ms = clock.now_ms()
+                    talk.active_ms = clock.now_ms()
                     yield bytes((ExecFrameType.STDERR if said.stream == "stderr" else ExecFrameType.STDOUT,)) + said.data
                     reading = asyncio.ensure_future(session.read())
                 elif ending_ms and clock.now_ms() >= until_ms:
                     break
             ended = await session.wait()
-            if not why and ended.signal is not None and not self._world.runner.alive(beside):
+            if not why and ended.signal is not None and not self._world.runner.is_alive(beside):
                 why = "its replica ended"
             yield _frame(ExecFrameType.EXITED, ExecExit(ended.code, ended.signal, why))
         finally:
@@ -309,7 +309,7 @@ class ExecService:
                 task.cancel()
             await asyncio.wait((reading, waiting))
 
-    async def _until(self, at_ms: int, tasks: list[asyncio.Future[Any]]) -> None:
+    async def _wait_until(self, at_ms: int, tasks: list[asyncio.Future[Any]]) -> None:
         if not tasks:
             return
         with suppress(TimeoutError):
@@ -318,11 +318,11 @@ class ExecService:
 
 
 def _limit_ms(talk: _ExecState) -> int:
-    return min(talk.spoke_ms + IDLE_MS_MAX, talk.began_ms + SESSION_MS_MAX)
+    return min(talk.active_ms + IDLE_MS_MAX, talk.started_ms + SESSION_MS_MAX)
 
 
 def _limit_reason(talk: _ExecState, now_ms: int) -> str:
-    if now_ms >= talk.began_ms + SESSION_MS_MAX:
+    if now_ms >= talk.started_ms + SESSION_MS_MAX:
         return f"the session reached its limit of {SESSION_MS_MAX // 3_600_000} hours"
     return f"no input or output for {IDLE_MS_MAX // 60_000} minutes"
 
@@ -331,8 +331,8 @@ def _frame(part: ExecFrameType, what: msgspec.Struct) -> bytes:
     return bytes((part,)) + _encode(what)
 
 
-def _window(asked: Asked) -> Window:
-    return Window(asked.rows, asked.columns)
+def _window(asked: Asked) -> PtySize:
+    return PtySize(asked.rows, asked.columns)
 
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -350,16 +350,16 @@ class CallbackService:
     checks the token itself.
     """
 
-    def __init__(self, logs: LogService, sessions: ExecService) -> None:
-        self._logs, self._sessions = logs, sessions
+    def __init__(self, log_service: LogService, exec_service: ExecService) -> None:
+        self._log_service, self._exec_service = log_service, exec_service
 
     async def request(self, body: bytes, /) -> bytes:
         if _message_type(body) == "feed":
-            return await self._sessions.request(body)
-        return await self._logs.request(body)
+            return await self._exec_service.request(body)
+        return await self._log_service.request(body)
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        answered = self._sessions.stream(body) if _message_type(body) == "exec" else self._logs.stream(body)
+        answered = self._exec_service.stream(body) if _message_type(body) == "exec" else self._log_service.stream(body)
         async with aclosing(answered) as items:
             async for item in items:
                 yield item

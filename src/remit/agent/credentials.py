@@ -31,8 +31,8 @@ import msgspec
 from remit.client.http_transport import HttpResponse, UntrustedCertificate, HttpTransport
 from remit.client.retry import RetryPolicy
 from remit.model.identity import TOKEN_PREFIX, JoinResponse, JoinRequest, RenewRequest, token_digest
-from remit.world.interfaces import Disk, LinkError, Missing, Unheard, World, WorldError
-from remit.world.net.tls import Secure, Trust, answering, unchecked
+from remit.world.interfaces import Disk, LinkError, FileMissing, ReplyLost, World, WorldError
+from remit.world.net.tls import LinkTls, ClientTlsFiles, server_context, unverified_context
 
 if TYPE_CHECKING:
     import ssl
@@ -72,82 +72,82 @@ class PendingIdentity(NamedTuple):
 class Credentials(NamedTuple):
     """Stored credentials of an agent, in `place`."""
 
-    place: Path
+    directory: Path
 
     @property
-    def known(self) -> bool:
-        return (self.place / "token").exists()
+    def is_joined(self) -> bool:
+        return (self.directory / "token").exists()
 
     @property
-    def secure(self) -> bool:
-        return (self.place / "calling.pem").exists()
+    def uses_tls(self) -> bool:
+        return (self.directory / "calling.pem").exists()
 
     @property
     def token(self) -> str:
-        return (self.place / "token").read_text().strip()
+        return (self.directory / "token").read_text().strip()
 
     @property
-    def trust(self) -> Trust:
-        if not self.secure:
-            return Trust()
-        ca, calling = self.place / "servers.pem", str(self.place / "calling.pem")
-        return Trust(str(ca) if ca.exists() else "", calling, calling)
+    def trust(self) -> ClientTlsFiles:
+        if not self.uses_tls:
+            return ClientTlsFiles()
+        ca, calling = self.directory / "servers.pem", str(self.directory / "calling.pem")
+        return ClientTlsFiles(str(ca) if ca.exists() else "", calling, calling)
 
-    def asking(self, world: World, *, secure: bool, anew: bool = False) -> PendingIdentity:
+    def pending_identity(self, world: World, *, uses_tls: bool, replace: bool = False) -> PendingIdentity:
         """Return the identity of a join in progress, or create a new one. It is on disk when this returns."""
-        file = self.place / "asking"
-        with suppress(Missing):
+        file = self.directory / "asking"
+        with suppress(FileMissing):
             token, _, key = world.disk.read(file).partition(b"\n")
-            if not anew and token.startswith(TOKEN_PREFIX.encode()) and bool(key) == secure:
+            if not replace and token.startswith(TOKEN_PREFIX.encode()) and bool(key) == uses_tls:
                 return PendingIdentity(token.decode(), key)
-        made = PendingIdentity(TOKEN_PREFIX + "".join(world.ids.nonce() for _ in range(TOKEN_NONCES)), new_key() if secure else b"")
-        world.disk.make_directory(self.place)
+        made = PendingIdentity(TOKEN_PREFIX + "".join(world.ids.nonce() for _ in range(TOKEN_NONCES)), new_key() if uses_tls else b"")
+        world.disk.make_directory(self.directory)
         world.disk.write_atomically(file, made.token.encode() + b"\n" + made.key)
         return made
 
-    def keep(self, disk: Disk, *, key: bytes, said: JoinResponse, begun: str = "", token: str = "", servers: bytes = b"") -> None:
+    def save(self, disk: Disk, *, key: bytes, response: JoinResponse, valid_from: str = "", token: str = "", servers: bytes = b"") -> None:
         """Store credentials. The token is written last: without it the other files are ignored. `begun` is when the token's
         validity began.
         """
-        disk.make_directory(self.place)
-        if begun:
-            disk.write_atomically(self.place / "term", msgspec.json.encode(TokenTerm(begun, said.expires)))
-        if said.calling:
-            disk.write_atomically(self.place / "authority.pem", said.authority.encode())
-            disk.write_atomically(self.place / "answering.pem", key + said.answering.encode())
-            disk.write_atomically(self.place / "calling.pem", key + said.calling.encode())
+        disk.make_directory(self.directory)
+        if valid_from:
+            disk.write_atomically(self.directory / "term", msgspec.json.encode(TokenTerm(valid_from, response.expires)))
+        if response.calling:
+            disk.write_atomically(self.directory / "authority.pem", response.authority.encode())
+            disk.write_atomically(self.directory / "answering.pem", key + response.answering.encode())
+            disk.write_atomically(self.directory / "calling.pem", key + response.calling.encode())
         if servers:
-            disk.write_atomically(self.place / "servers.pem", servers)
+            disk.write_atomically(self.directory / "servers.pem", servers)
         if token:
-            disk.write_atomically(self.place / "token", f"{token}\n".encode())
-            disk.remove(self.place / "asking")
+            disk.write_atomically(self.directory / "token", f"{token}\n".encode())
+            disk.remove(self.directory / "asking")
 
-    def answers(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         """Return the TLS context of the agent's own port. Clients must present a certificate."""
-        file = self.place / "answering.pem"
-        return answering(file, file, (self.place / "authority.pem").read_bytes(), required=True)
+        file = self.directory / "answering.pem"
+        return server_context(file, file, (self.directory / "authority.pem").read_bytes(), required=True)
 
-    def listening(self) -> Secure:
+    def link_tls(self) -> LinkTls:
         """Return the TLS settings of the agent's own port. Only servers are accepted: a certificate that the same CA issued to
         an agent or a user is rejected.
         """
-        held = self.answers()
-        seen = (self.place / "answering.pem").stat().st_mtime_ns
+        held = self.server_context()
+        seen = (self.directory / "answering.pem").stat().st_mtime_ns
 
         def context() -> ssl.SSLContext:
             nonlocal held, seen
-            now = (self.place / "answering.pem").stat().st_mtime_ns
+            now = (self.directory / "answering.pem").stat().st_mtime_ns
             if now != seen:
-                held, seen = self.answers(), now
+                held, seen = self.server_context(), now
             return held
 
-        return Secure(_is_server, answering=context)
+        return LinkTls(_is_server, server_context=context)
 
 
 def new_key() -> bytes:
-    from remit.world.net.certificates import made_key
+    from remit.world.net.certificates import create_key
 
-    return made_key()
+    return create_key()
 
 
 def _is_server(bearer: CertificateIdentity) -> bool:
@@ -163,74 +163,74 @@ class JoinTarget(NamedTuple):
     urls: tuple[str, ...]
     token: str
     nodes: tuple[str, ...]
-    trust: Trust = Trust()
-    digest: str = ""
+    trust: ClientTlsFiles = ClientTlsFiles()
+    ca_digest: str = ""
 
     @property
-    def secure(self) -> bool:
+    def uses_tls(self) -> bool:
         return any(url.startswith("https:") for url in self.urls)
 
 
-async def join(credentials: Credentials, place: JoinTarget, world: World, tell: Callable[[str], None]) -> None:
+async def join(credentials: Credentials, target: JoinTarget, world: World, log: Callable[[str], None]) -> None:
     """Join once; afterwards `credentials` is sufficient.
 
     While no server answers, the request is repeated with the same identity, so that an earlier request whose answer was lost
     is recognised. Raises `NotJoined`, and `LinkError` if no server can be trusted.
     """
-    from remit.world.net.certificates import request_for
+    from remit.world.net.certificates import create_request
 
-    failures, who = 0, credentials.asking(world, secure=place.secure)
+    failures, who = 0, credentials.pending_identity(world, uses_tls=target.uses_tls)
     while True:
         try:
-            trust = await _resolve_trust(credentials, place, world.disk)
-            request = request_for(who.key).decode() if who.key else ""
-            asked = msgspec.json.encode(JoinRequest(digest=token_digest(who.token), nodes=place.nodes, request=request))
+            trust = await _resolve_trust(credentials, target, world.disk)
+            request = create_request(who.key).decode() if who.key else ""
+            asked = msgspec.json.encode(JoinRequest(digest=token_digest(who.token), nodes=target.nodes, request=request))
             begun = world.clock.wall()
-            said = await request_any(place.urls, "/v1/join", place.token, trust, asked, world)
-            credentials.keep(world.disk, key=who.key, said=said, begun=begun, token=who.token)
+            said = await request_any(target.urls, "/v1/join", target.token, trust, asked, world)
+            credentials.save(world.disk, key=who.key, response=said, valid_from=begun, token=who.token)
             return
         except NotJoined as error:
             if error.field != "digest" or failures:
                 raise
             # The server knows this token's digest as revoked or expired: join with a new token.
-            who = credentials.asking(world, secure=place.secure, anew=True)
+            who = credentials.pending_identity(world, uses_tls=target.uses_tls, replace=True)
             failures += 1
         except UntrustedCertificate:
             raise
         except LinkError as error:
             failures += 1
-            tell(f"not joined yet: {error}")
-            await world.clock.sleep_ms(JOIN_RETRY.base_ms + JOIN_RETRY.backoff_ms(failures, 2 * JOIN_RETRY.cap_ms, world.chance))
+            log(f"not joined yet: {error}")
+            await world.clock.sleep_ms(JOIN_RETRY.base_ms + JOIN_RETRY.backoff_ms(failures, 2 * JOIN_RETRY.cap_ms, world.randomness))
 
 
-async def _resolve_trust(credentials: Credentials, place: JoinTarget, disk: Disk) -> Trust:
+async def _resolve_trust(credentials: Credentials, place: JoinTarget, disk: Disk) -> ClientTlsFiles:
     """Return which CA to trust when joining. A CA found by its digest is stored."""
-    if not place.secure or not (place.digest or place.trust.ca_file):
+    if not place.uses_tls or not (place.ca_digest or place.trust.ca_file):
         return place.trust
-    if place.digest:
-        servers = await _fetch_pinned_ca(place.urls, place.digest)
+    if place.ca_digest:
+        servers = await _fetch_pinned_ca(place.urls, place.ca_digest)
     else:
         servers = Path(place.trust.ca_file).read_bytes()  # noqa: ASYNC240
-    credentials.keep(disk, key=b"", said=JoinResponse("", ""), servers=servers)
-    return Trust(str(credentials.place / "servers.pem"))
+    credentials.save(disk, key=b"", response=JoinResponse("", ""), servers=servers)
+    return ClientTlsFiles(str(credentials.directory / "servers.pem"))
 
 
-async def request_any(urls: Sequence[str], path: str, token: str, trust: Trust, body: bytes, world: World) -> JoinResponse:
+async def request_any(urls: Sequence[str], path: str, token: str, trust: ClientTlsFiles, body: bytes, world: World) -> JoinResponse:
     """Return the answer of the first server that gives one. Raises `NotJoined` for a refusal, or the error of the last server.
     """
-    failed: LinkError = Unheard("no server is given", "pass one with --server")
+    failed: LinkError = ReplyLost("no server is given", "pass one with --server")
     for url in urls:
         try:
             async with world.clock.timeout_ms(ANSWER_TIMEOUT_MS):
                 return await _request(url, path, token, trust, body)
         except TimeoutError:
-            failed = Unheard(f"{url} did not answer within {ANSWER_TIMEOUT_MS // 1000} s", "check the server's log")
+            failed = ReplyLost(f"{url} did not answer within {ANSWER_TIMEOUT_MS // 1000} s", "check the server's log")
         except LinkError as error:
             failed = error
     raise failed
 
 
-async def _request(url: str, path: str, token: str, trust: Trust, body: bytes) -> JoinResponse:
+async def _request(url: str, path: str, token: str, trust: ClientTlsFiles, body: bytes) -> JoinResponse:
     wire = HttpTransport(token, trust)
     try:
         answer: HttpResponse = await wire.call("POST", url + path, body)
@@ -240,7 +240,7 @@ async def _request(url: str, path: str, token: str, trust: Trust, body: bytes) -
         problem = answer.problem()
         said, cure = problem.detail or f"the server answered with status {answer.status}", problem.cure or "check the server's log"
         if answer.status in TRANSIENT_STATUSES:
-            raise Unheard(f"{url}: {said}", cure)
+            raise ReplyLost(f"{url}: {said}", cure)
         raise NotJoined(said, cure, status=answer.status, field=problem.field)
     try:
         return _response_decoder.decode(answer.body)
@@ -253,18 +253,18 @@ async def _fetch_pinned_ca(urls: Sequence[str], digest: str) -> bytes:
     """Fetch the CA certificate from any of the servers. It is trusted because its digest was known before. The request carries
     no secret.
     """
-    from remit.world.net.certificates import NoCertificate, certificate_digest
+    from remit.world.net.certificates import CertificateError, certificate_digest
 
     failed: WorldError = NotJoined("no server is given", "pass one with --server")
     for url in urls:
         wire = HttpTransport("none-is-needed")
-        wire.disable_verification(unchecked())
+        wire.disable_verification(unverified_context())
         try:
             answer = await wire.call("GET", f"{url}/v1/ca")
             if certificate_digest(answer.body) == digest:
                 return answer.body
             failed = NotJoined(f"the CA of {url} does not match --ca-digest", "check the address and the digest")
-        except NoCertificate:
+        except CertificateError:
             failed = NotJoined(f"{url} returned no CA certificate", "check the address, or pass --ca-file")
         except LinkError as error:
             failed = error
@@ -289,34 +289,34 @@ _term_decoder: msgspec.json.Decoder[TokenTerm] = msgspec.json.Decoder(TokenTerm)
 class RemainingValidity(NamedTuple):
     """Seconds until credentials should be renewed, and until they expire."""
 
-    due_s: float
-    left_s: float
+    renew_in_s: float
+    expires_in_s: float
 
 
 def remaining_validity(credentials: Credentials, world: World) -> RemainingValidity:
     """Return the earliest expiry of token and certificate. Without a known expiry, renewal is due at once. Raises `WorldError`.
     """
     found: list[RemainingValidity] = []
-    with suppress(Missing, msgspec.DecodeError, ValueError):
-        term = _term_decoder.decode(world.disk.read(credentials.place / "term"))
+    with suppress(FileMissing, msgspec.DecodeError, ValueError):
+        term = _term_decoder.decode(world.disk.read(credentials.directory / "term"))
         now, begun, ends = map(datetime.fromisoformat, (world.clock.wall(), term.begun, term.ends))
         left_s = (ends - now).total_seconds()
         found = [RemainingValidity(left_s - (ends - begun).total_seconds() / RENEW_FRACTION, left_s)]
-    if credentials.secure:
+    if credentials.uses_tls:
         from remit.world.net import certificates
 
-        pem = world.disk.read(credentials.place / "calling.pem")
-        found.append(RemainingValidity(certificates.due_s(pem), certificates.left_s(pem)))
+        pem = world.disk.read(credentials.directory / "calling.pem")
+        found.append(RemainingValidity(certificates.renew_in_s(pem), certificates.remaining_s(pem)))
     return min(found, default=RemainingValidity(0.0, math.inf))
 
 
 def have_expired(credentials: Credentials, world: World) -> bool:
     """Return whether the credentials have expired, by this machine's clock. Raises `WorldError`."""
-    return remaining_validity(credentials, world).left_s <= 0
+    return remaining_validity(credentials, world).expires_in_s <= 0
 
 
 async def run_renewals(
-    credentials: Credentials, urls: Sequence[str], world: World, shown: Callable[[Trust], None], tell: Callable[[str], None]
+    credentials: Credentials, urls: Sequence[str], world: World, on_certificates: Callable[[ClientTlsFiles], None], log: Callable[[str], None]
 ) -> None:
     """Renew credentials before they expire, until cancelled. `shown` is called with new certificates, if TLS is used."""
     failures = 0
@@ -326,32 +326,32 @@ async def run_renewals(
             due_s, left_s = remaining_validity(credentials, world)
             if due_s <= 0:
                 await renew(credentials, urls, world)
-                if credentials.secure:
-                    shown(credentials.trust)
+                if credentials.uses_tls:
+                    on_certificates(credentials.trust)
                 due_s, left_s = remaining_validity(credentials, world)
             failures = 0
             await world.clock.sleep_ms(int(min(CHECK_S_MAX, max(CHECK_S_MIN, due_s)) * 1000))
         except WorldError as error:
             failures += 1
-            tell(f"credentials not renewed, they {_expiry_text(left_s)}: {error}" + (f"; {REJOIN_HINT}" if left_s <= 0 else ""))
+            log(f"credentials not renewed, they {_expiry_text(left_s)}: {error}" + (f"; {REJOIN_HINT}" if left_s <= 0 else ""))
             await world.clock.sleep_ms(renewal_backoff_ms(failures, world))
 
 
 def renewal_backoff_ms(failures: int, world: World) -> int:
     """Return a random delay between half and all of a limit that doubles with each failure."""
     ceiling = min(RENEW_RETRY.cap_ms, RENEW_RETRY.base_ms << min(failures - 1, 20))
-    return ceiling // 2 + world.chance.uniform_ms(ceiling // 2)
+    return ceiling // 2 + world.randomness.jitter_ms(ceiling // 2)
 
 
 async def renew(credentials: Credentials, urls: Sequence[str], world: World) -> JoinResponse:
     """Renew once. Repeating a renewal is harmless. Raises `WorldError`."""
-    from remit.world.net.certificates import request_for
+    from remit.world.net.certificates import create_request
 
-    key = new_key() if credentials.secure else b""
-    asked = msgspec.json.encode(RenewRequest(request_for(key).decode() if key else ""))
+    key = new_key() if credentials.uses_tls else b""
+    asked = msgspec.json.encode(RenewRequest(create_request(key).decode() if key else ""))
     begun = world.clock.wall()
     said = await request_any(urls, "/v1/renew", credentials.token, credentials.trust, asked, world)
-    credentials.keep(world.disk, key=key, said=said, begun=begun)
+    credentials.save(world.disk, key=key, response=said, valid_from=begun)
     return said
 
 

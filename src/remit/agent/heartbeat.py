@@ -34,28 +34,28 @@ MEASURE_HEARTBEATS: Final = 3
 
 class UsageMeter:
     def __init__(self) -> None:
-        self._at_ms: int | None = None
+        self._measured_ms: int | None = None
         self._last: dict[tuple[str, int], tuple[int, int]] = {}
-        self._milli: dict[tuple[str, int], int] = {}
+        self._cpu_milli: dict[tuple[str, int], int] = {}
 
-    def due(self, now_ms: int, tempo: Timing) -> bool:
-        return self._at_ms is None or now_ms - self._at_ms >= MEASURE_HEARTBEATS * tempo.heartbeat_ms
+    def is_due(self, now_ms: int, tempo: Timing) -> bool:
+        return self._measured_ms is None or now_ms - self._measured_ms >= MEASURE_HEARTBEATS * tempo.heartbeat_ms
 
-    def take(self, now_ms: int, uses: Sequence[ProcessUsage]) -> None:
-        passed_ms = 0 if self._at_ms is None else now_ms - self._at_ms
-        last, self._last, self._milli = self._last, {}, {}
+    def record(self, now_ms: int, uses: Sequence[ProcessUsage]) -> None:
+        passed_ms = 0 if self._measured_ms is None else now_ms - self._measured_ms
+        last, self._last, self._cpu_milli = self._last, {}, {}
         for use in uses:
             one = use.uid, use.attempt
             self._last[one] = use.cpu_ms, use.memory_bytes
             before = last.get(one)
             if before is not None and passed_ms > 0:
-                self._milli[one] = max(0, use.cpu_ms - before[0]) * 1000 // passed_ms
-        self._at_ms = now_ms
+                self._cpu_milli[one] = max(0, use.cpu_ms - before[0]) * 1000 // passed_ms
+        self._measured_ms = now_ms
 
-    def of(self, copy: AttemptId) -> tuple[int, int]:
+    def usage_of(self, copy: AttemptId) -> tuple[int, int]:
         """Return the CPU usage in thousandths of a processor, and the memory in bytes."""
-        one = copy.uid, copy.attempt
-        return self._milli.get(one, 0), self._last.get(one, (0, 0))[1]
+        one = copy.uid, copy.number
+        return self._cpu_milli.get(one, 0), self._last.get(one, (0, 0))[1]
 
 
 MESSAGE_CHARS_MAX = 200
@@ -71,202 +71,202 @@ class HeartbeatSender:
         self,
         world: World,
         client: AuthorityClient,
-        keeping: KeeperClient,
-        orders: Assignments,
-        sites: Mapping[str, HostedNode],
+        keeper: KeeperClient,
+        assignments: Assignments,
+        nodes: Mapping[str, HostedNode],
         continuity: LeaseContinuity,
-        lineup: StartQueue,
+        start_queue: StartQueue,
         *,
         name: str,
-        tempo: Timing,
-        touch: Callable[[str], None],
-        tell: Callable[[str], None],
-        failed: Callable[[RetriesExhausted], None] | None = None,
+        timing: Timing,
+        enqueue: Callable[[str], None],
+        log: Callable[[str], None],
+        on_failure: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
-        self._world, self._client, self._keeping, self._orders = world, client, keeping, orders
-        self._sites, self._continuity, self._name, self._tempo = sites, continuity, name, tempo
-        self._lineup = lineup
-        self._touch, self._tell, self._failed = touch, tell, failed
-        self._meter = UsageMeter()
-        self._chance = world.chance.stream(f"standing {name}")
-        self._sent_ms: dict[str, int] = {}
-        self._answered = asyncio.Event()
+        self._world, self._client, self._keeper, self._assignments = world, client, keeper, assignments
+        self._nodes, self._continuity, self._name, self._timing = nodes, continuity, name, timing
+        self._start_queue = start_queue
+        self._enqueue, self._log, self._on_failure = enqueue, log, on_failure
+        self._usage = UsageMeter()
+        self._rng = world.randomness.stream(f"standing {name}")
+        self._renewed_ms: dict[str, int] = {}
+        self._renewals_pending = asyncio.Event()
         self._refusals: dict[str, str] = {}
-        self.keeper_answers = True
+        self.keeper_is_reachable = True
 
-    async def ask(self, claims: Sequence[Any], actors: Sequence[Actor]) -> list[Verdict] | None:
+    async def submit(self, claims: Sequence[Any], actors: Sequence[Actor]) -> list[Verdict] | None:
         """Submit claims. Returns None if no server answered."""
-        evidence = Evidence(self._orders.revision, self._orders.age_ms())
+        evidence = Evidence(self._assignments.revision, self._assignments.age_ms())
         try:
             return await self._client.submit_many(claims, evidence=evidence, actors=actors)
         except RetriesExhausted as error:
-            if self._failed is not None:
-                self._failed(error)
+            if self._on_failure is not None:
+                self._on_failure(error)
             return None
 
     # -- leases ----------------------------------------------------------------------------------------------------------
 
-    async def hold(self) -> None:
+    async def run_leases(self) -> None:
         """Acquire missing leases and register nodes, until cancelled."""
         while True:
             now_ms = self._world.clock.now_ms()
-            without = [site for site in self._own() if not site.may_act(now_ms)]
+            without = [site for site in self._registered() if not site.holds_lease(now_ms)]
             if without:
                 await self._acquire(without)
-            if self._orders.known:
-                await self._declare([site for site in self._own() if site.tenure is not None])
-            pause_ms = self._tempo.heartbeat_ms // (2 if without else 1)
-            await self._world.clock.sleep_ms(pause_ms // 2 + self._chance.uniform_ms(max(1, pause_ms // 2)))
+            if self._assignments.is_loaded:
+                await self._register([site for site in self._registered() if site.lease_hold is not None])
+            pause_ms = self._timing.heartbeat_ms // (2 if without else 1)
+            await self._world.clock.sleep_ms(pause_ms // 2 + self._rng.jitter_ms(max(1, pause_ms // 2)))
 
-    def _own(self) -> list[HostedNode]:
-        return [site for site in self._sites.values() if site.node is not None]
+    def _registered(self) -> list[HostedNode]:
+        return [site for site in self._nodes.values() if site.node is not None]
 
     async def _acquire(self, sites: Sequence[HostedNode]) -> None:
         sent_ms = self._world.clock.now_ms()
-        claims = [Acquire(site.lease, Duration(self._tempo.lease_ms)) for site in sites]
-        verdicts = await self.ask(claims, [Actor(self._name, Role.AGENT)] * len(sites))
+        claims = [Acquire(site.lease_name, Duration(self._timing.lease_ms)) for site in sites]
+        verdicts = await self.submit(claims, [Actor(self._name, Role.AGENT)] * len(sites))
         taken: dict[str, int] = {}
         since: dict[str, int] = {}
         for site, verdict in zip(sites, verdicts or (), strict=False):
-            self._refused(site.lease, verdict)
+            self._log_refusal(site.lease_name, verdict)
             if isinstance(verdict, Accepted):
                 taken[site.name], since[site.name] = verdict.number, verdict.revision
-        follows = await self._continuity.took_over(taken)
+        follows = await self._continuity.record_acquired(taken)
         for name, epoch in taken.items():
-            site, now_ms = self._sites[name], self._world.clock.now_ms()
-            site.mind.took_over(now_ms, follows=name in follows, revision=since[name])
-            site.tenure = LeaseHold(Actor(self._name, Role.AGENT, site.lease, epoch), self._tempo.lease_ms, sent_ms)
-        self._renewed(dict.fromkeys(taken, sent_ms))
+            site, now_ms = self._nodes[name], self._world.clock.now_ms()
+            site.reconciler.on_lease_acquired(now_ms, continuous=name in follows, revision=since[name])
+            site.lease_hold = LeaseHold(Actor(self._name, Role.AGENT, site.lease_name, epoch), self._timing.lease_ms, sent_ms)
+        self._on_renewed(dict.fromkeys(taken, sent_ms))
         for name in taken:
-            self._touch(name)
+            self._enqueue(name)
 
-    async def _declare(self, sites: Sequence[HostedNode]) -> None:
+    async def _register(self, sites: Sequence[HostedNode]) -> None:
         """Register nodes that do not exist yet or whose capacity, devices or address changed. Fields set by operators stay as
         they are.
         """
         claims: list[Apply] = []
         actors: list[Actor] = []
         for site in sites:
-            declared = None if site.node is None else _registration(site.node, self._orders.node(site.name))
-            if declared is not None and site.tenure is not None:
+            declared = None if site.node is None else _registration(site.node, self._assignments.node(site.name))
+            if declared is not None and site.lease_hold is not None:
                 claims.append(declared)
-                actors.append(site.tenure.actor)
-        for claim, verdict in zip(claims, await self.ask(claims, actors) or () if claims else (), strict=False):
-            self._refused(f"node {claim.thing.metadata.name}", verdict)
+                actors.append(site.lease_hold.actor)
+        for claim, verdict in zip(claims, await self.submit(claims, actors) or () if claims else (), strict=False):
+            self._log_refusal(f"node {claim.thing.metadata.name}", verdict)
 
-    def _refused(self, what: str, verdict: Verdict) -> None:
+    def _log_refusal(self, what: str, verdict: Verdict) -> None:
         """Log a refusal once per reason, because an operator may have to act on it. Refusals that resolve themselves are not
         logged.
         """
         code = f"{verdict.code}" if isinstance(verdict, Refused) else ""
         if isinstance(verdict, Refused) and code != self._refusals.get(what) and code not in _TRANSIENT_REFUSALS:
-            self._tell(f"{what}: {verdict.detail}")
+            self._log(f"{what}: {verdict.detail}")
         self._refusals[what] = code
 
     # -- heartbeats ------------------------------------------------------------------------------------------------------------
 
-    async def beat(self) -> None:
+    async def run_heartbeats(self) -> None:
         """Send heartbeats at a fixed rate, until cancelled."""
         while True:
             began_ms = self._world.clock.now_ms()
-            waiting = self._lineup.waiting()
-            beats = [beat for site in self._own() if (beat := self._state(site, waiting.get(site.name, ()))) is not None]
+            waiting = self._start_queue.waiting_by_node()
+            beats = [beat for site in self._registered() if (beat := self._heartbeat_of(site, waiting.get(site.name, ()))) is not None]
             if beats:
-                await self._say_how_it_is(beats)
+                await self._send(beats)
             passed_ms = self._world.clock.now_ms() - began_ms
             await self._world.clock.sleep_ms(
-                max(1, self._tempo.heartbeat_ms - passed_ms - self._chance.uniform_ms(self._tempo.heartbeat_ms // 16))
+                max(1, self._timing.heartbeat_ms - passed_ms - self._rng.jitter_ms(self._timing.heartbeat_ms // 16))
             )
 
-    async def _say_how_it_is(self, beats: Sequence[NodeHeartbeat]) -> None:
+    async def _send(self, beats: Sequence[NodeHeartbeat]) -> None:
         try:
-            held, sent_ms = await self._client.heartbeat(beats, deadline_ms=max(500, 2 * self._tempo.heartbeat_ms))
+            held, sent_ms = await self._client.heartbeat(beats, deadline_ms=max(500, 2 * self._timing.heartbeat_ms))
         except RetriesExhausted:
             return
         renewed = {}
         for beat, mine in zip(beats, held, strict=True):
-            site = self._sites[beat.state.node]
-            if site.tenure is None or site.tenure.actor != beat.actor:
+            site = self._nodes[beat.state.node]
+            if site.lease_hold is None or site.lease_hold.actor != beat.actor:
                 continue
             if mine:
-                could_act = site.may_act(self._world.clock.now_ms())
-                site.tenure.on_renewed(sent_ms)
+                could_act = site.holds_lease(self._world.clock.now_ms())
+                site.lease_hold.on_renewed(sent_ms)
                 renewed[site.name] = sent_ms
                 if not could_act:  # what changed while the lease was not held could not be reported: reconcile again
-                    self._touch(site.name)
+                    self._enqueue(site.name)
             else:
-                site.tenure.mark_lost()
-        self._renewed(renewed)
+                site.lease_hold.mark_lost()
+        self._on_renewed(renewed)
 
-    def _state(self, site: HostedNode, waiting: Sequence[AttemptId]) -> NodeHeartbeat | None:
-        if site.tenure is None:
+    def _heartbeat_of(self, site: HostedNode, waiting: Sequence[AttemptId]) -> NodeHeartbeat | None:
+        if site.lease_hold is None:
             return None
-        alive = [kept for kept in site.kept.values() if kept.alive]
-        incarnation = self._orders.incarnation
-        if site.settled != incarnation and all(site.mind.ordered(self._orders, kept.copy) for kept in alive):
-            site.settled = incarnation
-        runs = tuple(self._run(site, kept) for kept in alive)
-        if site.mind.making:
+        alive = [kept for kept in site.records.values() if kept.alive]
+        incarnation = self._assignments.incarnation
+        if site.settled_incarnation != incarnation and all(site.reconciler.is_assigned(self._assignments, kept.attempt_id) for kept in alive):
+            site.settled_incarnation = incarnation
+        runs = tuple(self._run_state(site, kept) for kept in alive)
+        if site.reconciler.preparations:
             runs += tuple(
-                RunState(*copy, said=one.said[:MESSAGE_CHARS_MAX])
-                for copy, one in site.mind.making.items()
-                if not one.is_over and not ((kept := site.kept.get(copy)) is not None and kept.alive)
+                RunState(*copy, said=one.message[:MESSAGE_CHARS_MAX])
+                for copy, one in site.reconciler.preparations.items()
+                if not one.is_done and not ((kept := site.records.get(copy)) is not None and kept.alive)
             )
-        runs += tuple(RunState(*copy, said=WAITING_FOR_SLOT) for copy in waiting if site.mind.wanted(self._orders, copy))
+        runs += tuple(RunState(*copy, said=WAITING_FOR_SLOT) for copy in waiting if site.reconciler.should_run(self._assignments, copy))
         cpu, memory = sum(run.cpu_milli for run in runs), sum(run.memory_bytes for run in runs)
-        settled = incarnation if site.settled == incarnation else ""
-        return NodeHeartbeat(site.tenure.actor, NodeState(site.name, settled, cpu, memory, runs))
+        settled = incarnation if site.settled_incarnation == incarnation else ""
+        return NodeHeartbeat(site.lease_hold.actor, NodeState(site.name, settled, cpu, memory, runs))
 
-    def _run(self, site: HostedNode, kept: ProcessRecord) -> RunState:
-        cpu_milli, memory = self._meter.of(kept.copy)
-        course = site.mind.courses.get(kept.copy)
-        said = course.health.said[:MESSAGE_CHARS_MAX] if course is not None and course.health is not None else ""
+    def _run_state(self, site: HostedNode, kept: ProcessRecord) -> RunState:
+        cpu_milli, memory = self._usage.usage_of(kept.attempt_id)
+        course = site.reconciler.progress.get(kept.attempt_id)
+        said = course.health.failure_message[:MESSAGE_CHARS_MAX] if course is not None and course.health is not None else ""
         return RunState(kept.key, kept.uid, kept.attempt, kept.pid, kept.number, cpu_milli, memory, said)
 
-    async def measure(self) -> None:
+    async def run_usage(self) -> None:
         """Measure resource usage, until cancelled. A task of its own, so that a stopped keeper delays no heartbeat."""
         while True:
             await self._measure(self._world.clock.now_ms())
-            await self._world.clock.sleep_ms(self._tempo.heartbeat_ms)
+            await self._world.clock.sleep_ms(self._timing.heartbeat_ms)
 
     async def _measure(self, now_ms: int) -> None:
-        if self.keeper_answers and self._meter.due(now_ms, self._tempo) and any(site.kept for site in self._sites.values()):
+        if self.keeper_is_reachable and self._usage.is_due(now_ms, self._timing) and any(site.records for site in self._nodes.values()):
             with suppress(LinkError):
-                self._meter.take(now_ms, await self._keeping.uses(within_ms=self._tempo.heartbeat_ms))
+                self._usage.record(now_ms, await self._keeper.usage(timeout_ms=self._timing.heartbeat_ms))
 
     # -- forwarding renewals to the keeper
     # --------------------------------------------------------------------------------------
 
-    def _renewed(self, sent_ms: Mapping[str, int]) -> None:
+    def _on_renewed(self, sent_ms: Mapping[str, int]) -> None:
         for name, at_ms in sent_ms.items():
-            self._sites[name].mind.renewed(at_ms)
+            self._nodes[name].reconciler.on_lease_renewed(at_ms)
         if sent_ms:
-            self._sent_ms |= sent_ms
-            self._answered.set()
+            self._renewed_ms |= sent_ms
+            self._renewals_pending.set()
 
-    async def pass_on(self) -> None:
+    async def run_renewals(self) -> None:
         """Forward accepted renewals to the keeper, until cancelled. A task of its own, so that a stopped keeper delays no
         heartbeat.
         """
         while True:
-            await self._answered.wait()
-            self._answered.clear()
-            sent_ms, self._sent_ms = self._sent_ms, {}
+            await self._renewals_pending.wait()
+            self._renewals_pending.clear()
+            sent_ms, self._renewed_ms = self._renewed_ms, {}
             try:
-                await self._keeping.renewed(sent_ms, within_ms=2 * self._tempo.heartbeat_ms)
+                await self._keeper.confirm_renewals(sent_ms, timeout_ms=2 * self._timing.heartbeat_ms)
                 answers = True
             except LinkError:
-                self._sent_ms = {**sent_ms, **self._sent_ms}
+                self._renewed_ms = {**sent_ms, **self._renewed_ms}
                 answers = False
-            if answers != self.keeper_answers:
-                self.keeper_answers = answers
-                self._tell(
+            if answers != self.keeper_is_reachable:
+                self.keeper_is_reachable = answers
+                self._log(
                     "the keeper answers again"
                     if answers
                     else "the keeper does not answer: no process can be started or stopped until it does"
                 )
-                for name in self._sites:
-                    self._touch(name)
+                for name in self._nodes:
+                    self._enqueue(name)
 
 
 _TRANSIENT_REFUSALS = frozenset({"revision", "exists", "stale_epoch", "lease_expired"})

@@ -24,7 +24,7 @@ from remit.client.lease_holder import LeaseHold
 from remit.law.timing import Timing
 from remit.model.claims import Role
 from remit.model.kinds import Node
-from remit.world.interfaces import DiskError, Missing, World
+from remit.world.interfaces import DiskError, FileMissing, World
 
 ALL_KEYS: Final = ""
 """Used in place of a replica key for all replicas of a node."""
@@ -34,7 +34,7 @@ class HostedNodeSpec(NamedTuple):
     """A node that this agent hosts: the Node object it registers, and the settings its processes are started with."""
 
     node: Node
-    place: NodeSettings
+    settings: NodeSettings
 
 
 class HostedNode:
@@ -42,58 +42,58 @@ class HostedNode:
     stopped.
     """
 
-    def __init__(self, place: NodeSettings, tempo: Timing, node: Node | None) -> None:
-        self.name, self.node, self.place = place.node, node, place
-        self.lease = f"{Role.AGENT}/{self.name}"
-        self.mind = NodeReconciler(self.name, tempo)
-        self.tenure: LeaseHold | None = None
-        self.kept: dict[AttemptId, ProcessRecord] = {}
-        self.settled = ""
-        self._due_ms = {ALL_KEYS: 0}
+    def __init__(self, settings: NodeSettings, timing: Timing, node: Node | None) -> None:
+        self.name, self.node, self.settings = settings.node, node, settings
+        self.lease_name = f"{Role.AGENT}/{self.name}"
+        self.reconciler = NodeReconciler(self.name, timing)
+        self.lease_hold: LeaseHold | None = None
+        self.records: dict[AttemptId, ProcessRecord] = {}
+        self.settled_incarnation = ""
+        self._next_run_ms = {ALL_KEYS: 0}
         """When each replica has to be reconciled next, by key; the key `ALL_KEYS` is the whole node."""
 
-    def touch(self, key: str, at_ms: int) -> None:
-        self._due_ms[key] = min(at_ms, self._due_ms.get(key, at_ms))
+    def enqueue(self, key: str, at_ms: int) -> None:
+        self._next_run_ms[key] = min(at_ms, self._next_run_ms.get(key, at_ms))
 
-    def due_ms(self) -> int | None:
-        return min(self._due_ms.values(), default=None)
+    def next_run_ms(self) -> int | None:
+        return min(self._next_run_ms.values(), default=None)
 
-    def take_due(self, now_ms: int) -> dict[str, None] | None:
+    def pop_due(self, now_ms: int) -> dict[str, None] | None:
         """Remove and return the keys that are due; None: all of them. A full reconcile also covers keys that are due later."""
-        if self._due_ms.get(ALL_KEYS, now_ms + 1) <= now_ms:
-            self._due_ms.clear()
+        if self._next_run_ms.get(ALL_KEYS, now_ms + 1) <= now_ms:
+            self._next_run_ms.clear()
             return None
-        keys = [key for key, at_ms in self._due_ms.items() if at_ms <= now_ms]
+        keys = [key for key, at_ms in self._next_run_ms.items() if at_ms <= now_ms]
         for key in keys:
-            del self._due_ms[key]
+            del self._next_run_ms[key]
         return dict.fromkeys(keys)
 
-    def may_act(self, now_ms: int) -> bool:
-        return self.tenure is not None and self.tenure.is_valid(now_ms)
+    def holds_lease(self, now_ms: int) -> bool:
+        return self.lease_hold is not None and self.lease_hold.is_valid(now_ms)
 
 
 class UnconfirmedWrites:
     """Accepted claims that the assignments do not show yet, with the revision at which they will."""
 
     def __init__(self) -> None:
-        self._at: dict[str, tuple[int, str]] = {}
+        self._writes: dict[str, tuple[int, str]] = {}
 
     def add(self, key: str, node: str, revision: int) -> None:
-        self._at[key] = revision, node
+        self._writes[key] = revision, node
 
-    def is_ahead(self, key: str, revision: int) -> bool:
-        return self._at.get(key, (0, ""))[0] > revision
+    def is_unconfirmed(self, key: str, revision: int) -> bool:
+        return self._writes.get(key, (0, ""))[0] > revision
 
-    def pop_reached(self, revision: int) -> dict[str, str]:
+    def pop_confirmed(self, revision: int) -> dict[str, str]:
         """Remove the writes that are visible at `revision`. Returns their keys and nodes."""
-        reached = {key: node for key, (at, node) in self._at.items() if at <= revision}
+        reached = {key: node for key, (at, node) in self._writes.items() if at <= revision}
         for key in reached:
-            del self._at[key]
+            del self._writes[key]
         return reached
 
     def clear(self) -> None:
         """Forget all writes. Called when a different store takes over, whose revisions cannot be compared with the old ones."""
-        self._at.clear()
+        self._writes.clear()
 
 
 _epochs_decoder: msgspec.json.Decoder[dict[str, int]] = msgspec.json.Decoder(dict[str, int])
@@ -106,7 +106,7 @@ class LeaseContinuity:
         self._world, self._path = world, path
         self._known: dict[str, int] | None = None
 
-    async def took_over(self, epochs: Mapping[str, int]) -> frozenset[str]:
+    async def record_acquired(self, epochs: Mapping[str, int]) -> frozenset[str]:
         """Record the epochs at which leases were acquired. Returns the nodes whose lease no other agent held since the recorded
         one.
         """
@@ -128,5 +128,5 @@ def _read_epochs(world: World, path: Path) -> dict[str, int]:
     try:
         world.disk.make_directory(path.parent)
         return _epochs_decoder.decode(world.disk.read(path))
-    except (Missing, DiskError, msgspec.DecodeError):
+    except (FileMissing, DiskError, msgspec.DecodeError):
         return {}

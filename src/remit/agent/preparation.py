@@ -29,8 +29,8 @@ from remit.model.kinds import Mount, Template
 from remit.model.metadata import ENV_NAME
 from remit.model.records import GenerationSpec, Replica
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
-from remit.world.files.secret_files import Vault
-from remit.world.interfaces import DiskError, LinkError, Mounted, World, WorldError
+from remit.world.files.secret_files import SecretFiles
+from remit.world.interfaces import DiskError, LinkError, BindMount, World, WorldError
 
 INCOMPLETE_SUFFIX: Final = ".making"
 """Suffix of a directory that is not complete yet. No attempt has such a name."""
@@ -46,23 +46,23 @@ class NotPrepared(WorldError):
 class PreparationProgress:
     """Progress of the preparation of one attempt. It is done when `prepared` or `failed` is set."""
 
-    __slots__ = ("failed", "number", "prepared", "said", "task")
+    __slots__ = ("failure", "restarts", "inputs", "message", "task")
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
+    def __init__(self, restarts: int = 0) -> None:
+        self.restarts = restarts
         """The restart within the attempt that it is for; 0 is the first start."""
-        self.said = "preparing its inputs"
-        self.prepared: PreparedInputs | None = None
-        self.failed = ""
+        self.message = "preparing its inputs"
+        self.inputs: PreparedInputs | None = None
+        self.failure = ""
         """Why it cannot be started, with the fix."""
         self.task: asyncio.Task[None] | None = None
 
     @property
-    def is_over(self) -> bool:
-        return self.prepared is not None or bool(self.failed)
+    def is_done(self) -> bool:
+        return self.inputs is not None or bool(self.failure)
 
-    def tell(self, said: str) -> None:
-        self.said = said
+    def report(self, said: str) -> None:
+        self.message = said
 
 
 class PreparationContext(NamedTuple):
@@ -70,12 +70,12 @@ class PreparationContext(NamedTuple):
     before, with all inputs and everything the process changed.
     """
 
-    place: NodeSettings
-    copy: AttemptId
+    settings: NodeSettings
+    attempt: AttemptId
     replica: Replica
     generation: GenerationSpec
-    fresh: bool
-    runs: bool = False
+    is_new: bool
+    is_running: bool = False
     """The process already runs; the inputs are for probes and exec sessions beside it."""
 
     @property
@@ -85,13 +85,13 @@ class PreparationContext(NamedTuple):
     @property
     def user(self) -> str:
         """The user that the process runs as and that owns its files."""
-        return user_of(self.template, self.place, self.replica.metadata.tenant)
+        return user_of(self.template, self.settings, self.replica.metadata.tenant)
 
 
 class PreparationStep(Protocol):
     """Prepares one kind of input."""
 
-    def wanted(self, template: Template, /) -> bool: ...
+    def applies_to(self, template: Template, /) -> bool: ...
 
     async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         """Put the input into `room`, or return what the order needs. May be cancelled at any time and called again, after a
@@ -103,7 +103,7 @@ class PreparationStep(Protocol):
         """Release what is held for an attempt that has ended or is no longer needed."""
         ...
 
-    def forget_all_but(self, known: Collection[str], /) -> None:
+    def retain_only(self, known: Collection[str], /) -> None:
         """Release what is held for all attempts but these, given by file name. Called once at startup, because an agent that
         was killed could not release it.
         """
@@ -117,31 +117,31 @@ class Preparer:
         self._world, self._steps = world, tuple(steps)
 
     async def prepare(
-        self, place: NodeSettings, copy: AttemptId, replica: Replica, generation: GenerationSpec, making: PreparationProgress, *, runs: bool = False
+        self, settings: NodeSettings, attempt: AttemptId, replica: Replica, generation: GenerationSpec, progress: PreparationProgress, *, is_running: bool = False
     ) -> None:
         """Prepare an attempt. Raises only on cancellation; the outcome is stored in `making`."""
-        room = place.directory(copy)
+        room = settings.attempt_directory(attempt)
         beside = room.with_name(room.name + INCOMPLETE_SUFFIX)
         try:
             fresh = not await self._world.offload(lambda: self._world.disk.exists(room))
             if fresh:
-                await self._world.offload(lambda: self._make_anew(beside))
-            subject, prepared = PreparationContext(place, copy, replica, generation, fresh, runs), NO_INPUTS
+                await self._world.offload(lambda: self._recreate(beside))
+            subject, prepared = PreparationContext(settings, attempt, replica, generation, fresh, is_running), NO_INPUTS
             for step in self._steps:
-                if step.wanted(subject.template):
-                    prepared = prepared.joined(await step.prepare(subject, beside if fresh else room, making.tell))
+                if step.applies_to(subject.template):
+                    prepared = prepared.merged_with(await step.prepare(subject, beside if fresh else room, progress.report))
             if fresh:
-                await self._world.carrier.publish(beside, room)
-            making.said, making.prepared = "", prepared
+                await self._world.artifacts.publish(beside, room)
+            progress.message, progress.inputs = "", prepared
         except WorldError as error:
-            making.said, making.failed = "", f"{error.cause}; {error.cure}"
+            progress.message, progress.failure = "", f"{error.cause}; {error.cure}"
             await self._world.offload(lambda: self._world.disk.remove_tree(beside))
 
     def forget(self, copy: AttemptId) -> None:
         for step in self._steps:
             step.forget(copy)
 
-    async def clear(self, works: Sequence[Path], known: Collection[str]) -> None:
+    async def remove_orphans(self, works: Sequence[Path], known: Collection[str]) -> None:
         """Remove directories of attempts that the keeper does not know: the agent that should have removed them was killed."""
         disk, offload = self._world.disk, self._world.offload
         for work in dict.fromkeys(works):
@@ -150,17 +150,17 @@ class Preparer:
                     if name not in known:
                         await offload(partial(disk.remove_tree, work / name))
         for step in self._steps:
-            step.forget_all_but(known)
+            step.retain_only(known)
 
     async def abandon(self, place: NodeSettings, copy: AttemptId) -> None:
         """Remove everything prepared for an attempt that was not started."""
         self.forget(copy)
-        room = place.directory(copy)
+        room = place.attempt_directory(copy)
         with suppress(DiskError):
             for path in (room.with_name(room.name + INCOMPLETE_SUFFIX), room):
                 await self._world.offload(partial(self._world.disk.remove_tree, path))
 
-    def _make_anew(self, room: Path) -> None:
+    def _recreate(self, room: Path) -> None:
         self._world.disk.remove_tree(room)
         self._world.disk.make_directory(room, durably=False)
 
@@ -179,10 +179,10 @@ class DeliveredData(NamedTuple):
 
     files: dict[PurePosixPath, bytes]
     env: dict[str, str]
-    hidden: dict[str, str]
+    secret_env: dict[str, str]
 
     def __repr__(self) -> str:
-        return f"Delivered({len(self.files)} files, {len(self.env) + len(self.hidden)} variables)"
+        return f"Delivered({len(self.files)} files, {len(self.env) + len(self.secret_env)} variables)"
 
 
 class SecretAndConfigStep:
@@ -191,50 +191,50 @@ class SecretAndConfigStep:
     `speaks`, set by the builder, returns the actor for requests about a node, or None while its lease is not held.
     """
 
-    def __init__(self, world: World, source: MaterialSource, vault: Vault) -> None:
-        self._world, self._source, self._vault = world, source, vault
-        self.speaks: Callable[[str], Actor | None] = lambda _: None
-        self._held: set[str] = set()
+    def __init__(self, world: World, source: MaterialSource, secret_files: SecretFiles) -> None:
+        self._world, self._source, self._secret_files = world, source, secret_files
+        self.actor_for: Callable[[str], Actor | None] = lambda _: None
+        self._stored: set[str] = set()
         """File names of attempts that may have secret files. There is nothing to remove for any other."""
 
-    def wanted(self, template: Template, /) -> bool:
+    def applies_to(self, template: Template, /) -> bool:
         return bool(template.secrets or template.configs)
 
     async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        template, name = subject.template, subject.copy.file_name
-        delivered = plan_delivery(template, await self._material(subject, tell))
+        template, name = subject.template, subject.attempt.file_name
+        delivered = plan_delivery(template, await self._fetch_material(subject, tell))
         if not delivered.files:
-            return PreparedInputs(env=delivered.env, hidden=delivered.hidden)
-        if not (subject.runs and self._vault.has(name)):  # a running process keeps the files it was started with
-            self._held.add(name)
-            await self._world.offload(partial(self._vault.put, name, delivered.files, subject.user))
-        mounts = await self._lead(subject, room, self._vault.place(name))
-        return PreparedInputs(delivered.env, mounts, hidden=delivered.hidden)
+            return PreparedInputs(env=delivered.env, secret_env=delivered.secret_env)
+        if not (subject.is_running and self._secret_files.has(name)):  # a running process keeps the files it was started with
+            self._stored.add(name)
+            await self._world.offload(partial(self._secret_files.put, name, delivered.files, subject.user))
+        mounts = await self._expose(subject, room, self._secret_files.path_of(name))
+        return PreparedInputs(delivered.env, mounts, secret_env=delivered.secret_env)
 
     def forget(self, copy: AttemptId, /) -> None:
-        if copy.file_name in self._held:
-            self._held.discard(copy.file_name)
+        if copy.file_name in self._stored:
+            self._stored.discard(copy.file_name)
             with suppress(DiskError):  # the next agent retries
-                self._vault.remove(copy.file_name)
+                self._secret_files.remove(copy.file_name)
 
-    def forget_all_but(self, known: Collection[str], /) -> None:
-        for name in self._vault.names():
-            self._held.add(name)
+    def retain_only(self, known: Collection[str], /) -> None:
+        for name in self._secret_files.names():
+            self._stored.add(name)
             if name not in known:
                 with suppress(DiskError):
-                    self._vault.remove(name)
+                    self._secret_files.remove(name)
 
-    async def _material(self, subject: PreparationContext, tell: OnProgress) -> SecretMaterial:
+    async def _fetch_material(self, subject: PreparationContext, tell: OnProgress) -> SecretMaterial:
         """Fetch secrets and configs, and wait until all are available. Raises `NotPrepared`."""
         until_ms, pause_ms, clock = self._world.clock.now_ms() + MATERIAL_WAIT_MS, MATERIAL_POLL_MS, self._world.clock
         tell("fetching its secrets and configs")
         while True:
-            actor = self.speaks(subject.place.node)
+            actor = self.actor_for(subject.settings.node)
             if actor is None:
                 why, cure = NO_DELIVERY, "nothing to do: it is retried once the node's lease is held"
             else:
                 try:
-                    found = await self._source(SecretMaterialRequest(actor, subject.copy.key, subject.copy.uid, subject.copy.attempt))
+                    found = await self._source(SecretMaterialRequest(actor, subject.attempt.key, subject.attempt.uid, subject.attempt.number))
                     if not found.failed:
                         return found
                     why, cure = found.why, found.cure
@@ -246,20 +246,20 @@ class SecretAndConfigStep:
             await clock.sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, MATERIAL_POLL_MS_MAX)
 
-    async def _lead(self, subject: PreparationContext, room: Path, place: Path) -> tuple[Mounted, ...]:
+    async def _expose(self, subject: PreparationContext, room: Path, place: Path) -> tuple[BindMount, ...]:
         """Make the files visible to the process, by mounts in a sandbox and by links otherwise."""
-        template, carrier = subject.template, self._world.carrier
-        mounts: list[Mounted] = []
+        template, carrier = subject.template, self._world.artifacts
+        mounts: list[BindMount] = []
         for path in outermost_paths(template):
             if path.is_absolute():
-                mounts.append(Mounted(place / _path_in_secrets(path), Path(path)))
-            elif is_sandboxed(template, subject.place):
-                home = ROOTFS_HOME if template.rootfs is not None else subject.place.directory(subject.copy)
-                if subject.fresh:
-                    await carrier.make(room / path, below=room, user=subject.user)
-                mounts.append(Mounted(place / path, home / path))
-            elif subject.fresh:
-                await carrier.lead(room / path, place / path, below=room)
+                mounts.append(BindMount(place / _path_in_secrets(path), Path(path)))
+            elif is_sandboxed(template, subject.settings):
+                home = ROOTFS_HOME if template.rootfs is not None else subject.settings.attempt_directory(subject.attempt)
+                if subject.is_new:
+                    await carrier.make_directory(room / path, below=room, user=subject.user)
+                mounts.append(BindMount(place / path, home / path))
+            elif subject.is_new:
+                await carrier.symlink(room / path, place / path, below=room)
         return tuple(mounts)
 
 
@@ -273,7 +273,7 @@ def plan_delivery(template: Template, material: SecretMaterial) -> DeliveredData
             if mount.path:
                 _add_files(delivered.files, kind, mount, given[mount.name])
             else:
-                into = delivered.hidden if kind == "secret" else delivered.env
+                into = delivered.secret_env if kind == "secret" else delivered.env
                 into.update(_checked_variables(kind, mount, given[mount.name]))
     return delivered
 

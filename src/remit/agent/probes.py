@@ -22,46 +22,46 @@ class ProbeState:
 
     def __init__(self, probe: Probe, now_ms: int) -> None:
         self.probe = probe
-        self.failed = 0
+        self.failures = 0
         self.passed = False
         """It has passed, and has not failed too often since."""
-        self.judged = False
+        self.is_decided = False
         """It has passed or reached its failure limit at least once."""
-        self.due_ms = now_ms
-        self.said = ""
+        self.next_run_ms = now_ms
+        self.detail = ""
 
-    def told(self, ok: bool, said: str, now_ms: int) -> None:
-        self.due_ms = now_ms + int(self.probe.period)
-        self.said = said
+    def record(self, ok: bool, detail: str, now_ms: int) -> None:
+        self.next_run_ms = now_ms + int(self.probe.period)
+        self.detail = detail
         if ok:
-            self.failed, self.passed, self.judged = 0, True, True
+            self.failures, self.passed, self.is_decided = 0, True, True
             return
-        self.failed += 1
-        if self.failed >= self.probe.failures:
-            self.passed, self.judged = False, True
+        self.failures += 1
+        if self.failures >= self.probe.failures:
+            self.passed, self.is_decided = False, True
 
 
 class ProcessHealth:
     """Probe states of one process. `of` counts the restarts within the attempt. `started`: its startup probe has passed before.
     """
 
-    def __init__(self, probes: Probes, now_ms: int, of: int = 0, *, started: bool = False) -> None:
-        self.of = of
+    def __init__(self, probes: Probes, now_ms: int, restarts: int = 0, *, started: bool = False) -> None:
+        self.restarts = restarts
         wanted: tuple[tuple[ProbeName, Probe | None], ...] = (
             ("start", None if started else probes.start),
             ("ready", probes.ready),
             ("live", probes.live),
         )
-        self.tries: dict[ProbeName, ProbeState] = {which: ProbeState(probe, now_ms) for which, probe in wanted if probe is not None}
+        self.states: dict[ProbeName, ProbeState] = {which: ProbeState(probe, now_ms) for which, probe in wanted if probe is not None}
 
     @property
     def has_started(self) -> bool:
-        start = self.tries.get("start")
+        start = self.states.get("start")
         return start is None or start.passed
 
     @property
     def is_ready(self) -> bool:
-        ready = self.tries.get("ready")
+        ready = self.states.get("ready")
         return self.has_started and (ready is None or ready.passed)
 
     @property
@@ -69,36 +69,36 @@ class ProcessHealth:
         """Return whether the process is known not to be ready. Before its probe has passed or failed often enough, that is
         unknown.
         """
-        ready = self.tries.get("ready")
-        return ready is not None and ready.judged and not ready.passed
+        ready = self.states.get("ready")
+        return ready is not None and ready.is_decided and not ready.passed
 
     @property
     def is_dead(self) -> bool:
-        ended_by = [self.tries[which] for which in ("start", "live") if which in self.tries]
-        return any(one.judged and not one.passed for one in ended_by)
+        ended_by = [self.states[which] for which in ("start", "live") if which in self.states]
+        return any(one.is_decided and not one.passed for one in ended_by)
 
     @property
-    def said(self) -> str:
-        return next((f"{which} probe failed: {one.said}" for which, one in self.tries.items() if one.failed), "")
+    def failure_message(self) -> str:
+        return next((f"{which} probe failed: {one.detail}" for which, one in self.states.items() if one.failures), "")
 
-    def due(self, now_ms: int) -> Iterator[ProbeName]:
-        for which, one in self.tries.items():
-            if one.due_ms <= now_ms and self._asked(which, one):
+    def due_probes(self, now_ms: int) -> Iterator[ProbeName]:
+        for which, one in self.states.items():
+            if one.next_run_ms <= now_ms and self._is_enabled(which, one):
                 yield which
 
-    def next_ms(self) -> int | None:
-        return min((one.due_ms for which, one in self.tries.items() if self._asked(which, one)), default=None)
+    def next_run_ms(self) -> int | None:
+        return min((one.next_run_ms for which, one in self.states.items() if self._is_enabled(which, one)), default=None)
 
-    def _asked(self, which: ProbeName, one: ProbeState) -> bool:
+    def _is_enabled(self, which: ProbeName, one: ProbeState) -> bool:
         return not one.passed if which == "start" else self.has_started
 
-    def asked(self, which: ProbeName, now_ms: int) -> None:
+    def mark_running(self, which: ProbeName, now_ms: int) -> None:
         """Mark a probe as running, so that it is not started again before its timeout."""
-        one = self.tries[which]
-        one.due_ms = now_ms + int(one.probe.timeout) + int(one.probe.period)
+        one = self.states[which]
+        one.next_run_ms = now_ms + int(one.probe.timeout) + int(one.probe.period)
 
-    def told(self, which: ProbeName, ok: bool, said: str, now_ms: int) -> None:
-        self.tries[which].told(ok, said, now_ms)
+    def record(self, which: ProbeName, ok: bool, detail: str, now_ms: int) -> None:
+        self.states[which].record(ok, detail, now_ms)
 
 
 STABLE_RUN_MS: Final = 60_000

@@ -30,7 +30,7 @@ from remit.law.timing import Timing, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.records import GenerationSpec, Phase, Replica
-from remit.world.interfaces import Ended
+from remit.world.interfaces import ExitStatus
 
 RENEWALS_MAX: Final = 128
 
@@ -41,26 +41,26 @@ _RUNS: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING)
 class ReportAction(NamedTuple):
     """Claim the next lifecycle transition of an attempt from the authority."""
 
-    copy: AttemptId
+    attempt: AttemptId
     move: Move
 
 
 class StartAction(NamedTuple):
     """Have the keeper start a process. `number` counts the restarts within the attempt; 0 is the first start."""
 
-    copy: AttemptId
+    attempt: AttemptId
     replica: Replica
     generation: GenerationSpec
-    number: int
+    restarts: int
 
 
 class PrepareAction(NamedTuple):
     """Prepare the inputs of start `number`; the process starts once they are ready (preparation.py)."""
 
-    copy: AttemptId
+    attempt: AttemptId
     replica: Replica
     generation: GenerationSpec
-    number: int
+    restarts: int
 
 
 class StopAction(NamedTuple):
@@ -68,15 +68,15 @@ class StopAction(NamedTuple):
     status.
     """
 
-    copy: AttemptId
+    attempt: AttemptId
     grace_ms: int
-    why: str = ""
+    result: str = ""
 
 
 class ForgetAction(NamedTuple):
     """Forget an attempt that has ended and is no longer assigned to this node."""
 
-    copy: AttemptId
+    attempt: AttemptId
 
 
 AgentAction = ReportAction | PrepareAction | StartAction | StopAction | ForgetAction
@@ -85,14 +85,14 @@ AgentAction = ReportAction | PrepareAction | StartAction | StopAction | ForgetAc
 class AttemptProgress:
     """State of an attempt that is not in the keeper's table. In memory only: it starts empty with the agent."""
 
-    __slots__ = ("asked_ms", "barred", "bound_in", "health")
+    __slots__ = ("start_claimed_ms", "start_blocked", "bound_incarnation", "health")
 
     def __init__(self) -> None:
-        self.asked_ms: int | None = None
+        self.start_claimed_ms: int | None = None
         """When its `start` was claimed."""
-        self.barred = False
+        self.start_blocked = False
         """It does not run, and the keeper has confirmed that it will not start it any more."""
-        self.bound_in = ""
+        self.bound_incarnation = ""
         """The incarnation in which assignments newer than the node's lease showed the attempt as bound, so not started."""
         self.health: ProcessHealth | None = None
 
@@ -102,59 +102,59 @@ class NodeReconciler:
     state.
     """
 
-    def __init__(self, node: str, tempo: Timing) -> None:
-        self.node, self.tempo = node, tempo
-        self.courses: dict[AttemptId, AttemptProgress] = {}
-        self.wakes: dict[str, int] = {}
+    def __init__(self, node: str, timing: Timing) -> None:
+        self.node, self.timing = node, timing
+        self.progress: dict[AttemptId, AttemptProgress] = {}
+        self.requeue_at_ms: dict[str, int] = {}
         """When the passage of time alone will require another reconcile, by key, for the keys of the last call."""
-        self.making: dict[AttemptId, PreparationProgress] = {}
+        self.preparations: dict[AttemptId, PreparationProgress] = {}
         """Preparations in progress or finished. Maintained by the agent, which performs the actions."""
         self._renewals: deque[int] = deque(maxlen=RENEWALS_MAX)
-        self._strange_since_ms: int | None = None
-        self._held_from = self._seen = 0
+        self._takeover_ms: int | None = None
+        self._lease_revision = self._assignments_revision = 0
         """The revision at which the node's lease was acquired, and the revision of the assignments of this call."""
 
-    def took_over(self, now_ms: int, *, follows: bool, revision: int = 0) -> None:
+    def on_lease_acquired(self, now_ms: int, *, continuous: bool, revision: int = 0) -> None:
         """Record that the node's lease was acquired at `revision`.
 
         `follows`: no agent with another keeper held the lease since this data directory did. Attempts that were declared
         lost because the lease had no holder were declared lost before `revision`.
         """
-        self._held_from = revision
-        if not follows:
-            self._strange_since_ms = now_ms
-            for course in self.courses.values():
-                course.bound_in = ""
+        self._lease_revision = revision
+        if not continuous:
+            self._takeover_ms = now_ms
+            for course in self.progress.values():
+                course.bound_incarnation = ""
 
-    def renewed(self, sent_ms: int) -> None:
+    def on_lease_renewed(self, sent_ms: int) -> None:
         """Record that a renewal of the node's lease, sent at `sent_ms`, was accepted."""
         self._renewals.append(sent_ms)
 
-    def course(self, copy: AttemptId) -> AttemptProgress:
-        return self.courses.setdefault(copy, AttemptProgress())
+    def progress_of(self, attempt: AttemptId) -> AttemptProgress:
+        return self.progress.setdefault(attempt, AttemptProgress())
 
-    def ordered(self, orders: Assignments, copy: AttemptId) -> bool:
-        found = orders.get(copy.key)
-        if found is None or attempt_of(copy.key, found.replica) != copy:
+    def is_assigned(self, assignments: Assignments, attempt: AttemptId) -> bool:
+        found = assignments.get(attempt.key)
+        if found is None or attempt_of(attempt.key, found.replica) != attempt:
             return False
         status = found.replica.status
         return status.node == self.node and status.phase not in _TERMINAL
 
-    def wanted(self, orders: Assignments, copy: AttemptId) -> bool:
+    def should_run(self, assignments: Assignments, attempt: AttemptId) -> bool:
         """Return whether the attempt should run, or may have to run again."""
-        found = orders.get(copy.key)
+        found = assignments.get(attempt.key)
         leaving = found is not None and found.replica.status.phase in (Phase.DRAINING, Phase.STOPPING)
-        return not leaving and self.ordered(orders, copy)
+        return not leaving and self.is_assigned(assignments, attempt)
 
     # -- reconcile -----------------------------------------------------------------------------------------------------------
 
-    def look(
+    def reconcile(
         self,
         now_ms: int,
-        orders: Assignments,
-        kept: Mapping[AttemptId, ProcessRecord],
+        assignments: Assignments,
+        records: Mapping[AttemptId, ProcessRecord],
         *,
-        may_act: bool,
+        holds_lease: bool,
         keys: Collection[str] | None = None,
     ) -> list[AgentAction]:
         """Return the actions for `keys` (None: all replicas of this node).
@@ -162,76 +162,76 @@ class NodeReconciler:
         `kept` is the part of the keeper's table that belongs to this node; `may_act` tells whether the node's lease is held.
         No action is returned before the first assignments arrive, because a running process may have an assignment.
         """
-        self._seen = orders.revision
-        self.wakes.clear()
-        if not orders.known:
+        self._assignments_revision = assignments.revision
+        self.requeue_at_ms.clear()
+        if not assignments.is_loaded:
             return []
         deeds: list[AgentAction] = [
-            StopAction(copy, self.tempo.kill_grace_ms) if one.alive else ForgetAction(copy)
-            for copy, one in kept.items()
-            if (keys is None or copy.key in keys) and not self.ordered(orders, copy)
+            StopAction(copy, self.timing.kill_grace_ms) if one.alive else ForgetAction(copy)
+            for copy, one in records.items()
+            if (keys is None or copy.key in keys) and not self.is_assigned(assignments, copy)
         ]
-        for key, order in orders.on(self.node, keys):
+        for key, order in assignments.on_node(self.node, keys):
             copy = attempt_of(key, order.replica)
-            deeds += self._next(now_ms, orders, copy, order, kept.get(copy), may_act)
+            deeds += self._reconcile_attempt(now_ms, assignments, copy, order, records.get(copy), holds_lease)
         if keys is None:
-            for copy in [copy for copy in self.courses if copy not in kept and not self.ordered(orders, copy)]:
-                del self.courses[copy]
+            for copy in [copy for copy in self.progress if copy not in records and not self.is_assigned(assignments, copy)]:
+                del self.progress[copy]
         return deeds
 
-    def _next(
+    def _reconcile_attempt(
         self, now_ms: int, orders: Assignments, copy: AttemptId, order: Assignment, kept: ProcessRecord | None, may_act: bool
     ) -> Iterator[AgentAction]:
         replica, generation = order.replica, orders.spec_of(order.replica)
         match replica.status.phase:
             case Phase.BOUND if may_act:
-                course = self.course(copy)
-                course.asked_ms = now_ms
-                if self._seen >= self._held_from:
-                    course.bound_in = orders.incarnation
-                yield self._say(copy, order, "start")
+                course = self.progress_of(copy)
+                course.start_claimed_ms = now_ms
+                if self._assignments_revision >= self._lease_revision:
+                    course.bound_incarnation = orders.incarnation
+                yield self._report(copy, order, "start")
             case Phase.STARTING | Phase.RUNNING | Phase.READY | Phase.SERVING if generation is not None:
-                yield from self._go_on(now_ms, orders, copy, order, generation, kept, may_act)
+                yield from self._reconcile_active(now_ms, orders, copy, order, generation, kept, may_act)
             case Phase.DRAINING if may_act:
-                yield self._say(copy, order, "stop")
+                yield self._report(copy, order, "stop")
             case Phase.STOPPING if kept is not None and kept.alive:
-                grace_ms = self.tempo.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
+                grace_ms = self.timing.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
                 yield StopAction(copy, grace_ms)
-            case Phase.STOPPING if kept is None and self._may_run_elsewhere(now_ms, orders, copy, generation):
+            case Phase.STOPPING if kept is None and self._may_run_under_previous_keeper(now_ms, orders, copy, generation):
                 pass
             case Phase.STOPPING if may_act:
-                ended = Ended(code=0) if kept is None or kept.ended is None else kept.ended
-                yield self._say(copy, order, "stopped", result=_result(kept, ended))
-            case Phase.UNKNOWN if may_act and not self._given_up(orders):
-                yield self._say(copy, order, "resume")
+                ended = ExitStatus(code=0) if kept is None or kept.ended is None else kept.ended
+                yield self._report(copy, order, "stopped", result=_result(kept, ended))
+            case Phase.UNKNOWN if may_act and not self._is_marked_silent(orders):
+                yield self._report(copy, order, "resume")
 
-    def _given_up(self, orders: Assignments) -> bool:
+    def _is_marked_silent(self, orders: Assignments) -> bool:
         """Return whether this node is marked unknown or lost. A resumed replica would be marked unknown again at once, so the
         node has to become healthy first.
         """
         found = orders.node(self.node)
         return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
-    def _may_run_elsewhere(self, now_ms: int, orders: Assignments, copy: AttemptId, generation: GenerationSpec | None) -> bool:
+    def _may_run_under_previous_keeper(self, now_ms: int, orders: Assignments, copy: AttemptId, generation: GenerationSpec | None) -> bool:
         """Return whether the keeper of a previous holder of this node may still be running this attempt.
 
         This node's own keeper has no record of it. An attempt that was still bound while this agent held the lease cannot
         run elsewhere: a start needs a committed `start`, and only the lease holder gets one.
         """
         fence = 0 if generation is None else fence_ms(generation)
-        if self._strange_since_ms is None or not fence:
+        if self._takeover_ms is None or not fence:
             return False
-        course = self.courses.get(copy)
-        if course is not None and course.bound_in == orders.incarnation:
+        course = self.progress.get(copy)
+        if course is not None and course.bound_incarnation == orders.incarnation:
             return False
-        until_ms = self._strange_since_ms + lost_after_ms(fence, self.tempo)
+        until_ms = self._takeover_ms + lost_after_ms(fence, self.timing)
         if now_ms < until_ms:
-            self._wake_at(copy.key, until_ms)
+            self._requeue_at(copy.key, until_ms)
         return now_ms < until_ms
 
     # -- attempts that run or should run -------------------------------------------------------------------------------------
 
-    def _go_on(
+    def _reconcile_active(
         self,
         now_ms: int,
         orders: Assignments,
@@ -243,44 +243,44 @@ class NodeReconciler:
     ) -> Iterator[AgentAction]:
         phase = order.replica.status.phase
         if kept is None:
-            void = phase is Phase.STARTING and self._void(now_ms, copy, generation)
-            if (void or phase is not Phase.STARTING) and self._may_run_elsewhere(now_ms, orders, copy, generation):
+            void = phase is Phase.STARTING and self._may_have_been_lost(now_ms, copy, generation)
+            if (void or phase is not Phase.STARTING) and self._may_run_under_previous_keeper(now_ms, orders, copy, generation):
                 return
             if phase is not Phase.STARTING:
                 # It ran, and no record of it is left: its exit status is unknown.
-                yield from self._over(copy, order, generation.spec, kept, Ended(), may_act)
+                yield from self._report_end(copy, order, generation.spec, kept, ExitStatus(), may_act)
             elif void:
                 if may_act:
-                    yield self._say(copy, order, "crash", result=GONE, reason="not started in time")
+                    yield self._report(copy, order, "crash", result=GONE, reason="not started in time")
             elif may_act:
-                yield from self._begin(copy, order, generation, 0, may_act)
+                yield from self._prepare_and_start(copy, order, generation, 0, may_act)
         elif kept.ended is None:
-            yield from self._while_it_runs(now_ms, copy, order, generation.spec, kept, may_act)
+            yield from self._reconcile_running(now_ms, copy, order, generation.spec, kept, may_act)
         else:
-            yield from self._when_it_ended(now_ms, copy, order, generation, kept, kept.ended, may_act)
+            yield from self._reconcile_exited(now_ms, copy, order, generation, kept, kept.ended, may_act)
 
-    def _begin(self, copy: AttemptId, order: Assignment, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[AgentAction]:
+    def _prepare_and_start(self, copy: AttemptId, order: Assignment, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[AgentAction]:
         """Prepare the inputs, then start. A failed preparation ends the attempt; the next one may be placed on another node."""
-        making = self.making.get(copy) if needs_preparation(generation.spec.template) else _NO_PREPARATION
-        if making is None or (making.is_over and making.number < number and uses_secrets_or_configs(generation.spec.template)):
+        making = self.preparations.get(copy) if needs_preparation(generation.spec.template) else _NO_PREPARATION
+        if making is None or (making.is_done and making.restarts < number and uses_secrets_or_configs(generation.spec.template)):
             # Secrets and configs may have changed since the last start: each start gets their current content.
             yield PrepareAction(copy, order.replica, generation, number)
-        elif making.prepared is not None:
+        elif making.inputs is not None:
             yield StartAction(copy, order.replica, generation, number)
-        elif making.failed and may_act:
-            yield self._say(copy, order, "crash", result=NOT_STARTED, reason=making.failed)
+        elif making.failure and may_act:
+            yield self._report(copy, order, "crash", result=NOT_STARTED, reason=making.failure)
 
-    def _void(self, now_ms: int, copy: AttemptId, generation: GenerationSpec) -> bool:
+    def _may_have_been_lost(self, now_ms: int, copy: AttemptId, generation: GenerationSpec) -> bool:
         """Return whether renewals paused, since `start` was claimed, for long enough that the scope may have declared the
         attempt lost.
         """
         fence = fence_ms(generation)
         if not fence:
             return False
-        asked_ms = self.course(copy).asked_ms
-        return asked_ms is None or self._silent_since(asked_ms, now_ms, fence)
+        asked_ms = self.progress_of(copy).start_claimed_ms
+        return asked_ms is None or self._had_renewal_gap(asked_ms, now_ms, fence)
 
-    def _silent_since(self, since_ms: int, now_ms: int, fence: int) -> bool:
+    def _had_renewal_gap(self, since_ms: int, now_ms: int, fence: int) -> bool:
         later_ms = now_ms
         for at_ms in reversed(self._renewals):
             if later_ms <= since_ms:
@@ -290,18 +290,18 @@ class NodeReconciler:
             later_ms = at_ms
         return False
 
-    def _while_it_runs(
+    def _reconcile_running(
         self, now_ms: int, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord, may_act: bool
     ) -> Iterator[AgentAction]:
-        course, phase = self.course(copy), order.replica.status.phase
+        course, phase = self.progress_of(copy), order.replica.status.phase
         grace_ms = int(spec.template.stop_grace)
         until_ms = kept.since_ms + int(spec.timeout)
         if spec.timeout and now_ms >= until_ms:
             yield StopAction(copy, grace_ms, TIMEOUT)
             return
         if spec.timeout:
-            self._wake_at(copy.key, until_ms)
-        health = course.health if course.health is not None and course.health.of == kept.number else None
+            self._requeue_at(copy.key, until_ms)
+        health = course.health if course.health is not None and course.health.restarts == kept.number else None
         if health is not None and health.is_dead:
             yield StopAction(copy, grace_ms, UNWELL)
             return
@@ -310,52 +310,52 @@ class NodeReconciler:
         if not may_act or not kept.pid:
             return
         if phase is Phase.STARTING and started:
-            yield self._say(copy, order, "run", ports=kept.ports)
+            yield self._report(copy, order, "run", ports=kept.ports)
         elif phase is Phase.RUNNING and spec.type != "job" and ready and started:
-            yield self._say(copy, order, "ready")
+            yield self._report(copy, order, "ready")
         elif phase in (Phase.READY, Phase.SERVING) and health is not None and health.is_unready:
-            yield self._say(copy, order, "unready", reason=health.said)
+            yield self._report(copy, order, "unready", reason=health.failure_message)
 
-    def _when_it_ended(
-        self, now_ms: int, copy: AttemptId, order: Assignment, generation: GenerationSpec, kept: ProcessRecord, ended: Ended, may_act: bool
+    def _reconcile_exited(
+        self, now_ms: int, copy: AttemptId, order: Assignment, generation: GenerationSpec, kept: ProcessRecord, ended: ExitStatus, may_act: bool
     ) -> Iterator[AgentAction]:
         spec, phase = generation.spec, order.replica.status.phase
         again = spec.template.restart
         when = again.when or ("never" if spec.type == "job" else "always")
         pause_ms, fence = None, fence_ms(generation)
-        given_up = bool(fence) and self._silent_since(kept.since_ms, now_ms, fence)
+        given_up = bool(fence) and self._had_renewal_gap(kept.since_ms, now_ms, fence)
         if kept.why not in (TIMEOUT, SCRATCH_FULL) and not kept.fenced and not kept.failed and not given_up:
             pause_ms = restart_after_ms(
                 when, failed=_result(kept, ended) != OK, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
                 backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
             )  # fmt: skip
         if pause_ms is None:
-            yield from self._over(copy, order, spec, kept, ended, may_act)
+            yield from self._report_end(copy, order, spec, kept, ended, may_act)
         elif phase in (Phase.READY, Phase.SERVING):
             if may_act:
-                yield self._say(copy, order, "unready", reason=f"the process ended ({_result(kept, ended)}) and is restarted")
-        elif fence and self._seen < self._held_from:
-            self._wake_at(copy.key, now_ms + self.tempo.heartbeat_ms)
+                yield self._report(copy, order, "unready", reason=f"the process ended ({_result(kept, ended)}) and is restarted")
+        elif fence and self._assignments_revision < self._lease_revision:
+            self._requeue_at(copy.key, now_ms + self.timing.heartbeat_ms)
         elif now_ms >= kept.ended_ms + pause_ms:
-            yield from self._begin(copy, order, generation, kept.number + 1, may_act)
+            yield from self._prepare_and_start(copy, order, generation, kept.number + 1, may_act)
         else:
-            self._wake_at(copy.key, kept.ended_ms + pause_ms)
+            self._requeue_at(copy.key, kept.ended_ms + pause_ms)
 
-    def _over(
-        self, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord | None, ended: Ended, may_act: bool
+    def _report_end(
+        self, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord | None, ended: ExitStatus, may_act: bool
     ) -> Iterator[AgentAction]:
         """Report the end of the attempt."""
         if not may_act:
             return
         phase, result = order.replica.status.phase, _result(kept, ended)
         if result != OK:
-            yield self._say(copy, order, "crash", result=result, reason=self._reason(copy, spec, kept, result))
+            yield self._report(copy, order, "crash", result=result, reason=self._end_reason(copy, spec, kept, result))
         elif phase is Phase.SERVING:
-            yield self._say(copy, order, "unready", reason="the process ended")
+            yield self._report(copy, order, "unready", reason="the process ended")
         else:
-            yield self._say(copy, order, "finish", result=OK)
+            yield self._report(copy, order, "finish", result=OK)
 
-    def _reason(self, copy: AttemptId, spec: WorkloadSpec, kept: ProcessRecord | None, result: str) -> str:
+    def _end_reason(self, copy: AttemptId, spec: WorkloadSpec, kept: ProcessRecord | None, result: str) -> str:
         """Return an explanation of the result for people."""
         if kept is None:
             return ""
@@ -369,13 +369,13 @@ class NodeReconciler:
             return "a scratch volume exceeded its size; write less to it, or raise its size in template.volumes"
         if result == TIMEOUT:
             return f"ran longer than its timeout of {spec.timeout}"
-        health = self.course(copy).health
-        return health.said if result == UNWELL and health is not None else ""
+        health = self.progress_of(copy).health
+        return health.failure_message if result == UNWELL and health is not None else ""
 
-    def _wake_at(self, key: str, at_ms: int) -> None:
-        self.wakes[key] = min(at_ms, self.wakes.get(key, at_ms))
+    def _requeue_at(self, key: str, at_ms: int) -> None:
+        self.requeue_at_ms[key] = min(at_ms, self.requeue_at_ms.get(key, at_ms))
 
-    def _say(
+    def _report(
         self,
         copy: AttemptId,
         order: Assignment,
@@ -385,14 +385,14 @@ class NodeReconciler:
         reason: str = "",
         ports: Mapping[str, int] | None = None,
     ) -> ReportAction:
-        return ReportAction(copy, Move(copy.key, order.revision, transition, copy.attempt, result, reason[:500], dict(ports or {})))
+        return ReportAction(copy, Move(copy.key, order.revision, transition, copy.number, result, reason[:500], dict(ports or {})))
 
 
 _NO_PREPARATION: Final = PreparationProgress()
-_NO_PREPARATION.prepared = NO_INPUTS
+_NO_PREPARATION.inputs = NO_INPUTS
 
 
-def _result(kept: ProcessRecord | None, ended: Ended) -> str:
+def _result(kept: ProcessRecord | None, ended: ExitStatus) -> str:
     if kept is not None and kept.failed:
         return NOT_STARTED
     return kept.why if kept is not None and kept.why else result_of(ended)

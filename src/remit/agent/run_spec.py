@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from remit.agent.attempts import AttemptId
 from remit.model.kinds import Template
 from remit.model.records import GenerationSpec, Replica
-from remit.world.interfaces import Limits, Mounted, Order
-from remit.world.process.isolation import EACH, user_of_tenant
+from remit.world.interfaces import Limits, BindMount, ProcessSpec
+from remit.world.process.isolation import USER_PER_TENANT, tenant_user
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PIDS_MAX: Final = 4_096
@@ -49,7 +49,7 @@ class NodeSettings(NamedTuple):
     def stderr(self, copy: AttemptId) -> Path:
         return self.logs / f"{copy.file_name}.err"
 
-    def directory(self, copy: AttemptId) -> Path:
+    def attempt_directory(self, copy: AttemptId) -> Path:
         return self.work / copy.file_name
 
 
@@ -77,7 +77,7 @@ def user_of(template: Template, place: NodeSettings, tenant: str) -> str:
     """Return the user the process runs as. Only a template with an explicit user, which admission has to permit, overrides the
     node's default.
     """
-    return template.user or (user_of_tenant(tenant) if place.user == EACH else place.user)
+    return template.user or (tenant_user(tenant) if place.user == USER_PER_TENANT else place.user)
 
 
 class PreparedInputs(NamedTuple):
@@ -88,12 +88,12 @@ class PreparedInputs(NamedTuple):
     """
 
     env: Mapping[str, str] = {}
-    mounts: tuple[Mounted, ...] = ()
+    mounts: tuple[BindMount, ...] = ()
     root: Path | None = None
-    hidden: Mapping[str, str] = {}
+    secret_env: Mapping[str, str] = {}
 
-    def joined(self, other: PreparedInputs) -> PreparedInputs:
-        hidden = {**self.hidden, **other.hidden} if other.hidden else self.hidden
+    def merged_with(self, other: PreparedInputs) -> PreparedInputs:
+        hidden = {**self.secret_env, **other.secret_env} if other.secret_env else self.secret_env
         return PreparedInputs({**self.env, **other.env}, (*self.mounts, *other.mounts), other.root or self.root, hidden)
 
 
@@ -101,32 +101,32 @@ NO_INPUTS: Final = PreparedInputs()
 
 
 def build_order(
-    place: NodeSettings,
-    copy: AttemptId,
+    settings: NodeSettings,
+    attempt: AttemptId,
     replica: Replica,
     generation: GenerationSpec,
     ports: Mapping[str, int],
-    prepared: PreparedInputs = NO_INPUTS,
-) -> Order:
+    inputs: PreparedInputs = NO_INPUTS,
+) -> ProcessSpec:
     template = generation.spec.template
-    directory = place.directory(copy)
-    home = directory if prepared.root is None else ROOTFS_HOME
-    env = {**prepared.env, **_environment(place, copy, replica, generation, ports, home)}
-    return Order(
+    directory = settings.attempt_directory(attempt)
+    home = directory if inputs.root is None else ROOTFS_HOME
+    env = {**inputs.env, **_environment(settings, attempt, replica, generation, ports, home)}
+    return ProcessSpec(
         argv=tuple(expand_variables(word, env) for word in template.command),
-        env={**prepared.hidden, **env} if prepared.hidden else env,
+        env={**inputs.secret_env, **env} if inputs.secret_env else env,
         directory=home / template.working_directory,
-        user=user_of(template, place, replica.metadata.tenant),
-        stdout=place.stdout(copy),
-        stderr=place.stderr(copy),
+        user=user_of(template, settings, replica.metadata.tenant),
+        stdout=settings.stdout(attempt),
+        stderr=settings.stderr(attempt),
         limits=_limits(template),
-        group=copy.file_name,
-        sandbox="bwrap" if is_sandboxed(template, place) else "none",
+        group=attempt.file_name,
+        sandbox="bwrap" if is_sandboxed(template, settings) else "none",
         writable=(directory,),
-        root=prepared.root,
-        mounts=prepared.mounts if prepared.root is None else (Mounted(directory, ROOTFS_HOME, writable=True), *prepared.mounts),
+        root=inputs.root,
+        mounts=inputs.mounts if inputs.root is None else (BindMount(directory, ROOTFS_HOME, writable=True), *inputs.mounts),
         with_parent=fence_ms(generation) > 0,
-        hidden=place.hidden,
+        hidden=settings.hidden,
     )
 
 
@@ -147,7 +147,7 @@ def _environment(
         "REMIT_SCOPE": place.scope,
         "REMIT_REPLICA": copy.key,
         "REMIT_UID": copy.uid,
-        "REMIT_ATTEMPT": str(copy.attempt),
+        "REMIT_ATTEMPT": str(copy.number),
         "REMIT_TOKEN": copy.token,
         "REMIT_TENANT": replica.metadata.tenant,
         "REMIT_WORKLOAD": replica.spec.workload,

@@ -9,7 +9,7 @@ Modules that only the agent needs are imported inside functions, so that the kee
 
 Processes that run as another user must reach their directory. So the root, `work` and the unpacked trees in `cache` are
 passable (mode 711) and everything else is private. If a parent directory is closed to others, `work` is a symbolic link to a
-place outside (world/process/isolation.py). The root and `logs` are marked with `keep_apart`, because the contents of their
+place outside (world/process/isolation.py). The root and `logs` are marked with `hint_unrelated_subdirectories`, because the contents of their
 subdirectories are unrelated.
 """
 
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remit.agent.keeper.keeper import Keeper
 from remit.agent.keeper.log_retention import LogBounds, LogRetention
-from remit.world.files.disk import keep_apart
-from remit.world.files.log_files import FileSpool
+from remit.world.files.disk import hint_unrelated_subdirectories
+from remit.world.files.log_files import FileLogFiles
 from remit.world.interfaces import Disk, DiskError, World
-from remit.world.process.isolation import open_rooms
+from remit.world.process.isolation import make_reachable
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from remit.client.authority_client import AuthorityClient, RetriesExhausted
     from remit.law.timing import Timing
     from remit.model.kinds import Node
-    from remit.world.files.secret_files import FileVault
+    from remit.world.files.secret_files import TmpfsSecretFiles
 
 KEEPER: Final = "keeper"
 """The keeper's name on the agent's link."""
@@ -63,10 +63,10 @@ class AgentDirectory(NamedTuple):
     @property
     def work(self) -> Path:
         """The real directory. A process of another user could not reach it through a link below a closed directory."""
-        return self._work.readlink() if self._work.is_symlink() else self._work
+        return self._work_path.readlink() if self._work_path.is_symlink() else self._work_path
 
     @property
-    def _work(self) -> Path:
+    def _work_path(self) -> Path:
         return self.root / "work"
 
     @property
@@ -74,7 +74,7 @@ class AgentDirectory(NamedTuple):
         return self.root / "cache"
 
     @property
-    def vault(self) -> Path:
+    def secrets(self) -> Path:
         """Fallback directory for secrets, on a machine without memory-backed storage (world/files/secret_files.py)."""
         return self.root / "vault"
 
@@ -123,7 +123,7 @@ class AgentDirectory(NamedTuple):
         """Addresses for a link, by name."""
         return {KEEPER: f"unix:{self.socket}"}
 
-    def tell_pid(self, disk: Disk, path: Path, pid: int) -> None:
+    def write_pid(self, disk: Disk, path: Path, pid: int) -> None:
         """Write a pid file, for people and tools. A full disk must not prevent the start, but then an old pid is removed:
         another process may have that number by now.
         """
@@ -133,27 +133,27 @@ class AgentDirectory(NamedTuple):
             with suppress(DiskError):
                 disk.remove(path)
 
-    def tidy(self) -> None:
+    def remove_work_link(self) -> None:
         """Remove an empty work directory outside the data directory, once nothing runs. The next start creates it again."""
-        if self._work.is_symlink():
+        if self._work_path.is_symlink():
             with suppress(OSError):
                 self.work.rmdir()
-                self._work.unlink()
+                self._work_path.unlink()
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Create all directories. Raises OSError and `DiskError`, and ValueError with the fix if the path is too long."""
         if len(str(self.socket).encode()) > SOCKET_BYTES_MAX:
             raise ValueError(f"{self.socket}: a Unix socket path has at most {SOCKET_BYTES_MAX} bytes; use a shorter --data")
         private = (self.run, self.logs, self.cache / CACHE_FILES)
         self.root.mkdir(parents=True, exist_ok=True)
         self.root.chmod(PASSABLE)
-        open_rooms(self._work)
+        make_reachable(self._work_path)
         passable = (self.root, self.work, self.cache, self.cache / CACHE_TREES)
         for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
             place.mkdir(parents=True, exist_ok=True)
             place.chmod(mode)
             if place in (self.root, self.logs):
-                keep_apart(place)
+                hint_unrelated_subdirectories(place)
 
 
 def _discard(*words: object, **fields: object) -> None:
@@ -168,16 +168,16 @@ class HostPermissions(NamedTuple):
     artifact_hosts: tuple[str, ...] = ()
     host_paths: tuple[Path, ...] = ()
     cache_bytes: int = 10 << 30
-    hidden: tuple[Path, ...] = ()
+    hidden_paths: tuple[Path, ...] = ()
     """Paths that sandboxes hide, in addition to the agent's own directory."""
     user: str = ""
     """Default user for workloads that name none; empty: the agent's user."""
 
 
-def build_keeper(world: World, directory: AgentDirectory, bounds: LogBounds, tell: Callable[[str], None]) -> Keeper:
+def build_keeper(world: World, directory: AgentDirectory, bounds: LogBounds, log: Callable[[str], None]) -> Keeper:
     """Build a keeper. The caller serves it under the name `KEEPER` and runs it."""
-    sayings = LogRetention(world, FileSpool(), directory.logs, bounds)
-    return Keeper(world, directory.journal, sayings, rooms=directory.work, tell=tell)
+    sayings = LogRetention(world, FileLogFiles(), directory.logs, bounds)
+    return Keeper(world, directory.journal, sayings, work_directory=directory.work, log=log)
 
 
 def build_agent(
@@ -189,14 +189,14 @@ def build_agent(
     *,
     name: str,
     scope: str,
-    tempo: Timing,
+    timing: Timing,
     sandbox: bool,
-    callback: str = "",
-    lends: HostPermissions | None = None,
-    revive: Callable[[], Awaitable[None]] | None,
-    tell: Callable[..., None],
-    failed: Callable[[RetriesExhausted], None] | None = None,
-    note: Callable[..., None] = _discard,
+    callback_token: str = "",
+    permissions: HostPermissions | None = None,
+    launch_keeper: Callable[[], Awaitable[None]] | None,
+    log: Callable[..., None],
+    on_failure: Callable[[RetriesExhausted], None] | None = None,
+    log_debug: Callable[..., None] = _discard,
 ) -> Agent:
     """Build an agent. The caller runs it. `name` is the lease holder and must be unique; `servers` are names on the world's
     link.
@@ -208,48 +208,48 @@ def build_agent(
     from remit.agent.run_spec import NodeSettings
     from remit.client.rpc import material_source, order_feed
 
-    lends = lends or HostPermissions()
+    permissions = permissions or HostPermissions()
     kept = build_secret_files(directory)
     if not kept.in_memory:
-        tell(f"no /dev/shm on this machine: secrets of running replicas are stored on disk, in {directory.vault}")
-    delivering = SecretAndConfigStep(world, material_source(world.link, world.chance.shuffled(servers), world.clock), kept)
+        log(f"no /dev/shm on this machine: secrets of running replicas are stored on disk, in {directory.secrets}")
+    delivering = SecretAndConfigStep(world, material_source(world.link, world.randomness.shuffled(servers), world.clock), kept)
     names = [node.metadata.name for node in nodes]
     root, rooms = directory.root.absolute(), directory.work.absolute()
-    hidden = (root, *(() if root in rooms.parents else (rooms,)), *lends.hidden)
-    places = [NodeSettings(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=lends.user) for one in names]
+    hidden = (root, *(() if root in rooms.parents else (rooms,)), *permissions.hidden_paths)
+    places = [NodeSettings(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=permissions.user) for one in names]
     made = Agent(
         world,
         client,
-        order_feed(world.link, world.chance.shuffled(servers), callback),
+        order_feed(world.link, world.randomness.shuffled(servers), callback_token),
         KeeperClient(world.link, KEEPER, world.clock),
         [HostedNodeSpec(node, place) for node, place in zip(nodes, places, strict=True)],
         name=name,
-        tempo=tempo,
-        preparer=_build_preparer(world, directory, lends, delivering),
+        timing=timing,
+        preparer=_build_preparer(world, directory, permissions, delivering),
         epochs=directory.epochs,
-        revive=revive,
-        failed=failed,
-        tell=tell,
-        note=note,
+        launch_keeper=launch_keeper,
+        on_failure=on_failure,
+        log=log,
+        log_debug=log_debug,
     )
-    delivering.speaks = made.actor
+    delivering.actor_for = made.actor
     return made
 
 
-def build_secret_files(directory: AgentDirectory) -> FileVault:
+def build_secret_files(directory: AgentDirectory) -> TmpfsSecretFiles:
     """Secret files of the workloads of this directory's agent."""
-    from remit.world.files.secret_files import FileVault
+    from remit.world.files.secret_files import TmpfsSecretFiles
 
-    return FileVault(directory.root, directory.vault)
+    return TmpfsSecretFiles(directory.root, directory.secrets)
 
 
 def _build_preparer(world: World, directory: AgentDirectory, lends: HostPermissions, delivering: SecretAndConfigStep) -> Preparer:
     from remit.agent.artifacts import ArtifactStep, RootfsStep, ArtifactCache
     from remit.agent.preparation import Preparer
     from remit.agent.volumes import VolumeStep
-    from remit.world.files.artifacts import Reach
+    from remit.world.files.artifacts import FetchPermissions
 
-    shelf = ArtifactCache(world, directory.cache, Reach(lends.artifact_directories, lends.artifact_hosts), lends.cache_bytes)
+    shelf = ArtifactCache(world, directory.cache, FetchPermissions(lends.artifact_directories, lends.artifact_hosts), lends.cache_bytes)
     # Secrets and configs come last, so that they are current at the start and not as old as a long fetch.
     steps = (ArtifactStep(world, shelf), RootfsStep(world, shelf, lends.host_paths), VolumeStep(world, lends.host_paths), delivering)
     return Preparer(world, steps)
@@ -259,4 +259,4 @@ def build_callbacks(world: World, agent: Agent, token: str) -> CallbackService:
     """Build the callback service for logs and exec. `token` is the callback token that the agent announces to servers."""
     from remit.agent.callbacks import CallbackService, LogService, ExecService
 
-    return CallbackService(LogService(world, FileSpool(), token, agent.log_places), ExecService(world, token, agent.beside))
+    return CallbackService(LogService(world, FileLogFiles(), token, agent.log_directories), ExecService(world, token, agent.running_attempt))

@@ -20,7 +20,7 @@ from remit.agent.run_spec import ROOTFS_HOME, NO_INPUTS, NodeSettings, PreparedI
 from remit.law.timing import Timing
 from remit.model.artifacts import HostPath, Volume
 from remit.model.kinds import Template
-from remit.world.interfaces import LinkError, Mounted, World
+from remit.world.interfaces import LinkError, BindMount, World
 
 VOLUMES_DIRECTORY: Final = ".volumes"
 """Directory inside an attempt's directory for scratch volumes that are mounted at an absolute path."""
@@ -33,52 +33,52 @@ CHECK_HEARTBEATS: Final = 5
 class VolumeStep:
     """Implements `preparation.Step`. `lent` are the host directories that workloads may mount, if a policy permits it too."""
 
-    def __init__(self, world: World, lent: tuple[Path, ...]) -> None:
-        self._world, self._lent = world, lent
+    def __init__(self, world: World, host_paths: tuple[Path, ...]) -> None:
+        self._world, self._host_paths = world, host_paths
 
-    def wanted(self, template: Template, /) -> bool:
+    def applies_to(self, template: Template, /) -> bool:
         return bool(template.volumes)
 
     async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
         prepared = NO_INPUTS
         for volume in subject.template.volumes:
             if volume.host is None:
-                prepared = prepared.joined(await self._scratch(subject, volume, room))
+                prepared = prepared.merged_with(await self._prepare_scratch(subject, volume, room))
             else:
-                prepared = prepared.joined(await self._host(subject, volume, volume.host, room))
+                prepared = prepared.merged_with(await self._mount_host_path(subject, volume, volume.host, room))
         return prepared
 
     def forget(self, copy: AttemptId, /) -> None:
         pass
 
-    def forget_all_but(self, known: Collection[str], /) -> None:
+    def retain_only(self, known: Collection[str], /) -> None:
         pass
 
-    async def _scratch(self, subject: PreparationContext, volume: Volume, room: Path) -> PreparedInputs:
+    async def _prepare_scratch(self, subject: PreparationContext, volume: Volume, room: Path) -> PreparedInputs:
         inside = scratch_path(volume)
-        if subject.fresh:
-            await self._world.carrier.make(room / inside, below=room, user=subject.user)
+        if subject.is_new:
+            await self._world.artifacts.make_directory(room / inside, below=room, user=subject.user)
         if not PurePosixPath(volume.path).is_absolute():
             return NO_INPUTS
-        there = subject.place.directory(subject.copy) / inside
-        return PreparedInputs(mounts=(Mounted(there, Path(volume.path), writable=True),))
+        there = subject.settings.attempt_directory(subject.attempt) / inside
+        return PreparedInputs(mounts=(BindMount(there, Path(volume.path), writable=True),))
 
-    async def _host(self, subject: PreparationContext, volume: Volume, host: HostPath, room: Path) -> PreparedInputs:
-        found = await self._world.carrier.stands(Path(host.path), self._lent)
+    async def _mount_host_path(self, subject: PreparationContext, volume: Volume, host: HostPath, room: Path) -> PreparedInputs:
+        found = await self._world.artifacts.resolve_allowed(Path(host.path), self._host_paths)
         if found is None:
             cure = "start the agent with --host-path for that directory, or use a permitted one"
             raise NotPrepared(f"host path {host.path} is not permitted on this node", cure)
         path = PurePosixPath(volume.path)
-        if is_sandboxed(subject.template, subject.place):
-            home = ROOTFS_HOME if subject.template.rootfs is not None else subject.place.directory(subject.copy)
-            if subject.fresh and not path.is_absolute():
-                await self._world.carrier.make(room / path, below=room, user=subject.user)
-            return PreparedInputs(mounts=(Mounted(found, home / path, writable=not host.read_only),))
+        if is_sandboxed(subject.template, subject.settings):
+            home = ROOTFS_HOME if subject.template.rootfs is not None else subject.settings.attempt_directory(subject.attempt)
+            if subject.is_new and not path.is_absolute():
+                await self._world.artifacts.make_directory(room / path, below=room, user=subject.user)
+            return PreparedInputs(mounts=(BindMount(found, home / path, writable=not host.read_only),))
         if host.read_only:
             cure = "set readOnly: false, or restrict the workload to nodes with bubblewrap"
             raise NotPrepared(f"host path {host.path} cannot be mounted read-only without a sandbox", cure)
-        if subject.fresh:
-            await self._world.carrier.lead(room / path, found, below=room)
+        if subject.is_new:
+            await self._world.artifacts.symlink(room / path, found, below=room)
         return NO_INPUTS
 
 
@@ -93,22 +93,22 @@ async def enforce_scratch_limits(world: World, keeping: KeeperClient, orders: As
     while True:
         await world.clock.sleep_ms(CHECK_HEARTBEATS * tempo.heartbeat_ms)
         for site in tuple(sites.values()):
-            for copy in tuple(site.mind.making):
-                kept, order = site.kept.get(copy), orders.get(copy.key)
+            for copy in tuple(site.reconciler.preparations):
+                kept, order = site.records.get(copy), orders.get(copy.key)
                 generation = None if order is None else orders.spec_of(order.replica)
                 if kept is None or not kept.alive or generation is None:
                     continue
                 template = generation.spec.template
-                if await _exceeds_scratch_limit(world, site.place, copy, template):
+                if await _exceeds_scratch_limit(world, site.settings, copy, template):
                     with suppress(LinkError):
-                        await keeping.halt(copy, int(template.stop_grace), SCRATCH_FULL)
+                        await keeping.stop(copy, int(template.stop_grace), SCRATCH_FULL)
 
 
 async def _exceeds_scratch_limit(world: World, place: NodeSettings, copy: AttemptId, template: Template) -> bool:
     """Return whether any scratch volume of the attempt exceeds its size."""
-    room = place.directory(copy)
+    room = place.attempt_directory(copy)
     for one in template.volumes:
         most = one.scratch.bytes_max if one.scratch is not None else 0
-        if most and await world.carrier.size(room / scratch_path(one)) > most:
+        if most and await world.artifacts.size(room / scratch_path(one)) > most:
             return True
     return False

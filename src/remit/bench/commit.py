@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from remit.assembly import embedded, settle_process
+from remit.assembly import embedded_authority, tune_interpreter
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.commitment.authority import Authority
 from remit.model.claims import (
@@ -225,7 +225,7 @@ def require_accepted(verdict: Verdict) -> int:
 
 @asynccontextmanager
 async def _running_authority(directory: Path, world: World) -> AsyncIterator[Authority]:
-    async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
+    async with embedded_authority(directory, world) as authority, asyncio.TaskGroup() as group:
         running = group.create_task(authority.run())
         try:
             yield authority
@@ -240,7 +240,7 @@ async def _populate(authority: Authority, replicas: int) -> None:
     workloads = await ClaimClient(authority, Role.WORKLOADS).lease()
     for verdict in await operator.ask(Apply(thing) for thing in _cluster(replicas)):
         require_accepted(verdict)
-    known = [authority.books.things[name] for name in authority.books.keys("node/")]
+    known = [authority.books.objects[name] for name in authority.books.keys("node/")]
     for verdict in await nodes.ask(Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known):
         require_accepted(verdict)
     each = -(-replicas // WORKLOADS)
@@ -273,8 +273,8 @@ async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> Co
             await _populate(authority, binds)
             scheduler = await ClaimClient(authority, Role.SCHEDULER).lease()
             targets = _targets(authority, list(authority.books.replicas)[:binds])
-            revision = await _write_all(raw, raw.place.revision, recorder.taken())
-            settle_process()
+            revision = await _write_all(raw, raw.position.revision, recorder.taken())
+            tune_interpreter()
             waits: list[float] = []
             spent = raw_spent = rows = size = 0
             part = -(-len(targets) // (ROUNDS * batch)) * batch

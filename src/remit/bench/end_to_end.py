@@ -30,7 +30,7 @@ from remit.bench.load.load_generator import LoadResult
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.remote_store import RemoteStore
 from remit.model.identity import TokenRole
-from remit.store.protocol import Event
+from remit.store.protocol import WatchEvent
 
 BEAT_MS: Final = 2_000
 AGENTS: Final = 50
@@ -57,9 +57,9 @@ _READY: Final = b'"health":"ready"'
 
 class EndToEndSizes(NamedTuple):
     nodes: int
-    job_manifests: int
+    jobs: int
     steady_s: int
-    measure_echo: int
+    echoes: int
 
 
 def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path | None = None) -> BenchReport:
@@ -135,7 +135,7 @@ class RowWatcher:
         async for event in watch:
             self._take(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: WatchEvent) -> None:
         now_ns = CLOCK.now_ns()
         if event.span is not None:
             self.commits += event.span.last - event.span.first + 1

@@ -19,8 +19,8 @@ from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest, Node, NodeHealth, NodeSpec, NodeStatus, Template, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import WHOLE_DEVICE, Amount
-from remit.observation.node_columns import Columns, Left
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.fragmentation import Fragmentation
 from remit.proposal.placement.kernel import Kernel
@@ -134,21 +134,21 @@ class RemitPolicy:
 
     def __init__(self, trace: PodTrace, arrivals: ArrivalOrder) -> None:
         nodes = [_node(at, machine) for at, machine in enumerate(arrivals.machines)]
-        self.columns = Columns(Left(node, dict(node.spec.capacity.pairs), {}) for node in nodes)
+        self.columns = NodeColumns(NodeFree(node, dict(node.spec.capacity.pairs), {}) for node in nodes)
         self._asks = [_requirements(at, pod) for at, pod in enumerate(trace.sorts)]
         self._fragmentation = Fragmentation(self.columns)
         scores = (*DEFAULT_SCORES, self._fragmentation.score)
-        self.kernel = Kernel(self.columns, ColumnPeers(self.columns, {}), scores=scores)
+        self.kernel = Kernel(self.columns, ColumnPeerCounts(self.columns, {}), scores=scores)
 
     def place(self, sort: int) -> bool:
         kernel, ask = self.kernel, self._asks[sort]
         self._fragmentation.arrived(ask)
-        self._fragmentation.renew()
-        one = kernel.known(sort, ask)
-        row = kernel.place(one)
+        self._fragmentation.update_weights()
+        one = kernel.class_for(sort, ask)
+        row = kernel.best_row(one)
         if row < 0:
             return False
-        kernel.post(one, row, kernel.choose(one, row))
+        kernel.post(one, row, kernel.choose_devices(one, row))
         return True
 
 

@@ -22,9 +22,9 @@ import click
 import numpy as np
 
 from remit.model.resources import WHOLE_DEVICE
-from remit.observation.column_table import Changes
+from remit.observation.column_table import ChangeLog
 from remit.observation.node_columns import Bools, Floats, Ints
-from remit.world.randomness import SeededChance
+from remit.world.randomness import SeededRandomness
 
 NODES_FILE: Final = "openb_nodes_gpu.csv"
 OFFERED_LOAD: Final = 1.3
@@ -76,17 +76,17 @@ class ArrivalOrder(NamedTuple):
 
     coming: list[int]
     machines: list[TraceNode]
-    lots: SeededChance
+    lots: SeededRandomness
     """For policies with random choices."""
 
 
 def draw_arrivals(trace: PodTrace, seed: int) -> ArrivalOrder:
-    lots = SeededChance(f"bench packing/{seed}")
+    lots = SeededRandomness(f"bench packing/{seed}")
     coming = lots.shuffled(trace.pods)
     asked = [one.asked for one in trace.sorts]
     total, wanted = sum(asked[sort] for sort in coming), OFFERED_LOAD * trace.capacity
     while total > wanted:
-        total -= asked[coming.pop(lots.below(len(coming)))]
+        total -= asked[coming.pop(lots.randrange(len(coming)))]
     while True:
         sort = lots.choice(trace.pods)
         if total + trace.sorts[sort].share > wanted:  # the share of one GPU, even for pods with several: as published
@@ -197,7 +197,7 @@ class BaselinePolicy:
         places = np.arange(int(self.gpus.max(initial=1)))
         self.left: Ints = np.where(places < self.gpus[:, None], WHOLE_DEVICE, 0)
         self.whole, self.total, self.most = self.gpus.copy(), self.left.sum(axis=1), self.left.max(axis=1)
-        self._changed = Changes()
+        self._changed = ChangeLog()
         self._numbers: dict[int, tuple[int, Floats, Ints]] = {}
         self.begin()
 
@@ -266,9 +266,9 @@ class RandomPolicy(BaselinePolicy):
         rows = np.flatnonzero(self.fits(pod, np.arange(len(self.cpu))))
         if not len(rows):
             return -1, -1
-        row = int(rows[self.lots.below(len(rows))])
+        row = int(rows[self.lots.randrange(len(rows))])
         devices = np.flatnonzero(self.left[row] >= max(pod.share, 1))
-        return row, int(devices[self.lots.below(len(devices))]) if len(devices) else -1
+        return row, int(devices[self.lots.randrange(len(devices))]) if len(devices) else -1
 
 
 class DotProductPolicy(BaselinePolicy):

@@ -20,7 +20,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from remit.assembly import settle_process
+from remit.assembly import tune_interpreter
 from remit.bench.growth_chart import ChartLine, draw
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.law.fit import NO_PEERS, Requirements, misfit
@@ -41,12 +41,12 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.observation.node_columns import Columns, Left
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
 from remit.world.clock import BootClock
-from remit.world.randomness import SeededChance
+from remit.world.randomness import SeededRandomness
 
 ZONES: Final = ("eu-a", "eu-b", "eu-c")
 CORES: Final = (32, 64, 96, 128)
@@ -104,15 +104,15 @@ class SyntheticCluster:
     """Nodes of mixed sizes in three zones, half of them with GPUs, all empty."""
 
     def __init__(self, nodes: int) -> None:
-        lots = SeededChance(f"bench place/{nodes}")
+        lots = SeededRandomness(f"bench place/{nodes}")
         self.nodes = [_node(at, lots) for at in range(nodes)]
-        self.columns = Columns(Left(node, dict(node.spec.capacity.pairs), {}) for node in self.nodes)
+        self.columns = NodeColumns(NodeFree(node, dict(node.spec.capacity.pairs), {}) for node in self.nodes)
 
     def __len__(self) -> int:
         return len(self.nodes)
 
 
-def _node(at: int, lots: SeededChance) -> Node:
+def _node(at: int, lots: SeededRandomness) -> Node:
     cores = lots.choice(CORES)
     return Node(
         metadata=Metadata(name=f"node-{at}", labels={key: lots.choice(values) for key, values in LABELS.items()}),
@@ -120,7 +120,7 @@ def _node(at: int, lots: SeededChance) -> Node:
             region="eu",
             zone=lots.choice(ZONES),
             capacity=Amount({"cpu": 1_000 * cores, "memory": cores * lots.choice(GIB_PER_CORE) << 30}),
-            devices=GPUS if lots.below(2) else (),
+            devices=GPUS if lots.randrange(2) else (),
         ),
         status=NodeStatus(health=NodeHealth.READY),
     )
@@ -128,12 +128,12 @@ def _node(at: int, lots: SeededChance) -> Node:
 
 def class_requirements(classes: int, feature: PlacementFeature) -> list[Requirements]:
     """Return the requirements of the classes: the same for every number of nodes."""
-    lots = SeededChance(f"bench place/{classes} classes")
+    lots = SeededRandomness(f"bench place/{classes} classes")
     return [_requirements(f"work-{at}", feature, lots) for at in range(classes)]
 
 
-def _requirements(app: str, feature: PlacementFeature, lots: SeededChance) -> Requirements:
-    asked = Amount({"cpu": 50 + 10 * lots.below(45), "memory": 64 + 16 * lots.below(60) << 20})
+def _requirements(app: str, feature: PlacementFeature, lots: SeededRandomness) -> Requirements:
+    asked = Amount({"cpu": 50 + 10 * lots.randrange(45), "memory": 64 + 16 * lots.randrange(60) << 20})
     template = Template(command=("serve",), resources=asked, devices=feature.devices)
     spec = WorkloadSpec(type="service", template=template, placement=feature.place(app, lots.choice(NODE_SELECTORS)))
     return compile_requirements("acme", app, {"app": app}, spec, ())
@@ -217,7 +217,7 @@ def measure(quick: bool, plot: Path | None) -> BenchReport:
         print_progress(f"building {nodes:,} nodes ...")
         clusters[nodes] = SyntheticCluster(nodes)
     loops = {nodes: baseline_loops(cluster) for nodes, cluster in clusters.items()}
-    settle_process()
+    tune_interpreter()
     found: dict[tuple[int, PlacementCase], KernelRun] = {}
     for case, sizes in extent.cases.items():
         print_progress(f"{case.feature.name}, {case.classes} classes, {case.mode}: {', '.join(f'{nodes:,}' for nodes in sizes)} nodes ...")
@@ -267,13 +267,13 @@ class KernelRun:
 
     def _begin(self) -> None:
         columns = self._cluster.columns.freeze()
-        self._kernel = Kernel(columns, ColumnPeers(columns, {}))
-        classes = [self._kernel.known(at, ask) for at, ask in enumerate(self._asks)]
+        self._kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
+        classes = [self._kernel.class_for(at, ask) for at, ask in enumerate(self._asks)]
         self._next = cycle(classes)
         self._left = self._room
         self.class_bytes = 0
         self._step(len(classes))
-        self.class_bytes = sum(one.held_bytes for one in classes) // len(classes)
+        self.class_bytes = sum(one.memory_bytes for one in classes) // len(classes)
 
     def _step(self, turns: int) -> int:
         """Place replicas of the next `turns` classes. Returns the number of placements."""
@@ -284,17 +284,17 @@ class KernelRun:
         return turns * self.run
 
     def _at_once(self, one: WorkClass) -> None:
-        placed = len(self._kernel.run(one, self.run).rows)
+        placed = len(self._kernel.place_run(one, self.run).rows)
         if placed != self.run:
             raise RuntimeError(f"only {placed} of {self.run} replicas were placed; the benchmark's cluster is too small")
 
     def _singly(self, one: WorkClass) -> None:
         kernel = self._kernel
-        row = kernel.place(one)
+        row = kernel.best_row(one)
         if row < 0:
             raise RuntimeError("a replica was not placed; the benchmark's cluster is too small")
-        if one.ask.devices:
-            kernel.post(one, row, kernel.choose(one, row))
+        if one.requirements.devices:
+            kernel.post(one, row, kernel.choose_devices(one, row))
         else:
             kernel.post(one, row)
 

@@ -26,7 +26,7 @@ from remit.agent.setup import AgentDirectory
 from remit.bench.load.bench_processes import ProcessCluster
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.api import Api, Changed, Deleted, Synced
-from remit.commitment.outcomes import BATCH, decode_batch
+from remit.commitment.outcomes import BATCH_PREFIX, decode_batch
 from remit.model.kinds import Template, Tenant, TenantSpec, Workload, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
@@ -95,7 +95,7 @@ async def _measure(sizes: RunSizes, data: Path | None) -> BenchReport:
         root.chmod(0o711)  # noqa: ASYNC240 - replicas may run as another user
         print_progress("bench run: starting a server, a scheduler, controllers, an agent with 20 nodes and its keeper")
         async with _cluster(root) as cluster:
-            sandboxes: tuple[Sandbox, ...] = ("none", "bwrap") if production().runner.confinement().sandbox else ("none",)
+            sandboxes: tuple[Sandbox, ...] = ("none", "bwrap") if production().runner.isolation_support().sandbox else ("none",)
             idle: dict[Sandbox, JobTimes] = {}
             for sandbox in sandboxes:
                 print_progress(f"bench run: {sizes.idle} jobs one at a time, sandbox {sandbox}")
@@ -261,7 +261,7 @@ async def _commit_times(store: Path) -> dict[str, dict[str, int]]:
         try:
             after = ""
             while True:
-                page = await opened.range(BATCH, after=after)
+                page = await opened.range(BATCH_PREFIX, after=after)
                 for row in page.rows:
                     _add_batch(row.value, found)
                 if not page.more:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from remit.assembly import embedded, scheduler
+from remit.assembly import embedded_authority, build_scheduler
 from remit.bench.commit import ClaimClient, require_accepted
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.authority_client import AuthorityClient
@@ -49,8 +49,8 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.observation.replica_table import NUMBER, PENDING
-from remit.observation.scheduler_view import View
+from remit.observation.replica_table import PHASE_NUMBERS, PENDING
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from remit.proposal.scheduler import SchedulerTiming, Scheduler
 from remit.store.protocol import Store
@@ -154,7 +154,7 @@ class BenchScope:
                 PriorityClass(metadata=Metadata(name="urgent"), spec=PriorityClassSpec(value=1_000)),
             ]
         )
-        known = [self.authority.books.things[name] for name in self.authority.books.keys("node/")]
+        known = [self.authority.books.objects[name] for name in self.authority.books.keys("node/")]
         marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known]
         for verdict in await self.nodes.ask(marks):
             require_accepted(verdict)
@@ -171,7 +171,7 @@ class BenchScope:
     def scheduler(self, rhythm: SchedulerTiming = SchedulerTiming()) -> Scheduler:
         store: Store = self.authority.store
         client = AuthorityClient({"authority": InProcessEndpoint(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world)
-        return scheduler(store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000))
+        return build_scheduler(store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000))
 
 
 def _job(index: int, feature: str = "plain", each: Amount = JOB_RESOURCES, rank: str = "", sort: str = "job") -> Workload:
@@ -190,7 +190,7 @@ def _job(index: int, feature: str = "plain", each: Amount = JOB_RESOURCES, rank:
 async def _scope(directory: Path) -> AsyncIterator[BenchScope]:
     world = production()
     try:
-        async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
+        async with embedded_authority(directory, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
             try:
                 yield BenchScope(authority, world, group)
@@ -207,7 +207,7 @@ async def _following_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIt
     following = scope.group.create_task(placing.follow())
     try:
         wake = placing.view.subscribe()
-        while not placing.view.sober:
+        while not placing.view.is_current:
             await wake.wait()
             wake.clear()
         gc.collect()
@@ -226,7 +226,7 @@ async def _leading_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIter
         leading.cancel()
 
 
-def _pending_count(view: View) -> int:
+def _pending_count(view: SchedulerView) -> int:
     return int(np.count_nonzero(view.replicas.column("phase") == PENDING))
 
 
@@ -300,7 +300,7 @@ async def _preempt(directory: Path, sizes: ScheduleSizes, feature: str, each: Am
 
 
 async def _wait_until_urgent_bound(placing: Scheduler, count: int) -> None:
-    bound, until = NUMBER[Phase.BOUND], _CLOCK.now_ns() + 120e9
+    bound, until = PHASE_NUMBERS[Phase.BOUND], _CLOCK.now_ns() + 120e9
     while True:
         kept = placing.view.replicas
         if int(np.count_nonzero((kept.column("phase") == bound) & (kept.column("priority") == 1_000))) >= count:
@@ -328,10 +328,10 @@ def _operation_id(status: Any, nonce: str) -> Any:
     return operation_id(status.incarnation, status.window, nonce)
 
 
-async def _confirm_stops(scope: BenchScope, view: View, agents: dict[str, Actor]) -> None:
+async def _confirm_stops(scope: BenchScope, view: SchedulerView, agents: dict[str, Actor]) -> None:
     """Confirm every drain at once: `stop`, then `stopped`."""
     wake = view.subscribe()
-    draining, stopping = NUMBER[Phase.DRAINING], NUMBER[Phase.STOPPING]
+    draining, stopping = PHASE_NUMBERS[Phase.DRAINING], PHASE_NUMBERS[Phase.STOPPING]
     asked = 0
     while True:
         wake.clear()

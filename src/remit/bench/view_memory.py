@@ -17,7 +17,7 @@ from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.store.protocol import Head, Row
 from remit.world.clock import BootClock
@@ -34,8 +34,8 @@ _SPEC: Final = WorkloadSpec(
 def measure_view_memory(nodes: int, replicas: int) -> dict[str, Any]:
     """Return resident memory by part. `million_mib` is extrapolated to a million replicas."""
     empty = _resident_bytes()
-    view = View(BootClock())
-    view.begin(Head("bench", 1, 1, "bench", 0, ""), 1)
+    view = SchedulerView(BootClock())
+    view.begin_list(Head("bench", 1, 1, "bench", 0, ""), 1)
     _feed(view, _nodes(nodes))
     gc.collect()
     with_nodes = _resident_bytes()
@@ -43,9 +43,9 @@ def measure_view_memory(nodes: int, replicas: int) -> dict[str, Any]:
     _feed(view, _workloads(workloads))
     _feed(view, _generations(workloads))
     _feed(view, _replicas(workloads, nodes))
-    view.end()
+    view.end_list()
     cycle = Cycle(view, lambda limit: 0, "bench")
-    cycle.hear(0, None)
+    cycle.on_changes(0, None)
     cycle.propose(0, PAGE_ROWS)
     gc.collect()
     grown = _resident_bytes() - with_nodes
@@ -60,14 +60,14 @@ def measure_view_memory(nodes: int, replicas: int) -> dict[str, Any]:
     }
 
 
-def _feed(view: View, things: Iterator[AnyObject]) -> None:
+def _feed(view: SchedulerView, things: Iterator[AnyObject]) -> None:
     page: list[Row] = []
     for thing in things:
         page.append(Row(key(thing), encode(thing), 1))
         if len(page) == PAGE_ROWS:
-            view.page(page)
+            view.add_page(page)
             page = []
-    view.page(page)
+    view.add_page(page)
 
 
 def _nodes(count: int) -> Iterator[AnyObject]:

@@ -34,8 +34,8 @@ from remit.client.watch import (
     ListResult,
     Synced,
     Watcher,
-    WatchEvent,
     WatchSource,
+    WatchUpdate,
     list_all,
 )
 from remit.model.claims import Operation, OperationID, Verdict
@@ -60,12 +60,12 @@ from remit.model.wire.api_types import (
 from remit.model.wire.exec_frames import ExecStart, TerminalSize
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError
-from remit.world.net.tls import Trust
-from remit.world.randomness import RandomIds, seeded_by_the_system
+from remit.world.net.tls import ClientTlsFiles
+from remit.world.randomness import RandomIds, system_seeded
 
 __all__ = [
     "ALL_TENANTS", "Api", "ApiError", "Bookmark", "Changed", "Deleted", "Gone", "ListResult", "NotYet", "Synced", "Trust",
-    "Unanswered", "WatchEvent",
+    "Unanswered", "WatchUpdate",
 ]  # fmt: skip
 
 O = TypeVar("O", bound=AnyObject)  # noqa: E741 - the usual letter for an object type
@@ -77,6 +77,9 @@ Selector = str | Mapping[str, str]
 Stream = Literal["stdout", "stderr", "both"]
 
 ALL_TENANTS: Final = ""
+
+Trust = ClientTlsFiles
+"""The SDK's name for the CA and the client certificate of a connection."""
 
 
 class NotYet(TimeoutError):
@@ -102,7 +105,7 @@ class Api:
 
     def __init__(
         self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15,
-        trust: Trust = Trust(),
+        trust: ClientTlsFiles = ClientTlsFiles(),
     ) -> None:  # fmt: skip
         deadline_ms = max(1, int(timeout_s * 1000))
         self.tenant = tenant
@@ -110,7 +113,7 @@ class Api:
             (server,) if isinstance(server, str) else server,
             token,
             RetryPolicy(deadline_ms=deadline_ms, try_ms=max(1, min(int(try_s * 1000), deadline_ms))),
-            clock=BootClock(), chance=seeded_by_the_system(), ids=RandomIds(), trust=trust,
+            clock=BootClock(), chance=system_seeded(), ids=RandomIds(), trust=trust,
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:
@@ -146,7 +149,7 @@ class Api:
         after: ListResult[O] | int | None = None,
         silence_s: float = SILENCE_MS / 1000,
         lost: Callable[[str], None] | None = None,
-    ) -> AsyncGenerator[WatchEvent[O], None]:
+    ) -> AsyncGenerator[WatchUpdate[O], None]:
         """Yield all matching objects, then `Synced`, then every change, until the caller closes the generator.
 
         After an interruption the watch lists again and yields only the differences, then `Synced` once more; `lost` is
@@ -374,7 +377,7 @@ class Api:
 
     def watch_endpoints(
         self, service: str = "", *, tenant: str | None = None, lost: Callable[[str], None] | None = None
-    ) -> AsyncGenerator[WatchEvent[EndpointItem], None]:
+    ) -> AsyncGenerator[WatchUpdate[EndpointItem], None]:
         """Like `watch`, for endpoints. Each endpoint is identified by its replica's name."""
         return Watcher(self._caller, self._endpoint_source(service, tenant), lost=lost).events()
 

@@ -38,8 +38,8 @@ from remit.model.wire.api_types import (
     RotateAnswer,
     ScopeStatus,
 )
-from remit.world.interfaces import Chance, Clock, Ids, LinkError, Unheard, Unreached
-from remit.world.net.tls import Trust
+from remit.world.interfaces import Clock, Ids, LinkError, NotSent, Randomness, ReplyLost
+from remit.world.net.tls import ClientTlsFiles
 
 T = TypeVar("T")
 
@@ -149,9 +149,9 @@ class ApiCaller:
         policy: RetryPolicy,
         *,
         clock: Clock,
-        chance: Chance,
+        chance: Randomness,
         ids: Ids,
-        trust: Trust = Trust(),
+        trust: ClientTlsFiles = ClientTlsFiles(),
     ) -> None:
         if not servers:
             raise ValueError("no server given; name at least one as http://HOST:PORT")
@@ -200,10 +200,10 @@ class ApiCaller:
         """
         target = _target(path, query)
 
-        async def send(course: _CallProgress) -> HttpResponse:
-            all_headers = {**(headers or {}), OPERATION_HEADER: course.operation}
+        async def send(progress: _CallProgress) -> HttpResponse:
+            all_headers = {**(headers or {}), OPERATION_HEADER: progress.operation}
             return await self._retry(
-                lambda server: self._call_once(server, method, target, body, all_headers, content_type), course
+                lambda server: self._call_once(server, method, target, body, all_headers, content_type), progress
             )
 
         progress = self._start_call(operation or await self.new_operation_id())
@@ -292,10 +292,10 @@ class ApiCaller:
             try:
                 async with self.clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
                     return await once(server)
-            except (Unheard, TimeoutError) as error:
+            except (ReplyLost, TimeoutError) as error:
                 progress.record_failure(error)
                 progress.unknown_outcomes += 1
-            except Unreached as error:
+            except NotSent as error:
                 progress.record_failure(error)
             except ServerBusy as busy:
                 progress.record_failure(busy)
@@ -346,7 +346,7 @@ def _target(path: str, query: Query | None) -> str:
 def _raise_for(answer: HttpResponse) -> NoReturn:
     problem = answer.problem()
     if problem.code == _TIMEOUT_CODE or (answer.status in _GATEWAY_STATUSES and not problem.code):
-        raise Unheard(problem.detail or "the server timed out", problem.cure or "retry with the same operation id")
+        raise ReplyLost(problem.detail or "the server timed out", problem.cure or "retry with the same operation id")
     if answer.status in _BUSY_STATUSES:
         raise ServerBusy(problem, answer.retry_after_ms())
     raise ApiError.of(replace(problem, status=answer.status))

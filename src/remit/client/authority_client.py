@@ -374,7 +374,7 @@ class AuthorityClient:
         pause_ms = (
             0
             if progress.followed_hint
-            else rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self._world.chance)
+            else rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self._world.randomness)
         )
         if pause_ms >= remaining_ms:
             raise progress.exhausted("the deadline passes before the next attempt")

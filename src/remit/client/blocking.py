@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from typing import Any, Self, TypeVar
 
 from remit.client.api import Api, O, Selector, Stream, Trust
-from remit.client.watch import SILENCE_MS, ListResult, WatchEvent
+from remit.client.watch import SILENCE_MS, ListResult, WatchUpdate
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.kinds import Workload
 from remit.model.metadata import Object
@@ -94,7 +94,7 @@ class BlockingApi:
         after: ListResult[O] | int | None = None,
         silence_s: float = SILENCE_MS / 1000,
         lost: Callable[[str], None] | None = None,
-    ) -> Generator[WatchEvent[O], None, None]:
+    ) -> Generator[WatchUpdate[O], None, None]:
         events = self._api.watch(
             kind, name=name, tenant=tenant, labels=labels, fields=fields, after=after, silence_s=silence_s, lost=lost
         )
@@ -195,10 +195,10 @@ class BlockingApi:
         attempt: int | None = None,
         previous: bool = False,
     ) -> Generator[bytes, None, None]:
-        pieces = self._api.logs(
+        chunks = self._api.logs(
             replica, tenant=tenant, stream=stream, follow=follow, tail=tail, attempt=attempt, previous=previous
         )
-        return self._iterate(pieces)
+        return self._iterate(chunks)
 
     def read(self, path: str) -> bytes:
         return self._run(self._api.read(path))
@@ -211,7 +211,7 @@ class BlockingApi:
 
     def watch_endpoints(
         self, service: str = "", *, tenant: str | None = None, lost: Callable[[str], None] | None = None
-    ) -> Generator[WatchEvent[EndpointItem], None, None]:
+    ) -> Generator[WatchUpdate[EndpointItem], None, None]:
         return self._iterate(self._api.watch_endpoints(service, tenant=tenant, lost=lost))
 
     def top_nodes(self) -> Sequence[NodeTop]:

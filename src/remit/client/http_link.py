@@ -22,8 +22,8 @@ from remit.client.remote_store import RemoteStore
 from remit.client.retry import RetryPolicy
 from remit.client.rpc import EndpointStub, RetryLater
 from remit.model.claims import Actor
-from remit.world.interfaces import Chance, Clock, Link, LinkError, NotServed, Service, Unheard, Unreached, World
-from remit.world.net.tls import Trust
+from remit.world.interfaces import Clock, Link, LinkError, ListenFailed, NotSent, Randomness, ReplyLost, Service, World
+from remit.world.net.tls import ClientTlsFiles
 
 REQUEST_PATH: Final = "/v1/ask"
 STREAM_PATH: Final = "/v1/follow"
@@ -52,7 +52,7 @@ class ServerRejection(NamedTuple):
 class ServerBackoff:
     """Backoff for servers that reject the token. `tell` logs each rejection for operators."""
 
-    def __init__(self, clock: Clock, chance: Chance, log: Callable[[str], None] | None = None) -> None:
+    def __init__(self, clock: Clock, chance: Randomness, log: Callable[[str], None] | None = None) -> None:
         self._clock, self._chance, self._log = clock, chance, log
         self._rejections: dict[str, ServerRejection] = {}
 
@@ -60,7 +60,7 @@ class ServerBackoff:
         """Raise `NotSent` while the server is in backoff: no request is sent."""
         rejection = self._rejections.get(to)
         if rejection is not None and self._clock.now_ms() < rejection.until_ms:
-            raise Unreached(rejection.message, rejection.cure)
+            raise NotSent(rejection.message, rejection.cure)
 
     def on_accepted(self, to: str) -> None:
         self._rejections.pop(to, None)
@@ -68,7 +68,7 @@ class ServerBackoff:
     def on_rejected(self, to: str, error: LinkError) -> None:
         times = self._rejections[to].times + 1 if to in self._rejections else 1
         pause_ms = min(REJECTION_BACKOFF_MS_MAX, REJECTION_BACKOFF_MS << min(times - 1, 20))
-        until_ms = self._clock.now_ms() + pause_ms // 2 + self._chance.uniform_ms(pause_ms // 2)
+        until_ms = self._clock.now_ms() + pause_ms // 2 + self._chance.jitter_ms(pause_ms // 2)
         self._rejections[to] = ServerRejection(times, until_ms, error.cause, error.cure)
         if self._log is not None:
             self._log(f"{error}; the server is contacted less and less often, at least once a minute")
@@ -83,14 +83,14 @@ class HttpLink:
         token: str,
         *,
         fallback: Link | None = None,
-        trust: Trust = Trust(),
+        trust: ClientTlsFiles = ClientTlsFiles(),
         backoff: ServerBackoff | None = None,
     ) -> None:
         self._urls = {name: server_url(url) for name, url in urls.items()}
         self._transport = HttpTransport(token, trust)
         self._fallback, self._backoff = fallback, backoff
 
-    def use_certificate(self, trust: Trust) -> None:
+    def use_certificate(self, trust: ClientTlsFiles) -> None:
         self._transport.use_certificate(trust)
         if self._backoff is not None:
             for name in self._urls:
@@ -146,13 +146,13 @@ class HttpLink:
 
     def _fallback_for(self, to: str) -> Link:
         if self._fallback is None:
-            raise Unreached(f"no address is configured for {to}", "add it to the servers of this process")
+            raise NotSent(f"no address is configured for {to}", "add it to the servers of this process")
         return self._fallback
 
 
 @asynccontextmanager
 async def _not_served(at: str) -> AsyncGenerator[None, None]:
-    raise NotServed(f"cannot serve {at} over an HTTP client link", "serve it with `remit server`")
+    raise ListenFailed(f"cannot serve {at} over an HTTP client link", "serve it with `remit server`")
     yield  # type: ignore[unreachable] # the yield makes this a context manager
 
 
@@ -160,11 +160,11 @@ def _error_from_response(to: str, answer: HttpResponse) -> LinkError:
     problem = answer.problem()
     message = f"{to} returned {answer.status}: {problem.detail or problem.title or problem.code or 'no details'}"
     if answer.status not in NOT_STARTED or problem.code in MAYBE_STARTED:
-        return Unheard(message, problem.cure or "check the server's log, then retry")
+        return ReplyLost(message, problem.cure or "check the server's log, then retry")
     cure = problem.cure or ("use a token that this server accepts" if answer.status == UNAUTHORIZED else "retry later")
     if answer.status in (429, 503):
         return RetryLater(message, cure, answer.retry_after_ms())
-    return Unreached(message, cure)
+    return NotSent(message, cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def connect(
     token: str,
     world: World,
     *,
-    trust: Trust = Trust(),
+    trust: ClientTlsFiles = ClientTlsFiles(),
     log: Callable[[str], None] | None = None,
 ) -> ScopeConnection:
     """Build the connection to a scope; sends nothing yet. `tell` logs servers that reject the token.
@@ -216,6 +216,6 @@ def connect(
         token,
         fallback=world.link,
         trust=trust,
-        backoff=ServerBackoff(world.clock, world.chance, log),
+        backoff=ServerBackoff(world.clock, world.randomness, log),
     )
     return ScopeConnection(link, names, replace(world, link=link), RemoteStore(link, names))

@@ -21,9 +21,9 @@ from yarl import URL
 
 from remit import __version__
 from remit.model.wire.api_types import ProblemAnswer
-from remit.world.interfaces import LinkError, Unheard, Unreached
-from remit.world.net.frames import reason
-from remit.world.net.tls import Trust, calling, mistrust
+from remit.world.interfaces import LinkError, NotSent, ReplyLost
+from remit.world.net.frames import os_error_text
+from remit.world.net.tls import ClientTlsFiles, client_context, explain_tls_error
 
 LINE_BYTES_MAX: Final = 64 << 20
 """Maximum length of a line of a stream; the stream is aborted if the server sends a longer one."""
@@ -41,7 +41,7 @@ IDLE_CHECK_S: Final = 0.05
 _problem_decoder: msgspec.json.Decoder[ProblemAnswer] = msgspec.json.Decoder(ProblemAnswer)
 
 
-class UntrustedCertificate(Unreached):
+class UntrustedCertificate(NotSent):
     """TLS verification failed, on either side. Nothing was sent; `cure` names what to change."""
 
 
@@ -74,11 +74,11 @@ class HttpTransport:
     verified. Its files are read in the constructor, which raises `world.net.tls.Unusable`.
     """
 
-    def __init__(self, token: str, trust: Trust = Trust()) -> None:
+    def __init__(self, token: str, trust: ClientTlsFiles = ClientTlsFiles()) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise ValueError("the token must be printable ASCII without spaces; use the one that `remit server` wrote")
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": f"remit/{__version__}"}
-        self._tls: ssl.SSLContext | bool = calling(trust) if any(trust) else True
+        self._tls: ssl.SSLContext | bool = client_context(trust) if any(trust) else True
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
         self._last_used_s = 0.0
@@ -90,7 +90,7 @@ class HttpTransport:
         self._tls = context
         del self._headers["Authorization"]
 
-    def use_certificate(self, trust: Trust) -> None:
+    def use_certificate(self, trust: ClientTlsFiles) -> None:
         """Use this client certificate for new connections. Open connections keep the previous one."""
         if isinstance(self._tls, ssl.SSLContext):
             self._tls.load_cert_chain(trust.certificate_file, trust.key_file or None)
@@ -142,17 +142,17 @@ class HttpTransport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             if (untrusted := _certificate_error(url, error)) is not None:
                 raise untrusted from error
-            raise Unreached(
+            raise NotSent(
                 f"no server answers at {_origin_of(url)} ({_error_text(error)})", "start it, or name another server"
             ) from error
         except aiohttp.InvalidURL as error:
-            raise Unreached(f"{url} is not a valid address", "write http://HOST:PORT") from error
+            raise NotSent(f"{url} is not a valid address", "write http://HOST:PORT") from error
         except (aiohttp.ClientError, OSError) as error:
             if (untrusted := _certificate_error(url, error)) is not None:
                 raise untrusted from error
             if request_body is not None and not request_body.sent:
-                raise Unreached(f"{_origin_of(url)} had closed the connection", "retry") from error
-            raise Unheard(
+                raise NotSent(f"{_origin_of(url)} had closed the connection", "retry") from error
+            raise ReplyLost(
                 f"{_origin_of(url)} did not answer: {_error_text(error)}", "retry with the same operation id"
             ) from error
         try:
@@ -170,11 +170,13 @@ class HttpTransport:
                 URL(url, encoded=True), data=chunks, headers={"Content-Type": content_type}, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreached(
+            raise NotSent(
                 f"no server answers at {_origin_of(url)} ({_error_text(error)})", "start it, or name another server"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unheard(f"{_origin_of(url)} did not answer: {_error_text(error)}", "check whether the command ran") from error
+            raise ReplyLost(
+                f"{_origin_of(url)} did not answer: {_error_text(error)}", "check whether the command ran"
+            ) from error
         try:
             yield StreamedResponse(response, _origin_of(url))
         finally:
@@ -182,7 +184,7 @@ class HttpTransport:
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise Unreached("this client was closed", "create a new one")
+            raise NotSent("this client was closed", "create a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
@@ -236,15 +238,15 @@ class StreamedResponse:
             partial.append(first)
             partial_bytes += len(first)
             if partial_bytes > LINE_BYTES_MAX:
-                raise Unheard(
+                raise ReplyLost(
                     f"{self._origin} sent a line of more than {LINE_BYTES_MAX} bytes",
                     "check that client and server run the same version",
                 )
         if partial_bytes:
-            raise Unheard(f"{self._origin} broke off in the middle of a line", "retry")
+            raise ReplyLost(f"{self._origin} broke off in the middle of a line", "retry")
 
     def _interrupted(self, error: Exception) -> LinkError:
-        return Unheard(f"{self._origin} broke off its answer: {_error_text(error)}", "retry with the same operation id")
+        return ReplyLost(f"{self._origin} broke off its answer: {_error_text(error)}", "retry with the same operation id")
 
 
 class _RequestBody(Payload):
@@ -292,7 +294,7 @@ def _certificate_error(url: str, error: BaseException) -> UntrustedCertificate |
     cause: BaseException | None = error
     while cause is not None and (isinstance(cause, aiohttp.ClientError) or not isinstance(cause, ssl.SSLError)):
         cause = cause.__cause__  # aiohttp's own error is an SSLError too, but of a class that does not carry the reason
-    described = None if cause is None else mistrust(cause, URL(url).host or "")
+    described = None if cause is None else explain_tls_error(cause, URL(url).host or "")
     return None if described is None else UntrustedCertificate(f"{_origin_of(url)}: {described[0]}", described[1])
 
 
@@ -305,4 +307,4 @@ def _error_text(error: BaseException) -> str:
         return "the connection was closed"
     if isinstance(cause, aiohttp.ClientPayloadError):
         return "the response ended early"
-    return reason(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__
+    return os_error_text(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__

@@ -16,22 +16,22 @@ from msgspec import Meta, Struct
 
 from remit.store.protocol import (
     PAGE_ROWS_MAX,
-    Change,
     Commit,
     Committed,
     Compacted,
     Conflict,
-    Event,
     Head,
     Invalid,
     Page,
     ReadOnly,
     Resync,
     Row,
+    RowChange,
     Span,
     Store,
     StoreError,
     Unavailable,
+    WatchEvent,
 )
 from remit.world.interfaces import Link, LinkError
 
@@ -141,7 +141,7 @@ class RemoteStore:
     def rotate(self) -> None:
         self._current = (self._current + 1) % len(self._names)
 
-    async def events(self, request: WatchRequest) -> AsyncGenerator[Event, None]:
+    async def events(self, request: WatchRequest) -> AsyncGenerator[WatchEvent, None]:
         try:
             async with aclosing(self._link.stream(self._names[self._current], _encode(request))) as lines:
                 async for line in lines:
@@ -161,7 +161,7 @@ class RemoteWatch:
     def __init__(self, rows: RemoteStore, prefix: str, after: int) -> None:
         self._events = rows.events(WatchRequest(prefix, after))
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[WatchEvent]:
         return self._events
 
     async def close(self) -> None:
@@ -203,7 +203,7 @@ class StoreReadService:
         except StoreError as error:
             yield _encode(RowsEvent(why=_failure_of(error)))
 
-    def _line(self, prefix: str, event: Event) -> bytes:
+    def _line(self, prefix: str, event: WatchEvent) -> bytes:
         """Return the encoded event. Events with the same prefix and revision range are equal for all watchers, so they are
         cached.
         """
@@ -234,17 +234,17 @@ def _decode_value(raw: msgspec.Raw) -> bytes | None:
     return None if data == b"null" else msgspec.json.decode(data, type=str).encode()
 
 
-def _decode_event(event: RowsEvent) -> Event:
+def _decode_event(event: RowsEvent) -> WatchEvent:
     if event.why is not None:
         raise _error_from(event.why)
-    changes = tuple(Change(key, _decode_value(raw), at) for key, raw, at in event.changes)
-    return Event(event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head)
+    changes = tuple(RowChange(key, _decode_value(raw), at) for key, raw, at in event.changes)
+    return WatchEvent(event.after, event.revision, changes, event.superseded, event.elsewhere, event.span, event.head)
 
 
 def _failure_of(error: StoreError) -> StoreFailure:
     match error:
         case Compacted():
-            return StoreFailure("compacted", str(error), error.asked, error.oldest)
+            return StoreFailure("compacted", str(error), error.revision, error.oldest)
         case Resync():
             return StoreFailure("resync", str(error), error.seen, error.now)
         case Invalid():

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from remit.world.interfaces import Chance
+from remit.world.interfaces import Randomness
 
 _DOUBLINGS_MAX: Final = 30
 _MILLI: Final = 1000
@@ -34,7 +34,7 @@ class RetryPolicy(Struct, frozen=True):
         if min(self.deadline_ms, self.try_ms, self.base_ms, self.cap_ms, self.attempts_max) < 1:
             raise ValueError(f"every field of a retry policy must be at least 1: {self}")
 
-    def backoff_ms(self, failures: int, remaining_ms: int, chance: Chance) -> int:
+    def backoff_ms(self, failures: int, remaining_ms: int, chance: Randomness) -> int:
         """Return the backoff before the next attempt, after `failures` failed ones and with `left_ms` until the deadline: full
         jitter.
 
@@ -42,7 +42,7 @@ class RetryPolicy(Struct, frozen=True):
         the complete interval instead of retrying in waves. Half of the remaining time is reserved for the attempt itself.
         """
         ceiling = min(self.cap_ms, self.base_ms << min(max(0, failures - 1), _DOUBLINGS_MAX), remaining_ms // 2)
-        return chance.uniform_ms(max(0, ceiling))
+        return chance.jitter_ms(max(0, ceiling))
 
 
 class RetryBudget:

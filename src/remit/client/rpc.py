@@ -31,14 +31,14 @@ from remit.model.wire.agent_messages import (
     decode_assignments,
     decode_material,
 )
-from remit.world.interfaces import Clock, Link, LinkError, Unheard, Unreached
+from remit.world.interfaces import Clock, Link, LinkError, NotSent, ReplyLost
 
 
 class UnreadableRequest(Exception):
     """The server cannot decode the request, and nothing was applied. Repeating the request would not help."""
 
 
-class RetryLater(Unreached):
+class RetryLater(NotSent):
     """The server did not start the request and asks to retry later."""
 
     def __init__(self, cause: str, cure: str, retry_after_ms: int = 0) -> None:
@@ -138,9 +138,9 @@ class EndpointStub:
             answer = await self._link.request(self._to, body)
         except RetryLater as error:
             raise Overloaded(error.retry_after_ms, error.cause) from error
-        except Unreached as error:
+        except NotSent as error:
             raise NotLeader(reason=error.cause) from error
-        except Unheard as error:
+        except ReplyLost as error:
             raise OutcomeUnknown(error.cause) from error
         try:
             reply = _reply_decoder.decode(answer)
@@ -242,12 +242,12 @@ def material_source(link: Link, servers: Sequence[str], clock: Clock) -> Materia
                 return decode_material(await link.request(name, msgspec.json.encode(request)))
         except TimeoutError:
             current += 1
-            raise Unheard(
+            raise ReplyLost(
                 f"{name} has not answered for {MATERIAL_TIMEOUT_MS // 1000} s", "no action needed: the request is retried"
             ) from None
         except msgspec.DecodeError as error:
             current += 1
-            raise Unheard(
+            raise ReplyLost(
                 f"{name} sent a reply that cannot be decoded ({error})", "check that both sides run the same version"
             ) from None
         except LinkError:
@@ -274,7 +274,7 @@ def order_feed(
                     yield decode_assignments(line)
         except (msgspec.DecodeError, ValueError) as error:
             current += 1
-            raise Unheard(
+            raise ReplyLost(
                 f"{name} sent orders that cannot be decoded ({error})", "check that both sides run the same version"
             ) from error
         except LinkError:

@@ -61,7 +61,7 @@ class Synced(Struct, frozen=True):
     revision: int
 
 
-WatchEvent = Changed[T] | Deleted | Bookmark | Synced
+WatchUpdate = Changed[T] | Deleted | Bookmark | Synced
 
 
 class ListResult(NamedTuple, Generic[T]):
@@ -137,7 +137,7 @@ class Watcher(Generic[T]):
         self._incarnation = ""
         self._failures = 0
 
-    async def events(self, after: ListResult[T] | int | None = None) -> AsyncGenerator[WatchEvent[T], None]:
+    async def events(self, after: ListResult[T] | int | None = None) -> AsyncGenerator[WatchUpdate[T], None]:
         """Yield events for ever. Raises `Unanswered` if the first list fails, and `ApiError` if the server refuses."""
         synced = self._resume_after(after)
         begun = synced
@@ -201,7 +201,7 @@ class Watcher(Generic[T]):
 
     # -------------------------------------------------------------------------------------------------------- relist
 
-    async def _relist(self) -> AsyncGenerator[WatchEvent[T], None]:
+    async def _relist(self) -> AsyncGenerator[WatchUpdate[T], None]:
         incarnation = (await self._caller.status(fresh=True)).incarnation
         if self._incarnation not in ("", incarnation):
             self._forget_versions()
@@ -237,7 +237,7 @@ class Watcher(Generic[T]):
 
     # --------------------------------------------------------------------------------------------------------------- stream
 
-    async def _stream_events(self) -> AsyncGenerator[WatchEvent[T], None]:
+    async def _stream_events(self) -> AsyncGenerator[WatchUpdate[T], None]:
         """Yield events until the server ends the stream or it breaks: `_Resync`, `LinkError`, `ServerBusy`, `TimeoutError`,
         `ApiError`.
         """
@@ -255,7 +255,7 @@ class Watcher(Generic[T]):
                 if (event := self._parse_line(line)) is not None:
                     yield event
 
-    def _parse_line(self, line: bytes) -> WatchEvent[T] | None:
+    def _parse_line(self, line: bytes) -> WatchUpdate[T] | None:
         try:
             event = _line_decoder.decode(line)
             if event.type == "changed":

@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.books import NOTES_MAX, Books, Moment
+from remit.commitment.books import NOTES_MAX, Books, DecisionTime
 from remit.commitment.decide import decide, tag
 from remit.commitment.draft import Draft
-from remit.commitment.operation_queue import BATCH_MAX
-from remit.commitment.outcomes import Batch, Entry, Outcomes, batch_key, digest, encode_batch
-from remit.commitment.rulings.leases import claimant
+from remit.commitment.operation_queue import BATCH_LIMITS
+from remit.commitment.outcomes import AuditEntry, BatchRecord, Outcomes, batch_key, digest, encode_batch
+from remit.commitment.rulings.leases import check_fence
 from remit.commitment.rulings.registry import refuse
 from remit.model.claims import (
     CLAIMS,
@@ -51,14 +51,14 @@ from remit.store import chain
 from remit.store.protocol import Head, Invalid
 
 
-def deed_of(operation: Operation) -> tuple[str, str]:
+def audit_names(operation: Operation) -> tuple[str, str]:
     """Return the verb and the subject of an operation, as the audit names them.
 
     Raises TypeError for values of the wrong type. Operations from the network were validated by decoding, but in-process
     callers pass objects unchecked, and these values are stored in rows that a successor must be able to read.
     """
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
-    did, field = _NAMES[type(claim)]
+    did, field = _AUDIT_FIELDS[type(claim)]
     subject = getattr(claim, field) if field else _subject(claim)
     plain = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
     texts = plain or all(isinstance(one, str) for one in (operation.id, operation.trace, actor.name, actor.lease, subject))
@@ -68,24 +68,24 @@ def deed_of(operation: Operation) -> tuple[str, str]:
         )
     if type(actor.role) is not Role:
         raise TypeError(f"actor.role: {actor.role!r} is not a role")
-    return did or _deed(claim), subject
+    return did or _verb(claim), subject
 
 
-def entry_of(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> Entry:
+def audit_entry(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> AuditEntry:
     """Return the audit entry of one decided operation."""
     actor, evidence, (did, subject) = operation.actor, operation.evidence, deed
     number, code, detail = (
-        (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", _said(operation.claim))
+        (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", _stated_cause(operation.claim))
     )
-    entry = Entry(
+    entry = AuditEntry(
         operation.id, taken, did, subject, actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
     texts = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)
-    return entry if texts <= TEXT_MAX else _cut(entry)
+    return entry if texts <= TEXT_MAX else _truncate(entry)
 
 
-def _said(claim: AnyClaim) -> str:
+def _stated_cause(claim: AnyClaim) -> str:
     """Return the cause that an accepted claim states: the result of an attempt, the health of a node, the target of a
     placement.
     """
@@ -107,7 +107,7 @@ just as large.
 """
 
 
-def _cut(entry: Entry) -> Entry:
+def _truncate(entry: AuditEntry) -> AuditEntry:
     """Shorten each text to its share. A shortened id is never a valid one, because valid ids have at most 128 characters."""
     most = TEXT_MAX // 2
     cut = {
@@ -118,7 +118,7 @@ def _cut(entry: Entry) -> Entry:
     return replace(entry, **cut)
 
 
-def _deed(claim: AnyClaim) -> str:
+def _verb(claim: AnyClaim) -> str:
     """Return the verb of a claim: its tag, and for a move also the transition."""
     return f"move {claim.transition}" if isinstance(claim, Move) else tag(type(claim))
 
@@ -130,92 +130,92 @@ def _subject(claim: AnyClaim) -> str:
     return key_of(claim.kind, claim.name, claim.tenant) if isinstance(claim, Delete) else ""
 
 
-_FIELDS: Final = ("replica", "name", "node", "lease", "workload", "operation", "holder", "peer")
+_SUBJECT_FIELDS: Final = ("replica", "name", "node", "lease", "workload", "operation", "holder", "peer")
 
 
-def _names(claim: type[Claim]) -> tuple[str, str]:
+def _audit_fields(claim: type[Claim]) -> tuple[str, str]:
     """Return the audit verb of a claim type and the field that names its subject. Empty where they depend on the claim's
     values.
     """
-    field = next((field for field in _FIELDS if field in claim.__struct_fields__), "")
+    field = next((field for field in _SUBJECT_FIELDS if field in claim.__struct_fields__), "")
     return ("" if claim is Move else tag(claim)), ("" if claim in (Apply, Delete) else field)
 
 
-_NAMES: Final = {claim: _names(claim) for claim in CLAIMS}
+_AUDIT_FIELDS: Final = {claim: _audit_fields(claim) for claim in CLAIMS}
 
 
-AUDIT_BATCHES_KEPT: Final = 100_000
+AUDIT_BATCHES: Final = 100_000
 OPERATION_BYTES_MAX: Final = 4 << 20
 """Maximum size of one operation: half of a row. The store would reject a larger one, which would stop the authority."""
 
-_UNTOLD: Final = WorkloadStatus()
+_EMPTY_STATUS: Final = WorkloadStatus()
 _MISMATCH: Final = Refused(
     Code.OPERATION_MISMATCH, "id: it was used for a different operation a moment ago; use a new operation id"
 )
 
 
-class Known(NamedTuple):
+class AnswerOfPreviousBatch(NamedTuple):
     """Marks an operation that the previous batch answers, as soon as that batch is recorded."""
 
-    entry: Entry
+    entry: AuditEntry
 
 
-Answer = Verdict | Entry | Known
+BatchAnswer = Verdict | AuditEntry | AnswerOfPreviousBatch
 
 
-class Prepared(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch that was decided but not written. `head` is the chain's head after it, and `oldest` the oldest batch row left
     then.
     """
 
     draft: Draft
-    batch: Batch
-    entries: Mapping[str, Entry]
-    answers: Sequence[Answer]
+    batch: BatchRecord
+    entries: Mapping[str, AuditEntry]
+    answers: Sequence[BatchAnswer]
     puts: Sequence[tuple[str, bytes]]
     deletes: Sequence[str]
     head: Head
     oldest: int
 
 
-class Ground(NamedTuple):
+class BatchBase(NamedTuple):
     """The state that a batch is decided on. `below` is the previous batch, if it is still being written."""
 
     books: Books
     outcomes: Outcomes
     head: Head
     oldest: int
-    moment: Moment
+    time: DecisionTime
     window: int
     wall: str
-    below: Prepared | None = None
-    replicas_max: int = BATCH_MAX.replicas
+    previous: PreparedBatch | None = None
+    replicas_max: int = BATCH_LIMITS.replicas
 
     def draft(self) -> Draft:
-        return Draft(self.books, self.moment) if self.below is None else self.below.draft.follow(self.moment)
+        return Draft(self.books, self.time) if self.previous is None else self.previous.draft.follow(self.time)
 
 
-NO_FAULTS: Final[Mapping[str, str]] = MappingProxyType({})
-NO_ENTRIES: Final[Mapping[str, Entry]] = MappingProxyType({})
+NO_ERRORS: Final[Mapping[str, str]] = MappingProxyType({})
+NO_ENTRIES: Final[Mapping[str, AuditEntry]] = MappingProxyType({})
 
 
-def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str, str] = NO_FAULTS) -> Prepared:
+def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapping[str, str] = NO_ERRORS) -> PreparedBatch:
     """Decide operations in order, up to the limit of one batch. Operations beyond it get no answer and belong to the next
     batch.
 
     `faults` maps ids of operations that must not be decided again to the error they caused.
     """
-    draft, outcomes = ground.draft(), ground.outcomes
-    below = NO_ENTRIES if ground.below is None else ground.below.entries
-    entries: dict[str, Entry] = {}
-    answers: list[Answer] = []
-    audited: list[Entry] = []
-    most = len(draft.replicas) + ground.replicas_max
+    draft, outcomes = base.draft(), base.outcomes
+    below = NO_ENTRIES if base.previous is None else base.previous.entries
+    entries: dict[str, AuditEntry] = {}
+    answers: list[BatchAnswer] = []
+    audited: list[AuditEntry] = []
+    most = len(draft.replicas) + base.replicas_max
     for operation in operations:
         if len(draft.replicas) > most:
             break
         try:
-            id_, deed = operation.id, deed_of(operation)
+            id_, deed = operation.id, audit_names(operation)
             taken, size = digest(operation)
         except UnicodeEncodeError as error:
             answers.append(
@@ -227,77 +227,77 @@ def prepare(ground: Ground, operations: Sequence[Operation], faults: Mapping[str
             continue
         before = entries.get(id_) or below.get(id_)
         if before is not None and before.digest in ("", taken):
-            answers.append(before if id_ in entries else Known(before))
+            answers.append(before if id_ in entries else AnswerOfPreviousBatch(before))
             continue
-        known = outcomes.judge(id_, taken) if before is None else _MISMATCH
+        known = outcomes.check_id(id_, taken) if before is None else _MISMATCH
         if known is not None:
             answers.append(known)
             if isinstance(known, Refused) and not known.revision:
-                audited.append(entry_of(operation, deed, taken, known))
+                audited.append(audit_entry(operation, deed, taken, known))
             continue
         if size > OPERATION_BYTES_MAX:
             ruled: int | Refused = Refused(
                 Code.LIMIT, f"operation: {size} bytes exceed the limit of {OPERATION_BYTES_MAX}; split it into smaller ones"
             )
         elif isinstance(operation.claim, Abandon):
-            ruled = _abandon(ground, draft, operation, operation.claim.operation, entries)
-        elif faults and id_ in faults:
-            ruled = Refused(Code.FAULT, faults[id_])
+            ruled = _abandon(base, draft, operation, operation.claim.operation, entries)
+        elif known_errors and id_ in known_errors:
+            ruled = Refused(Code.FAULT, known_errors[id_])
         else:
             try:
                 ruled = decide(draft, operation)
             except Exception as fault:  # noqa: BLE001 (a failing operation must not stop the authority)
                 # A bug of ours. The draft may be half written, so it is discarded, and the batch is decided again without this
                 # operation.
-                return prepare(ground, operations, {**faults, id_: f"{type(fault).__name__}: {fault}"})
-        entry = entry_of(operation, deed, taken, ruled)
+                return prepare(base, operations, {**known_errors, id_: f"{type(fault).__name__}: {fault}"})
+        entry = audit_entry(operation, deed, taken, ruled)
         entries[id_] = entry
         answers.append(entry)
-    return written_out(ground, draft, answers, entries, audited)
+    return encode_draft(base, draft, answers, entries, audited)
 
 
-def written_out(
-    ground: Ground,
+def encode_draft(
+    base: BatchBase,
     draft: Draft,
-    answers: Sequence[Answer] = (),
-    entries: Mapping[str, Entry] = NO_ENTRIES,
-    audited: Sequence[Entry] = (),
+    answers: Sequence[BatchAnswer] = (),
+    entries: Mapping[str, AuditEntry] = NO_ENTRIES,
+    audited: Sequence[AuditEntry] = (),
     marker: tuple[str, bytes] | None = None,
-) -> Prepared:
+) -> PreparedBatch:
     """Encode a draft as the rows to write, with the row of the batch itself and, if given, a marker row."""
-    if ground.below is not None:
-        draft.subtract(ground.below.draft)
+    if base.previous is not None:
+        draft.subtract(base.previous.draft)
     puts: list[tuple[str, bytes]] = [] if marker is None else [marker]
     deletes: list[str] = []
-    for changes in (draft.replicas, draft.things, draft.notes):
+    for changes in (draft.replicas, draft.objects, draft.notes):
         for name, thing in changes.items():
             if thing is None:
                 deletes.append(name)
                 continue
             row = encode(thing)
             puts.append((name, row))
-            if _surely_readable(thing):
+            if _is_surely_decodable(thing):
                 cache_decoded(row, thing)  # lets readers in this process reuse the decoded object
             else:
-                _check_readable(name, row)
+                _check_decodable(name, row)
     if draft.notes:
-        deletes += _too_old(ground, draft)
-    sequence = ground.head.sequence + 1
-    batch = _batch(ground, (*entries.values(), *audited))
+        deletes += _expire_notes(base, draft)
+    sequence = base.head.sequence + 1
+    batch = _batch_record(base, (*entries.values(), *audited))
     puts.append((batch_key(sequence), encode_batch(batch)))
     # Each batch deletes up to two old batch rows until few enough remain, but never one whose outcomes a successor must load.
-    last = min(sequence - AUDIT_BATCHES_KEPT, batch.first, ground.oldest + 2)
-    deletes += [batch_key(old) for old in range(ground.oldest, last)]
-    head = chain.advance(ground.head, puts, deletes)
-    return Prepared(draft, batch, entries, answers, puts, deletes, head, max(ground.oldest, last))
+    last = min(sequence - AUDIT_BATCHES, batch.first, base.oldest + 2)
+    deletes += [batch_key(old) for old in range(base.oldest, last)]
+    head = chain.advance(base.head, puts, deletes)
+    return PreparedBatch(draft, batch, entries, answers, puts, deletes, head, max(base.oldest, last))
 
 
-def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
+def _expire_notes(ground: BatchBase, draft: Draft) -> Iterator[str]:
     """Yield the keys of the oldest notes beyond the limit, and mark them deleted in the draft."""
     if len(ground.books.notes) + len(draft.notes) <= NOTES_MAX // 2:
         return
     kept = dict.fromkeys(ground.books.notes)
-    for notes in (*(() if ground.below is None else (ground.below.draft.notes,)), draft.notes):
+    for notes in (*(() if ground.previous is None else (ground.previous.draft.notes,)), draft.notes):
         for name, note in notes.items():
             kept.pop(name, None)
             if note is not None:
@@ -308,7 +308,7 @@ def _too_old(ground: Ground, draft: Draft) -> Iterator[str]:
             yield name
 
 
-def _check_readable(name: str, row: bytes) -> None:
+def _check_decodable(name: str, row: bytes) -> None:
     """Raise Invalid if the row cannot be decoded: a successor must be able to load it, and in-process claims were not
     validated.
     """
@@ -318,28 +318,34 @@ def _check_readable(name: str, row: bytes) -> None:
         raise Invalid(f"{name} cannot be stored: the row would not decode: {error}") from None
 
 
-def _surely_readable(thing: AnyObject) -> bool:
+def _is_surely_decodable(thing: AnyObject) -> bool:
     """Return whether the object certainly decodes: it contains no unvalidated text of a claim."""
     match thing:
         case Replica(status=status):
             return not (status.result or status.reason or status.devices or status.victims)
         case Workload(spec=spec, metadata=meta, status=status):
-            return status == _UNTOLD and not (meta.annotations or meta.owners or meta.finalizers) and is_known_valid_spec(spec)
+            return (
+                status == _EMPTY_STATUS
+                and not (meta.annotations or meta.owners or meta.finalizers)
+                and is_known_valid_spec(spec)
+            )
         case Generation(spec=spec):
             return is_known_valid_spec(spec.spec)
     return False
 
 
-def _batch(ground: Ground, entries: tuple[Entry, ...]) -> Batch:
+def _batch_record(ground: BatchBase, entries: tuple[AuditEntry, ...]) -> BatchRecord:
     sequence = ground.head.sequence + 1
     horizon = ground.outcomes.next_horizon(ground.window)
     # A batch in flight is not among the recorded ones, and need not be: an earlier batch has recorded the window of every id
     # that it can contain, because windows are announced only once recorded.
-    first = ground.outcomes.first(horizon, sequence)
-    return Batch(ground.head.epoch, ground.window, horizon, first, ground.wall, entries)
+    first = ground.outcomes.first_sequence(horizon, sequence)
+    return BatchRecord(ground.head.epoch, ground.window, horizon, first, ground.wall, entries)
 
 
-def _abandon(ground: Ground, draft: Draft, operation: Operation, target: str, entries: dict[str, Entry]) -> int | Refused:
+def _abandon(
+    ground: BatchBase, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]
+) -> int | Refused:
     """Record `abandoned` as the outcome of the target, unless the target has an outcome. The answer is the target's outcome in
     both cases (`Outcomes.record`).
     """
@@ -348,13 +354,13 @@ def _abandon(ground: Ground, draft: Draft, operation: Operation, target: str, en
         if operation.actor.role is Role.AUTHORITY
         else None
     )
-    fenced = nobody or claimant(draft, operation.actor)
+    fenced = nobody or check_fence(draft, operation.actor)
     if fenced is not None:
         return fenced
-    before = entries.get(target) or (None if ground.below is None else ground.below.entries.get(target))
+    before = entries.get(target) or (None if ground.previous is None else ground.previous.entries.get(target))
     if before is not None:
         return before.number if not before.code else Refused(Code(before.code), before.detail)
-    known = ground.outcomes.known(target)
+    known = ground.outcomes.get(target)
     if known is not None:
         return known.number if isinstance(known, Accepted) else Refused(known.code, known.detail)
     issued = parse_operation_id(target)
@@ -367,5 +373,5 @@ def _abandon(ground: Ground, draft: Draft, operation: Operation, target: str, en
             "it was about",
         )
     refused = Refused(Code.ABANDONED, f"operation {target} was abandoned by its client before it was executed")
-    entries[target] = Entry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
+    entries[target] = AuditEntry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")
     return refused

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from remit.commitment.selector_index import Indexes, picks
+from remit.commitment.selector_index import SelectorIndex, counts_replica
 from remit.law.admission import Admission
 from remit.law.charges import LimitUsage
 from remit.law.fit import PeerIndex, Requirements, cached_static_misfit, owned_anti_affinity
@@ -40,58 +40,58 @@ decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode
 AWAITED_NODE = "awaited/node/"
 """Key prefix of records that exist, after a restore, for each node that has not reported yet."""
 
-_AWAITED = key_of("Summary", AWAITED_NODE)
-_PEER = key_of("Peer", "")
-_WORKLOAD = "workload/"
-_GENERATION = "generation/"
+_AWAITED_NODE_PREFIX = key_of("Summary", AWAITED_NODE)
+_PEER_PREFIX = key_of("Peer", "")
+_WORKLOAD_PREFIX = "workload/"
+_GENERATION_PREFIX = "generation/"
 _GENERATION_DEPTH = 3
 """Number of slashes in a generation key before its number."""
 
-ELIGIBLE_MAX = 1_024
+ELIGIBLE_CACHE_MAX = 1_024
 """Maximum size of the cache of eligible domains. When it is full it is cleared and filled again on demand."""
 
-TIMES_EVERY_MS = 250
-LIMIT_MS_MAX = max(wait.limit_ms for wait in PHASE_TIMEOUTS.values())
+TIME_SAMPLE_MS = 250
+PHASE_LIMIT_MS_MAX = max(wait.limit_ms for wait in PHASE_TIMEOUTS.values())
 
 NOTES_MAX = 20_000
 """Maximum number of stored events and decisions. The oldest are deleted when new ones arrive."""
 
 
-class Moment(NamedTuple):
+class DecisionTime(NamedTuple):
     """When a decision is made, on the authority's own clock, and when each lease was last renewed."""
 
     now_ms: int
     boot: str
-    heard: Mapping[str, int]
+    renewed_ms: Mapping[str, int]
     since_ms: int
     sequence: int
     incarnation: str
-    tempo: Timing = Timing()
+    timing: Timing = Timing()
     wall: str = ""
     """Wall clock, recorded for display. No decision depends on it."""
 
     def silent_ms(self, lease: str) -> int:
         """Return the time since the lease was last renewed. A new authority counts from its takeover."""
-        return self.now_ms - self.heard.get(lease, self.since_ms)
+        return self.now_ms - self.renewed_ms.get(lease, self.since_ms)
 
 
-class Tally(dict[str, int]):
+class DomainCounts(dict[str, int]):
     """Counts by topology domain. A missing domain counts zero."""
 
     def __missing__(self, domain: str) -> int:
         return 0
 
 
-class Overlay:
+class DomainCountsOverlay:
     """Counts by domain as seen by a draft: the committed counts plus the draft's changes."""
 
-    __slots__ = ("base", "moved")
+    __slots__ = ("base", "changes")
 
-    def __init__(self, base: Mapping[str, int], moved: Mapping[str, int]) -> None:
-        self.base, self.moved = base, moved
+    def __init__(self, base: Mapping[str, int], changes: Mapping[str, int]) -> None:
+        self.base, self.changes = base, changes
 
     def __getitem__(self, domain: str) -> int:
-        return self.base.get(domain, 0) + self.moved.get(domain, 0)
+        return self.base.get(domain, 0) + self.changes.get(domain, 0)
 
 
 class Books:
@@ -99,37 +99,37 @@ class Books:
 
     def __init__(self) -> None:
         self.replicas: dict[str, tuple[int, bytes]] = {}
-        self.things: dict[str, tuple[Any, int]] = {}
+        self.objects: dict[str, tuple[Any, int]] = {}
         self.by_kind: dict[str, dict[str, None]] = {}
         self.by_workload: dict[str, dict[str, None]] = {}
         """Generation keys by their prefix before the number. Every declaration looks up the generations of its workload."""
-        self.awaited: set[str] = set()
-        self.peers_awaited: set[str] = set()
+        self.awaited_nodes: set[str] = set()
+        self.awaited_peers: set[str] = set()
         self.nodes: dict[str, NodeLedger] = {}
         self.grants: dict[str, GrantLedger] = {}
-        self.spots: dict[GenerationKey, dict[str, int]] = {}
+        self.node_counts: dict[GenerationKey, dict[str, int]] = {}
         self.population: dict[GenerationKey, int] = {}
         self.reserved: dict[GenerationKey, int] = {}
         self.active: dict[tuple[str, str], int] = {}
         self.used: LimitUsage = {}
         """Declared amounts by tenant and limit."""
-        self.patrons: dict[str, str] = {}
-        self.times: list[tuple[int, int]] = []
+        self.preemptors: dict[str, str] = {}
+        self.commit_times: list[tuple[int, int]] = []
         """Samples of (revision, commit time on the authority's clock). A replica's row changes only with its phase, so they
         tell how long a phase has lasted.
         """
         self.notes: dict[str, None] = {}
-        self.loaded = 0
+        self.loaded_revision = 0
         self.policy: PolicyRevision | None = None
-        self.asks: dict[GenerationKey, Requirements] = {}
-        self.asked = RequirementsInterner()
-        self._tallies: Indexes[Tally] = Indexes()
-        self._eligible: dict[tuple[Hashable, str], tuple[str, ...]] = {}
-        self.carriers: Indexes[int] = Indexes()
+        self.requirements: dict[GenerationKey, Requirements] = {}
+        self.interner = RequirementsInterner()
+        self._domain_counts: SelectorIndex[DomainCounts] = SelectorIndex()
+        self._eligible_domains: dict[tuple[Hashable, str], tuple[str, ...]] = {}
+        self.anti_affinity_terms: SelectorIndex[int] = SelectorIndex()
         """Anti-affinity terms of placed replicas, which new replicas must respect, with the number of generations that have
         each.
         """
-        self._carrying: dict[GenerationKey, tuple[PeerIndex, ...]] = {}
+        self._generation_terms: dict[GenerationKey, tuple[PeerIndex, ...]] = {}
         """Anti-affinity terms of each generation that has placed replicas."""
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -138,62 +138,64 @@ class Books:
         kept = self.replicas.get(name)
         return None if kept is None else (decode_replica(kept[1]), kept[0])
 
-    def thing(self, name: str) -> tuple[Any, int] | None:
-        return self.things.get(name)
+    def lookup(self, name: str) -> tuple[Any, int] | None:
+        return self.objects.get(name)
 
-    def held(self, generation: GenerationKey) -> int:
+    def bound_count(self, generation: GenerationKey) -> int:
         """Return how many replicas of a generation are bound. Reservations hold capacity but are not bound yet."""
-        return sum(self.spots.get(generation, {}).values()) - self.reserved.get(generation, 0)
+        return sum(self.node_counts.get(generation, {}).values()) - self.reserved.get(generation, 0)
 
-    def places(self) -> Iterator[tuple[GenerationKey, str, int]]:
+    def iter_node_counts(self) -> Iterator[tuple[GenerationKey, str, int]]:
         """Yield how many replicas of each generation hold capacity on each node."""
-        for generation, spots in self.spots.items():
+        for generation, spots in self.node_counts.items():
             for name, count in spots.items():
                 yield generation, name, count
 
-    def in_force(self) -> PolicyRevision | None:
+    def current_policy(self) -> PolicyRevision | None:
         return self.policy
 
     def keys(self, prefix: str) -> list[str]:
         """Return the sorted keys of objects with this prefix. Replicas are not included."""
-        if prefix.startswith(_GENERATION) and prefix.endswith("/") and prefix.count("/") == _GENERATION_DEPTH:
+        if prefix.startswith(_GENERATION_PREFIX) and prefix.endswith("/") and prefix.count("/") == _GENERATION_DEPTH:
             return sorted(self.by_workload.get(prefix, ()))
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
-    def ask(self, generation: GenerationKey) -> Requirements | None:
-        ask = self.asks.get(generation)
+    def requirements_of(self, generation: GenerationKey) -> Requirements | None:
+        ask = self.requirements.get(generation)
         if ask is None:
-            ask = compile_ask(self, generation, self.asked)
+            ask = generation_requirements(self, generation, self.interner)
             if ask is not None:
-                self.asks[generation] = ask
+                self.requirements[generation] = ask
         return ask
 
-    def counts(self, index: PeerIndex) -> Tally:
+    def counts(self, index: PeerIndex) -> DomainCounts:
         """Return committed counts by domain. They are computed on first use and maintained since."""
-        tally = self._tallies.get(index)
+        tally = self._domain_counts.get(index)
         if tally is None:
-            tally = Tally()
-            for generation, spots in self.spots.items():
-                if self.counts_in(generation, index):
+            tally = DomainCounts()
+            for generation, spots in self.node_counts.items():
+                if self.is_counted(generation, index):
                     for name, count in spots.items():
                         tally[domain_of(self.nodes[name].node, index.topology_key)] += count
-            self._tallies.put(index, tally)
+            self._domain_counts.put(index, tally)
         return tally
 
     def total(self, index: PeerIndex) -> int:
         return sum(self.counts(index).values())
 
-    def counts_in(self, generation: GenerationKey, index: PeerIndex) -> bool:
-        ask = self.ask(generation) if generation[0] == index.tenant else None
-        return ask is not None and picks(index, ask)
+    def is_counted(self, generation: GenerationKey, index: PeerIndex) -> bool:
+        ask = self.requirements_of(generation) if generation[0] == index.tenant else None
+        return ask is not None and counts_replica(index, ask)
 
     def eligible(self, ask: Requirements, topology_key: str) -> tuple[str, ...]:
         """Return the domains with at least one node on which the replica is allowed, regardless of free capacity."""
-        found = self._eligible.get((ask.static_key, topology_key))
+        found = self._eligible_domains.get((ask.static_key, topology_key))
         if found is None:
-            if len(self._eligible) >= ELIGIBLE_MAX:
-                self._eligible.clear()
-            found = self._eligible[ask.static_key, topology_key] = domains(ask, self.nodes.values(), topology_key)
+            if len(self._eligible_domains) >= ELIGIBLE_CACHE_MAX:
+                self._eligible_domains.clear()
+            found = self._eligible_domains[ask.static_key, topology_key] = eligible_domains(
+                ask, self.nodes.values(), topology_key
+            )
         return found
 
     def excess(self) -> Iterator[tuple[str, str]]:
@@ -209,142 +211,142 @@ class Books:
 
     def absorb(self, draft: Draft, revision: int, encoded: Mapping[str, bytes]) -> None:
         """Apply the changes of a draft, which were committed at `revision` as the given bytes."""
-        self._note_time(revision, draft.moment.now_ms)
+        self._sample_time(revision, draft.time.now_ms)
         replicas = self.replicas
         for name, replica in draft.replicas.items():
             if replica is None:
                 replicas.pop(name, None)
             else:
                 replicas[name] = (revision, encoded[name])
-        for name, thing in draft.things.items():
+        for name, thing in draft.objects.items():
             kind = self.by_kind.setdefault(name.split("/", 1)[0], {})
             if thing is None:
-                self.things.pop(name, None)
+                self.objects.pop(name, None)
                 kind.pop(name, None)
             else:
-                self.things[name] = (thing, revision)
+                self.objects[name] = (thing, revision)
                 kind[name] = None
-            if name.startswith(_GENERATION):
-                self._note_generation(name, there=thing is not None)
-            elif name.startswith(_AWAITED):
-                (self.awaited.discard if thing is None else self.awaited.add)(name)
-            elif name.startswith(_PEER):
+            if name.startswith(_GENERATION_PREFIX):
+                self._index_generation(name, present=thing is not None)
+            elif name.startswith(_AWAITED_NODE_PREFIX):
+                (self.awaited_nodes.discard if thing is None else self.awaited_nodes.add)(name)
+            elif name.startswith(_PEER_PREFIX):
                 awaited = isinstance(thing, Peer) and thing.spec.standing is PeerConfirmation.AWAITED
-                (self.peers_awaited.add if awaited else self.peers_awaited.discard)(name)
+                (self.awaited_peers.add if awaited else self.awaited_peers.discard)(name)
         for name, note in draft.notes.items():
             self.notes.pop(name, None)
             if note is not None:
                 self.notes[name] = None
-        merge(self.grants, draft.grants)
-        merge(self.patrons, draft.patrons)
-        add(self.population, draft.population)
-        add(self.reserved, draft.reserved)
-        add(self.active, draft.active)
-        add(self.used, draft.used)
+        apply_changes(self.grants, draft.grants)
+        apply_changes(self.preemptors, draft.preemptors)
+        add_counts(self.population, draft.population)
+        add_counts(self.reserved, draft.reserved)
+        add_counts(self.active, draft.active)
+        add_counts(self.used, draft.used)
         if draft.policy is not None:
             self.policy = draft.policy
-            self.asked = asks_under(draft.policy)
+            self.interner = interner_for_policy(draft.policy)
         if draft.policy is not None:
-            self.asks.clear()
-        elif draft.reshaped:
-            self._ask_anew(draft.things)
-        if draft.relabelled:
+            self.requirements.clear()
+        elif draft.changed_workloads:
+            self._recompile_requirements(draft.objects)
+        if draft.topology_changed:
             # Before the node counts are absorbed: those may lie on nodes that were just deleted. Domain counts are recomputed
             # on demand.
-            self._tallies.clear()
-        merge(self.nodes, draft.nodes)
-        self._absorb_spots(draft.spots)
-        if draft.reshaped:
-            self._carry_anew(draft.things)
-        if draft.relabelled or draft.policy is not None:
-            self._eligible.clear()
+            self._domain_counts.clear()
+        apply_changes(self.nodes, draft.nodes)
+        self._absorb_node_counts(draft.node_counts)
+        if draft.changed_workloads:
+            self._refresh_terms(draft.objects)
+        if draft.topology_changed or draft.policy is not None:
+            self._eligible_domains.clear()
 
-    def _note_generation(self, name: str, *, there: bool) -> None:
+    def _index_generation(self, name: str, *, present: bool) -> None:
         family = name[: name.rindex("/") + 1]
         names = self.by_workload.setdefault(family, {})
-        if there:
+        if present:
             names[name] = None
         else:
             names.pop(name, None)
             if not names:
                 del self.by_workload[family]
 
-    def _note_time(self, revision: int, now_ms: int) -> None:
+    def _sample_time(self, revision: int, now_ms: int) -> None:
         """Record a sample now and then. Between samples a phase is reported slightly younger than it is, never older."""
-        if not self.times or now_ms - self.times[-1][1] >= TIMES_EVERY_MS:
-            self.times.append((revision, now_ms))
-            while len(self.times) > 1 and now_ms - self.times[0][1] > 2 * LIMIT_MS_MAX:
-                del self.times[0]
+        if not self.commit_times or now_ms - self.commit_times[-1][1] >= TIME_SAMPLE_MS:
+            self.commit_times.append((revision, now_ms))
+            while len(self.commit_times) > 1 and now_ms - self.commit_times[0][1] > 2 * PHASE_LIMIT_MS_MAX:
+                del self.commit_times[0]
 
-    def waiting_ms(self, revision: int, moment: Moment) -> int:
+    def phase_age_ms(self, revision: int, time: DecisionTime) -> int:
         """Return how long a replica whose row is at `revision` has been in its phase, as far as this authority knows."""
-        if revision <= self.loaded:
-            return moment.now_ms - moment.since_ms
-        at = bisect_left(self.times, (revision, 0))
-        if at < len(self.times) and (at == 0 or self.times[at][0] == revision):
-            return moment.now_ms - self.times[at][1]
+        if revision <= self.loaded_revision:
+            return time.now_ms - time.since_ms
+        at = bisect_left(self.commit_times, (revision, 0))
+        if at < len(self.commit_times) and (at == 0 or self.commit_times[at][0] == revision):
+            return time.now_ms - self.commit_times[at][1]
         # The commit lies within one interval of the previous sample, otherwise it would have recorded one.
-        return max(0, moment.now_ms - self.times[at - 1][1] - TIMES_EVERY_MS)
+        return max(0, time.now_ms - self.commit_times[at - 1][1] - TIME_SAMPLE_MS)
 
-    def _absorb_spots(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
+    def _absorb_node_counts(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
         for generation, moved in moves.items():
-            spots = self.spots.get(generation)
+            spots = self.node_counts.get(generation)
             if spots is None:
-                spots = self.spots[generation] = {}
-                self._carry(generation)
-            add(spots, moved)
-            ask = self.ask(generation) if self._tallies else None
+                spots = self.node_counts[generation] = {}
+                self._add_terms(generation)
+            add_counts(spots, moved)
+            ask = self.requirements_of(generation) if self._domain_counts else None
             if ask is None:
-                self._tallies.clear()  # the generation was deleted with its last replica, so its terms are unknown
-            for index in self._tallies.counting(ask) if ask is not None else ():
-                tally = self._tallies.values[index]
+                self._domain_counts.clear()  # the generation was deleted with its last replica, so its terms are unknown
+            for index in self._domain_counts.counting(ask) if ask is not None else ():
+                tally = self._domain_counts.values[index]
                 for name, count in moved.items():
                     tally[domain_of(self.nodes[name].node, index.topology_key)] += count
             if not spots:
-                del self.spots[generation]
-                self._carry_no_more(generation)
+                del self.node_counts[generation]
+                self._remove_terms(generation)
 
-    def _carry(self, generation: GenerationKey) -> None:
-        ask = self.ask(generation)
+    def _add_terms(self, generation: GenerationKey) -> None:
+        ask = self.requirements_of(generation)
         if ask is not None and ask.anti_affinity:
-            mine = self._carrying[generation] = tuple(dict.fromkeys(owned_anti_affinity(ask)))
+            mine = self._generation_terms[generation] = tuple(dict.fromkeys(owned_anti_affinity(ask)))
             for index in mine:
-                self.carriers.put(index, (self.carriers.get(index) or 0) + 1)
+                self.anti_affinity_terms.put(index, (self.anti_affinity_terms.get(index) or 0) + 1)
 
-    def _carry_no_more(self, generation: GenerationKey) -> None:
-        for index in self._carrying.pop(generation, ()):
-            count = self.carriers.values[index] - 1
+    def _remove_terms(self, generation: GenerationKey) -> None:
+        for index in self._generation_terms.pop(generation, ()):
+            count = self.anti_affinity_terms.values[index] - 1
             if count:
-                self.carriers.put(index, count)
+                self.anti_affinity_terms.put(index, count)
             else:
-                self.carriers.drop(index)
+                self.anti_affinity_terms.drop(index)
 
-    def _ask_anew(self, things: Iterable[str]) -> None:
+    def _recompile_requirements(self, things: Iterable[str]) -> None:
         """Discard compiled requirements of the workloads and generations among these keys.
 
         A generation that was written is compiled again at once while its row is at hand, because most are scheduled soon.
         """
         for name in things:
-            if name.startswith(_WORKLOAD):
-                for one in self.by_workload.get(_GENERATION + name.removeprefix(_WORKLOAD) + "/", ()):
-                    self.asks.pop(named_generation(one), None)
+            if name.startswith(_WORKLOAD_PREFIX):
+                for one in self.by_workload.get(_GENERATION_PREFIX + name.removeprefix(_WORKLOAD_PREFIX) + "/", ()):
+                    self.requirements.pop(parse_generation_key(one), None)
         for name in things:
-            if name.startswith(_GENERATION):
-                generation = named_generation(name)
-                self.asks.pop(generation, None)
+            if name.startswith(_GENERATION_PREFIX):
+                generation = parse_generation_key(name)
+                self.requirements.pop(generation, None)
                 with suppress(ValueError):  # unsatisfiable requirements are reported when the replica is placed
-                    self.ask(generation)
+                    self.requirements_of(generation)
 
-    def _carry_anew(self, things: Iterable[str]) -> None:
+    def _refresh_terms(self, things: Iterable[str]) -> None:
         """Refresh the anti-affinity terms of the written generations that have placed replicas: the new row may have other
         terms.
         """
         for name in things:
-            if name.startswith(_GENERATION):
-                generation = named_generation(name)
-                if generation in self.spots:
-                    self._carry_no_more(generation)
-                    self._carry(generation)
+            if name.startswith(_GENERATION_PREFIX):
+                generation = parse_generation_key(name)
+                if generation in self.node_counts:
+                    self._remove_terms(generation)
+                    self._add_terms(generation)
 
 
 def generation_of(replica: Replica) -> GenerationKey:
@@ -355,14 +357,14 @@ def generation_key(generation: GenerationKey) -> str:
     return key_of("Generation", f"{generation[1]}/{generation[2]:08d}", generation[0])
 
 
-def named_generation(name: str) -> GenerationKey:
+def parse_generation_key(name: str) -> GenerationKey:
     """Parse a generation's key (the inverse of `generation_key`)."""
     _, tenant, rest = name.split("/", 2)
     workload, _, number = rest.rpartition("/")
     return tenant, workload, int(number)
 
 
-def asks_under(policy: PolicyRevision | None) -> RequirementsInterner:
+def interner_for_policy(policy: PolicyRevision | None) -> RequirementsInterner:
     if policy is None:
         return RequirementsInterner()
     spec = policy.spec
@@ -371,18 +373,18 @@ def asks_under(policy: PolicyRevision | None) -> RequirementsInterner:
     )
 
 
-def compile_ask(books: Books | Draft, generation: GenerationKey, asks: RequirementsInterner) -> Requirements | None:
+def generation_requirements(books: Books | Draft, generation: GenerationKey, asks: RequirementsInterner) -> Requirements | None:
     """Compile the requirements of a generation's replicas from the objects in these books."""
-    found = books.thing(generation_key(generation))
+    found = books.lookup(generation_key(generation))
     if found is None:
         return None
     spec = found[0].spec
-    owner = books.thing(key_of("Workload", generation[1], generation[0]))
+    owner = books.lookup(key_of("Workload", generation[1], generation[0]))
     going = owner is None or owner[0].metadata.deleting
     return asks.compile(generation[0], generation[1], spec.labels, spec.spec, generation[2], not going)
 
 
-def domains(ask: Requirements, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
+def eligible_domains(ask: Requirements, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
     found = {}
     for ledger in nodes:
         if ledger is not None and cached_static_misfit(ask, ledger) is None:
@@ -392,7 +394,7 @@ def domains(ask: Requirements, nodes: Iterable[NodeLedger | None], topology_key:
     return tuple(sorted(found))
 
 
-def merge(into: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
+def apply_changes(into: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
     for name, value in changes.items():
         if value is None:
             into.pop(name, None)
@@ -400,7 +402,7 @@ def merge(into: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
             into[name] = value
 
 
-def add(into: dict[Any, int], changes: Mapping[Any, int]) -> None:
+def add_counts(into: dict[Any, int], changes: Mapping[Any, int]) -> None:
     for name, count in changes.items():
         total = into.get(name, 0) + count
         if total:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from remit.commitment.draft import Draft
 from remit.commitment.rulings import declarations, evidence, grants, leases, peer_scopes, placement, transitions
-from remit.commitment.rulings.leases import claimant
+from remit.commitment.rulings.leases import check_fence
 from remit.commitment.rulings.registry import RULINGS, Ruling, refuse
 from remit.model.claims import Acquire, Claim, Code, Operation, Refused
 
-ROOMS = (declarations, grants, leases, transitions, evidence, placement, peer_scopes)
+RULING_MODULES = (declarations, grants, leases, transitions, evidence, placement, peer_scopes)
 """Modules that define rulings. Importing them fills the registry."""
 
 
@@ -30,7 +30,7 @@ def decide(draft: Draft, operation: Operation) -> int | Refused:
             Code.ROLE, f"role {actor.role} may not {tag(type(claim))}; allowed roles: {', '.join(sorted(ruling.roles))}"
         )
     if not isinstance(claim, Acquire):
-        fenced = claimant(draft, actor)
+        fenced = check_fence(draft, actor)
         if fenced is not None:
             return fenced
     return ruling.decide(draft, operation, claim)

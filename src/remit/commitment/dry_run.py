@@ -11,31 +11,31 @@ from remit.model.claims import Actor, AnyClaim, Apply, Code, Delete, Evidence, O
 from remit.model.objects import AnyObject, key, key_of
 
 
-class Tried(NamedTuple):
+class DryRunResult(NamedTuple):
     """Result of one claim. `ruled` is the number that would answer it, or the refusal; `thing` the resulting object."""
 
-    ruled: int | Refused
-    thing: AnyObject | None = None
+    result: int | Refused
+    obj: AnyObject | None = None
 
 
-def tried(authority: Authority, actor: Actor, claims: Sequence[AnyClaim]) -> list[Tried]:
+def dry_run(authority: Authority, actor: Actor, claims: Sequence[AnyClaim]) -> list[DryRunResult]:
     """Decide each claim on top of those before it, as in one batch. A batch that is being written now is not seen."""
-    draft = authority.ground().draft()
-    found: list[Tried] = []
+    draft = authority.batch_base().draft()
+    found: list[DryRunResult] = []
     for claim in claims:
         try:
             ruled = decide(draft, Operation(OperationID(""), actor, claim, Evidence()))
         except Exception as fault:  # noqa: BLE001 - any bug of ours: the draft may be half written
-            found.append(Tried(Refused(Code.FAULT, f"{type(fault).__name__}: {fault}")))
-            draft = authority.ground().draft()
+            found.append(DryRunResult(Refused(Code.FAULT, f"{type(fault).__name__}: {fault}")))
+            draft = authority.batch_base().draft()
             continue
-        name = _about(claim)
-        stands = draft.thing(name) if name and not isinstance(ruled, Refused) else None
-        found.append(Tried(ruled, None if stands is None else stands[0]))
+        name = _subject_key(claim)
+        stands = draft.lookup(name) if name and not isinstance(ruled, Refused) else None
+        found.append(DryRunResult(ruled, None if stands is None else stands[0]))
     return found
 
 
-def _about(claim: AnyClaim) -> str:
+def _subject_key(claim: AnyClaim) -> str:
     match claim:
         case Apply():
             return key(claim.thing)

@@ -33,7 +33,7 @@ def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str,
     """Return every replica that holds capacity, with its resources on the node and its charge on its grants."""
     found = {}
     for name, replica in replicas(books):
-        ask = books.ask(generation_of(replica))
+        ask = books.requirements_of(generation_of(replica))
         if replica.status.phase in HOLDING_PHASES and ask is not None:
             needs = {**dict(ask.resources), **{DEVICE_PREFIX + d: share for d, share in replica.status.devices.items()}}
             found[name] = (replica, needs, dict(ask.charge.pairs))
@@ -117,7 +117,7 @@ def grants_cover(books: Books) -> Iterator[str]:
 def quota_covers(books: Books) -> Iterator[str]:
     """Each tenant's ledgers have the quota and emergency quota of its row, and every quota slice is part of a quota."""
     for name in books.keys("tenant/"):
-        tenant: Tenant = books.things[name][0]
+        tenant: Tenant = books.objects[name][0]
         limits = {"": tenant.spec.quota, "/emergency": tenant.spec.emergency_quota}
         for suffix, declared in limits.items():
             ledger = books.grants.get(f"tenant/{tenant.metadata.name}{suffix}")
@@ -125,7 +125,7 @@ def quota_covers(books: Books) -> Iterator[str]:
                 there = "no ledger" if ledger is None else str(Amount(ledger.amount))
                 yield f"{name}{suffix}: the row declares {declared}, the ledger has {there}"
     for grant in _issued(books):
-        above = books.things.get(key_of("Grant", grant.spec.parent))
+        above = books.objects.get(key_of("Grant", grant.spec.parent))
         slice_ = above is not None and (above[0].spec.purpose, above[0].spec.tenant) == ("quota", grant.spec.tenant)
         if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not slice_:
             yield (
@@ -137,7 +137,7 @@ def quota_covers(books: Books) -> Iterator[str]:
 def _issued(books: Books) -> Iterator[Grant]:
     """Yield the grants made by this scope. Copies of grants held from other scopes charge no ledger here."""
     for name in books.keys("grant/"):
-        grant: Grant = books.things[name][0]
+        grant: Grant = books.objects[name][0]
         if not grant.spec.issuer:
             yield grant
 

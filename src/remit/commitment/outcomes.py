@@ -20,15 +20,15 @@ from msgspec import Struct
 from remit.model.claims import Accepted, Code, Operation, Refused, Verdict, parse_operation_id, payload
 
 WINDOW_MS: Final = 60_000
-WINDOWS_KEPT: Final = 10
+WINDOWS_RETAINED: Final = 10
 OUTCOMES_MAX: Final = 1_000_000
-BATCH: Final = "batch/"
+BATCH_PREFIX: Final = "batch/"
 
 _NOT_OUTCOMES: Final = frozenset({Code.OPERATION_EXPIRED, Code.OPERATION_MISMATCH})
 """Refusals that concern the id itself. They are not outcomes of the operation to which the id belongs."""
 
 
-class Entry(Struct, frozen=True, array_like=True, gc=False):
+class AuditEntry(Struct, frozen=True, array_like=True, gc=False):
     """One operation: which actor did what to which object, on what evidence, and the outcome (`code` is empty if accepted)."""
 
     id: str
@@ -52,7 +52,7 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
         return not (self.code or self.number or self.did == "abandon")
 
 
-class Batch(Struct, frozen=True, gc=False):
+class BatchRecord(Struct, frozen=True, gc=False):
     """The row of one batch. `first` is the sequence of the oldest batch whose outcomes are kept; `at` is for display."""
 
     epoch: int
@@ -60,23 +60,23 @@ class Batch(Struct, frozen=True, gc=False):
     horizon: int
     first: int
     at: str
-    entries: tuple[Entry, ...]
+    entries: tuple[AuditEntry, ...]
 
 
 _encode = msgspec.json.Encoder().encode
-_decode: msgspec.json.Decoder[Batch] = msgspec.json.Decoder(Batch)
+_decode: msgspec.json.Decoder[BatchRecord] = msgspec.json.Decoder(BatchRecord)
 
 
-def encode_batch(batch: Batch) -> bytes:
+def encode_batch(batch: BatchRecord) -> bytes:
     return _encode(batch)
 
 
-def decode_batch(value: bytes) -> Batch:
+def decode_batch(value: bytes) -> BatchRecord:
     return _decode.decode(value)
 
 
 def batch_key(sequence: int) -> str:
-    return f"{BATCH}{sequence:016d}"
+    return f"{BATCH_PREFIX}{sequence:016d}"
 
 
 def digest(operation: Operation) -> tuple[str, int]:
@@ -98,19 +98,19 @@ class Outcomes:
         self.window = window
         self.horizon = horizon
         self._prefix = f"{incarnation}.{window}."
-        self._kept: dict[str, tuple[str, Verdict]] = {}
+        self._outcomes: dict[str, tuple[str, Verdict]] = {}
         self._by_window: dict[int, list[str]] = {}
         self._first_by_window: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._outcomes)
 
-    def judge(self, operation_id: str, taken: str) -> Verdict | None:
+    def check_id(self, operation_id: str, taken: str) -> Verdict | None:
         """Return the verdict of an id that needs no decision (known, used for another payload, expired, malformed), or None.
 
         An id from a window after the current one is refused: windows are announced only once a batch has recorded them.
         """
-        known = self._kept.get(operation_id)
+        known = self._outcomes.get(operation_id)
         if known is not None:
             if known[0] not in ("", taken):
                 return Refused(
@@ -139,11 +139,11 @@ class Outcomes:
             return Refused(Code.OPERATION_EXPIRED, f"id: window {issued[1]} is not retained; {kept}")
         return None
 
-    def known(self, operation_id: str) -> Verdict | None:
-        found = self._kept.get(operation_id)
+    def get(self, operation_id: str) -> Verdict | None:
+        found = self._outcomes.get(operation_id)
         return None if found is None else found[1]
 
-    def record(self, sequence: int, batch: Batch, revision: int) -> None:
+    def record(self, sequence: int, batch: BatchRecord, revision: int) -> None:
         """Record the outcomes of a committed batch, and drop those before its horizon."""
         plain = Accepted(revision)
         ids = self._by_window.setdefault(batch.window, [])
@@ -155,24 +155,24 @@ class Outcomes:
                 continue
             else:
                 verdict = Refused(Code(entry.code), entry.detail, revision)
-            if entry.did == "abandon" and entry.subject in self._kept:
-                verdict = self._kept[entry.subject][1]
-            self._kept[entry.id] = (entry.digest, verdict)
+            if entry.did == "abandon" and entry.subject in self._outcomes:
+                verdict = self._outcomes[entry.subject][1]
+            self._outcomes[entry.id] = (entry.digest, verdict)
             ids.append(entry.id)
         if batch.window > self.window:
-            self.begin(batch.window)
+            self.begin_window(batch.window)
         self.horizon = max(self.horizon, batch.horizon)
         for window in [w for w in self._by_window if w < self.horizon]:
             for old in self._by_window.pop(window):
-                self._kept.pop(old, None)
+                self._outcomes.pop(old, None)
             self._first_by_window.pop(window, None)
 
-    def begin(self, window: int) -> None:
+    def begin_window(self, window: int) -> None:
         """Begin a new window. Most ids belong to the current one and are recognised by its prefix."""
         self.window = window
         self._prefix = f"{self.incarnation}.{window}."
 
-    def crowded(self) -> bool:
+    def is_window_full(self) -> bool:
         """Return whether the current window has so many outcomes that the next must begin early. Only whole windows can be
         dropped, so large windows would make the total count unbounded.
         """
@@ -180,11 +180,11 @@ class Outcomes:
 
     def next_horizon(self, window: int) -> int:
         """Return the horizon for a batch in `window`."""
-        horizon = max(self.horizon, window - WINDOWS_KEPT)
-        if len(self._kept) > OUTCOMES_MAX:
+        horizon = max(self.horizon, window - WINDOWS_RETAINED)
+        if len(self._outcomes) > OUTCOMES_MAX:
             horizon = max(horizon, min((w for w in self._by_window if w < window), default=horizon - 1) + 1)
         return horizon
 
-    def first(self, horizon: int, sequence: int) -> int:
+    def first_sequence(self, horizon: int, sequence: int) -> int:
         """Return the sequence of the oldest batch that a successor must read to know all outcomes since `horizon`."""
         return min((s for w, s in self._first_by_window.items() if w >= horizon), default=sequence)

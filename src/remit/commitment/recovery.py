@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, Books, Moment
+from remit.commitment.books import AWAITED_NODE, Books, DecisionTime
 from remit.commitment.draft import Draft
-from remit.commitment.outcomes import BATCH, Batch, Entry, Outcomes, batch_key, decode_batch
-from remit.commitment.rulings.leases import ANY_LEASE
-from remit.commitment.rulings.peer_scopes import PEER, note, on_record
+from remit.commitment.outcomes import BATCH_PREFIX, AuditEntry, BatchRecord, Outcomes, batch_key, decode_batch
+from remit.commitment.rulings.leases import LEASE_EPOCH_RECORD
+from remit.commitment.rulings.peer_scopes import PEER_PREFIX, peer_record, put_peer
 from remit.law.ledgers import SCOPE_PREFIX
 from remit.law.lifecycle import find_transition
 from remit.model.kinds import NodeHealth
@@ -46,21 +46,33 @@ from remit.model.records import (
     Summary,
     SummarySpec,
 )
-from remit.store.chain import Place
+from remit.store.chain import ChainPosition
 from remit.store.protocol import PAGE_ROWS_MAX, Compacted, Corrupt, Head, Page, Row, Store, Unavailable
 
-Revision = Callable[[], int]
+RevisionSource = Callable[[], int]
 """Returns the revision to read at."""
 
-FIRST = ("Region", "NodePool", "Node", "Tenant", "PriorityClass", "Policy", "PolicyRevision", "Generation", "Workload")
-TRIES = 3
-LOOK_BACK = 16
+KINDS_BEFORE_REPLICAS = (
+    "Region",
+    "NodePool",
+    "Node",
+    "Tenant",
+    "PriorityClass",
+    "Policy",
+    "PolicyRevision",
+    "Generation",
+    "Workload",
+)
+READ_ATTEMPTS = 3
+LOOKBACK_SEQUENCES = 16
 """Sequences read per step when searching backwards for the last batch that has a row."""
 
-LAST = ("Token", "Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
+KINDS_AFTER_REPLICAS = ("Token", "Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
 
 
-async def load(store: Store, place: Place, moment: Moment, now: Callable[[], int] | None = None) -> tuple[Books, Outcomes]:
+async def load(
+    store: Store, place: ChainPosition, moment: DecisionTime, now: Callable[[], int] | None = None
+) -> tuple[Books, Outcomes]:
     """Load everything as of one revision, at or after the one at which this authority's epoch began.
 
     `now` returns the revision that the chain has reached by this authority's own empty batches. The rows there are
@@ -68,21 +80,21 @@ async def load(store: Store, place: Place, moment: Moment, now: Callable[[], int
     """
     at = now or (lambda: place.revision)
     books = Books()
-    books.loaded = place.revision
-    for kind in FIRST:
+    books.loaded_revision = place.revision
+    for kind in KINDS_BEFORE_REPLICAS:
         await _absorb_kind(store, books, kind, at, moment)
     await _absorb_grants(store, books, at, moment)
     await _absorb_replicas(store, books, at, moment)
-    for kind in LAST:
+    for kind in KINDS_AFTER_REPLICAS:
         await _absorb_kind(store, books, kind, at, moment)
-    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in rows(store, kind, at)]
+    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in read_rows(store, kind, at)]
     books.notes = dict.fromkeys(name for _, name in sorted(notes))
     return books, await _load_outcomes(store, place.head, at)
 
 
-async def rows(store: Store, prefix: str, at: Revision, after: str = "") -> AsyncIterator[Row]:
+async def read_rows(store: Store, prefix: str, at: RevisionSource, after: str = "") -> AsyncIterator[Row]:
     while True:
-        page = await _page(store, prefix, at, after, PAGE_ROWS_MAX)
+        page = await _read_page(store, prefix, at, after, PAGE_ROWS_MAX)
         for row in page.rows:
             yield row
         if not page.more:
@@ -90,13 +102,13 @@ async def rows(store: Store, prefix: str, at: Revision, after: str = "") -> Asyn
         after = page.rows[-1].key
 
 
-async def _page(store: Store, prefix: str, at: Revision, after: str, limit: int) -> Page:
+async def _read_page(store: Store, prefix: str, at: RevisionSource, after: str, limit: int) -> Page:
     """Read one page, with retries.
 
     A takeover reads many pages and must not start over because one read failed. A read whose revision was compacted is
     repeated at a later revision, if there is one.
     """
-    for _ in range(TRIES - 1):
+    for _ in range(READ_ATTEMPTS - 1):
         revision = at()
         try:
             return await store.range(prefix, after=after, limit=limit, revision=revision)
@@ -108,15 +120,15 @@ async def _page(store: Store, prefix: str, at: Revision, after: str, limit: int)
     return await store.range(prefix, after=after, limit=limit, revision=at())
 
 
-async def _absorb_kind(store: Store, books: Books, kind: str, at: Revision, moment: Moment) -> None:
-    async for row in rows(store, f"{kind.lower()}/", at):
+async def _absorb_kind(store: Store, books: Books, kind: str, at: RevisionSource, moment: DecisionTime) -> None:
+    async for row in read_rows(store, f"{kind.lower()}/", at):
         draft = Draft(books, moment, takeover=True)
-        draft.put(_decoded(row))
+        draft.put(_decode_row(row))
         books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_grants(store: Store, books: Books, at: Revision, moment: Moment) -> None:
-    found = [(row, _decoded(row)) async for row in rows(store, "grant/", at)]
+async def _absorb_grants(store: Store, books: Books, at: RevisionSource, moment: DecisionTime) -> None:
+    found = [(row, _decode_row(row)) async for row in read_rows(store, "grant/", at)]
     grants = {thing.metadata.name: (row, thing) for row, thing in found if isinstance(thing, Grant)}
     while grants:
         ready = [name for name, (_, grant) in grants.items() if grant.spec.parent not in grants]
@@ -129,11 +141,11 @@ async def _absorb_grants(store: Store, books: Books, at: Revision, moment: Momen
             books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_replicas(store: Store, books: Books, at: Revision, moment: Moment) -> None:
+async def _absorb_replicas(store: Store, books: Books, at: RevisionSource, moment: DecisionTime) -> None:
     reserved: list[tuple[Row, Replica]] = []
     draft, encoded, last = Draft(books, moment, takeover=True), dict[str, bytes](), dict[str, int]()
-    async for row in rows(store, "replica/", at):
-        replica = _decoded(row)
+    async for row in read_rows(store, "replica/", at):
+        replica = _decode_row(row)
         if not isinstance(replica, Replica):
             raise Corrupt(f"row {row.key} contains a {type(replica).__name__}, not a Replica; restore a backup")
         if replica.status.phase is Phase.RESERVED:
@@ -157,49 +169,49 @@ def _absorb_page(books: Books, draft: Draft, encoded: dict[str, bytes], revision
         books.replicas[name] = (revision, encoded[name])
 
 
-def _decoded(row: Row) -> AnyObject:
+def _decode_row(row: Row) -> AnyObject:
     try:
         return decode(row.value)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Corrupt(f"row {row.key} does not decode: {error}; restore a backup") from None
 
 
-async def _load_outcomes(store: Store, head: Head, at: Revision) -> Outcomes:
+async def _load_outcomes(store: Store, head: Head, at: RevisionSource) -> Outcomes:
     """Load outcomes, starting from the last batch that has a row. Batches without one (takeovers, settlements, heartbeats)
     decided nothing.
     """
     last = None
-    for after in range(head.sequence - LOOK_BACK, -LOOK_BACK, -LOOK_BACK):
-        page = await _page(store, BATCH, at, batch_key(max(after, 0)), LOOK_BACK)
+    for after in range(head.sequence - LOOKBACK_SEQUENCES, -LOOKBACK_SEQUENCES, -LOOKBACK_SEQUENCES):
+        page = await _read_page(store, BATCH_PREFIX, at, batch_key(max(after, 0)), LOOKBACK_SEQUENCES)
         if page.rows:
-            last = _read_batch(page.rows[-1])
+            last = _decode_batch_row(page.rows[-1])
             break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)
-    async for row in rows(store, BATCH, at, after=batch_key(last.first - 1)):
-        outcomes.record(int(row.key.removeprefix(BATCH)), _read_batch(row), row.revision)
+    async for row in read_rows(store, BATCH_PREFIX, at, after=batch_key(last.first - 1)):
+        outcomes.record(int(row.key.removeprefix(BATCH_PREFIX)), _decode_batch_row(row), row.revision)
     return outcomes
 
 
-def _read_batch(row: Row) -> Batch:
+def _decode_batch_row(row: Row) -> BatchRecord:
     try:
         return decode_batch(row.value)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Corrupt(f"row {row.key} does not decode: {error}; restore a backup") from None
 
 
-LEASE_EPOCHS = 1_000_000
-MARKER = "incarnation"
+LEASE_EPOCHS_PER_STORE_EPOCH = 1_000_000
+INCARNATION_KEY = "incarnation"
 """Key of the row that names the incarnation for which the state was last marked as unconfirmed."""
 
 
-async def is_due(store: Store, incarnation: str) -> bool:
-    row = await store.get(MARKER)
+async def needs_distrust(store: Store, incarnation: str) -> bool:
+    row = await store.get(INCARNATION_KEY)
     return row is None or row.value.decode() != incarnation
 
 
-def doubt(draft: Draft, names: Iterable[str]) -> None:
+def mark_replicas_unknown(draft: Draft, names: Iterable[str]) -> None:
     """Mark these replicas unknown, where a node may be running them."""
     for name in names:
         found = draft.replica(name)
@@ -209,34 +221,36 @@ def doubt(draft: Draft, names: Iterable[str]) -> None:
         draft.put_replica(name, found[0], replace(found[0], status=status))
 
 
-def is_new(place: Place, kept: bool) -> bool:
+def is_new_store(place: ChainPosition, has_batches: bool) -> bool:
     """Return whether this store has seen only takeovers. A takeover raises epoch and sequence by one each, a restore raises the
     epoch by more, and every decided batch leaves a row (`kept`).
     """
-    return not kept and place.head.sequence == place.head.epoch
+    return not has_batches and place.head.sequence == place.head.epoch
 
 
-def vacate(draft: Draft, epoch: int, *, new: bool) -> None:
+def vacate_leases(draft: Draft, epoch: int, *, new: bool) -> None:
     """Vacate all leases and raise their epochs, so that no earlier epoch is ever current again.
 
     The store's own epoch is higher than in any earlier incarnation, which makes the new lease epochs higher too. In a `new`
     store there are no earlier epochs.
     """
     for name in draft.keys("lease/"):
-        found = draft.thing(name)
+        found = draft.lookup(name)
         if found is not None:
-            spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS))
+            spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS_PER_STORE_EPOCH))
             draft.put(replace(found[0], spec=spec))
     if not new:
-        draft.put(Lease(metadata=RecordMetadata(name=ANY_LEASE), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS)))
+        draft.put(
+            Lease(metadata=RecordMetadata(name=LEASE_EPOCH_RECORD), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS_PER_STORE_EPOCH))
+        )
 
 
-def await_nodes(draft: Draft) -> None:
+def mark_nodes_unknown(draft: Draft) -> None:
     """Mark every node unknown and awaited. Lost nodes too: one may have returned since the backup and run replicas unknown
     here.
     """
     for name in draft.keys("node/"):
-        found = draft.thing(name)
+        found = draft.lookup(name)
         if found is None:
             continue
         draft.put(replace(found[0], status=replace(found[0].status, health=NodeHealth.UNKNOWN)))
@@ -244,7 +258,7 @@ def await_nodes(draft: Draft) -> None:
         draft.put(Summary(metadata=RecordMetadata(name=AWAITED_NODE + found[0].metadata.name), spec=note))
 
 
-def disown(draft: Draft) -> None:
+def void_grants(draft: Draft) -> None:
     """Void grants held from other scopes, count grants made to them as used, and list the scopes that must confirm their
     holdings.
 
@@ -252,9 +266,9 @@ def disown(draft: Draft) -> None:
     restore.
     """
     holders = {SCOPE_PREFIX + name.removeprefix("region/"): None for name in draft.keys("region/")}
-    holders |= {name.removeprefix(PEER): None for name in draft.keys(PEER)}
+    holders |= {name.removeprefix(PEER_PREFIX): None for name in draft.keys(PEER_PREFIX)}
     for name in draft.keys("grant/"):
-        found = draft.thing(name)
+        found = draft.lookup(name)
         if found is None:
             continue
         grant: Grant = found[0]
@@ -265,12 +279,12 @@ def disown(draft: Draft) -> None:
             status = GrantStatus(phase=GrantPhase.LIVE, deadline=grant.status.deadline, serial=grant.status.serial + 1)
             draft.put(replace(grant, status=status))
     for holder in holders:
-        note(draft, holder, replace(on_record(draft, holder), standing=PeerConfirmation.AWAITED))
+        put_peer(draft, holder, replace(peer_record(draft, holder), standing=PeerConfirmation.AWAITED))
 
 
-async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, Entry]]:
+async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, AuditEntry]]:
     """Yield every operation that `store` answered after this sequence: what restoring a backup taken then has lost."""
     revision = await store.revision()
-    async for row in rows(store, BATCH, lambda: revision, after=batch_key(sequence)):
+    async for row in read_rows(store, BATCH_PREFIX, lambda: revision, after=batch_key(sequence)):
         for entry in decode_batch(row.value).entries:
-            yield int(row.key.removeprefix(BATCH)), entry
+            yield int(row.key.removeprefix(BATCH_PREFIX)), entry

@@ -14,7 +14,7 @@ from remit.law.selectors import selects
 V = TypeVar("V")
 
 
-class Indexes(Generic[V]):
+class SelectorIndex(Generic[V]):
     """Maps terms to values. Each term is also indexed by the first label pair of its selector, which is never empty."""
 
     __slots__ = ("_by_pair", "values")
@@ -45,13 +45,13 @@ class Indexes(Generic[V]):
         self.values.clear()
         self._by_pair.clear()
 
-    def copy(self) -> Indexes[V]:
-        other = Indexes[V]()
+    def copy(self) -> SelectorIndex[V]:
+        other = SelectorIndex[V]()
         other.values = self.values.copy()
         other._by_pair = {pair: indexes.copy() for pair, indexes in self._by_pair.items()}
         return other
 
-    def picking(self, ask: Requirements) -> list[PeerIndex]:
+    def selecting(self, ask: Requirements) -> list[PeerIndex]:
         """Return the terms whose selector matches the labels of these requirements."""
         if not self.values:
             return []
@@ -64,15 +64,15 @@ class Indexes(Generic[V]):
         ]
 
     def counting(self, ask: Requirements) -> list[PeerIndex]:
-        """Return the terms that count a replica with these requirements (see `picks`)."""
+        """Return the terms that count a replica with these requirements (see `counts_replica`)."""
         if not self.values:
             return []
-        found = [index for index in self.picking(ask) if not index.owners]
+        found = [index for index in self.selecting(ask) if not index.owners]
         if ask.anti_affinity:
             found += [index for index in dict.fromkeys(owned_anti_affinity(ask)) if index in self.values]
         return found
 
 
-def picks(index: PeerIndex, ask: Requirements) -> bool:
+def counts_replica(index: PeerIndex, ask: Requirements) -> bool:
     """Return whether the term counts a replica with these requirements. The replica must be of the term's tenant."""
     return index in owned_anti_affinity(ask) if index.owners else selects(index.selector, ask.labels)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from remit.client.endpoint import AuthorityStatus, Endpoint, NotLeader, OutcomeUnknown
-from remit.commitment.authority import Authority, Deposed
-from remit.commitment.metrics import AuthorityCounts
-from remit.commitment.operation_queue import BATCH_MAX, BatchMax
+from remit.commitment.authority import Authority, LeadershipLost
+from remit.commitment.metrics import AuthorityMetrics
+from remit.commitment.operation_queue import BATCH_LIMITS, BatchLimits
 from remit.law.timing import Timing
 from remit.model.claims import Actor, Operation, Verdict
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
@@ -24,10 +24,10 @@ from remit.store import chain
 from remit.store.protocol import Compacted, Head, Store, StoreError, Unavailable
 from remit.world.interfaces import Clock, Ids
 
-LOOKS: Final = 4
+READS_PER_TERM: Final = 4
 """How often the chain is read in one term."""
 
-_NOBODY: Final = Head("", 0, 0, "", 0, "")
+_NO_HEAD: Final = Head("", 0, 0, "", 0, "")
 
 
 class Standby:
@@ -45,9 +45,9 @@ class Standby:
         ids: Ids,
         peers: Mapping[str, Endpoint],
         term_ms: int = 6_000,
-        batch_max: BatchMax = BATCH_MAX,
-        tempo: Timing = Timing(),
-        place: chain.Place | None = None,
+        batch_limits: BatchLimits = BATCH_LIMITS,
+        timing: Timing = Timing(),
+        position: chain.ChainPosition | None = None,
     ) -> None:
         self.store = store
         self.scope = scope
@@ -56,16 +56,16 @@ class Standby:
         self.ids = ids
         self.peers = peers
         self.term_ms = term_ms
-        self.batch_max = batch_max
-        self.tempo = tempo
+        self.batch_limits = batch_limits
+        self.timing = timing
         self.leading: Authority | None = None
-        self.tally = AuthorityCounts()
-        self._place = place
+        self.metrics = AuthorityMetrics()
+        self._position = position
         """Chain position at which the epoch was already raised, for example by opening a store that this process owns
         exclusively. Then no other leader can exist.
         """
-        self._deposed = False
-        self._failed = False
+        self._was_deposed = False
+        self._takeover_failed = False
         """Whether the last takeover of this server failed, and no other server has led since."""
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
@@ -90,7 +90,7 @@ class Standby:
         if self.leading is not None:
             return self.leading
         try:
-            place = await chain.read_place(self.store)
+            place = await chain.read_position(self.store)
         except StoreError as error:
             raise NotLeader(reason=str(error)) from error
         holder = "" if place is None else place.head.holder
@@ -106,11 +106,11 @@ class Standby:
         failed read is no evidence either way and restarts the wait.
         """
         seen, since_ms = await self._head(), self.clock.now_ms()
-        looks_ms: deque[int] = deque(maxlen=LOOKS)
-        if seen is not None and (seen == _NOBODY or self._led_well(seen)):
+        looks_ms: deque[int] = deque(maxlen=READS_PER_TERM)
+        if seen is not None and (seen == _NO_HEAD or self._led_successfully(seen)):
             return
         while True:
-            await self.clock.sleep_ms(max(1, self.term_ms // LOOKS))
+            await self.clock.sleep_ms(max(1, self.term_ms // READS_PER_TERM))
             asked_ms = self.clock.now_ms()
             now = await self._head()
             answered_ms = self.clock.now_ms()
@@ -126,55 +126,55 @@ class Standby:
         One term; two for a server whose own takeover just failed, so that other standbys go first. Plus twice the duration
         of recent reads: the leader's writes are as slow, and a slow store is no reason to depose it.
         """
-        return self.term_ms * (2 if self._failed else 1) + 2 * look_ms
+        return self.term_ms * (2 if self._takeover_failed else 1) + 2 * look_ms
 
-    def _led_well(self, head: Head) -> bool:
+    def _led_successfully(self, head: Head) -> bool:
         """Return whether this server was the last leader and has written rows.
 
         A server that fails during every takeover writes none, and must wait so that other standbys go first. A server that
         was deposed waits too: two servers started under one name would otherwise depose each other forever.
         """
-        return head.holder == self.name and head.count > 0 and not self._deposed
+        return head.holder == self.name and head.count > 0 and not self._was_deposed
 
     async def _head(self) -> Head | None:
         """Read the head; None if the store is unavailable. Errors that a retry cannot fix, such as corruption, propagate."""
         try:
-            place = await chain.read_place(self.store)
+            place = await chain.read_position(self.store)
         except Unavailable:
             return None
-        head = _NOBODY if place is None else place.head
+        head = _NO_HEAD if place is None else place.head
         if head.count and head.holder != self.name:
-            self._failed = False  # another server leads
+            self._takeover_failed = False  # another server leads
         return head
 
-    async def serve(self, *, beat_ms: int) -> None:
+    async def serve(self, *, heartbeat_ms: int) -> None:
         """Wait for the leader to fall silent, lead, and wait again after losing leadership. Runs until cancelled."""
         while True:
-            if self._place is None:
+            if self._position is None:
                 await self.wait_for_silence()
             try:
-                self._failed = True
-                self.leading = await self.take_over(beat_ms)
-                self.leading.tally = self.tally
-                self._failed = False
-                await self.leading.run(beat_ms=beat_ms)
-            except (Deposed, OutcomeUnknown, Unavailable, Compacted) as error:
+                self._takeover_failed = True
+                self.leading = await self.take_over(heartbeat_ms)
+                self.leading.metrics = self.metrics
+                self._takeover_failed = False
+                await self.leading.run(heartbeat_ms=heartbeat_ms)
+            except (LeadershipLost, OutcomeUnknown, Unavailable, Compacted) as error:
                 # A temporary store failure must not leave the scope without a standby. Neither must a load so slow that another
                 # server took over and compacted the revision being read.
-                self._deposed = self._deposed or isinstance(error, Deposed)
+                self._was_deposed = self._was_deposed or isinstance(error, LeadershipLost)
             finally:
                 self.leading = None
 
-    async def take_over(self, beat_ms: int) -> Authority:
-        place, self._place = self._place, None
+    async def take_over(self, heartbeat_ms: int) -> Authority:
+        place, self._position = self._position, None
         return await Authority.take_over(
             self.store,
             scope=self.scope,
             holder=self.name,
             clock=self.clock,
             ids=self.ids,
-            place=place,
-            batch_max=self.batch_max,
-            beat_ms=beat_ms,
-            tempo=self.tempo,
+            position=place,
+            batch_limits=self.batch_limits,
+            heartbeat_ms=heartbeat_ms,
+            timing=self.timing,
         )

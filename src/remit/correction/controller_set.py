@@ -7,26 +7,33 @@ from collections.abc import Callable
 from typing import Final
 
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.correction.controllers.desired_replicas import Census
-from remit.correction.controllers.disruption import Leaving
-from remit.correction.controllers.endpoints import Endpoints
-from remit.correction.controllers.garbage_collection import Cascade
-from remit.correction.controllers.node_lifecycle import Nodes
-from remit.correction.controllers.repair import Repair
-from remit.correction.controllers.rollout import Rollouts
-from remit.correction.controllers.workloads import Workloads
-from remit.correction.framework.loop import Cadence, Controller, Loop
+from remit.correction.controllers.desired_replicas import DesiredReplicas
+from remit.correction.controllers.disruption import PendingEvictions
+from remit.correction.controllers.endpoints import EndpointController
+from remit.correction.controllers.garbage_collection import GarbageCollector
+from remit.correction.controllers.node_lifecycle import NodeController
+from remit.correction.controllers.repair import RepairController
+from remit.correction.controllers.rollout import RolloutController
+from remit.correction.controllers.workloads import WorkloadController
+from remit.correction.framework.loop import Controller, ControllerLoop, LoopTiming
 from remit.model.claims import Actor
-from remit.observation.reflector import Follower
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import Store
 from remit.world.interfaces import World
 
-CONTROLLERS: Final[tuple[type[Controller], ...]] = (Workloads, Cascade, Nodes, Repair, Endpoints, Rollouts)
+CONTROLLERS: Final[tuple[type[Controller], ...]] = (
+    WorkloadController,
+    GarbageCollector,
+    NodeController,
+    RepairController,
+    EndpointController,
+    RolloutController,
+)
 """All controllers of a scope, in the order in which their tasks start."""
 
 
-class Crew:
+class ControllerSet:
     """One process's set of controllers. `run` runs until cancelled.
 
     The watch cache follows `store`; its first list is read from `sure`, which must be linearizable. `lease_for` maps a
@@ -37,39 +44,39 @@ class Crew:
     def __init__(
         self,
         store: Store,
-        sure: Store,
+        list_store: Store,
         client_for: Callable[[Actor], AuthorityClient],
         world: World,
         *,
         name: str,
-        cadence: Cadence = Cadence(),
-        board: Board | None = None,
+        timing: LoopTiming = LoopTiming(),
+        cache: WatchCache | None = None,
         lease_for: Callable[[str], str] = str,
-        failed: Callable[[RetriesExhausted], None] | None = None,
+        on_failure: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
-        self.board = Board(world.clock) if board is None else board
-        census, leaving = Census(self.board), Leaving(self.board)
+        self.cache = WatchCache(world.clock) if cache is None else cache
+        census, leaving = DesiredReplicas(self.cache), PendingEvictions(self.cache)
         controllers: tuple[Controller, ...] = (
-            Workloads(census, world.clock, cadence.tempo),
-            Cascade(self.board),
-            Nodes(self.board, leaving),
-            Repair(census, world.clock),
-            Endpoints(self.board),
-            Rollouts(census, leaving),
+            WorkloadController(census, world.clock, timing.timing),
+            GarbageCollector(self.cache),
+            NodeController(self.cache, leaving),
+            RepairController(census, world.clock),
+            EndpointController(self.cache),
+            RolloutController(census, leaving),
         )
         self.loops = tuple(
-            Loop(
+            ControllerLoop(
                 one,
-                client_for(Actor(name, one.remit.role)),
+                client_for(Actor(name, one.permissions.role)),
                 world,
                 name=name,
-                lease=lease_for(one.lease or one.remit.role.value),
-                cadence=cadence,
-                failed=failed,
+                lease=lease_for(one.lease or one.permissions.role.value),
+                timing=timing,
+                on_failure=on_failure,
             )
             for one in controllers
         )
-        self._follower = Follower(store, sure, world, self.board, idle_ms=cadence.idle_ms)
+        self._reflector = Reflector(store, list_store, world, self.cache, idle_ms=timing.watch_idle_ms)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -79,4 +86,4 @@ class Crew:
 
     async def follow(self) -> None:
         """Keep the watch cache up to date. Runs until cancelled."""
-        await self._follower.follow()
+        await self._reflector.run()

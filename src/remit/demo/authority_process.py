@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from remit.assembly import embedded
+from remit.assembly import embedded_authority
 from remit.client.endpoint import Overloaded, AuthorityStatus
 from remit.client.rpc import EndpointService, EndpointStub
 from remit.commitment.authority import Authority
@@ -53,14 +53,14 @@ class EpochStampingService:
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
-        self._answering = EndpointService(authority)
+        self._service = EndpointService(authority)
 
     async def request(self, body: bytes, /) -> bytes:
         epoch = self._authority.head.epoch
-        return epoch.to_bytes(_EPOCH_BYTES) + await self._answering.request(body)
+        return epoch.to_bytes(_EPOCH_BYTES) + await self._service.request(body)
 
     def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        return self._answering.stream(body)
+        return self._service.stream(body)
 
 
 class _EpochStampedLink:
@@ -99,7 +99,7 @@ class RecordingEndpoint:
         self._link = SocketLink(address_of(socket))
         self._listener = listener
         self._clock = clock
-        self._cannot_since_ms: int | None = None
+        self._unwritable_since_ms: int | None = None
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         stamped = _EpochStampedLink(self._link)
@@ -107,9 +107,9 @@ class RecordingEndpoint:
         try:
             verdicts = await EndpointStub(stamped, AUTHORITY).submit(operations)
         except Overloaded as error:
-            self._end_if_it_cannot(error)
+            self._fail_if_unwritable(error)
             raise
-        self._cannot_since_ms = None
+        self._unwritable_since_ms = None
         self._listener.answered([operation.id for operation in operations], verdicts, stamped.epoch)
         return verdicts
 
@@ -117,7 +117,7 @@ class RecordingEndpoint:
         try:
             return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).status()
         except Overloaded as error:
-            self._end_if_it_cannot(error)
+            self._fail_if_unwritable(error)
             raise
 
     async def renew(self, actor: Actor, /) -> bool:
@@ -132,7 +132,7 @@ class RecordingEndpoint:
     async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).node_states(nodes)
 
-    def _end_if_it_cannot(self, error: Overloaded) -> None:
+    def _fail_if_unwritable(self, error: Overloaded) -> None:
         """Ends the demo if the authority has been unable to write for CANNOT_MS_MAX.
 
         A client would rightly wait longer for disk space; the audience of a demo should see the reason soon.
@@ -140,10 +140,10 @@ class RecordingEndpoint:
         if not error.reason:
             return
         now_ms = self._clock.now_ms()
-        if self._cannot_since_ms is None:
-            self._cannot_since_ms = now_ms
-        if now_ms - self._cannot_since_ms >= UNWRITABLE_MS_MAX:
-            raise DemoFailed(f"the authority cannot write: {error.why}; or choose another directory with --data") from error
+        if self._unwritable_since_ms is None:
+            self._unwritable_since_ms = now_ms
+        if now_ms - self._unwritable_since_ms >= UNWRITABLE_MS_MAX:
+            raise DemoFailed(f"the authority cannot write: {error.reason}; or choose another directory with --data") from error
 
 
 class Ready(msgspec.Struct, omit_defaults=True):
@@ -160,7 +160,7 @@ class Ready(msgspec.Struct, omit_defaults=True):
 async def serve(data: Path, socket: Path) -> None:
     world = production(address_of(socket))
     try:
-        async with embedded(data, world) as authority, asyncio.TaskGroup() as group:
+        async with embedded_authority(data, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
             async with world.link.serve(AUTHORITY, EpochStampingService(authority)):
                 head = authority.head
@@ -191,10 +191,10 @@ def main() -> int:
         print_ready(Ready(os.getpid(), failed=str(error)))
         return 1
     except ExceptionGroup as group:
-        found = group.subgroup((StoreError, WorldError))
-        if found is None:
+        expected = group.subgroup((StoreError, WorldError))
+        if expected is None:
             raise
-        print_ready(Ready(os.getpid(), failed=str(found.exceptions[0])))
+        print_ready(Ready(os.getpid(), failed=str(expected.exceptions[0])))
         return 1
     return 0
 

@@ -43,7 +43,7 @@ class Terminated(Exception):
 class RaceManifests(NamedTuple):
     """The declared objects: all of them, the job, and the nodes with a GPU."""
 
-    things: tuple[AnyObject, ...]
+    objects: tuple[AnyObject, ...]
     job: Workload
     nodes: tuple[Node, ...]
 
@@ -71,14 +71,14 @@ def demo(context: click.Context, keep: bool, place: Path | None) -> None:
         sys.exit(_live(keep, _examples(place, tuple(f"quickstart/{name}" for name in QUICKSTART)) / "quickstart"))
 
 
-def _live(keep: bool, place: Path) -> int:
+def _live(keep: bool, directory: Path) -> int:
     from remit.cli.output.console import console
     from remit.demo.live import run_live_demo
 
-    told = console()
+    output = console()
     try:
-        with _report_failures(told):
-            return asyncio.run(_until_terminated(run_live_demo(told, place, keep=keep)))
+        with _report_failures(output):
+            return asyncio.run(_until_terminated(run_live_demo(output, directory, keep=keep)))
     except Terminated:
         return 128 + signal.SIGTERM
 
@@ -95,19 +95,19 @@ def place_load(data: Path | None) -> None:
     from remit.demo.placement_demo import PENDING_JOB, show
     from remit.world.production import production
 
-    told = console()
+    output = console()
 
     async def placed(directory: Path) -> None:
         world = production()
         try:
-            await show(told, directory, world)
+            await show(output, directory, world)
         finally:
             await world.offload.close()
 
     with _directory(data) as directory:
-        with _report_failures(told):
+        with _report_failures(output):
             asyncio.run(placed(directory))
-        told.print(f"\nOne job is pending. $ remit explain workload/{PENDING_JOB} --data {data or 'DIR'}\n")
+        output.print(f"\nOne job is pending. $ remit explain workload/{PENDING_JOB} --data {data or 'DIR'}\n")
         explain.main([f"workload/{PENDING_JOB}", "--data", str(directory)], standalone_mode=False)
 
 
@@ -136,10 +136,10 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     console = Console(highlight=False, emoji=False)
     if console.width > WIDTH_MAX:
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
-    stage = _race_manifests(_examples(place))
+    manifests = _race_manifests(_examples(place))
     try:
         with _report_failures(console):
-            holds = asyncio.run(_until_terminated(_run_race(console, stage, data, rounds, seed)))
+            holds = asyncio.run(_until_terminated(_run_race(console, manifests, data, rounds, seed)))
     except Terminated:
         sys.exit(128 + signal.SIGTERM)
     sys.exit(0 if holds else 1)
@@ -182,17 +182,17 @@ def _print_failure(console: Console, error: BaseException) -> None:
 # ----------------------------------------------------------------------------------------------------------------- manifests
 
 
-def _examples(place: Path | None, wanted: tuple[str, ...] = FILES) -> Path:
+def _examples(directory_option: Path | None, names: tuple[str, ...] = FILES) -> Path:
     """Directory of the example manifests. They are files of the repository rather than package data, so that users can read and
     change them.
     """
-    tried = [place] if place else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
-    for directory in tried:
-        if all((directory / name).is_file() for name in wanted):
+    directories = [directory_option] if directory_option else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
+    for directory in directories:
+        if all((directory / name).is_file() for name in names):
             return directory
     # The directory next to the package exists only in a checkout; naming it elsewhere would point into the installation.
     raise click.UsageError(
-        f"{' and '.join(wanted)} are not in {tried[-1]}; they come with the repository: run this from a "
+        f"{' and '.join(names)} are not in {directories[-1]}; they come with the repository: run this from a "
         "checkout, or name their directory with --examples"
     )
 
@@ -201,27 +201,27 @@ def _race_manifests(directory: Path) -> RaceManifests:
     from remit.model.kinds import Node, Workload
     from remit.model.manifests.reader import read
 
-    things: list[AnyObject] = []
+    objects: list[AnyObject] = []
     for name in FILES:
-        found = read((directory / name).read_bytes(), name)
-        if found.problems:
-            raise click.UsageError(f"{name} has {len(found.problems)} problems; run `remit validate {directory / name}` to list them")
-        things += found.objects
-    jobs = [thing for thing in things if isinstance(thing, Workload)]
-    nodes = tuple(thing for thing in things if isinstance(thing, Node) and thing.spec.devices)
+        result = read((directory / name).read_bytes(), name)
+        if result.problems:
+            raise click.UsageError(f"{name} has {len(result.problems)} problems; run `remit validate {directory / name}` to list them")
+        objects += result.objects
+    jobs = [obj for obj in objects if isinstance(obj, Workload)]
+    nodes = tuple(obj for obj in objects if isinstance(obj, Node) and obj.spec.devices)
     if len(jobs) != 1 or not nodes:
         raise click.UsageError(
             f"{directory} declares {len(jobs)} workloads and {len(nodes)} nodes with a GPU; "
             "expected one job and at least one node with a GPU"
         )
-    return RaceManifests(tuple(things), jobs[0], nodes)
+    return RaceManifests(tuple(objects), jobs[0], nodes)
 
 
 @contextmanager
 def _directory(data: Path | None) -> Iterator[Path]:
     if data is None:
-        with tempfile.TemporaryDirectory(prefix="remit-demo-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="remit-demo-") as temporary:
+            yield Path(temporary)
         return
     if data.exists() and any(data.iterdir()):
         raise click.UsageError(f"{data} is not empty, and the demo needs an empty directory; name another directory, or remove it")
@@ -235,7 +235,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
     """Runs the demo until it ends or SIGTERM arrives, which cancels it like Ctrl-C, so that directories and processes are
     cleaned up.
     """
-    showing = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     terminated = False
 
@@ -243,11 +243,11 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         nonlocal terminated
         if not terminated:  # a second SIGTERM must not interrupt the cleanup
             terminated = True
-            showing.cancel()
+            task.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
-        return await showing
+        return await task
     except asyncio.CancelledError:
         if terminated:
             raise Terminated from None
@@ -256,31 +256,31 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-async def _run_race(console: Console, stage: RaceManifests, kept: Path | None, rounds: int, seed: str | None) -> bool:
+async def _run_race(console: Console, manifests: RaceManifests, keep_in: Path | None, rounds: int, seed: str | None) -> bool:
     from remit.demo.race import Race
     from remit.demo.verify import verify_race
     from remit.world.production import production
-    from remit.world.randomness import SeededChance
+    from remit.world.randomness import SeededRandomness
 
     world = production()
     began_ms = world.clock.now_ms()
     seed = seed or world.ids.incarnation()
     # The socket gets its own directory, because a socket path is limited to about 100 characters and --data may be longer.
-    with _directory(kept) as data, tempfile.TemporaryDirectory(prefix="remit-demo-") as beside:
-        race = Race(data, Path(beside) / "s", world, SeededChance(seed), rounds)
+    with _directory(keep_in) as data, tempfile.TemporaryDirectory(prefix="remit-demo-") as socket_directory:
+        race = Race(data, Path(socket_directory) / "s", world, SeededRandomness(seed), rounds)
         try:
-            await _set_up(console, race, stage, data)
+            await _set_up(console, race, manifests, data)
             await _race(console, race)
-            asked = await race.ask_all_again()
+            resubmitted = await race.resubmit_all()
             await race.stop()
-            _print_line(console, f"All {asked:,} operations were submitted again under their ids; then the process was stopped")
-            account = await verify_race(data, world, race)
+            _print_line(console, f"All {resubmitted:,} operations were submitted again under their ids; then the process was stopped")
+            report = await verify_race(data, world, race)
         finally:
             await race.end()
             await world.offload.close()
-    _print_report(console, account)
-    _print_end(console, account, world.clock.now_ms() - began_ms, seed, kept)
-    return account.holds
+    _print_report(console, report)
+    _print_end(console, report, world.clock.now_ms() - began_ms, seed, keep_in)
+    return report.holds
 
 
 def _print_heading(console: Console, number: int, title: str) -> None:
@@ -298,19 +298,19 @@ def _print_line(console: Console, text: str, lead: str = "", indent: int = 3) ->
         console.print(Text.assemble(rest if number else first, line), soft_wrap=True)
 
 
-async def _set_up(console: Console, race: Race, stage: RaceManifests, data: Path) -> None:
+async def _set_up(console: Console, race: Race, manifests: RaceManifests, data: Path) -> None:
     from rich.markup import escape
 
     console.print("[bold]Remit demo: one GPU, two schedulers, one kill[/]")
     _print_heading(console, 1, "Setup")
     ready = await race.start()
     _print_line(console, f"Process {ready.pid} owns a fresh SQLite store in {escape(str(data))} (epoch {ready.epoch})")
-    count = await race.declare(stage.things)
+    count = await race.declare(manifests.objects)
     _print_line(console, f"{count} objects from {' and '.join(FILES)} applied")
-    names = ", ".join(node.metadata.name for node in stage.nodes)
-    _print_line(console, f"{len(stage.nodes)} nodes are ready: {names}")
-    leases = await race.enlist(stage.job, stage.nodes[0])
-    job = stage.job.metadata
+    names = ", ".join(node.metadata.name for node in manifests.nodes)
+    _print_line(console, f"{len(manifests.nodes)} nodes are ready: {names}")
+    leases = await race.set_up_race(manifests.job, manifests.nodes[0])
+    job = manifests.job.metadata
     _print_line(console, f"Tenant {job.tenant} has a job, {job.name}; each replica needs one GPU")
     _print_line(console, f"{' and '.join(leases)} hold one lease each, and half of the replicas each")
 
@@ -320,8 +320,8 @@ async def _race(console: Console, race: Race) -> None:
 
     from remit.demo.race import CLAIMS_EACH
 
-    prize = race.prize
-    _print_heading(console, 2, f"The race for {prize.device} of {prize.node}")
+    target = race.target
+    _print_heading(console, 2, f"The race for {target.device} of {target.node}")
     _print_line(console, f"In each round both send {CLAIMS_EACH} claims for it at once. One wins, runs its job, and frees the GPU")
     columns = (
         TextColumn("   {task.description}"),
@@ -349,7 +349,7 @@ def _wins(race: Race) -> str:
 
 
 def _print_kill(console: Console, kill: Kill) -> None:
-    count = len(kill.open)
+    count = len(kill.in_flight)
     flight = f"{count} claim{'s' * (count > 1)} in flight" if count else "nothing in flight, so the kill is repeated next round"
     _print_line(console, f"[bold red]SIGKILL[/] to process {kill.pid} in round {kill.round}, with {flight}")
     after = kill.after
@@ -360,51 +360,51 @@ def _print_kill(console: Console, kill: Kill) -> None:
 # --------------------------------------------------------------------------------------------------------------- verification
 
 
-def _print_report(console: Console, account: VerificationReport) -> None:
+def _print_report(console: Console, report: VerificationReport) -> None:
     _print_heading(console, 3, "Verification from the store alone")
-    for finding in account.findings:
+    for finding in report.findings:
         _print_finding(console, finding)
     _print_heading(console, 4, "Books recomputed from the rows")
-    for finding in account.books:
+    for finding in report.books:
         _print_finding(console, finding)
     _print_heading(console, 5, "Refused claims")
-    for one in account.refusals:
-        _print_refusals(console, one)
+    for refusal in report.refusals:
+        _print_refusals(console, refusal)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
     from rich.markup import escape
 
-    _print_line(console, escape(finding.told), f"{_mark(console, finding)} {finding.name}", INDENT)
-    for why in finding.wrong:
-        _print_line(console, f"[red]{escape(why)}[/]", indent=INDENT)
+    _print_line(console, escape(finding.result), f"{_mark(console, finding)} {finding.name}", INDENT)
+    for violation in finding.violations:
+        _print_line(console, f"[red]{escape(violation)}[/]", indent=INDENT)
 
 
 def _mark(console: Console, finding: Finding) -> str:
     utf = (console.encoding or "").lower().startswith("utf")
-    if finding.wrong:
+    if finding.violations:
         return "[bold red]✗[/]" if utf else "[bold red]NO[/]"
     return "[bold green]✓[/]" if utf else "[bold green]ok[/]"
 
 
-def _print_refusals(console: Console, one: RefusalSummary) -> None:
+def _print_refusals(console: Console, refusal: RefusalSummary) -> None:
     from rich.markup import escape
 
-    who = ", ".join(f"{name} {times:,} times" for name, times in sorted(one.askers.items()))
-    _print_line(console, f"{one.meaning} ({who})", f"[yellow]{one.code}[/]", INDENT)
-    _print_line(console, escape(one.example), "  for example", INDENT)
-    _print_line(console, one.cure, "  fix", INDENT)
+    clients = ", ".join(f"{name} {times:,} times" for name, times in sorted(refusal.clients.items()))
+    _print_line(console, f"{refusal.meaning} ({clients})", f"[yellow]{refusal.code}[/]", INDENT)
+    _print_line(console, escape(refusal.example), "  for example", INDENT)
+    _print_line(console, refusal.cure, "  fix", INDENT)
 
 
-def _print_end(console: Console, account: VerificationReport, took_ms: int, seed: str, kept: Path | None) -> None:
+def _print_end(console: Console, report: VerificationReport, took_ms: int, seed: str, keep_in: Path | None) -> None:
     from rich.markup import escape
 
-    every = (*account.findings, *account.books)
-    wrong = sum(bool(finding.wrong) for finding in every)
-    if wrong:
-        told = f"[bold red]{wrong} of {len(every)} checks failed.[/] Please report it with the store (--data DIR keeps it)."
+    every = (*report.findings, *report.books)
+    failed = sum(bool(finding.violations) for finding in every)
+    if failed:
+        summary = f"[bold red]{failed} of {len(every)} checks failed.[/] Please report it with the store (--data DIR keeps it)."
     else:
-        told = "[bold green]One owner, balanced books, nothing lost.[/]"
-    console.print(f"\n{told}")
-    where = f"The store is in {kept}." if kept else "The store was removed; run with --data DIR to keep it."
+        summary = "[bold green]One owner, balanced books, nothing lost.[/]"
+    console.print(f"\n{summary}")
+    where = f"The store is in {keep_in}." if keep_in else "The store was removed; run with --data DIR to keep it."
     console.print(f"{took_ms / 1000:.1f} s, seed {escape(seed)}. {escape(where)}", soft_wrap=True)

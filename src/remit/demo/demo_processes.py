@@ -20,7 +20,7 @@ from remit.cli.session.token_files import issued_in
 from remit.client.api import Api
 from remit.demo.authority_process import DemoFailed, Ready
 from remit.world.interfaces import Clock
-from remit.world.process.procfs import ask_to_go
+from remit.world.process.procfs import send_termination
 from remit.world.randomness import RandomIds
 
 HEARTBEAT: Final = "250ms"
@@ -43,11 +43,11 @@ class DemoCluster:
     # -- commands as a user would type them -----------------------------------------------------------------------------------
 
     @property
-    def up_words(self) -> str:
+    def up_command(self) -> str:
         return f"remit up --nodes {self._nodes} --beat {HEARTBEAT}"
 
     @property
-    def agent_words(self) -> str:
+    def agent_command(self) -> str:
         return f"remit agent --name {self._machine} --data {shlex.quote(str(self._machine_data))}"
 
     # -- processes -------------------------------------------------------------------------------------------------------------
@@ -77,26 +77,26 @@ class DemoCluster:
     async def start_up(self) -> None:
         """Starts `remit up` and waits for its API; a restart uses the same address."""
         (self.data / SERVER / URL).unlink(missing_ok=True)
-        words = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", HEARTBEAT, "--context", ""]
-        self._up = await self._start("up", ["--data", str(self.data), *words])
+        options = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", HEARTBEAT, "--context", ""]
+        self._up = await self._start("up", ["--data", str(self.data), *options])
         until_ms = self._clock.now_ms() + START_MS_MAX
         while not (self.data / SERVER / URL).exists():
             if self._up.returncode is not None or self._clock.now_ms() > until_ms:
-                raise DemoFailed(f"`remit up` did not start: {self._last_words('up')}")
+                raise DemoFailed(f"`remit up` did not start: {self._log_tail('up')}")
             await self._clock.sleep_ms(20)
         self._listen = self.url.removeprefix("http://")
 
     async def start_agent(self) -> None:
-        file = self._root / f"{self._machine}.token"
+        token_file = self._root / f"{self._machine}.token"
         async with self.api() as api:
-            await issued_in(file, api, RandomIds(), "agent", nodes=[self._machine])
-        asks = ["--server", self.url, "--token-file", str(file)]
-        self._agent = await self._start("agent", [*asks, "--name", self._machine, "--data", str(self._machine_data)])
+            await issued_in(token_file, api, RandomIds(), "agent", nodes=[self._machine])
+        options = ["--server", self.url, "--token-file", str(token_file)]
+        self._agent = await self._start("agent", [*options, "--name", self._machine, "--data", str(self._machine_data)])
 
-    async def _start(self, name: str, words: list[str]) -> Process:
+    async def _start(self, name: str, options: list[str]) -> Process:
         with (self._root / f"{name}.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
-                sys.executable, "-m", "remit.cli", name, *words, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
+                sys.executable, "-m", "remit.cli", name, *options, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     # -- kills ----------------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class DemoCluster:
         """Kills the agent and its keeper; returns their process ids."""
         pids = self.agent_pid, self.keeper_pid()
         for pid in pids:
-            ask_to_go(pid, at_once=True)
+            send_termination(pid, kill=True)
         return pids
 
     def kill_up(self) -> int:
@@ -113,7 +113,7 @@ class DemoCluster:
             self._up.kill()
         return self.up_pid
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Stops everything started here, including the replicas that the agents started."""
         from remit.cli.local.down import end_agent
         from remit.world.production import production
@@ -129,7 +129,7 @@ class DemoCluster:
         finally:
             await world.offload.close()
 
-    def _last_words(self, name: str) -> str:
+    def _log_tail(self, name: str) -> str:
         lines = (self._root / f"{name}.log").read_text(errors="replace").splitlines()
         return " / ".join(lines[-LOG_TAIL_LINES:]) or "no output"
 
@@ -170,7 +170,7 @@ class AuthorityProcess:
         """SIGKILL: the process cannot finish, flush or close anything."""
         self._process.kill()
 
-    async def gone(self) -> None:
+    async def wait(self) -> None:
         await self._process.wait()
 
     async def stop(self, clock: Clock) -> None:
@@ -187,7 +187,7 @@ class AuthorityProcess:
         if code:
             raise DemoFailed(f"process {self._process.pid} exited with code {code}; please report it")
 
-    async def end(self) -> None:
+    async def kill_if_running(self) -> None:
         """Kills the process if it is still running."""
         await _end(self._process)
 

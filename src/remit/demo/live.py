@@ -41,63 +41,63 @@ NAME_WIDTH: Final = 26
 class CheckResult(NamedTuple):
     name: str
     holds: bool
-    found: str
+    result: str
 
 
 class DemoReport:
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
         self._began_ms = clock.now_ms()
-        self._acts = 0
-        self.checked: list[CheckResult] = []
+        self._steps = 0
+        self.results: list[CheckResult] = []
 
     @property
     def holds(self) -> bool:
-        return bool(self.checked) and all(one.holds for one in self.checked)
+        return bool(self.results) and all(result.holds for result in self.results)
 
-    def head(self, title: str) -> None:
-        self._acts += 1
+    def heading(self, title: str) -> None:
+        self._steps += 1
         passed_s = (self._clock.now_ms() - self._began_ms) / 1000
-        number, passed = (f"{self._acts}  ", "bold cyan"), (f"   {passed_s:.0f} s", "dim")
+        number, passed = (f"{self._steps}  ", "bold cyan"), (f"   {passed_s:.0f} s", "dim")
         self._console.print(Text.assemble("\n", number, (title, "bold"), passed))
 
-    def command(self, words: str) -> None:
-        self.line(Text(f"$ {words}", style="cyan"))
+    def command(self, text: str) -> None:
+        self.line(Text(f"$ {text}", style="cyan"))
 
     def line(self, text: str | Text) -> None:
         self._console.print(Text.assemble("   ", text), soft_wrap=True)
 
-    def said(self, text: str) -> None:
+    def output(self, text: str) -> None:
         for line in text.splitlines():
             self.line(Text(line, style="dim"))
 
-    def endpoints(self, found: Sequence[EndpointItem]) -> None:
-        for one in found:
-            where = ", ".join(f"{one.host}:{port}" for port in one.ports.values())
-            self.line(f"{one.replica:<10} {one.node:<12} {where}")
+    def endpoints(self, endpoints: Sequence[EndpointItem]) -> None:
+        for endpoint in endpoints:
+            where = ", ".join(f"{endpoint.host}:{port}" for port in endpoint.ports.values())
+            self.line(f"{endpoint.replica:<10} {endpoint.node:<12} {where}")
 
-    def explanation(self, told: Mapping[str, Any]) -> None:
+    def explanation(self, explanation: Mapping[str, Any]) -> None:
         with self._console.capture() as captured:
-            show(self._console, msgspec.convert(told, WorkloadExplanation, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
+            show(self._console, msgspec.convert(explanation, WorkloadExplanation, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
         for line in captured.get().splitlines():
             self.line(Text.from_ansi(line))
 
-    def held(self, name: str, found: str) -> None:
-        self.check(name, True, found)
+    def passed(self, name: str, result: str) -> None:
+        self.check(name, True, result)
 
-    def check(self, name: str, holds: bool, found: str) -> None:
-        self.checked.append(CheckResult(name, holds, found))
+    def check(self, name: str, holds: bool, result: str) -> None:
+        self.results.append(CheckResult(name, holds, result))
         mark = ("✓", "bold green") if holds else ("✗", "bold red")
-        self._console.print(Text.assemble("   ", mark, " ", (f"{name:<{NAME_WIDTH}}", "bold"), found), soft_wrap=True)
+        self._console.print(Text.assemble("   ", mark, " ", (f"{name:<{NAME_WIDTH}}", "bold"), result), soft_wrap=True)
 
     def end(self) -> None:
         passed_s = (self._clock.now_ms() - self._began_ms) / 1000
-        wrong = [one for one in self.checked if not one.holds]
-        if wrong:
-            told = (f"{len(wrong)} of {len(self.checked)} do not hold: {', '.join(one.name for one in wrong)}.", "bold red")
+        failed = [result for result in self.results if not result.holds]
+        if failed:
+            summary = (f"{len(failed)} of {len(self.results)} do not hold: {', '.join(result.name for result in failed)}.", "bold red")
         else:
-            told = (f"{len(self.checked)} of {len(self.checked)} checks hold.", "bold green")
-        self._console.print(Text.assemble("\n", told, f" {passed_s:.0f} s."))
+            summary = (f"{len(self.results)} of {len(self.results)} checks hold.", "bold green")
+        self._console.print(Text.assemble("\n", summary, f" {passed_s:.0f} s."))
 
 
 FILES: Final = ("web.yaml", "sums.yaml", "train.yaml")
@@ -115,27 +115,27 @@ async def run_live_demo(console: Console, examples: Path, *, keep: bool) -> int:
     world = production()
     root = Path(tempfile.mkdtemp(prefix="remit-demo-"))
     root.chmod(0o711)  # noqa: ASYNC240 - replicas may run as another user
-    parts, told = DemoCluster(root, NODES, FAILING_NODE, world.clock), DemoReport(console, world.clock)
+    cluster, report = DemoCluster(root, NODES, FAILING_NODE, world.clock), DemoReport(console, world.clock)
     done = False
     try:
-        await LiveDemo(parts, examples, told, world.clock).play()
-        told.end()
+        await LiveDemo(cluster, examples, report, world.clock).run()
+        report.end()
         done = True
     finally:
         if keep and done:
-            _print_next_steps(console, parts, root)
+            _print_next_steps(console, cluster, root)
         else:
-            await parts.end()
+            await cluster.stop()
             world.disk.remove_tree(root)
         await world.offload.close()
-    return 0 if told.holds else 1
+    return 0 if report.holds else 1
 
 
-def _print_next_steps(console: Console, parts: DemoCluster, root: Path) -> None:
-    console.print(f"\nThe demo cluster is still running. To use it: export REMIT_SERVER={parts.url} "
-                  f"REMIT_TOKEN_FILE={parts.token_file}")
+def _print_next_steps(console: Console, cluster: DemoCluster, root: Path) -> None:
+    console.print(f"\nThe demo cluster is still running. To use it: export REMIT_SERVER={cluster.url} "
+                  f"REMIT_TOKEN_FILE={cluster.token_file}")
     console.print("Then try: remit get all, remit describe workload/web, remit explain workload/train")
-    console.print(f"To stop it: remit down --data {parts.data}; rm -r {root}", soft_wrap=True)
+    console.print(f"To stop it: remit down --data {cluster.data}; rm -r {root}", soft_wrap=True)
 
 
 class ReplicaProcess(NamedTuple):
@@ -149,116 +149,116 @@ class ReplicaProcess(NamedTuple):
 class LiveDemo:
     """The steps of the demo. `told` prints them and collects the checks."""
 
-    def __init__(self, parts: DemoCluster, examples: Path, told: DemoReport, clock: Clock) -> None:
-        self._parts, self._told, self._clock = parts, told, clock
-        self._things = {name: _read(examples / name) for name in FILES}
+    def __init__(self, cluster: DemoCluster, examples: Path, report: DemoReport, clock: Clock) -> None:
+        self._cluster, self._report, self._clock = cluster, report, clock
+        self._objects = {name: _read(examples / name) for name in FILES}
         self._prober = SocketProber(clock)
 
-    async def play(self) -> None:
-        await self._begin()
-        async with self._parts.api() as api:
-            await self._join(api)
-            await self._serve(api)
-            await self._batch(api)
-            await self._waits(api)
-            await self._lose_a_machine(api)
-            await self._lose_the_server(api)
+    async def run(self) -> None:
+        await self._start_cluster()
+        async with self._cluster.api() as api:
+            await self._join_machine(api)
+            await self._run_service(api)
+            await self._run_batch(api)
+            await self._explain_pending(api)
+            await self._kill_machine(api)
+            await self._kill_server(api)
 
     # -- steps -------------------------------------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
-        self._told.head("Start a control plane and two nodes on this machine")
-        self._told.command(self._parts.up_words)
+    async def _start_cluster(self) -> None:
+        self._report.heading("Start a control plane and two nodes on this machine")
+        self._report.command(self._cluster.up_command)
         began_ms = self._clock.now_ms()
-        await self._parts.start_up()
-        self._told.line(f"API, scheduler and controllers are process {self._parts.up_pid}, at {self._parts.url}")
-        async with self._parts.api() as api:
+        await self._cluster.start_up()
+        self._report.line(f"API, scheduler and controllers are process {self._cluster.up_pid}, at {self._cluster.url}")
+        async with self._cluster.api() as api:
             await self._until("nodes are ready", lambda: self._ready(api, NODES))
-        self._told.held("nodes ready", f"{NODES}, {self._since(began_ms)} after the start")
+        self._report.passed("nodes ready", f"{NODES}, {self._since(began_ms)} after the start")
 
-    async def _join(self, api: Api) -> None:
-        self._told.head("Another machine joins, with its own agent and keeper")
-        self._told.command(self._parts.agent_words)
-        await self._parts.start_agent()
+    async def _join_machine(self, api: Api) -> None:
+        self._report.heading("Another machine joins, with its own agent and keeper")
+        self._report.command(self._cluster.agent_command)
+        await self._cluster.start_agent()
         await self._until("node is ready", lambda: self._ready(api, NODES + 1))
-        agent, keeper = self._parts.agent_pid, self._parts.keeper_pid()
-        self._told.line(f"node {FAILING_NODE}: agent process {agent}, keeper process {keeper}")
+        agent, keeper = self._cluster.agent_pid, self._cluster.keeper_pid()
+        self._report.line(f"node {FAILING_NODE}: agent process {agent}, keeper process {keeper}")
 
-    async def _serve(self, api: Api) -> None:
-        self._told.head("Run a service with three replicas")
-        self._told.command("remit apply -f examples/quickstart/web.yaml")
+    async def _run_service(self, api: Api) -> None:
+        self._report.heading("Run a service with three replicas")
+        self._report.command("remit apply -f examples/quickstart/web.yaml")
         began_ms = self._clock.now_ms()
         await self._apply(api, "web.yaml")
         await self._until("service has 3 endpoints", lambda: self._serving(api, 3))
-        found = await self._endpoints(api)
-        self._told.endpoints(found)
-        self._told.held("service complete", f"3 replicas are serving {self._since(began_ms)} after apply")
-        await self._ask_all(found, "endpoints answer")
+        endpoints = await self._endpoints(api)
+        self._report.endpoints(endpoints)
+        self._report.passed("service complete", f"3 replicas are serving {self._since(began_ms)} after apply")
+        await self._request_all(endpoints, "endpoints answer")
 
-    async def _batch(self, api: Api) -> None:
-        self._told.head("Run a batch job: six pieces, three at a time")
-        self._told.command("remit apply -f examples/quickstart/sums.yaml")
+    async def _run_batch(self, api: Api) -> None:
+        self._report.heading("Run a batch job: six pieces, three at a time")
+        self._report.command("remit apply -f examples/quickstart/sums.yaml")
         began_ms = self._clock.now_ms()
         await self._apply(api, "sums.yaml")
         await self._until("job is complete", lambda: self._condition(api, "sums", "Complete"))
-        self._told.held("batch complete", f"6 of 6 pieces, {self._since(began_ms)} after apply")
-        self._told.command("remit logs sums-5")
-        said = await self._log(api, "sums-5")
-        self._told.said(said)
-        self._told.check("logs available", "piece 5" in said, "output of sums-5")
+        self._report.passed("batch complete", f"6 of 6 pieces, {self._since(began_ms)} after apply")
+        self._report.command("remit logs sums-5")
+        output = await self._log(api, "sums-5")
+        self._report.output(output)
+        self._report.check("logs available", "piece 5" in output, "output of sums-5")
 
-    async def _waits(self, api: Api) -> None:
-        self._told.head("A job stays pending, and Remit explains why")
-        self._told.command("remit apply -f examples/quickstart/train.yaml; remit explain workload/train")
+    async def _explain_pending(self, api: Api) -> None:
+        self._report.heading("A job stays pending, and Remit explains why")
+        self._report.command("remit apply -f examples/quickstart/train.yaml; remit explain workload/train")
         await self._apply(api, "train.yaml")
         await self._until("job has a pending reason", lambda: self._explained(api))
-        told = await api.explain(Workload, "train")
-        self._told.explanation(told)
-        self._told.check("pending job explained", _reason(told) != "", f"reason: {_reason(told)}")
+        explanation = await api.explain(Workload, "train")
+        self._report.explanation(explanation)
+        self._report.check("pending job explained", _reason(explanation) != "", f"reason: {_reason(explanation)}")
 
-    async def _lose_a_machine(self, api: Api) -> None:
-        self._told.head(f"Machine {FAILING_NODE} fails")
-        lost = [one for one in await self._endpoints(api) if one.node == FAILING_NODE]
+    async def _kill_machine(self, api: Api) -> None:
+        self._report.heading(f"Machine {FAILING_NODE} fails")
+        lost = [endpoint for endpoint in await self._endpoints(api) if endpoint.node == FAILING_NODE]
         if not lost:
             raise DemoFailed(f"no replica of the service ran on {FAILING_NODE}; run the demo again")
         began_ms = self._clock.now_ms()
-        pids = self._parts.kill_machine()
-        self._told.line(f"SIGKILL to its agent and keeper (processes {pids[0]} and {pids[1]})")
+        pids = self._cluster.kill_machine()
+        self._report.line(f"SIGKILL to its agent and keeper (processes {pids[0]} and {pids[1]})")
         for health in (NodeHealth.SUSPECT, NodeHealth.UNKNOWN):
             await self._until(f"node is {health}", partial(self._health, api, health))
-            self._told.line(f"{self._since(began_ms):>6}  node {FAILING_NODE} is {health}")
-        await self._until("service is complete again", lambda: self._moved(api))
-        found = await self._endpoints(api)
-        self._told.endpoints(found)
-        self._told.held("service recovered", f"{lost[0].replica} runs on another node, {self._since(began_ms)} after the kill")
-        await self._ask_all(found, "endpoints answer again")
+            self._report.line(f"{self._since(began_ms):>6}  node {FAILING_NODE} is {health}")
+        await self._until("service is complete again", lambda: self._has_moved(api))
+        endpoints = await self._endpoints(api)
+        self._report.endpoints(endpoints)
+        self._report.passed("service recovered", f"{lost[0].replica} runs on another node, {self._since(began_ms)} after the kill")
+        await self._request_all(endpoints, "endpoints answer again")
 
-    async def _lose_the_server(self, api: Api) -> None:
-        self._told.head("The server fails: API, scheduler and controllers at once")
-        before, found = await self._copies(api), await self._endpoints(api)
+    async def _kill_server(self, api: Api) -> None:
+        self._report.heading("The server fails: API, scheduler and controllers at once")
+        before, endpoints = await self._processes(api), await self._endpoints(api)
         status = await api.status()
-        killed, began_ms = self._parts.kill_up(), self._clock.now_ms()
-        self._told.line(f"SIGKILL to process {killed}")
+        killed, began_ms = self._cluster.kill_up(), self._clock.now_ms()
+        self._report.line(f"SIGKILL to process {killed}")
         answered = 0
         for _ in range(OUTAGE_REQUESTS):
-            answered += sum([await self._answers(one) for one in found])
-        wanted = OUTAGE_REQUESTS * len(found)
-        self._told.check("work keeps running", answered == wanted, f"{answered} of {wanted} requests answered without a server")
-        await self._parts.start_up()
+            answered += sum([await self._responds(endpoint) for endpoint in endpoints])
+        total = OUTAGE_REQUESTS * len(endpoints)
+        self._report.check("work keeps running", answered == total, f"{answered} of {total} requests answered without a server")
+        await self._cluster.start_up()
         await self._until("server is back", lambda: self._is_back(api))
-        back = await api.status()
-        kept = back.incarnation == status.incarnation and back.revision >= status.revision
-        self._told.check("no state lost", kept, f"back {self._since(began_ms)} after the kill, at revision {back.revision}")
+        new_status = await api.status()
+        is_preserved = new_status.incarnation == status.incarnation and new_status.revision >= status.revision
+        self._report.check("no state lost", is_preserved, f"back {self._since(began_ms)} after the kill, at revision {new_status.revision}")
         await self._until("nodes are ready again", lambda: self._ready(api, NODES))
-        after = await self._copies(api)
-        same = len(before) > 0 and all(one in after for one in before)
-        self._told.check("no process restarted", same, f"the same {len(before)} processes as before the kill")
+        after = await self._processes(api)
+        same = len(before) > 0 and all(endpoint in after for endpoint in before)
+        self._report.check("no process restarted", same, f"the same {len(before)} processes as before the kill")
 
     # -- checks ------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, api: Api, count: int) -> bool:
         nodes = (await api.list(Node)).items
-        return sum(one.status.health is NodeHealth.READY for one in nodes) >= count
+        return sum(node.status.health is NodeHealth.READY for node in nodes) >= count
 
     async def _health(self, api: Api, health: NodeHealth) -> bool:
         ladder = (NodeHealth.READY, NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
@@ -267,16 +267,16 @@ class LiveDemo:
     async def _serving(self, api: Api, count: int) -> bool:
         return len(await self._endpoints(api)) >= count
 
-    async def _moved(self, api: Api) -> bool:
-        found = await self._endpoints(api)
-        return len(found) >= 3 and all(one.node != FAILING_NODE for one in found)
+    async def _has_moved(self, api: Api) -> bool:
+        endpoints = await self._endpoints(api)
+        return len(endpoints) >= 3 and all(endpoint.node != FAILING_NODE for endpoint in endpoints)
 
     async def _endpoints(self, api: Api) -> Sequence[EndpointItem]:
         return sorted((await api.endpoints("web")).items, key=lambda one: one.replica)
 
     async def _condition(self, api: Api, name: str, type_: str) -> bool:
         workload = await api.get(Workload, name)
-        return any(one.type == type_ and one.status == "True" for one in workload.status.conditions)
+        return any(condition.type == type_ and condition.status == "True" for condition in workload.status.conditions)
 
     async def _explained(self, api: Api) -> bool:
         with suppress(ApiError):
@@ -286,16 +286,16 @@ class LiveDemo:
     async def _is_back(self, api: Api) -> bool:
         return await api.ready() == ""
 
-    async def _copies(self, api: Api) -> list[ReplicaProcess]:
+    async def _processes(self, api: Api) -> list[ReplicaProcess]:
         """Processes of the service, as reported by the nodes' agents."""
-        await self._until("agents have reported their processes", lambda: self._all_told(api))
+        await self._until("agents have reported their processes", lambda: self._all_reported(api))
         replicas = {one.metadata.name: one.status for one in (await api.list(Replica)).items if one.spec.workload == "web"}
         tops = await api.top_replicas()
         return sorted(ReplicaProcess(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas)
 
-    async def _all_told(self, api: Api) -> bool:
-        told = {one.replica for one in await api.top_replicas() if one.pid}
-        return {one.replica for one in await self._endpoints(api)} <= told
+    async def _all_reported(self, api: Api) -> bool:
+        reported = {usage.replica for usage in await api.top_replicas() if usage.pid}
+        return {usage.replica for usage in await self._endpoints(api)} <= reported
 
     async def _log(self, api: Api, replica: str) -> str:
         pieces = [piece async for piece in api.logs(replica, stream="stdout")]
@@ -304,43 +304,43 @@ class LiveDemo:
     # -- helpers -----------------------------------------------------------------------------------------------------------
 
     async def _apply(self, api: Api, name: str) -> None:
-        answer = await api.apply(self._things[name])
-        refused = [one.problem.detail for one in answer.results if one.problem is not None]
+        answer = await api.apply(self._objects[name])
+        refused = [result.problem.detail for result in answer.results if result.problem is not None]
         if refused:
             raise DemoFailed(f"{name} was refused: {refused[0]}")
 
-    async def _ask_all(self, found: Sequence[EndpointItem], name: str) -> None:
-        answered = [await self._answers(one) for one in found]
-        self._told.check(name, all(answered), f"{sum(answered)} of {len(found)} return 200 for GET /")
+    async def _request_all(self, endpoints: Sequence[EndpointItem], name: str) -> None:
+        answered = [await self._responds(endpoint) for endpoint in endpoints]
+        self._report.check(name, all(answered), f"{sum(answered)} of {len(endpoints)} return 200 for GET /")
 
-    async def _answers(self, one: EndpointItem) -> bool:
-        return (await self._prober.http(one.host, one.ports["http"], "/", timeout_ms=PROBE_MS)).ok
+    async def _responds(self, endpoint: EndpointItem) -> bool:
+        return (await self._prober.http(endpoint.host, endpoint.ports["http"], "/", timeout_ms=PROBE_MS)).ok
 
-    async def _until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    async def _until(self, condition: str, holds: Callable[[], Awaitable[bool]]) -> None:
         until_ms = self._clock.now_ms() + WAIT_S * 1000
         while self._clock.now_ms() < until_ms:
             with suppress(Unanswered, NotYet):
                 if await holds():
                     return
             await asyncio.sleep(POLL_S)
-        raise DemoFailed(f"timed out after {WAIT_S} s waiting until {what}; run `remit demo --keep` to inspect the cluster")
+        raise DemoFailed(f"timed out after {WAIT_S} s waiting until {condition}; run `remit demo --keep` to inspect the cluster")
 
     def _since(self, began_ms: int) -> str:
         return f"{(self._clock.now_ms() - began_ms) / 1000:.1f} s"
 
 
 def _read(path: Path) -> tuple[AnyObject, ...]:
-    found = read(path.read_bytes(), path.name)
-    if found.problems:
-        raise DemoFailed(f"{path}: {found.problems[0].description}")
-    return found.objects
+    result = read(path.read_bytes(), path.name)
+    if result.problems:
+        raise DemoFailed(f"{path}: {result.problems[0].description}")
+    return result.objects
 
 
-def _reason(told: dict[str, object]) -> str:
+def _reason(explanation: dict[str, object]) -> str:
     """Reason code of the first pending group; empty if no reason is known yet."""
-    groups = told.get("groups")
+    groups = explanation.get("groups")
     for group in groups if isinstance(groups, list) else []:
-        waits = group.get("waits") or {}
-        if waits.get("reason"):
-            return str(waits["reason"])
+        pending = group.get("waits") or {}
+        if pending.get("reason"):
+            return str(pending["reason"])
     return ""

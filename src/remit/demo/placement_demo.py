@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from remit.assembly import embedded, scheduler
+from remit.assembly import embedded_authority, build_scheduler
 from remit.client.authority_client import AuthorityClient
 from remit.client.endpoint import InProcessEndpoint
 from remit.client.lease_holder import LeaseHold, acquire
@@ -42,7 +42,7 @@ from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.records import Phase
 from remit.model.resources import WHOLE_DEVICE, Amount, Duration
-from remit.observation.replica_table import NUMBER
+from remit.observation.replica_table import PHASE_NUMBERS
 from remit.proposal.scheduler import Scheduler
 from remit.world.interfaces import World
 
@@ -66,7 +66,7 @@ class LoadStatus(NamedTuple):
     pending: int
     by_zone: dict[str, int]
     reasons: dict[str, int]
-    taken: float
+    cpu_used: float
     """Fraction of all CPU that is allocated."""
 
 
@@ -83,27 +83,27 @@ class PlacementDemo:
 
     def _scheduler(self) -> Scheduler:
         store = self.authority.store
-        return scheduler(store, store, self._client("scheduler-1", Role.SCHEDULER), self.world, name="scheduler-1")
+        return build_scheduler(store, store, self._client("scheduler-1", Role.SCHEDULER), self.world, name="scheduler-1")
 
-    async def furnish(self) -> None:
+    async def declare_cluster(self) -> None:
         """Declares a thousand ready nodes and three tenants."""
-        await self._ask("operator", Role.OPERATOR, [Apply(thing) for thing in _cluster()])
+        await self._submit("operator", Role.OPERATOR, [Apply(obj) for obj in _cluster()])
         books = self.authority.books
-        known = [books.things[name] for name in books.keys("node/")]
-        marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known]
-        await self._ask("node-lifecycle", Role.NODES, marks)
+        nodes = [books.objects[name] for name in books.keys("node/")]
+        marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in nodes]
+        await self._submit("node-lifecycle", Role.NODES, marks)
 
     async def submit(self) -> None:
         """Submits the load in waves."""
-        workloads = await self._leased("workloads", Role.WORKLOADS)
+        workloads = await self._client_with_lease("workloads", Role.WORKLOADS)
         for wave in _waves():
-            await self._ask("operator", Role.OPERATOR, [Apply(one) for one in wave])
-            spawns = [Spawn(one.metadata.tenant, one.metadata.name, 1, 0, one.spec.replicas) for one in wave]
+            await self._submit("operator", Role.OPERATOR, [Apply(workload) for workload in wave])
+            spawns = [Spawn(workload.metadata.tenant, workload.metadata.name, 1, 0, workload.spec.replicas) for workload in wave]
             _check_accepted(await workloads.submit_many(spawns))
-            self.submitted += sum(one.spec.replicas for one in wave)
+            self.submitted += sum(workload.spec.replicas for workload in wave)
             await self.world.clock.sleep_ms(250)
 
-    def shown(self) -> LoadStatus:
+    def status(self) -> LoadStatus:
         view = self.scheduler.view
         phases, nodes = view.replicas.column("phase"), view.replicas.column("node")
         columns, zones = view.columns, {}
@@ -111,27 +111,27 @@ class PlacementDemo:
             rows = columns.zone == number
             zones[zone] = int(rows[nodes[nodes >= 0]].sum())
         at = columns.resources.get("cpu", 0)
-        whole = int(columns.capacity[at].sum())
+        cpu_total = int(columns.capacity[at].sum())
         cycle = self.scheduler.cycle
-        reasons = {} if cycle is None else {reason: one.members for reason, one in cycle.backlog.reasons().items()}
+        reasons = {} if cycle is None else {reason: count.members for reason, count in cycle.backlog.reasons().items()}
         return LoadStatus(
-            bound=int((phases == NUMBER[Phase.BOUND]).sum()),
-            pending=int((phases == NUMBER[Phase.PENDING]).sum()),
+            bound=int((phases == PHASE_NUMBERS[Phase.BOUND]).sum()),
+            pending=int((phases == PHASE_NUMBERS[Phase.PENDING]).sum()),
             by_zone=zones,
             reasons=reasons,
-            taken=1 - int(columns.amounts[at].sum()) / whole if whole else 0.0,
+            cpu_used=1 - int(columns.amounts[at].sum()) / cpu_total if cpu_total else 0.0,
         )
 
-    async def _leased(self, name: str, role: Role) -> AuthorityClient:
+    async def _client_with_lease(self, name: str, role: Role) -> AuthorityClient:
         client = self._client(name, role)
-        tenure = await acquire(client, self.world.clock, role.value, Duration(600_000))
-        if not isinstance(tenure, LeaseHold):
-            raise RuntimeError(f"{name} did not get its lease: {tenure.code}: {tenure.detail}")
-        client.actor = tenure.actor
+        lease = await acquire(client, self.world.clock, role.value, Duration(600_000))
+        if not isinstance(lease, LeaseHold):
+            raise RuntimeError(f"{name} did not get its lease: {lease.code}: {lease.detail}")
+        client.actor = lease.actor
         return client
 
-    async def _ask(self, name: str, role: Role, claims: Sequence[AnyClaim]) -> None:
-        client = self._client(name, role) if role is Role.OPERATOR else await self._leased(name, role)
+    async def _submit(self, name: str, role: Role, claims: Sequence[AnyClaim]) -> None:
+        client = self._client(name, role) if role is Role.OPERATOR else await self._client_with_lease(name, role)
         _check_accepted(await client.submit_many(claims))
 
 
@@ -143,15 +143,15 @@ def _check_accepted(verdicts: Sequence[Any]) -> None:
 
 async def show(console: Console, directory: Path, world: World) -> LoadStatus:
     """Places the load with a live display; the store stays in the directory."""
-    async with embedded(directory, world) as authority, asyncio.TaskGroup() as group:
-        running = group.create_task(authority.run())
-        placing = PlacementDemo(authority, world)
-        await placing.furnish()
+    async with embedded_authority(directory, world) as authority, asyncio.TaskGroup() as group:
+        authority_task = group.create_task(authority.run())
+        placement = PlacementDemo(authority, world)
+        await placement.declare_cluster()
         console.print(f"{NODES:,} simulated nodes are ready, {GPU_NODES} of them with 8 GPUs, in 3 zones; there are 3 tenants.")
-        working = group.create_task(placing.scheduler.run())
-        submitting = group.create_task(placing.submit())
-        last = await _watch(console, placing, submitting)
-        for task in (working, running):
+        scheduler_task = group.create_task(placement.scheduler.run())
+        submitting = group.create_task(placement.submit())
+        last = await _watch(console, placement, submitting)
+        for task in (scheduler_task, authority_task):
             task.cancel()
     return last
 
@@ -161,28 +161,28 @@ async def _watch(console: Console, placing: PlacementDemo, submitting: asyncio.T
 
     clock = placing.world.clock
     began_ms = clock.now_ms()
-    quiet_at, before, ended_ms = began_ms, -1, 0
+    quiet_since_ms, bound_before, ended_ms = began_ms, -1, 0
     with Live(console=console, refresh_per_second=8, transient=False) as live:
         while True:
             await clock.sleep_ms(120)
-            now = placing.shown()
-            if now.bound != before:
-                quiet_at, before, ended_ms = clock.now_ms(), now.bound, clock.now_ms() - began_ms
+            now = placing.status()
+            if now.bound != bound_before:
+                quiet_since_ms, bound_before, ended_ms = clock.now_ms(), now.bound, clock.now_ms() - began_ms
             live.update(_table(placing, now, max(ended_ms, 1)))
-            still = submitting.done() and clock.now_ms() - quiet_at > 1_500
-            if still or clock.now_ms() - began_ms > DURATION_MS_MAX:
+            is_quiet = submitting.done() and clock.now_ms() - quiet_since_ms > 1_500
+            if is_quiet or clock.now_ms() - began_ms > DURATION_MS_MAX:
                 return now
 
 
-def _table(placing: PlacementDemo, now: LoadStatus, passed_ms: int) -> Table:
+def _table(placement: PlacementDemo, now: LoadStatus, passed_ms: int) -> Table:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    table.add_row("submitted", f"{placing.submitted:,} replicas")
-    table.add_row("bound", f"{now.bound:,}, durably", ProgressBar(max(placing.submitted, 1), now.bound, width=40))
+    table.add_row("submitted", f"{placement.submitted:,} replicas")
+    table.add_row("bound", f"{now.bound:,}, durably", ProgressBar(max(placement.submitted, 1), now.bound, width=40))
     table.add_row("rate", f"{1000 * now.bound / passed_ms:,.0f} binds a second so far, submission included")
-    table.add_row("CPU taken", f"{100 * now.taken:.0f} %", ProgressBar(1, now.taken, width=40))
+    table.add_row("CPU taken", f"{100 * now.cpu_used:.0f} %", ProgressBar(1, now.cpu_used, width=40))
     for zone, count in now.by_zone.items():
         table.add_row(f"in {zone}", f"{count:,}", ProgressBar(max(now.bound, 1), count, width=40))
     for reason, count in now.reasons.items():

@@ -41,7 +41,7 @@ from remit.model.claims import (
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.objects import DECLARED, AnyObject, key_of
 from remit.model.resources import WHOLE_DEVICE, Duration
-from remit.world.interfaces import Chance, World
+from remit.world.interfaces import Randomness, World
 
 CLAIMS_EACH: Final = 4
 """Replicas for which each scheduler claims the GPU at once: enough to have claims in flight at any moment."""
@@ -68,7 +68,7 @@ class Kill(NamedTuple):
     round: int
     pid: int
     epoch: int
-    open: frozenset[OperationID]
+    in_flight: frozenset[OperationID]
     answered_in_round: int
     after: Ready
     down_ms: int
@@ -85,16 +85,16 @@ class OperationRecorder:
         self.verdicts: dict[OperationID, Verdict] = {}
         self.epochs: dict[OperationID, int] = {}
         self.contradictions: list[str] = []
-        self.activity = asyncio.Event()
-        self.answer = asyncio.Event()
-        self._before = 0
+        self.operation_sent = asyncio.Event()
+        self.answer_received = asyncio.Event()
+        self._round_start = 0
 
     def sent(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             self.operations.setdefault(operation.id, operation)
             self.sends[operation.id] += 1
         if operations:
-            self.activity.set()
+            self.operation_sent.set()
 
     def answered(self, ids: Sequence[OperationID], verdicts: Sequence[Verdict], epoch: int) -> None:
         for name, verdict in zip(ids, verdicts, strict=True):
@@ -102,65 +102,65 @@ class OperationRecorder:
             self.epochs.setdefault(name, epoch)
             if first != verdict:
                 self.contradictions.append(f"{name}: first {first}, later {verdict}")
-        self.answer.set()
+        self.answer_received.set()
 
-    def open(self) -> frozenset[OperationID]:
+    def unanswered(self) -> frozenset[OperationID]:
         return frozenset(name for name in self.operations if name not in self.verdicts)
 
     def begin_round(self) -> None:
-        self.activity.clear()
-        self.answer.clear()
-        self._before = len(self.operations)
+        self.operation_sent.clear()
+        self.answer_received.clear()
+        self._round_start = len(self.operations)
 
-    def of_round(self) -> list[OperationID]:
-        return list(self.operations)[self._before :]
+    def operations_of_round(self) -> list[OperationID]:
+        return list(self.operations)[self._round_start :]
 
 
 class RaceClient:
     """One actor with its own client and connection."""
 
-    def __init__(self, name: str, role: Role, socket: Path, notebook: OperationRecorder, world: World) -> None:
-        watched = RecordingEndpoint(socket, notebook, world.clock)
+    def __init__(self, name: str, role: Role, socket: Path, recorder: OperationRecorder, world: World) -> None:
+        endpoint = RecordingEndpoint(socket, recorder, world.clock)
         # The restart may take long; the retry budget must not run out while eight clients wait for it.
         budget = RetryBudget(percent=100, per_second=200, tokens_max=2_000)
-        self.client = AuthorityClient({AUTHORITY: watched}, Actor(name, role), world, policy=RETRY_POLICY, budget=budget)
+        self.client = AuthorityClient({AUTHORITY: endpoint}, Actor(name, role), world, policy=RETRY_POLICY, budget=budget)
         self._world = world
 
     async def lease(self, lease: str) -> int:
-        tenure = await acquire(self.client, self._world.clock, lease, TTL)
-        if isinstance(tenure, Refused):
-            raise unexpected_refusal(f"acquiring {lease}", tenure)
-        self.client.actor = tenure.actor
-        return tenure.actor.epoch
+        hold = await acquire(self.client, self._world.clock, lease, TTL)
+        if isinstance(hold, Refused):
+            raise unexpected_refusal(f"acquiring {lease}", hold)
+        self.client.actor = hold.actor
+        return hold.actor.epoch
 
-    async def must(self, claim: AnyClaim, evidence: Evidence = Evidence()) -> Accepted:
+    async def submit_accepted(self, claim: AnyClaim, evidence: Evidence = Evidence()) -> Accepted:
         verdict = await self.client.submit(claim, evidence=evidence)
         if isinstance(verdict, Refused):
             raise unexpected_refusal(f"{claim}", verdict)
         return verdict
 
 
-def unexpected_refusal(what: str, refused: Refused) -> DemoFailed:
-    return DemoFailed(f"{what} was refused ({refused.code}: {refused.detail}), which is unexpected; please report it")
+def unexpected_refusal(action: str, refused: Refused) -> DemoFailed:
+    return DemoFailed(f"{action} was refused ({refused.code}: {refused.detail}), which is unexpected; please report it")
 
 
 class Race:
     """The race: authority process, clients and results. `start`, `declare` and `enlist` set it up; `run` runs it."""
 
-    def __init__(self, data: Path, socket: Path, world: World, chance: Chance, rounds: int) -> None:
-        self.notebook = OperationRecorder()
+    def __init__(self, data: Path, socket: Path, world: World, chance: Randomness, rounds: int) -> None:
+        self.recorder = OperationRecorder()
         self.rounds = rounds
-        self.prize = RaceTarget("", "", "")
+        self.target = RaceTarget("", "", "")
         self.kills: list[Kill] = []
         self.wins: Counter[str] = Counter()
         self.owner = self.owned_by = ""
         self.retried = 0
         self.server: AuthorityProcess | None = None
-        self._data, self._socket, self._world, self._chance = data, socket, world, chance
-        self._askers: dict[str, RaceClient] = {}
+        self._data, self._socket, self._world, self._rng = data, socket, world, chance
+        self._clients: dict[str, RaceClient] = {}
         self._queues: dict[str, list[tuple[str, int]]] = {}
         self._seen = 0
-        self._kill_due = rounds // 2 + 1
+        self._kill_round = rounds // 2 + 1
 
     # -- setup -------------------------------------------------------------------------------------------------------------
 
@@ -168,41 +168,41 @@ class Race:
         self.server = await AuthorityProcess.start(self._data, self._socket, self._world.clock)
         return self.server.ready
 
-    async def declare(self, things: Sequence[AnyObject]) -> int:
+    async def declare(self, objects: Sequence[AnyObject]) -> int:
         """Applies the manifests in order of dependency and marks the nodes ready; returns the number of objects."""
-        operator, nodes = self._asker("operator", Role.OPERATOR), self._asker("node-watch", Role.NODES)
+        operator, nodes = self._add_client("operator", Role.OPERATOR), self._add_client("node-watch", Role.NODES)
         await nodes.lease(Role.NODES)
-        for thing in sorted(things, key=lambda one: DECLARED.index(type(one).__name__)):
-            verdict = await operator.must(Apply(self._enough(thing) if isinstance(thing, Workload) else thing, expect=0))
-            if isinstance(thing, Node):
-                await nodes.must(Mark(thing.metadata.name, verdict.revision, NodeHealth.READY))
-        return len(things)
+        for obj in sorted(objects, key=lambda one: DECLARED.index(type(one).__name__)):
+            verdict = await operator.submit_accepted(Apply(self._with_enough_completions(obj) if isinstance(obj, Workload) else obj, expect=0))
+            if isinstance(obj, Node):
+                await nodes.submit_accepted(Mark(obj.metadata.name, verdict.revision, NodeHealth.READY))
+        return len(objects)
 
-    def _enough(self, job: Workload) -> Workload:
+    def _with_enough_completions(self, job: Workload) -> Workload:
         """The job with enough completions for all claims of the race."""
         return replace(job, spec=replace(job.spec, completions=2 * (CLAIMS_EACH + self.rounds)))
 
-    async def enlist(self, job: Workload, node: Node) -> dict[str, int]:
+    async def set_up_race(self, job: Workload, node: Node) -> dict[str, int]:
         """Creates the replicas, two schedulers with half of them each, and the node's agent; returns each scheduler's lease
         epoch.
         """
         tenant, name = job.metadata.tenant, job.metadata.name
-        self.prize = RaceTarget(node.metadata.name, node.spec.devices[0].name, tenant)
-        workloads = self._asker("workloads", Role.WORKLOADS)
+        self.target = RaceTarget(node.metadata.name, node.spec.devices[0].name, tenant)
+        workloads = self._add_client("workloads", Role.WORKLOADS)
         await workloads.lease(Role.WORKLOADS)
-        await self._asker("agent", Role.AGENT).lease(f"{Role.AGENT}/{node.metadata.name}")
-        spawned = await workloads.must(Spawn(tenant, name, 1, 0, self._enough(job).spec.completions))
+        await self._add_client("agent", Role.AGENT).lease(f"{Role.AGENT}/{node.metadata.name}")
+        spawned = await workloads.submit_accepted(Spawn(tenant, name, 1, 0, self._with_enough_completions(job).spec.completions))
         keys = [key_of("Replica", f"{name}-{index}", tenant) for index in range(spawned.number)]
         self._seen = spawned.revision
         epochs = {}
         for start, lease in enumerate((f"{Role.SCHEDULER}/a", f"{Role.SCHEDULER}/b")):
-            epochs[lease] = await self._asker(lease, Role.SCHEDULER).lease(lease)
+            epochs[lease] = await self._add_client(lease, Role.SCHEDULER).lease(lease)
             self._queues[lease] = [(key, spawned.revision) for key in keys[start::2]]
         return epochs
 
-    def _asker(self, name: str, role: Role) -> RaceClient:
-        asker = self._askers[name] = RaceClient(name, role, self._socket, self.notebook, self._world)
-        return asker
+    def _add_client(self, name: str, role: Role) -> RaceClient:
+        client = self._clients[name] = RaceClient(name, role, self._socket, self.recorder, self._world)
+        return client
 
     # -- the race --------------------------------------------------------------------------------------------------------
 
@@ -214,87 +214,87 @@ class Race:
     async def _round(self, number: int) -> None:
         """Both schedulers claim the same GPU. The winner's job runs to completion, so that the GPU is free for the next round.
         """
-        self.notebook.begin_round()
+        self.recorder.begin_round()
         contenders = [
             (lease, replica, at) for lease, queue in sorted(self._queues.items()) for replica, at in queue[:CLAIMS_EACH]
         ]
         async with asyncio.TaskGroup() as group:
-            claims = [group.create_task(self._claim(*contender)) for contender in self._chance.shuffled(contenders)]
-            if number == self._kill_due:
+            claims = [group.create_task(self._claim(*contender)) for contender in self._rng.shuffled(contenders)]
+            if number == self._kill_round:
                 group.create_task(self._kill(number))
         winners = [won for claim in claims if (won := claim.result()) is not None]
         if len(winners) != 1:
-            told = f"{len(winners)} of {len(claims)} claims for one GPU were accepted ({self._verdicts_of_round()})"
-            raise DemoFailed(f"round {number}: {told}; please report it with the store (run with --data DIR to keep it)")
+            result = f"{len(winners)} of {len(claims)} claims for one GPU were accepted ({self._verdicts_of_round()})"
+            raise DemoFailed(f"round {number}: {result}; please report it with the store (run with --data DIR to keep it)")
         lease, replica, at = winners[0]
         self.wins[lease] += 1
         self.owner, self.owned_by = replica, lease
-        self._queues[lease] = [one for one in self._queues[lease] if one[0] != replica]
-        await self._work(replica, at, to_the_end=number < self.rounds)
+        self._queues[lease] = [item for item in self._queues[lease] if item[0] != replica]
+        await self._run_job(replica, at, to_the_end=number < self.rounds)
 
     def _verdicts_of_round(self) -> str:
-        verdicts = [self.notebook.verdicts.get(name) for name in self.notebook.of_round()]
-        counts = Counter(one.code.value if isinstance(one, Refused) else "accepted" for one in verdicts)
-        return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        verdicts = [self.recorder.verdicts.get(name) for name in self.recorder.operations_of_round()]
+        counts = Counter(verdict.code.value if isinstance(verdict, Refused) else "accepted" for verdict in verdicts)
+        return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
 
     async def _claim(self, lease: str, replica: str, at: int) -> tuple[str, str, int] | None:
-        await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
-        prize = self.prize
-        claim = Bind(replica, at, prize.node, f"tenant/{prize.tenant}", {prize.device: WHOLE_DEVICE})
-        verdict = await self._askers[lease].client.submit(claim, evidence=Evidence(self._seen))
+        await self._world.clock.sleep_ms(self._rng.jitter_ms(SPREAD_MS))
+        target = self.target
+        claim = Bind(replica, at, target.node, f"tenant/{target.tenant}", {target.device: WHOLE_DEVICE})
+        verdict = await self._clients[lease].client.submit(claim, evidence=Evidence(self._seen))
         self._seen = max(self._seen, verdict.revision)
         return (lease, replica, verdict.revision) if isinstance(verdict, Accepted) else None
 
-    async def _work(self, replica: str, at: int, *, to_the_end: bool) -> None:
+    async def _run_job(self, replica: str, at: int, *, to_the_end: bool) -> None:
         """Reports as the node's agent; at the end the job is settled and releases its GPU. The last owner keeps it."""
-        agent, workloads = self._askers["agent"], self._askers["workloads"]
+        agent, workloads = self._clients["agent"], self._clients["workloads"]
         for step in ("start", "run"):
-            at = (await agent.must(Move(replica, at, step, attempt=1))).revision
+            at = (await agent.submit_accepted(Move(replica, at, step, attempt=1))).revision
         if not to_the_end:
             return
-        at = (await agent.must(Move(replica, at, "finish", attempt=1, result="ok"))).revision
-        await workloads.must(Move(replica, at, "settle"))
+        at = (await agent.submit_accepted(Move(replica, at, "finish", attempt=1, result="ok"))).revision
+        await workloads.submit_accepted(Move(replica, at, "settle"))
 
     async def _kill(self, number: int) -> None:
         """Kills the authority while claims are in flight: at the first answer of the round, or shortly after the first send."""
         if self.server is None:
             raise DemoFailed("no authority process is running; please report it")
-        if self._chance.below(2):
-            await self.notebook.answer.wait()
+        if self._rng.randrange(2):
+            await self.recorder.answer_received.wait()
         else:
-            await self.notebook.activity.wait()
-            await self._world.clock.sleep_ms(self._chance.uniform_ms(SPREAD_MS))
+            await self.recorder.operation_sent.wait()
+            await self._world.clock.sleep_ms(self._rng.jitter_ms(SPREAD_MS))
         struck_ms, before = self._world.clock.now_ms(), self.server.ready
         self.server.kill()
-        under_way = self.notebook.open()
-        await self.server.gone()
-        known = max((verdict.revision for verdict in self.notebook.verdicts.values()), default=0)
+        under_way = self.recorder.unanswered()
+        await self.server.wait()
+        acknowledged = max((verdict.revision for verdict in self.recorder.verdicts.values()), default=0)
         ready = await self.start()
-        if ready.revision <= known:
+        if ready.revision <= acknowledged:
             # Checked here already: later steps would fail in ways that hide the cause.
             raise DemoFailed(
-                f"revision {known} was acknowledged before the kill, but the restarted store ends at {ready.revision}: "
+                f"revision {acknowledged} was acknowledged before the kill, but the restarted store ends at {ready.revision}: "
                 f"acknowledged operations are lost; please report it with the store (run with --data DIR to keep it)"
             )
         took_ms = self._world.clock.now_ms() - struck_ms
         # Answers that the killed process wrote to the socket before it died are read later; only then is it known which were
         # lost.
-        lost = frozenset(name for name in under_way if self.notebook.epochs.get(name) != before.epoch)
-        answered = sum(self.notebook.epochs.get(name) == before.epoch for name in self.notebook.of_round())
+        lost = frozenset(name for name in under_way if self.recorder.epochs.get(name) != before.epoch)
+        answered = sum(self.recorder.epochs.get(name) == before.epoch for name in self.recorder.operations_of_round())
         self.kills.append(Kill(number, before.pid, before.epoch, lost, answered, ready, took_ms))
         if not lost and len(self.kills) < KILLS_MAX:
-            self._kill_due = number + 1  # nothing was in flight, which shows little: kill again in the next round
+            self._kill_round = number + 1  # nothing was in flight, which shows little: kill again in the next round
 
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
-    async def ask_all_again(self) -> int:
+    async def resubmit_all(self) -> int:
         """Submits every operation again under its id; the notebook compares the verdicts. Returns the number of operations."""
         asked = 0
-        self.retried = sum(count > 1 for count in self.notebook.sends.values())
-        for asker in self._askers.values():
-            mine = [one for one in self.notebook.operations.values() if one.actor.name == asker.client.actor.name]
-            for first in range(0, len(mine), 256):
-                asked += len(await asker.client.resume(mine[first : first + 256]))
+        self.retried = sum(count > 1 for count in self.recorder.sends.values())
+        for client in self._clients.values():
+            operations = [operation for operation in self.recorder.operations.values() if operation.actor.name == client.client.actor.name]
+            for first in range(0, len(operations), 256):
+                asked += len(await client.client.resume(operations[first : first + 256]))
         return asked
 
     async def stop(self) -> None:
@@ -303,4 +303,4 @@ class Race:
 
     async def end(self) -> None:
         if self.server is not None:
-            await self.server.end()
+            await self.server.kill_if_running()

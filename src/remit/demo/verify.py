@@ -20,26 +20,26 @@ from remit.model.claims import Code, Refused
 from remit.model.objects import decode
 from remit.model.records import Replica
 from remit.store import chain
-from remit.store.protocol import Event, Head
+from remit.store.protocol import WatchEvent, Head
 from remit.store.sqlite.store import SqliteStore
-from remit.store.watch_feed import Bounds
+from remit.store.watch_feed import FeedLimits
 from remit.world.interfaces import World
 
 VIOLATIONS_SHOWN_MAX: Final = 5
-UNFOLDED_WATCH: Final = Bounds(fold_after=1 << 30)
+UNFOLDED_WATCH: Final = FeedLimits(fold_after=1 << 30)
 
 
 class Finding(NamedTuple):
     """One check: its result, and the violations found (empty if it holds)."""
 
     name: str
-    told: str
-    wrong: tuple[str, ...] = ()
+    result: str
+    violations: tuple[str, ...] = ()
 
 
 class RefusalSummary(NamedTuple):
     code: Code
-    askers: dict[str, int]
+    clients: dict[str, int]
     meaning: str
     cure: str
     example: str
@@ -52,40 +52,40 @@ class VerificationReport(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        return not any(finding.wrong for finding in (*self.findings, *self.books))
+        return not any(finding.violations for finding in (*self.findings, *self.books))
 
 
 class OwnershipHistory:
     """Replays every revision from the first: who owned the device, and whether the hash chain is intact."""
 
-    def __init__(self, prize: RaceTarget) -> None:
-        self._prize = prize
+    def __init__(self, target: RaceTarget) -> None:
+        self._target = target
         self.head = Head("", 0, 0, "", 0, "")
         self.revisions = 0
         self.owners: dict[str, None] = {}
         self.changes = 0
-        self.shared: list[str] = []
-        self.broken: list[str] = []
+        self.shared_revisions: list[str] = []
+        self.chain_breaks: list[str] = []
 
-    def add(self, event: Event) -> None:
+    def add(self, event: WatchEvent) -> None:
         self.revisions += 1
         if self.head.incarnation or event.head is None:
-            why = chain.gap(self.head, event)
-            if why is not None:
-                self.broken.append(f"revision {event.revision}: {why}")
+            gap = chain.gap(self.head, event)
+            if gap is not None:
+                self.chain_breaks.append(f"revision {event.revision}: {gap}")
         if event.head is not None:
             self.head = event.head
         for change in event.changes:
             if change.key.startswith("replica/"):
-                self._post(change.key, None if change.value is None else decode(change.value))
+                self._update_owner(change.key, None if change.value is None else decode(change.value))
         if len(self.owners) > 1:
-            self.shared.append(f"revision {event.revision}: owned by {', '.join(self.owners)}")
+            self.shared_revisions.append(f"revision {event.revision}: owned by {', '.join(self.owners)}")
 
-    def _post(self, name: str, replica: object) -> None:
+    def _update_owner(self, name: str, replica: object) -> None:
         owns = (
             isinstance(replica, Replica)
-            and replica.status.node == self._prize.node
-            and self._prize.device in replica.status.devices
+            and replica.status.node == self._target.node
+            and self._target.device in replica.status.devices
         )
         if owns and name not in self.owners:
             self.owners[name] = None
@@ -97,11 +97,11 @@ class OwnershipHistory:
 async def verify_race(data: Path, world: World, race: Race) -> VerificationReport:
     """Opens the store as a new authority would, and runs all checks."""
     store = await SqliteStore.open(
-        data, offload=world.offload, holder="account", incarnation=world.ids.incarnation(), bounds=UNFOLDED_WATCH
+        data, offload=world.offload, holder="account", incarnation=world.ids.incarnation(), limits=UNFOLDED_WATCH
     )
     try:
         authority = await Authority.take_over(store, scope="local", holder="account", clock=world.clock, ids=world.ids)
-        history = OwnershipHistory(race.prize)
+        history = OwnershipHistory(race.target)
         async for event in _events(store, await store.revision()):
             history.add(event)
     finally:
@@ -109,16 +109,16 @@ async def verify_race(data: Path, world: World, race: Race) -> VerificationRepor
     findings = (
         _one_owner(race, history, authority),
         _never_two(race, history),
-        _nothing_lost(race.notebook, authority),
+        _nothing_lost(race.recorder, authority),
         _one_outcome(race),
-        *(_in_flight_at_kill(kill, race.notebook) for kill in race.kills),
+        *(_in_flight_at_kill(kill, race.recorder) for kill in race.kills),
         *(_epoch(kill) for kill in race.kills),
         _chain(history, authority.head),
     )
-    return VerificationReport(findings, tuple(_balanced(authority)), tuple(_refusals(race.notebook)))
+    return VerificationReport(findings, tuple(_balanced(authority)), tuple(_refusals(race.recorder)))
 
 
-async def _events(store: SqliteStore, last: int) -> AsyncIterator[Event]:
+async def _events(store: SqliteStore, last: int) -> AsyncIterator[WatchEvent]:
     watch = await store.watch("", after=0)
     try:
         async for event in watch:
@@ -130,72 +130,72 @@ async def _events(store: SqliteStore, last: int) -> AsyncIterator[Event]:
 
 
 def _one_owner(race: Race, history: OwnershipHistory, authority: Authority) -> Finding:
-    prize = race.prize
+    target = race.target
     owners = [
         (name, replica)
         for name, replica in ledger_check.replicas(authority.books)
-        if replica.status.node == prize.node and prize.device in replica.status.devices
+        if replica.status.node == target.node and target.device in replica.status.devices
     ]
     names = [name for name, _ in owners]
-    what = f"{prize.device} of {prize.node}"
-    wrong = []
+    device = f"{target.device} of {target.node}"
+    violations = []
     if names != [race.owner]:
-        wrong.append(f"{what} is owned by {', '.join(names) or 'no replica'}, but the last accepted claim was for {race.owner}")
+        violations.append(f"{device} is owned by {', '.join(names) or 'no replica'}, but the last accepted claim was for {race.owner}")
     if list(history.owners) != names:
-        wrong.append(f"owner by rows: {', '.join(history.owners) or 'none'}; by books: {', '.join(names) or 'none'}")
+        violations.append(f"owner by rows: {', '.join(history.owners) or 'none'}; by books: {', '.join(names) or 'none'}")
     phase = owners[0][1].status.phase if owners else "free"
-    who = ", ".join(name.removeprefix("replica/") for name in names) or "no replica"
-    return Finding("one owner", f"{what} belongs to {who} ({phase}), claimed by {race.owned_by}", tuple(wrong))
+    owner = ", ".join(name.removeprefix("replica/") for name in names) or "no replica"
+    return Finding("one owner", f"{device} belongs to {owner} ({phase}), claimed by {race.owned_by}", tuple(violations))
 
 
 def _never_two(race: Race, history: OwnershipHistory) -> Finding:
-    wrong = history.shared[:VIOLATIONS_SHOWN_MAX]
+    violations = history.shared_revisions[:VIOLATIONS_SHOWN_MAX]
     if history.changes != race.rounds:
-        wrong.append(f"{history.changes} successive owners in {race.rounds} rounds")
-    told = f"{history.changes} successive owners; no revision of {history.revisions:,} has two"
-    return Finding("never two owners", told, tuple(wrong))
+        violations.append(f"{history.changes} successive owners in {race.rounds} rounds")
+    result = f"{history.changes} successive owners; no revision of {history.revisions:,} has two"
+    return Finding("never two owners", result, tuple(violations))
 
 
-def _nothing_lost(notebook: OperationRecorder, authority: Authority) -> Finding:
-    wrong = []
-    for name, verdict in notebook.verdicts.items():
-        stored = authority.outcomes.known(name)
+def _nothing_lost(recorder: OperationRecorder, authority: Authority) -> Finding:
+    violations = []
+    for name, verdict in recorder.verdicts.items():
+        stored = authority.outcomes.get(name)
         if stored != verdict:
-            wrong.append(f"operation {name} was answered {verdict}, but the store has {stored or 'no outcome'}")
-    total = len(notebook.verdicts)
-    wrong += [f"operation {name} was never answered" for name in sorted(notebook.open())]
-    told = f"{total:,} operations acknowledged: {total - len(wrong):,} have the same verdict in the store, {len(wrong)} lost"
-    return Finding("nothing lost", told, _first_violations(wrong))
+            violations.append(f"operation {name} was answered {verdict}, but the store has {stored or 'no outcome'}")
+    total = len(recorder.verdicts)
+    violations += [f"operation {name} was never answered" for name in sorted(recorder.unanswered())]
+    result = f"{total:,} operations acknowledged: {total - len(violations):,} have the same verdict in the store, {len(violations)} lost"
+    return Finding("nothing lost", result, _first_violations(violations))
 
 
 def _one_outcome(race: Race) -> Finding:
-    notebook = race.notebook
+    recorder = race.recorder
     were = "was" if race.retried == 1 else "were"
-    told = (
-        f"{race.retried} had no answer and {were} retried with the same id; at the end all {len(notebook.operations):,} were "
-        f"submitted again: {len(notebook.contradictions)} verdicts differ"
+    result = (
+        f"{race.retried} had no answer and {were} retried with the same id; at the end all {len(recorder.operations):,} were "
+        f"submitted again: {len(recorder.contradictions)} verdicts differ"
     )
-    return Finding("one outcome each", told, _first_violations(notebook.contradictions))
+    return Finding("one outcome each", result, _first_violations(recorder.contradictions))
 
 
-def _in_flight_at_kill(kill: Kill, notebook: OperationRecorder) -> Finding:
+def _in_flight_at_kill(kill: Kill, recorder: OperationRecorder) -> Finding:
     """For operations in flight at the kill: whether each was committed before it (only the answer was lost) or decided after
     the restart.
     """
-    written, anew, wrong = [], [], []
-    for name in sorted(kill.open):
-        verdict = notebook.verdicts.get(name)
+    written, decided_later, violations = [], [], []
+    for name in sorted(kill.in_flight):
+        verdict = recorder.verdicts.get(name)
         if verdict is None:
-            wrong.append(f"operation {name} was in flight at the kill and has no answer")
+            violations.append(f"operation {name} was in flight at the kill and has no answer")
         elif verdict.revision < kill.after.revision:
             written.append(verdict)
         else:
-            anew.append(verdict)
-    if not kill.open:
+            decided_later.append(verdict)
+    if not kill.in_flight:
         return Finding("in flight", "no operation was in flight at this kill")
-    ends = ((written, "committed, only the answer was lost"), (anew, "not committed, decided after the restart"))
-    parts = [f"{len(found)} {what} ({_kinds(found)})" for found, what in ends if found]
-    return Finding("in flight settled", f"{len(kill.open)} at the kill: {'; '.join(parts)}", tuple(wrong))
+    ends = ((written, "committed, only the answer was lost"), (decided_later, "not committed, decided after the restart"))
+    parts = [f"{len(verdicts)} {outcome} ({_kinds(verdicts)})" for verdicts, outcome in ends if verdicts]
+    return Finding("in flight settled", f"{len(kill.in_flight)} at the kill: {'; '.join(parts)}", tuple(violations))
 
 
 def _kinds(verdicts: Iterable[object]) -> str:
@@ -205,34 +205,34 @@ def _kinds(verdicts: Iterable[object]) -> str:
 
 def _epoch(kill: Kill) -> Finding:
     after = kill.after.epoch
-    wrong = () if after > kill.epoch else (f"the epoch was {kill.epoch} before the kill and is {after} after it",)
-    return Finding("epoch raised", f"{kill.epoch} before the kill, {after} after: the dead process is fenced", wrong)
+    violations = () if after > kill.epoch else (f"the epoch was {kill.epoch} before the kill and is {after} after it",)
+    return Finding("epoch raised", f"{kill.epoch} before the kill, {after} after: the dead process is fenced", violations)
 
 
 def _chain(history: OwnershipHistory, head: Head) -> Finding:
-    wrong = list(history.broken)
+    violations = list(history.chain_breaks)
     if history.head != head:
-        wrong.append(f"the history ends at sequence {history.head.sequence}, the head is at {head.sequence}")
-    told = f"sequence 1 to {head.sequence:,}, each digest recomputed from its rows; the last is {head.digest[:12]}…"
-    return Finding("chain unbroken", told, _first_violations(wrong))
+        violations.append(f"the history ends at sequence {history.head.sequence}, the head is at {head.sequence}")
+    result = f"sequence 1 to {head.sequence:,}, each digest recomputed from its rows; the last is {head.digest[:12]}…"
+    return Finding("chain unbroken", result, _first_violations(violations))
 
 
 def _balanced(authority: Authority) -> Iterator[Finding]:
-    for name, wrong in ledger_check.violations(authority.books).items():
-        yield Finding(name, ledger_check.statement(name), _first_violations(wrong))
+    for name, violations in ledger_check.violations(authority.books).items():
+        yield Finding(name, ledger_check.statement(name), _first_violations(violations))
     # The checks above compare sums with ledgers; whether a ledger exceeds its amount is checked separately.
     over = [f"{name} is over by {amount}" for name, amount in authority.books.excess()]
     yield Finding("no-excess", "No node, grant or quota is used beyond its amount.", _first_violations(over))
 
 
-def _refusals(notebook: OperationRecorder) -> Iterator[RefusalSummary]:
-    refused = {name: verdict for name, verdict in notebook.verdicts.items() if isinstance(verdict, Refused)}
+def _refusals(recorder: OperationRecorder) -> Iterator[RefusalSummary]:
+    refused = {name: verdict for name, verdict in recorder.verdicts.items() if isinstance(verdict, Refused)}
     for code in sorted({verdict.code for verdict in refused.values()}):
         names = [name for name, verdict in refused.items() if verdict.code == code]
-        askers = Counter(notebook.operations[name].actor.name for name in names)
-        yield RefusalSummary(code, dict(askers), REFUSALS[code].meaning, REFUSALS[code].cure, refused[names[0]].detail)
+        clients = Counter(recorder.operations[name].actor.name for name in names)
+        yield RefusalSummary(code, dict(clients), REFUSALS[code].meaning, REFUSALS[code].cure, refused[names[0]].detail)
 
 
-def _first_violations(wrong: list[str]) -> tuple[str, ...]:
-    left = len(wrong) - VIOLATIONS_SHOWN_MAX
-    return (*wrong[:VIOLATIONS_SHOWN_MAX], f"and {left} more") if left > 0 else tuple(wrong)
+def _first_violations(violations: list[str]) -> tuple[str, ...]:
+    hidden = len(violations) - VIOLATIONS_SHOWN_MAX
+    return (*violations[:VIOLATIONS_SHOWN_MAX], f"and {hidden} more") if hidden > 0 else tuple(violations)

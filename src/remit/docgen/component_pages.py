@@ -19,11 +19,11 @@ from typing import Final
 import click
 
 from remit.cli.main import COMMANDS, remit
-from remit.commitment.rulings.declarations import FILL_MAX
+from remit.commitment.rulings.declarations import INITIAL_REPLICAS_MAX
 from remit.correction.controller_set import CONTROLLERS
 from remit.correction.controllers import disruption, node_lifecycle, repair
-from remit.correction.controllers.workload_status import patience_ms
-from remit.correction.framework.loop import FRESH_MS, Cadence, Controller
+from remit.correction.controllers.workload_status import condition_debounce_ms
+from remit.correction.framework.loop import CACHE_AGE_MS_MAX, LoopTiming, Controller
 from remit.correction.framework.work_queue import UNDONE_MAX
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.timing import DRIFT_MAX_PERCENT, Timing, lost_after_ms
@@ -32,7 +32,7 @@ from remit.model.claims import RecordEvent, SetCondition, Role
 from remit.model.kinds import NodeHealth, NodeSpec, Template, WorkloadSpec
 from remit.model.objects import DECLARED
 from remit.model.resources import Amount
-from remit.observation.health import MASS_MORE_THAN, MASS_PERCENT
+from remit.observation.health import MASS_NODES_MORE_THAN, MASS_PERCENT
 from remit.serve.metrics.collectors import TENANTS_MAX
 from remit.serve.metrics.exposition import METRICS
 
@@ -240,7 +240,7 @@ another role owns."""
 
 
 def controllers() -> str:
-    tempo, cadence = Timing(), Cadence()
+    tempo, cadence = Timing(), LoopTiming()
     return page(
         "Controllers",
         CONTROLLERS_SOURCE,
@@ -255,13 +255,13 @@ def controllers() -> str:
         RULES.format(undone=UNDONE_MAX),
         "## Workloads and rollouts",
         WORKLOADS.format(
-            fill=FILL_MAX,
-            base=duration(repair.AGAIN_BASE_MS),
-            most=duration(repair.AGAIN_MAX_MS),
+            fill=INITIAL_REPLICAS_MAX,
+            base=duration(repair.RETRY_BASE_MS),
+            most=duration(repair.RETRY_MS_MAX),
             keep=duration(int(_WORK.keep)),
         ),
         "### Conditions",
-        CONDITIONS.format(patience=duration(patience_ms(tempo))),
+        CONDITIONS.format(patience=duration(condition_debounce_ms(tempo))),
         table(("condition", "of", "true", "false"), _conditions()),
         "### Deletion, finalizers, owners",
         DELETION,
@@ -269,14 +269,14 @@ def controllers() -> str:
         LADDER,
         table(("silent for more than", "at a beat of 2 s", "the node", "what follows"), _ladder(tempo)),
         RETURN.format(
-            burst=node_lifecycle.GIVEN_UP_BURST,
-            rate=node_lifecycle.GIVEN_UP_MILLI_PER_S * 60 // 1000,
-            sick=node_lifecycle.GIVEN_UP_MILLI_PER_S_SICK * 600 // 1000,
+            burst=node_lifecycle.UNKNOWN_NODES_BURST,
+            rate=node_lifecycle.UNKNOWN_NODES_MILLI_PER_S * 60 // 1000,
+            sick=node_lifecycle.UNKNOWN_NODES_MILLI_PER_S_SILENT_ZONE * 600 // 1000,
         ),
         "### Mass silence",
-        MASS.format(percent=MASS_PERCENT, more=MASS_MORE_THAN, call=duration(tempo.call_operator_ms)),
+        MASS.format(percent=MASS_PERCENT, more=MASS_NODES_MORE_THAN, call=duration(tempo.call_operator_ms)),
         "### Drain and disruption",
-        DRAIN.format(at_once=disruption.AT_ONCE, deadline=duration(int(_NODE.drain_deadline))),
+        DRAIN.format(at_once=disruption.NODE_EVICTIONS_MAX, deadline=duration(int(_NODE.drain_deadline))),
         "## Repair",
         REPAIR,
         table(("a replica that is", "for longer than", "is moved on by"), _waits()),
@@ -284,7 +284,7 @@ def controllers() -> str:
 
 
 def _row(controller: type[Controller]) -> tuple[str, ...]:
-    remit = controller.remit
+    remit = controller.permissions
     module = sys.modules[controller.__module__].__doc__ or ""
     claims = sorted(one.__name__.lower() for one in remit.claims - {RecordEvent, SetCondition})
     kinds = "every declared kind" if remit.declares == frozenset(DECLARED) else ", ".join(sorted(remit.declares))
@@ -296,24 +296,24 @@ def _row(controller: type[Controller]) -> tuple[str, ...]:
     return controller.__name__.lower(), code(lease), module.partition("?")[0] + "?", moves, ", ".join(also) or "-"
 
 
-def _times(cadence: Cadence) -> Iterator[tuple[str, str]]:
-    pauses = cadence.pauses
-    yield "a change on the board", f"at once; changes within {duration(cadence.gather_ms)} after a look are one look"
-    patience = duration(patience_ms(cadence.tempo))
+def _times(cadence: LoopTiming) -> Iterator[tuple[str, str]]:
+    pauses = cadence.backoff
+    yield "a change on the board", f"at once; changes within {duration(cadence.coalesce_ms)} after a look are one look"
+    patience = duration(condition_debounce_ms(cadence.timing))
     yield (
         "a job whose replicas come nearer to their end",
         f"after {patience}: most are over by then, and what ends or fails is at once",
     )
-    yield "a wait that begins", f"when it is over, and {duration(repair.LATE_MS)} later"
-    yield "everything, whatever was heard", f"every {duration(cadence.sweep_ms)}, less up to a quarter"
-    yield "what is not to be acted on", f"a board older than {duration(FRESH_MS)}"
+    yield "a wait that begins", f"when it is over, and {duration(repair.LIMIT_MARGIN_MS)} later"
+    yield "everything, whatever was heard", f"every {duration(cadence.resync_ms)}, less up to a quarter"
+    yield "what is not to be acted on", f"a board older than {duration(CACHE_AGE_MS_MAX)}"
     yield (
         "a key after a failure",
         f"after {duration(pauses.base_ms)}, doubling up to {duration(pauses.cap_ms)}, with full jitter",
     )
     yield "a key that is stuck", f"told after {duration(pauses.stuck_after_ms)}, then every {duration(pauses.slow_ms)} at most"
-    yield "a deed that was undone again and again", f"not for {duration(cadence.truce_ms)}"
-    yield "a lease", f"of {duration(cadence.tempo.lease_ms)}, renewed after a third of it"
+    yield "a deed that was undone again and again", f"not for {duration(cadence.undo_hold_ms)}"
+    yield "a lease", f"of {duration(cadence.timing.lease_ms)}, renewed after a third of it"
 
 
 def _conditions() -> Iterator[tuple[str, ...]]:
@@ -330,12 +330,12 @@ def _conditions() -> Iterator[tuple[str, ...]]:
 def _ladder(tempo: Timing) -> Iterator[tuple[str, ...]]:
     fence_ms = int(_WORK.fence)
     fence = f"fence {duration(fence_ms)}: {lost_after_ms(fence_ms, tempo) // 1000} s"
-    lost_ms = node_lifecycle.LOST_AFTER * tempo.unknown_ms
+    lost_ms = node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * tempo.unknown_ms
     yield "3 beats", duration(tempo.suspect_ms), code(NodeHealth.SUSPECT), "no new work there; endpoints are withdrawn"
     yield "7½ beats", duration(tempo.unknown_ms), code(NodeHealth.UNKNOWN), "what is there is in doubt, and holds its room"
     yield "15 beats", duration(tempo.eager_ms), "", "`replace: eager` work there is given up and replaced"
     yield (
-        f"{node_lifecycle.LOST_AFTER * 15 // 2} beats",
+        f"{node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * 15 // 2} beats",
         duration(lost_ms),
         code(NodeHealth.LOST),
         "if nothing is there any more",

@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from remit.commitment import ledger_check
 from remit.commitment.decide import rulings, tag
-from remit.commitment.rulings.registry import EVERYONE, UNLEASED, Coordination, Ruling
+from remit.commitment.rulings.registry import ALL_ROLES, UNLEASED_ROLES, Coordination, Ruling
 from remit.docgen.component_pages import (
     COMMANDS_SOURCE,
     code,
@@ -159,7 +159,7 @@ def refusals() -> str:
 def filters() -> str:
     steering = OverrideFilter().filter
     refusing = [*BUILTIN_FILTERS, steering]
-    rows = ((code(one.name), code(one.code), codes(one.cures), REFUSALS[one.code].meaning) for one in refusing)
+    rows = ((code(one.name), code(one.code), codes(one.unblock_events), REFUSALS[one.code].meaning) for one in refusing)
     ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in STATELESS_SCORES)
     return page(
         "Filters and scores",
@@ -218,7 +218,7 @@ def operations() -> str:
             ("claim", "class", "who may make it", "protects, or why it merges"),
             ((f"[{code(tag(claim))}](#{tag(claim)})", *_ruled(claim, known.get(claim))) for claim in CLAIMS),
         ),
-        f"{codes(sorted(UNLEASED))} act without a lease; every other role must hold its own, at the current epoch.",
+        f"{codes(sorted(UNLEASED_ROLES))} act without a lease; every other role must hold its own, at the current epoch.",
         *(_claim(claim) for claim in CLAIMS),
     )
 
@@ -231,9 +231,9 @@ def _ruled(claim: type[Claim], ruling: Ruling | None) -> tuple[str, str, str]:
 
 def _roles(roles: frozenset[Role]) -> str:
     named = [role for role in Role if role in roles]
-    if roles == EVERYONE:
+    if roles == ALL_ROLES:
         return "everyone"
-    if roles == EVERYONE - UNLEASED:
+    if roles == ALL_ROLES - UNLEASED_ROLES:
         return "everyone who acts under a lease"
     return codes(named)
 

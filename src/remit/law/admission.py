@@ -1,23 +1,20 @@
 """Policy admission: defaults, priority limits, allowed places, host resources and user rights.
 
-Read off the rules with a pencil: no I/O here.
+Pure functions over the policies in force; no I/O. The rules that match a workload, by its tenant and labels, determine:
 
-Three things follow from the rules that speak of a workload, by its tenant and labels:
+- *Defaults*: the priority class that a rule sets, and values for fields that the author left out. The declared spec stays as it
+  is; the values are applied to the generation, which is what runs, and reported in a condition of the workload.
+- *What the author may not declare*: a priority class other than the one that a rule sets, a class above the maximum, or only
+  places that are not allowed. Such a workload is rejected with the rule's reason and never changed silently. Users of a tenant
+  get no more than the default priority unless a rule permits it; otherwise every workload would claim the highest.
+- *Where it may be bound*: checked again at every bind, by fit.py, under the policy that is in force then.
 
-- *What it is given*: the priority class that a rule sets, and defaults for what its author has left out. The author's own words
-  stay as they are; what is given stands in the generation, which is what runs, and is told in a condition of the workload.
-- *What its author may not say*: a class other than the one that is set, a class above the most that is allowed, or places of
-  which none is allowed. That is refused with the rule's own reason, and never bent in silence. Somebody of a tenant gives work
-  no more than the ordinary priority unless a rule lets them: else everybody's would be the most critical there is.
-- *Where it may be bound*: that is asked again at every bind, by fit.py, under whatever policy is in force then.
+If several rules set the same field, the first one applies, in the order of policy names and of the rules in a policy.
+Priority limits and allowed places of all matching rules apply together.
 
-Where several rules set the same thing the first stands, in the order of the policies' names and of their rules; caps and places
-add up, as every rule binds.
-
-Public hosts, and what the policies in force permit; no I/O here.
-
-The node has its own word in it (`remit agent --artifact-allow`, `--host-path`): a policy says who may, a machine what it lends,
-and both must agree. Rules that `allow` narrow each other; what is permitted adds up, since without a rule nothing is.
+Artifact hosts, host paths, users and unsandboxed workloads need a permission, and the permissions of several rules add up.
+The agent decides as well (`remit agent --artifact-allow`, `--host-path`): the policy says who may use a host resource, the
+agent what its machine offers, and both must permit it.
 """
 
 from __future__ import annotations
@@ -37,21 +34,21 @@ from remit.model.problems import one_of
 from remit.model.resources import Amount
 
 TERMS_MAX: Final = 4_096
-"""How many answers are kept; when there are more, all go and are found again as they are asked for."""
+"""Bound of the cache of policy terms. It is emptied when it is full."""
 
 PLACE_KINDS: Final = ("regions", "zones", "pools")
 BY_POLICY_CONDITION: Final = "ByPolicy"
-"""The condition of a workload that says what it was given."""
+"""Type of the workload condition that lists the values set by policies."""
 
 DEFAULT_PRIORITY: Final = 0
-"""The priority of work that names no class."""
+"""Priority of workloads without a priority class."""
 
 _DEFAULT_STOP_GRACE: Final = Template(command=("true",)).stop_grace
-"""Who writes what is meant anyway has left it out: a stored object cannot tell the two apart."""
+"""A stop grace equal to the default counts as left out, because a stored object does not distinguish the two."""
 
 
 class RuleSource(NamedTuple):
-    """Which rule says so: for people, who ask whose word it is."""
+    """The rule that a value or a rejection comes from, for messages."""
 
     policy: str
     rule: int
@@ -62,28 +59,28 @@ class RuleSource(NamedTuple):
 
 
 class AppliedDefault(NamedTuple):
-    """One value that a rule gives."""
+    """A value that a rule sets."""
 
     value: str
     source: RuleSource
 
 
 class AllowedPlaces(NamedTuple):
-    """Of one sort, those that every rule allows."""
+    """The places of one kind that all matching rules allow."""
 
     names: frozenset[str]
     sources: tuple[RuleSource, ...]
 
 
 class PolicyTerms(NamedTuple):
-    """What the rules that speak of one workload come to."""
+    """The combined effect of all rules that match a workload."""
 
     priority_class: AppliedDefault | None = None
     default_priority_class: AppliedDefault | None = None
     priority_max: int = PRIORITY_LIMIT
     capped_by: RuleSource | None = None
     places: tuple[AllowedPlaces | None, ...] = (None, None, None)
-    """By `PLACE_KINDS`; None: any."""
+    """In the order of `PLACE_KINDS`; None means that any place is allowed."""
     resources: tuple[tuple[str, int, RuleSource], ...] = ()
     stop_grace: tuple[int, RuleSource] | None = None
 
@@ -92,14 +89,14 @@ UNRESTRICTED: Final = PolicyTerms()
 
 
 class ForbiddenField(NamedTuple):
-    """What may not be said, by the field that says it."""
+    """A field that its author may not declare like this, with the reason and the fix."""
 
     field: str
     message: str
 
 
 class Admission:
-    """The rules of one revision of the policies. Those that look at labels are asked of each set of labels once."""
+    """The rules of one policy revision. The terms for each combination of relevant labels are computed once."""
 
     def __init__(self, policies: Mapping[str, PolicySpec] | None = None, number: int = 0) -> None:
         self.number = number
@@ -110,7 +107,7 @@ class Admission:
         self._known: dict[object, PolicyTerms] = {}
         keys = {key for _, rule in self._rules for key in rule.match.labels}
         self._keys = tuple(sorted(keys))
-        """Labels that some rule looks at; others make no difference."""
+        """Label keys that some rule matches on; other labels have no influence."""
 
     def terms(self, tenant: str, workload: str, labels: Mapping[str, str]) -> PolicyTerms:
         if not self._rules:
@@ -127,7 +124,7 @@ class Admission:
 
 
 NO_POLICIES: Final = Admission()
-"""Where there is no policy."""
+"""Admission without any policy."""
 
 
 def _terms(rules: list[tuple[RuleSource, PolicyRule]]) -> PolicyTerms:
@@ -160,12 +157,12 @@ def _allowed_places(sort: str, rules: list[tuple[RuleSource, PolicyRule]]) -> Al
 
 
 def priority_classes_in(policy: PolicySpec) -> frozenset[str]:
-    """The priority classes that its rules name."""
+    """Returns the priority classes that the rules of a policy name."""
     return frozenset(rank for rule in policy.rules for rank in (rule.priority_class, rule.defaults.priority_class) if rank)
 
 
 def apply_policy_defaults(spec: WorkloadSpec, terms: PolicyTerms) -> tuple[WorkloadSpec, tuple[str, ...]]:
-    """The spec as it runs, and what of it was given by whom."""
+    """Returns the spec as it runs, and descriptions of the values that policies have set in it."""
     if terms is UNRESTRICTED:
         return spec, ()
     given: list[str] = []
@@ -191,8 +188,8 @@ def apply_policy_defaults(spec: WorkloadSpec, terms: PolicyTerms) -> tuple[Workl
 def forbidden_field(
     spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None], *, may_raise_priority: bool = True
 ) -> ForbiddenField | None:
-    """What its author may not say. `value_of` is the priority of a class; None if there is no such class. Not `granted`: a rule
-    has to say so if it is to be more than ordinary.
+    """Returns the first field that its author may not declare, or None. `value_of` returns the priority of a class, or None if
+    there is no such class. Without `may_raise_priority` a priority above the default needs a rule that permits it.
     """
     if not may_raise_priority and (found := _unpermitted_priority(spec, terms, value_of)) is not None:
         return found
@@ -204,7 +201,9 @@ def forbidden_field(
 def _unpermitted_priority(
     spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None]
 ) -> ForbiddenField | None:
-    """Rules that give a class, or say how high one may be, permit it; which of them is then asked."""
+    """Rejects a priority above the default unless a rule sets a class or a maximum; whether the class obeys that rule is
+    checked afterwards.
+    """
     asked = spec.priority_class
     given = {said.value for said in (terms.priority_class, terms.default_priority_class) if said is not None}
     value = (
@@ -212,7 +211,7 @@ def _unpermitted_priority(
     )
     if value is None or value <= DEFAULT_PRIORITY:
         return None
-    words = f"{asked} has priority {value}, and no policy in force lets this tenant have more than {DEFAULT_PRIORITY}; leave it out, or "
+    words = f"{asked} has priority {value}, but no policy in force permits more than {DEFAULT_PRIORITY}; leave it out, or "
     return ForbiddenField("spec.priorityClass", words + "ask an operator for a policy rule with priorityClass or priorityMax")
 
 
@@ -223,12 +222,15 @@ def _forbidden_priority(spec: WorkloadSpec, terms: PolicyTerms, value_of: Callab
     if terms.priority_class is not None:
         if asked == terms.priority_class.value:
             return None
-        words = f"{asked} is not for its author to choose: {terms.priority_class.source} gives it {terms.priority_class.value}; leave priorityClass out"
+        words = (
+            f"{asked} cannot be chosen: {terms.priority_class.source} sets {terms.priority_class.value}; "
+            "leave priorityClass out"
+        )
         return ForbiddenField(field, words)
     value = value_of(asked)
     if value is None or value <= terms.priority_max:
         return None
-    words = f"{asked} has priority {value}, and {terms.capped_by} allows at most {terms.priority_max}; "
+    words = f"{asked} has priority {value}, but {terms.capped_by} allows at most {terms.priority_max}; "
     return ForbiddenField(field, words + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax")
 
 
@@ -239,13 +241,11 @@ def _forbidden_places(spec: WorkloadSpec, terms: PolicyTerms) -> ForbiddenField 
             continue
         field, whose = f"spec.placement.{sort}", " and ".join(str(by) for by in places.sources)
         if not places.names:
-            return ForbiddenField(field, f"{whose} together allow no {sort} at all; ask an operator which of them is meant")
+            return ForbiddenField(field, f"{whose} together allow no {sort} at all; ask an operator to correct these policies")
         allowed = one_of(sorted(places.names))
         asked: tuple[str, ...] = getattr(where, sort)
         if asked and places.names.isdisjoint(asked):
-            return ForbiddenField(
-                field, f"{', '.join(asked)} can never be used: {whose} allows {allowed}; ask for one of these"
-            )
+            return ForbiddenField(field, f"{', '.join(asked)} can never be used: {whose} allows {allowed}; choose one of these")
         for at, standby in enumerate(where.standby) if sort == "regions" else ():
             if standby.region not in places.names:
                 field = f"spec.placement.standby[{at}].region"
@@ -256,7 +256,7 @@ def _forbidden_places(spec: WorkloadSpec, terms: PolicyTerms) -> ForbiddenField 
 
 
 class PermissionViolation(NamedTuple):
-    """Which field of a template asks for it, why it may not, and what to do."""
+    """A template field that uses something without permission: the field, the reason and the fix."""
 
     field: str
     reason: str
@@ -281,34 +281,36 @@ def permissions_of(policies: Iterable[PolicySpec], tenant: str, labels: Mapping[
 
 
 def permission_violation(template: Template, permit: Permissions) -> PermissionViolation | None:
-    """The first thing that a template asks for and may not have."""
+    """Returns the first artifact source or host path of a template that is not permitted, or None."""
     for field, source in _sources(template):
         why = _source_denial_reason(source, permit.hosts)
         if why:
             cure = "use a public host, or let a policy permit it in permit.artifactHosts"
-            return PermissionViolation(field, f"nothing is fetched from there: {why}", cure)
+            return PermissionViolation(field, f"artifacts may not be fetched from this host: {why}", cure)
     for field, path in _host_paths(template):
         if not _is_below(path, permit.paths):
             cure = "use scratch, or let a policy permit it in permit.hostPaths"
-            return PermissionViolation(field, f"no policy in force permits {path} of the nodes", cure)
+            return PermissionViolation(field, f"no policy in force permits the node path {path}", cure)
     return None
 
 
 def overrides_isolation(template: Template) -> bool:
-    """Does it say for itself as whom it runs, or that nothing holds it?"""
+    """Whether the template chooses its user or disables the sandbox."""
     return bool(template.user) or template.sandbox == "none"
 
 
 def isolation_violation(template: Template, permit: Permissions) -> PermissionViolation | None:
-    """What somebody of a tenant may not say of how its work is held: an agent that is root would make it root, or anybody
-    else whose files are on the node.
+    """Returns the isolation setting that a tenant's user may not choose, or None. Without this check, an agent that runs as
+    root would start the workload as root, or as any other user with files on the node.
     """
     if template.sandbox == "none" and not permit.unsandboxed:
         cure = "leave it out, or let a policy permit it in permit.unsandboxed"
-        return PermissionViolation("sandbox", "no policy in force permits work of this tenant without a sandbox", cure)
+        return PermissionViolation("sandbox", "no policy in force permits workloads of this tenant without a sandbox", cure)
     if template.user and template.user not in permit.users:
         cure = "leave it out, or let a policy permit it in permit.users"
-        return PermissionViolation("user", f"no policy in force permits work of this tenant to run as {template.user}", cure)
+        return PermissionViolation(
+            "user", f"no policy in force permits workloads of this tenant to run as {template.user}", cure
+        )
     return None
 
 

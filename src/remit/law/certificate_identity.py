@@ -1,9 +1,7 @@
 """Role and nodes that a client certificate's URIs name.
 
-Names only: whether it can be believed is for world/net/tls.py to say.
-
-A certificate has one role. One that names a server and a node as well was made by nobody of ours, and its bearer is nobody: to
-have been signed by the right authority is not to have every right.
+Only parses names; world/net/tls.py verifies the certificate. A certificate has one role. One with URIs of several roles, or
+with an unknown URI, was not issued by Remit and has no identity, even if it is signed by the right CA.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ _NODE_URI_PREFIX: Final = "remit://node/"
 
 
 class CertificateIdentity(NamedTuple):
-    """`role` is empty for whoever showed no certificate, or one that says nothing we know. `nodes`: of an agent, sorted."""
+    """`role` is empty without a certificate, or for one with unknown URIs. `nodes` are those of an agent, sorted."""
 
     role: Literal["", "server", "agent"] = ""
     nodes: tuple[str, ...] = ()
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """As a certificate has them."""
+        """The URIs of a certificate with this identity."""
         match self.role:
             case "server":
                 return (SERVER_URI,)
@@ -42,12 +40,12 @@ def agent_identity(nodes: Iterable[str]) -> CertificateIdentity:
 
 
 def node_uri(node: str) -> str:
-    """What a certificate calls the agent of a node."""
+    """Returns the URI of the agent of a node."""
     return _NODE_URI_PREFIX + node
 
 
 def identity_of(names: Iterable[str]) -> CertificateIdentity:
-    """By all the names that are URIs; one that is none of ours makes it nobody's."""
+    """Returns the identity for all URIs of a certificate; a single unknown URI gives no identity."""
     found = sorted(set(names))
     if found == [SERVER_URI]:
         return SERVER_IDENTITY
@@ -58,5 +56,5 @@ def identity_of(names: Iterable[str]) -> CertificateIdentity:
 
 
 def acts_for(bearer: CertificateIdentity, nodes: Iterable[str]) -> bool:
-    """May it speak for all of these? A server's certificate is no agent's."""
+    """Whether this is an agent that may act for all of these nodes. A server's certificate does not qualify."""
     return bearer.role == "agent" and set(nodes) <= set(bearer.nodes)

@@ -1,10 +1,7 @@
 """What an object charges: capacity held by a replica, object counts against tenant limits.
 
-No ledger is known here.
-
-The authority posts by these lines, and so does whoever keeps a copy of its books; what each row comes to is said once.
-
-Counted from the object alone, so that sums can be kept. Pure.
+Used by the authority for its ledgers and by every cached copy of them, so that both compute the same postings. Charges
+depend on the object alone, which allows sums to be updated incrementally. Pure; the ledgers are in ledgers.py.
 """
 
 from __future__ import annotations
@@ -23,14 +20,14 @@ from remit.model.secrets import Config, Secret
 Pairs = tuple[tuple[str, int], ...]
 
 NOT_WORKING_PHASES = HOLDING_PHASES - {Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING}
-"""Phases that hold room, but in which a replica is not, or no longer, one that works."""
+"""Phases that hold capacity in which a replica does not work yet, or no longer."""
 
 ACTIVE_PHASES = frozenset(Phase) - {Phase.RELEASED}
-"""Phases that count toward how many replicas a workload may have."""
+"""Phases that count toward the number of replicas of a workload."""
 
 
 class Hold(Protocol):
-    """As much of a replica's status as its postings depend on."""
+    """The part of a replica's status that its postings depend on."""
 
     @property
     def phase(self) -> Phase: ...
@@ -43,12 +40,14 @@ class Hold(Protocol):
 
 
 def attempt_key(replica: Replica) -> str:
-    """Which attempt of which replica: a name is given again once its replica was forgotten, and attempts count anew."""
+    """Identifies one attempt of one replica. The name alone is not enough: it can be reused after the replica was forgotten,
+    and attempts then start from 1 again.
+    """
     return f"{replica.metadata.uid}/{replica.status.attempt}"
 
 
 def still_holds(replica: Replica, copy: str) -> bool:
-    """Does this very copy still hold its room?"""
+    """Whether this attempt still holds its capacity."""
     return replica.status.phase in HOLDING_PHASES and attempt_key(replica) == copy
 
 
@@ -59,7 +58,7 @@ def same_charge(old: Replica, new: Replica) -> bool:
 
 
 def node_charge(ask: Requirements, devices: Mapping[str, int]) -> Pairs:
-    """What a replica takes of its node: its resources, and the devices that it was given."""
+    """Returns what a replica takes from its node: its resources and its allocated devices."""
     return (
         (*ask.resources, *((DEVICE_PREFIX + device, share) for device, share in devices.items())) if devices else ask.resources
     )
@@ -68,8 +67,8 @@ def node_charge(ask: Requirements, devices: Mapping[str, int]) -> Pairs:
 def replica_postings(
     held: Hold, ask: Requirements, victims: Sequence[tuple[Hold, Requirements]] = ()
 ) -> tuple[Pairs, list[Pairs]]:
-    """What a replica that holds room posts: on its node, and on each of its grants. A reservation posts only what the going of
-    those `victims` of its that still hold will not free.
+    """Returns the postings of a replica that holds capacity: on its node, and on each of its grants. A reservation posts only
+    what its `victims` that still hold capacity will not free.
     """
     pairs = node_charge(ask, held.devices)
     if not victims:
@@ -89,7 +88,9 @@ def replica_postings(
 def freed_by_victim(
     held: Hold, ask: Requirements, gone: tuple[Hold, Requirements], rest: Sequence[tuple[Hold, Requirements]]
 ) -> tuple[Pairs, list[Pairs]]:
-    """How much more a reservation posts once this victim has gone as well: on its node, and on each of its grants."""
+    """Returns by how much a reservation's postings increase when one more victim is gone: on its node, and on each of its
+    grants.
+    """
     before, after = replica_postings(held, ask, (gone, *rest)), replica_postings(held, ask, rest)
     return _increase(before[0], after[0]), [_increase(*charges) for charges in zip(before[1], after[1], strict=True)]
 
@@ -107,14 +108,14 @@ def _subtract(wanted: dict[str, int], by: Pairs) -> None:
 
 LIMITED_KINDS: Final = (Workload, Secret, Config)
 LIMIT_FIELDS: Final = {"replicas": "spec.replicas", "bytes": "spec"}
-"""Which field says so, where it is not that there is one more."""
+"""The field that causes a charge, for limits that are not simply the number of objects."""
 
 LimitUsage = dict[tuple[str, str], int]
-"""By tenant and limit."""
+"""Usage by tenant and limit."""
 
 
 def limit_charges(thing: Any) -> dict[str, int]:
-    """By limit: what this object takes of it."""
+    """Returns what an object uses of each tenant limit."""
     if thing is None:
         return {}
     match thing:
@@ -129,7 +130,9 @@ def limit_charges(thing: Any) -> dict[str, int]:
 
 
 def post_charge_difference(use: LimitUsage, before: Any, after: Any) -> None:
-    """One object became another; None stands for none. What is said of its state takes nothing."""
+    """Updates the usage for an object that changed from `before` to `after`; None stands for no object. The status is not
+    charged.
+    """
     if not isinstance(before if after is None else after, LIMITED_KINDS):
         return
     if before is not None and after is not None and before.spec is after.spec:

@@ -1,13 +1,12 @@
 """Fit rules: does a replica fit a node, for one node or a whole column of nodes.
 
-Asked by proposers over columns and by the authority node by node.
+Each rule is one expression over `Requirements` (what the replica needs), a `NodeView` (attributes and free capacity of the
+node) and `PeerCounts` (replicas per topology domain). The operands may be numbers or NumPy columns: `site.free["cpu"] >=
+500` is a bool for one node and a mask for all of them, and `ask.regions[site.region]` looks up a name in a dictionary or a
+column of ids in an array. So the scheduler, which evaluates columns, and the authority, which evaluates single nodes, run
+the same code and cannot disagree about what fits. Only label matching has two forms (selectors.py).
 
-Each rule is one expression over an `Requirements` (what the replica needs), a `NodeView` (what the node has left) and its `PeerCounts` (who is
-where). The operands may be numbers or NumPy columns: `site.free["cpu"] >= 500` is a bool for one node and a mask for all of
-them, and `ask.regions[site.region]` looks a name up in a dictionary or a column of ids in an array. So a proposer and the
-authority cannot disagree about what fits: they run the same line. Only label matching has two forms (labels.py).
-
-Nothing is decided here about grants, quota, leases or phases: those are the authority's books.
+Grants, quota, leases and phases are not checked here; the authority checks them against its books.
 """
 
 from __future__ import annotations
@@ -23,14 +22,16 @@ from remit.model.resources import WHOLE_DEVICE, Amount
 STATIC_RESULTS_MAX: Final = 100_000
 
 BoolOrMask = Any
-"""A bool, or a column of them."""
+"""A bool, or a column of bools."""
 
 ANY_MODEL: Final = ""
-"""In place of a device model: whichever."""
+"""Used as a device's model: any model."""
 
 
 class PeerIndex(NamedTuple):
-    """Replicas of a tenant that a selector picks, counted by topology domain; or those that *carry* the term, to shun it."""
+    """Identifies a count of replicas by topology domain: replicas of a tenant that match the selector or, with `owners`,
+    replicas whose own anti-affinity has this selector.
+    """
 
     tenant: str
     selector: tuple[tuple[str, str], ...]
@@ -39,7 +40,7 @@ class PeerIndex(NamedTuple):
 
 
 class PeerTerm(NamedTuple):
-    """One constraint towards other replicas; `own` is 1 if the replica is itself picked by the selector."""
+    """One constraint on other replicas. `own` is 1 if the replica itself matches the selector."""
 
     peers: PeerIndex
     own: int
@@ -47,9 +48,9 @@ class PeerTerm(NamedTuple):
 
 
 class DeviceRequirement(NamedTuple):
-    """So many whole devices, or one share in thousandths, of a kind and any of these models (none named: of any).
+    """A number of whole devices, or one share in thousandths, of a kind and of any of these models (empty: of any model).
 
-    Among the whole ones of an ask, those with amount 0 stand for the unions of model sets that overlap: see `devices`.
+    Among the whole devices, entries with amount 0 are unions of overlapping model sets: see `devices`.
     """
 
     kind: str
@@ -58,16 +59,18 @@ class DeviceRequirement(NamedTuple):
 
 
 DeviceModel = tuple[str, str]
-"""A device's kind and model; or its kind and ANY."""
+"""A device's kind and model, or its kind and ANY_MODEL."""
 
 
 def free_devices(devices: Iterable[Device], used: Mapping[str, int]) -> tuple[dict[DeviceModel, int], dict[DeviceModel, int]]:
-    """How many devices nobody uses, and the largest unused share on one device; each by model, and for the kind as a whole."""
+    """Returns the number of unused devices, and the largest free share on one device: each by model, and by kind for any
+    model.
+    """
     whole: dict[DeviceModel, int] = {}
     room: dict[DeviceModel, int] = {}
     for device in devices:
         left = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
-        # A device without a model must not count twice under ANY.
+        # A device without a model must not count twice under ANY_MODEL.
         for at in dict.fromkeys(((device.kind, device.model), (device.kind, ANY_MODEL))):
             whole[at] = whole.get(at, 0) + (left == WHOLE_DEVICE)
             room[at] = max(room.get(at, 0), left)
@@ -75,13 +78,15 @@ def free_devices(devices: Iterable[Device], used: Mapping[str, int]) -> tuple[di
 
 
 class Requirements(NamedTuple):
-    """What a replica needs. The look-up tables are keyed by name here; columns.py makes the same ones keyed by id."""
+    """What a replica requires of a node. The lookup tables are keyed by name; observation/node_columns.py makes equal ones that
+    are keyed by id.
+    """
 
     tenant: str
     generation: tuple[str, str, int]
     labels: Mapping[str, str]
     open: bool
-    """False if the workload is gone or going, so that nothing more of it is placed."""
+    """False if the workload is deleted or being deleted: no more replicas of it are placed."""
     charge: Amount
     resources: tuple[tuple[str, int], ...]
     devices: tuple[DeviceRequest, ...]
@@ -99,30 +104,32 @@ class Requirements(NamedTuple):
     affinity: tuple[PeerTerm, ...]
     anti_affinity: tuple[PeerTerm, ...]
     preferred_spread: tuple[PeerTerm, ...]
-    """Spreading that ranks, and forbids nothing."""
+    """Spread constraints that only influence the score."""
     untolerated_soft: Any
-    """Taints that only rank, and are not tolerated."""
+    """Lookup: whether a set of taints has a PreferNoSchedule taint that is not tolerated."""
     gang: int
     fenced: bool
-    """Must it never run twice at once?"""
+    """Whether two attempts must never run at once."""
     policy: int
     policy_deadline: Deadline | None
     quota: tuple[str, ...]
-    """The ledger of the tenant's own quota, where this scope is its home."""
+    """The ledger of the tenant's quota, if this scope is the tenant's home."""
     static_results: dict[Any, Code | None]
-    """Answers of the static rules, by what a node is: most binds ask again what was asked for their like."""
+    """Cached results of the static rules, by node attributes. Most binds are for requirements and nodes that were checked
+    before.
+    """
     dynamic_checks: tuple[tuple[Callable[..., BoolOrMask], Code], ...]
-    """The rules about what is left that can fail for this ask at all."""
+    """The rules about free capacity and peers that can fail for these requirements."""
     resources_only: bool
-    """Is it asked of a node only what it is, and that it has the resources? Then nobody else needs to be looked at, nor the
-    clock."""
+    """Whether only node attributes and resources matter. Then neither peers nor the clock need to be read."""
     pins: tuple[Any, ...] = ()
-    """Places that a person's override keeps it to; a proposer's affair, not the law's."""
+    """Places to which overrides pin the workload. Set and used by the scheduler only."""
     hinted_workload: str = ""
-    """The workload, as `tenant/name`, if somebody has hinted where it would start sooner; a proposer's affair too."""
+    """The workload, as `tenant/name`, if a hint suggests where it would start sooner. Set and used by the scheduler only."""
     static_key: Hashable = ()
-    """Stands for all that is asked of a node's standing: where it is equal, so is the answer of every static rule, under one
-    policy. Empty if nobody has compared it with others (likeness.py)."""
+    """Key of all that is required of a node's attributes: requirements with equal keys get equal results from all static rules,
+    under one policy. Empty if the requirements were not interned (shared_requirements.py).
+    """
 
 
 class ByModel(Protocol):
@@ -132,7 +139,7 @@ class ByModel(Protocol):
 
 
 class NodeView(Protocol):
-    """What a node is and has left; every attribute may be one value or a column."""
+    """Attributes and free capacity of a node. Every attribute may be a single value or a column."""
 
     @property
     def free(self) -> Mapping[str, Any]: ...
@@ -155,29 +162,29 @@ class NodeView(Protocol):
 
     @property
     def node_attributes(self) -> Hashable:
-        """Stands for all that a node is, apart from what is left of it: another one for every change of that."""
+        """Key of all attributes of a node apart from its free capacity. It changes whenever one of them changes."""
         ...
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> BoolOrMask: ...
 
     def domain(self, key: str) -> tuple[BoolOrMask, Any]:
-        """Is the node in a domain of this topology key, and in which? A label with an empty value names no domain."""
+        """Returns whether the node is in a domain of this topology key, and in which. An empty label value is no domain."""
         ...
 
 
 class PeerCounts(Protocol):
-    """Who is where, counted by topology domain; phases that hold room count."""
+    """Numbers of replicas by topology domain. Replicas count in all phases that hold capacity."""
 
     def counts(self, index: PeerIndex) -> Any: ...
 
     def min_count(self, ask: Requirements, index: PeerIndex) -> int:
-        """The smallest count over the domains in which the replica could be placed at all."""
+        """The smallest count over all domains in which the replica could be placed."""
         ...
 
     def total(self, index: PeerIndex) -> int: ...
 
     def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        """Indexes of carriers whose anti-affinity picks this replica."""
+        """Returns the indexes of replicas whose anti-affinity matches this replica."""
         ...
 
 
@@ -213,9 +220,11 @@ def resources(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMas
 
 
 def devices(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    """Hall's condition: for each set of models asked for, all asks inside that set together must find devices in it.
+    """Whether enough whole devices are free (Hall's condition): for each requested set of models, all requests inside that set
+    together must find enough devices in it.
 
-    It is exact, because `make_ask` adds the unions of overlapping sets: one device of B meets {A, B} and {B, C}, each alone.
+    The condition is exact because `compile_requirements` adds the unions of overlapping sets. Without them, one device of
+    model B would satisfy both {A, B} and {B, C}.
     """
     fits: BoolOrMask = True
     for one in ask.whole_devices:
@@ -246,7 +255,7 @@ def affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask
     fits: BoolOrMask = True
     for term in ask.affinity:
         known, domain = site.domain(term.peers.topology_key)
-        # The first of a group that must be near itself may stand anywhere; otherwise no group could ever begin.
+        # The first replica of a group with affinity to itself may be placed anywhere; otherwise no group could start.
         first = bool(term.own) and peers.total(term.peers) == 0
         fits = fits & known & ((peers.counts(term.peers)[domain] > 0) | first)
     return fits
@@ -257,22 +266,22 @@ def anti_affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolO
 
 
 def symmetric_anti_affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    """Anti-affinity holds both ways: who must stay away from this replica must not have it put beside them either."""
+    """Anti-affinity is symmetric: a replica must not be placed beside a replica whose anti-affinity matches it."""
     shunners = peers.anti_affinity_owners(ask)
     return clear_of(shunners, site, peers) if shunners else True
 
 
 def clear_of(indexes: Sequence[PeerIndex], site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    """Is nobody who counts in one of these in the same domain?"""
+    """Whether no replica that is counted in one of these indexes is in the same domain."""
     fits: BoolOrMask = True
     for index in indexes:
         known, domain = site.domain(index.topology_key)
-        fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712  (a column cannot be `not`ed)
+        fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712 (`not` does not work on a column)
     return fits
 
 
 class MemoizedPredicate(dict[Any, bool]):
-    """Answers of one predicate by value, each found when it is first asked for."""
+    """Results of a predicate by value, computed on first use."""
 
     def __init__(self, predicate: Callable[[Any], bool]) -> None:
         self.predicate = predicate
@@ -283,7 +292,7 @@ class MemoizedPredicate(dict[Any, bool]):
 
 
 class _NoPeers:
-    """Peers of a cluster in which nothing runs."""
+    """Peer counts of a cluster without replicas."""
 
     def counts(self, index: PeerIndex) -> Any:
         return MemoizedPredicate(lambda domain: False)
@@ -305,7 +314,7 @@ class Rule(NamedTuple):
     code: Code
     check: Callable[[Requirements, NodeView, PeerCounts], BoolOrMask]
     static: bool
-    """True if it depends only on what the node is, not on what is left of it."""
+    """Whether the rule depends only on node attributes and not on free capacity or peers."""
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -328,12 +337,14 @@ _CHECKS: Final = tuple((rule.check, rule.code) for rule in RULES)
 
 
 def static_misfit(ask: Requirements, site: NodeView) -> Code | None:
-    """The first rule that a node breaks by what it is; the answer is good until the node, the ask or the policy changes."""
+    """Returns the code of the first static rule that the node violates. Valid until the node, the requirements or the policy
+    changes.
+    """
     return next((rule.code for rule in STATIC_RULES if not rule.check(ask, site, NO_PEERS)), None)
 
 
 def cached_static_misfit(ask: Requirements, site: NodeView) -> Code | None:
-    """The same, found once for all nodes of one standing."""
+    """Like `static_misfit`, computed once for all nodes with equal attributes."""
     known, standing = ask.static_results, site.node_attributes
     if standing in known:
         return known[standing]
@@ -344,7 +355,7 @@ def cached_static_misfit(ask: Requirements, site: NodeView) -> Code | None:
 
 
 def misfit(ask: Requirements, site: NodeView, peers: PeerCounts) -> Code | None:
-    """The first rule that one node breaks; None if the replica fits."""
+    """Returns the code of the first rule that the node violates; None if the replica fits."""
     if not site.ready:
         return Code.NODE_UNREADY
     if not site.open:
@@ -360,12 +371,12 @@ def misfit(ask: Requirements, site: NodeView, peers: PeerCounts) -> Code | None:
 
 
 def misfits(ask: Requirements, site: NodeView, peers: PeerCounts) -> tuple[Code, ...]:
-    """Every rule that one node breaks."""
+    """Returns the codes of all rules that the node violates."""
     return tuple(dict.fromkeys(code for check, code in _CHECKS if not check(ask, site, peers)))
 
 
 def mask(ask: Requirements, sites: NodeView, peers: PeerCounts, rules: Sequence[Rule] = RULES) -> BoolOrMask:
-    """Over columns: where does it fit?"""
+    """Evaluates the rules over columns: True where the replica fits."""
     fits: BoolOrMask = True
     for rule in rules:
         fits = fits & rule.check(ask, sites, peers)
@@ -373,7 +384,7 @@ def mask(ask: Requirements, sites: NodeView, peers: PeerCounts, rules: Sequence[
 
 
 def owned_anti_affinity(ask: Requirements) -> tuple[PeerIndex, ...]:
-    """The indexes in which a replica counts as a carrier: its own anti-affinity, which others must respect."""
+    """Returns the indexes in which a replica counts because of its own anti-affinity, which later placements must respect."""
     return (
         tuple([PeerIndex(of.tenant, of.selector, of.topology_key, True) for of, _, _ in ask.anti_affinity])
         if ask.anti_affinity

@@ -1,6 +1,6 @@
 """Node ledger and grant ledger: capacity, used, granted on, free.
 
-The books of one each: sums of postings. Who posts what is not decided here.
+Ledgers are sums of postings. Which postings a row makes is decided in charges.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from remit.model.resources import WHOLE_DEVICE, Amount
 Pairs = Iterable[tuple[str, int]]
 
 DEVICE_PREFIX = "@"
-"""A device stands in its node's ledger as one more resource, `@gpu-0`, of which there are 1000 thousandths. So a whole device
-has one owner for the same reason that memory is not sold twice."""
+"""In a node's ledger a device is one more resource, such as `@gpu-0`, with 1000 thousandths. So a whole device cannot be
+allocated twice, for the same reason that memory cannot.
+"""
 
 
 class NodeFacts:
-    """What a node is, apart from what is left of it; shared by every copy of its ledger."""
+    """Attributes of a node apart from its free capacity; shared by all copies of its ledger."""
 
     __slots__ = (
         "capacity",
@@ -46,7 +47,7 @@ class NodeFacts:
         self.taints: tuple[Taint, ...] = spec.taints
         self.ready = node.status.health is NodeHealth.READY
         self.open = not (spec.unschedulable or spec.draining or node.metadata.deleting)
-        # Bytes, since they keep their hash: nodes of one make share one answer to every static rule.
+        # Bytes, because they cache their hash. Nodes with equal attributes share the results of the static rules.
         self.node_attributes = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
         self.capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}
         self.devices = {device.name: device for device in spec.devices}
@@ -57,7 +58,7 @@ class NodeFacts:
 
 
 class FreeWholeDevices:
-    """How many devices of a model nobody uses."""
+    """Number of unused devices by model."""
 
     __slots__ = ("ledger",)
 
@@ -70,7 +71,7 @@ class FreeWholeDevices:
 
 
 class LargestFreeShare(FreeWholeDevices):
-    """The largest unused share on one device of a model."""
+    """Largest unused share on one device, by model."""
 
     __slots__ = ()
 
@@ -80,7 +81,9 @@ class LargestFreeShare(FreeWholeDevices):
 
 
 class NodeLedger:
-    """One node: what it is, what is left of each resource and device, and how many hold the rest. Satisfies `fit.Site`."""
+    """Ledger of one node: its attributes, what is free of each resource and device, and the number of replicas that hold
+    capacity. Implements `fit.NodeView`.
+    """
 
     __slots__ = ("facts", "free", "holders")
 
@@ -130,7 +133,9 @@ class NodeLedger:
         return LargestFreeShare(self)
 
     def with_node(self, node: Node) -> NodeLedger:
-        """The same postings on a changed node; a resource that shrank may be left below zero until its excess is drained."""
+        """Returns a ledger with the same postings on a changed node. A resource that shrank may be negative until its excess is
+        drained.
+        """
         ledger = NodeLedger(node)
         before, after = self.facts.capacity, ledger.facts.capacity
         used = {name: before.get(name, 0) - self.free.get(name, 0) for name in (*before, *self.free)}
@@ -145,18 +150,18 @@ class NodeLedger:
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:
-        """Take what one holder needs (`sign` 1), or give it back (-1)."""
+        """Posts the charge of one holder (`sign` 1), or removes it (-1)."""
         self.holders += sign
         self.adjust(pairs, sign)
 
     def adjust(self, pairs: Pairs, sign: int = 1) -> None:
-        """The same, for one who holds something already."""
+        """Changes the charge of a replica that is already counted as a holder."""
         free = self.free
         for name, count in pairs:
             free[name] = free.get(name, 0) - sign * count
 
     def over(self) -> Amount:
-        """What is held beyond capacity, after a lawful reduction."""
+        """Returns what is held beyond capacity, after the capacity was reduced."""
         return Amount({name: -left for name, left in self.free.items() if left < 0})
 
     def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
@@ -168,7 +173,7 @@ class NodeLedger:
 
 
 class Shortage(NamedTuple):
-    """What a ledger lacks to cover a charge."""
+    """The first resource of which a ledger has too little for a charge."""
 
     resource: str
     need: int
@@ -176,10 +181,10 @@ class Shortage(NamedTuple):
 
 
 class GrantLedger:
-    """One grant, or one tenant's quota: how much there is, what is granted on, and what is left; the rest is drawn.
+    """Ledger of one grant or of one tenant's quota: the amount, what is granted on, and what is free; the rest is used.
 
-    *Used plus granted on never rises above the amount.* It may stand above it after a lawful reduction; then nothing more is
-    drawn until enough is released.
+    *Used plus granted on never exceeds the amount*, except after the amount was reduced. Then nothing more can be drawn
+    until enough is released.
     """
 
     __slots__ = ("amount", "deadline_ms", "free", "grant", "granted_on", "name", "tenant")
@@ -204,7 +209,7 @@ class GrantLedger:
         self.amount = amount
 
     def shortage_for(self, pairs: Pairs) -> Shortage | None:
-        """The first resource that `pairs` would take too much of."""
+        """Returns the first resource of which `pairs` would take too much; None if the ledger covers all of them."""
         left = self.free
         for name, count in pairs:
             if count > left.get(name, 0):
@@ -230,7 +235,7 @@ class GrantLedger:
         return {name: count for name, count in drawn.items() if count}
 
     def committed(self) -> Amount:
-        """Drawn and granted on, together."""
+        """Returns what is drawn plus what is granted on."""
         return Amount({name: self.amount.get(name, 0) - left for name, left in self.free.items()})
 
     def over(self) -> Amount:
@@ -249,7 +254,7 @@ class GrantLedger:
 
     @property
     def granted_to_other_scope(self) -> bool:
-        """Is it another scope that draws on this?"""
+        """Whether the holder is another scope."""
         return self.grant is not None and not self.grant.spec.issuer and self.grant.spec.holder.startswith(SCOPE_PREFIX)
 
 
@@ -257,12 +262,12 @@ SCOPE_PREFIX = "scope/"
 
 
 def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
-    """What of an issued grant still burdens its parent: all of it, less what the holder reported back."""
+    """Returns what an issued grant still takes from its parent: its amount, less what the holder has returned."""
     return (grant.spec.amount - grant.status.returned).pairs
 
 
 def ledgers_of(thing: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
-    """Which ledgers a row opens: the name of each, how much there is of it, and for which tenant."""
+    """Returns the ledgers that a row opens: the name, the amount and the tenant of each."""
     name = thing.metadata.name
     if isinstance(thing, Tenant):
         return (f"tenant/{name}", thing.spec.quota, name), (f"tenant/{name}/emergency", thing.spec.emergency_quota, name)
@@ -272,8 +277,8 @@ def ledgers_of(thing: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
 
 
 def parent_charges(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """What an issued grant takes of other ledgers: of what it was carved out of, and for a budget's shares of the tenants'
-    emergency quota. A copy that is held from elsewhere takes nothing here.
+    """Returns what an issued grant takes from other ledgers: from its parent and, for the shares of a budget, from the tenants'
+    emergency quota. A grant that was issued by another scope takes nothing here.
     """
     if grant.spec.issuer:
         return ()
@@ -285,9 +290,11 @@ def parent_charges(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]
 
 
 def deadline_ms(grant: Grant, boot: str, now_ms: int, *, new_term: bool) -> int | None:
-    """When a grant ends on this authority's clock. If it takes over `anew`, what was issued here gets a full new term, as every
-    lease does: nobody could renew it while nobody led. What is held from elsewhere keeps its instant if this is the same boot,
-    and has otherwise lapsed until it is renewed.
+    """Returns when a grant ends on this authority's clock; None if it has no deadline.
+
+    With `new_term`, after a change of leader, a grant that was issued here gets a full new term, like every lease: it could
+    not be renewed while there was no leader. A grant from another scope keeps its deadline within the same boot, and has
+    otherwise expired until it is renewed.
     """
     deadline = grant.status.deadline
     if deadline is None:

@@ -1,29 +1,27 @@
 """Lifecycle table of replicas: phases, transitions, owners, guards, timeouts.
 
-One table; nothing decides beside it.
-
-A replica is one instance of a workload: the thing that is bound and run. It moves along this line:
+The table is the only definition of the lifecycle. A replica is one instance of a workload, which is bound to a node and run:
 
     pending -> reserved -> bound -> starting -> running -> ready -> serving -> draining -> stopping -> released
 
-A job ends in `finished`, straight from `starting` if it was over before that it runs could be told. Any phase in which a node
-may be running it can become `unknown`, which is a position like any other, with a deadline and an owner: back to where it was,
-or to `failed` once the fence has passed. From `failed` and `finished` it is released; a released replica may be queued again as
-a new attempt.
+A job ends in `finished`, directly from `starting` if it ended before the agent could report that it runs. From any phase in
+which a node may run it, a replica can become `unknown`. This is a phase with a timeout and an owner like any other: the
+replica returns to its previous phase, or becomes `failed` once the fence has passed. From `failed` and `finished` it is
+released. A released replica may be queued again as a new attempt.
 
-Three readings of the table carry the safety argument:
+Three properties of the table are the basis of the safety argument:
 
-1. *One owner per edge.* A transition is a name with one role. Several roles may drain a replica, each for its own cause and
-   under its own name, so the record always says who did it and why. Only the first replicas of a workload may also come with
-   it: then its own `apply` is their record.
-2. *From `reserved` until `released` a replica holds its room.* Not ready, draining, stopping, unknown, failed: all of them
-   hold capacity, devices and quota. Only `release`, `settle` and `stopped` free what was bound, and each of these knows that
-   no process is left: the agent saw it end, or the fence passed. A reservation is freed by `cancel`, `unreserve` and
-   `reclaim`: nothing has been started on it yet.
-3. *Nothing starts on a stale order.* An agent starts a process only after its own `start` is committed for that attempt, and
-   `start` leaves from `bound` alone.
+1. *One owner per transition.* A transition is a name with one role. Several roles may drain a replica, each for its own reason
+   and under its own name, so that the record shows which role did it and why. Only the first replicas of a workload may also
+   be created together with it; then the `apply` is their record.
+2. *From `reserved` until `released` a replica holds its capacity.* Not ready, draining, stopping, unknown, failed: in all of
+   these it holds capacity, devices and quota. Only `release`, `settle` and `stopped` free what was bound, and each of them
+   requires that no process is left: the agent saw it end, or the fence has passed. A reservation is freed by `cancel`,
+   `unreserve` and `reclaim`, because nothing has been started on it yet.
+3. *No start from a stale assignment.* An agent starts a process only after its own `start` is committed for that attempt, and
+   `start` is possible only from `bound`.
 
-A pair that is not in the table is refused, and nothing changes.
+A transition that is not in the table is refused, and nothing changes.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ P = Phase
 
 
 class PhaseTimeout(NamedTuple):
-    """How long a phase may last before `role` moves it on by `transition`; 0 ms: as long as the workload says."""
+    """How long a phase may last before `role` ends it by `transition`. With 0 ms the workload sets the limit."""
 
     limit_ms: int
     role: Role
@@ -47,7 +45,9 @@ class PhaseTimeout(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One edge. `guards` are checked by the authority in the same transaction; `fresh_ms` bounds the evidence's age."""
+    """One transition from one phase. The authority checks the `guards` in the same transaction; `evidence_age_ms_max` bounds
+    the age of the claim's evidence.
+    """
 
     name: str
     source: Phase | None
@@ -62,23 +62,23 @@ class Transition(NamedTuple):
 
 
 GUARDS: Final[dict[str, str]] = {
-    "claimant": "the asker holds its role's lease, at the current epoch",
-    "as_seen": "the replica still stands at the revision that the claim names",
-    "attempt": "the claim speaks of the current attempt",
-    "own_node": "the agent is the one of the node that the replica is bound to",
+    "claimant": "the claimant holds its role's lease, at the current epoch",
+    "as_seen": "the replica is still at the revision that the claim names",
+    "attempt": "the claim names the current attempt",
+    "own_node": "the claimant is the agent of the node that the replica is bound to",
     "fits": "the replica fits the node by law/fit.py, against the books and the earlier claims of the batch",
-    "devices": "the devices named are on the node, of the kind asked for, and free",
-    "grant": "the grant is alive and covers the charge, up its whole chain",
-    "quota": "the tenant's slice covers the charge",
+    "devices": "the named devices are on the node, of the requested kind, and free",
+    "grant": "the grant and all its parents are in force and cover the charge",
+    "quota": "the tenant's quota, or its grant from it, covers the charge",
     "policy": "the policy in force allows the place",
-    "victims_leave": "every victim is of lower priority, on that node, and moves to draining in the same transaction",
+    "victims_leave": "every victim has a lower priority, is on that node, and moves to draining in the same transaction",
     "victims_gone": "every victim of the reservation has been released",
-    "wait_over": "the phase has lasted longer than its limit",
-    "fence_passed": "the node has been silent for longer than the workload's fence, the kill grace and the clock drift allow",
-    "result": "the claim carries the attempt's one result",
-    "was_there": "the phase is the one that `unknown` interrupted",
-    "attempts_left": "the workload still exists and grants another attempt",
-    "restored": "the scope was restored from a backup, so nothing is known of what ran since",
+    "wait_over": "the phase has lasted longer than its timeout",
+    "fence_passed": "the node has been silent for longer than the workload's fence and kill grace, corrected for clock drift",
+    "result": "the claim carries the result of the attempt",
+    "was_there": "the target is the phase that `unknown` interrupted",
+    "attempts_left": "the workload still exists and allows another attempt",
+    "restored": "the scope was restored from a backup, so the state of running replicas is unknown",
 }
 
 _RUNNING_PHASES = (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING)
@@ -143,10 +143,12 @@ PHASE_TIMEOUTS: Final[dict[Phase, PhaseTimeout]] = {
     P.FAILED: PhaseTimeout(30_000, Role.REPAIR, "release"),
     P.FINISHED: PhaseTimeout(30_000, Role.WORKLOADS, "settle"),
 }
-"""Phases that something else must end. The rest last as long as the work does; `pending` waits with a reason and a cure."""
+"""Phases that another role must end after a timeout. The other phases last as long as the work does; a `pending` replica has a
+recorded reason and the events that can end its wait.
+"""
 
 OWNERS: Final[dict[str, Role]] = {row.name: row.role for row in TRANSITIONS}
-"""The one role of each transition."""
+"""The owning role of each transition."""
 
 _TRANSITIONS_BY_SOURCE: Final[dict[tuple[str, Phase | None], tuple[Transition, ...]]] = {
     (name, source): tuple(row for row in TRANSITIONS if (row.name, row.source) == (name, source))
@@ -160,11 +162,11 @@ ON_NODE_PHASES: Final[frozenset[Phase]] = frozenset((*_NODE_PHASES, P.UNKNOWN))
 """Phases in which a node may be running the replica."""
 
 BINDING_TRANSITIONS: Final[dict[Phase, str]] = {P.PENDING: "bind", P.RESERVED: "confirm"}
-"""The transition that binds, by where it starts."""
+"""The transition that binds a replica, by its present phase."""
 
 
 def find_transition(name: str, source: Phase | None, before: str = "") -> Transition | None:
-    """The row that `name` takes from `source`, or None. `resume` goes back to `before`, the phase that was interrupted."""
+    """Returns the transition `name` from `source`, or None. `resume` returns to `before`, the phase that was interrupted."""
     rows = _TRANSITIONS_BY_SOURCE.get((name, source), ())
     if len(rows) <= 1:
         return rows[0] if rows else None
@@ -183,4 +185,5 @@ NODE_HEALTH_TRANSITIONS: Final[frozenset[tuple[NodeHealth, NodeHealth]]] = froze
         (NodeHealth.LOST, NodeHealth.JOINING),
     }
 )
-"""How a node's health moves, always by node-lifecycle. One that was unknown or lost joins again before it takes work."""
+"""Transitions of a node's health, all made by node-lifecycle. A node that was unknown or lost joins again before it takes work.
+"""

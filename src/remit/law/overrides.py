@@ -1,19 +1,19 @@
 """Effects of overrides in force at an instant.
 
-From rows and an instant to effects; no clock is read here, and nothing is written.
+Computes effects from override rows and an instant; reads no clock and writes nothing.
 
-An override has no effect past its time, whoever looks, however late its knowledge is. So one is in force only for an observer
-who can tell that its deadline is still ahead:
+An override must have no effect after its deadline, on any observer, however stale its view is. So an override is in force
+only for an observer that can prove that the deadline has not passed:
 
-- The instant is the authority's, at the latest that it can be by now (`Client.authority_ms`). So an observer errs to the early
-  side: for it an override may end a little before its time, and never after.
-- A deadline is an instant of one boot of one machine. With one of another boot it cannot be compared: the authority may have
-  moved hours after the override ended, or a minute before. It counts as passed, as for grants. Whoever still wants the override
-  deletes it and applies it again.
-- Who does not know the time has no overrides at all.
+- The instant is the latest time that the authority's clock can show now (`AuthorityClient.authority_ms`). So for an observer an
+  override may end slightly before its deadline, but never after it.
+- A deadline belongs to one boot of one machine and cannot be compared with the clock of another boot: the authority may have
+  moved to another machine long after the override ended, or just before. It then counts as passed, as for grants. To continue
+  an override after that, delete it and apply it again.
+- An observer that does not know the time sees no overrides.
 
-A place is named by its node, pool, zone or region: one of them is enough, to `avoid` it as to `pin` to it. Several pins all
-bind: a place must be named by each. Boosts add up.
+A place is named by its node, pool, zone or region; one of them is enough, for `avoid` and for `pin`. Several pins apply
+together: a place must be named by each of them. Boosts add up.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Final, NamedTuple
 from remit.model.kinds import USER_PRIORITY_MAX, Override, OverrideEffect, OverrideScope
 
 Instant = tuple[str, int]
-"""A boot, and milliseconds on its clock."""
+"""A boot id, and milliseconds on its clock."""
 
 
 def is_live(override: Override, now: Instant | None) -> bool:
-    """Is its deadline on this boot, and still ahead?"""
+    """Whether the deadline belongs to this boot and has not passed."""
     deadline = override.status.deadline
     return deadline is not None and now is not None and deadline.boot == now[0] and now[1] < deadline.at_ms
 
 
 def active_overrides(overrides: Iterable[Override], now: Instant | None) -> ActiveOverrides:
-    """The effects at this instant, the same in whatever order the rows come; a name stands for one row."""
+    """Returns the overrides in force at this instant; the order of the rows does not matter. Each name occurs once."""
     return ActiveOverrides(tuple(sorted((one for one in overrides if is_live(one, now)), key=_name_of)))
 
 
@@ -55,59 +55,63 @@ class PlaceSet(NamedTuple):
 
 @dataclass(frozen=True)
 class ActiveOverrides:
-    """What is in force, for a scheduler and the controllers. Made by `active_overrides`.
+    """The overrides in force, as used by the scheduler and the controllers. Created by `active_overrides`.
 
-    Where an answer is a text, it is the name of the override that says so: of several the first by name; empty if none does.
+    Methods that return a text return the name of the responsible override: the first one by name, or empty if there is none.
     """
 
     overrides: tuple[Override, ...] = ()
 
     @cached_property
     def until_ms(self) -> int | None:
-        """On the authority's clock: until then nothing here ends by itself. None: nothing is in force."""
+        """The earliest deadline on the authority's clock; until then no override here ends. None if none is in force."""
         return min((one.status.deadline.at_ms for one in self.overrides if one.status.deadline is not None), default=None)
 
     @cached_property
     def excluded_places(self) -> tuple[PlaceSet, ...]:
-        """For whoever judges many nodes at once; `avoided` says the same of one."""
+        """The places of all `avoid` overrides, for checks of many nodes at once; `avoided_by` checks a single node."""
         return tuple(_place_set(one) for one in self.overrides if one.spec.effect == "avoid")
 
     def paused_by(self, tenant: str, workload: str) -> str:
-        """Is nothing new to be placed for this work?"""
+        """Returns the override that forbids to place more replicas of this workload."""
         return _first_name(self._index_of("pause-expansion").by_work(tenant, workload))
 
     def avoided_by(self, region: str, zone: str, pool: str, node: str) -> str:
-        """Is nothing new to be placed there, whoever's it is?"""
+        """Returns the override that forbids to place more replicas there, of any workload."""
         return _first_name(self._index_of("avoid").by_place(region, zone, pool, node))
 
     def pinned_places(self, tenant: str, workload: str) -> tuple[PlaceSet, ...] | None:
-        """Where this work may be placed: on what each of these covers. None: wherever else it is allowed."""
+        """Returns the places to which the workload is pinned: a place must be covered by all of them. None if it is not
+        pinned.
+        """
         pins = self._index_of("pin").by_work(tenant, workload)
         return tuple(self._pins[name] for name in sorted(pins)) or None
 
     def excluded_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
-        """Is this work pinned, and not to there?"""
+        """Returns the pin of this workload that does not cover this place."""
         pins = self.pinned_places(tenant, workload) or ()
         return next((pin.override for pin in pins if not pin.covers(region, zone, pool, node)), "")
 
     def boost(self, tenant: str, workload: str, priority: int = 0) -> int:
-        """How much is added to this `priority`: never so much that the sum is above what people may have."""
+        """Returns how much is added to this `priority`. The sum never exceeds USER_PRIORITY_MAX."""
         boosts = self._index_of("boost").by_work(tenant, workload)
         return max(0, min(sum(one.spec.by for one in boosts.values()), USER_PRIORITY_MAX - priority))
 
     def repair_held_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
-        """Is this work, where it is, to be left as it is? If an override names work and places, it holds that work there."""
+        """Returns the override that forbids to repair this workload at this place. An override that names workloads and places
+        holds only these workloads at these places.
+        """
         held = self._index_of("hold-repair")
         by_work = {**held.by_work(tenant, workload), **held.no_work}
         by_place = {**held.by_place(region, zone, pool, node), **held.no_place}
         return _first_name({name: one for name, one in by_work.items() if name in by_place})
 
     def autoscaler_frozen_by(self, region: str, zone: str, pool: str) -> str:
-        """Are nodes neither to be brought nor taken away there?"""
+        """Returns the override that forbids the autoscaler to add or remove nodes there."""
         return _first_name(self._index_of("freeze-autoscaler").by_place(region, zone, pool, ""))
 
     def lent_budgets(self, tenant: str, workload: str) -> tuple[str, ...]:
-        """The budgets that this work may draw on beside its own."""
+        """Returns the budgets that this workload may draw on besides its own."""
         lent = self._index_of("lend-budget").by_work(tenant, workload)
         return tuple(sorted({one.spec.budget for one in lent.values()}))
 
@@ -127,16 +131,16 @@ class ActiveOverrides:
 
 
 class _OverrideIndex:
-    """The overrides of one effect, found by what they name: a cluster has many more nodes and workloads than overrides."""
+    """The overrides of one effect, indexed by what they name: there are many more nodes and workloads than overrides."""
 
     __slots__ = ("_places", "_work", "no_place", "no_work")
 
     def __init__(self) -> None:
         self._work: dict[str, dict[str, Override]] = {}
-        """By tenant, and by tenant/name: no tenant has a slash in it."""
+        """By tenant, and by tenant/name. The keys cannot collide, because tenant names contain no slash."""
         self._places: dict[tuple[str, str], dict[str, Override]] = {}
         self.no_work: dict[str, Override] = {}
-        """Those that name places only; one that names nothing at all is in neither of these."""
+        """Overrides that name only places. An override that names nothing is in none of the indexes."""
         self.no_place: dict[str, Override] = {}
 
     def add(self, one: Override) -> None:

@@ -1,6 +1,6 @@
 """Compiles a workload generation and the policies in force into its node requirements.
 
-Turns a generation of a workload into an `Requirements`, once; the rules are in fit.py.
+Done once per generation; the rules that evaluate the requirements are in fit.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from remit.model.policies import PolicyMatch
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount, parse_quantity
 
 WORKLOAD_LABEL: Final = "remit/workload"
-"""Every replica has its workload's name under this label, so that a selector can mean "my own kind"."""
+"""Every replica has its workload's name under this label, so that a selector can match the replicas of one workload."""
 
 PREFER_NO_SCHEDULE: Final = "PreferNoSchedule"
 
 DEVICE_SETS_MAX: Final = 64
-"""How many sets of models an ask may come to, with the unions of those that overlap: these could be exponentially many."""
+"""Limit of the number of model sets of one workload, including the unions of overlapping sets, which could be exponentially
+many.
+"""
 
 
 def compile_requirements(
@@ -54,7 +56,9 @@ def compile_requirements(
     in_force: tuple[int, Deadline | None] = (0, None),
     open: bool = True,
 ) -> Requirements:
-    """What each replica of this generation needs, under these policies. Raises ValueError for asks that cannot be met."""
+    """Returns what each replica of this generation requires, under these policies. Raises ValueError for requirements that
+    cannot be met.
+    """
     marked = {**labels, WORKLOAD_LABEL: workload}
     where, template = spec.placement, spec.template
     wholes, parts = _device_requirements(template.devices)
@@ -73,7 +77,7 @@ def compile_requirements(
 
     anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
     if spec.type == "daemon":
-        # One replica per node is what a daemon is: it stays away from its own kind.
+        # A daemon runs one replica per node, so it has anti-affinity to itself.
         anti = (*anti, term({}, "node"))
     checks = _dynamic_checks(bool(wholes), bool(parts), where, bool(anti))
     return Requirements(
@@ -118,7 +122,9 @@ _NO_PLACEMENT = Placement()
 def _dynamic_checks(
     wholes: bool, parts: bool, where: Placement, anti: bool
 ) -> tuple[tuple[Callable[..., BoolOrMask], Code], ...]:
-    """Resources always; the rest only where the ask has such a part. Whether others shun it is asked last, of all."""
+    """Resources are always checked; the other rules only if the requirements need them. Symmetric anti-affinity is checked
+    last, for all requirements.
+    """
     idle: dict[Callable[[Requirements, NodeView, PeerCounts], BoolOrMask], bool] = {
         devices: not wholes,
         shares: not parts,
@@ -133,7 +139,7 @@ def _dynamic_checks(
 
 
 def is_tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
-    """PreferNoSchedule only ranks; the others bar, unless some toleration covers them."""
+    """Whether the taint permits placement: PreferNoSchedule always does, the other effects only with a matching toleration."""
     return taint.effect == PREFER_NO_SCHEDULE or _is_covered(taint, tolerations)
 
 
@@ -147,7 +153,7 @@ def _is_covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
 
 
 def share_of(ask: DeviceRequest) -> int:
-    """A share in thousandths of one device."""
+    """Returns a share in thousandths of one device."""
     return parse_quantity("share", ask.share)
 
 
@@ -157,49 +163,49 @@ def _device_requirements(asks: Sequence[DeviceRequest]) -> tuple[tuple[DeviceReq
     for ask in asks:
         models = tuple(sorted(set(ask.models)))
         if ANY_MODEL in models:
-            raise ValueError(f"a model of {ask.kind} without a name: name no models to mean any")
+            raise ValueError(f"a model of {ask.kind} without a name: leave models out to accept any")
         if ask.share == "":
             wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
         elif ask.kind in parts:
-            raise ValueError(f"two shares of {ask.kind}: ask for one share, or for whole devices")
+            raise ValueError(f"two shares of {ask.kind}: request one share, or whole devices")
         else:
             parts[ask.kind] = DeviceRequirement(ask.kind, models, share_of(ask))
             if not 0 < parts[ask.kind].amount < WHOLE_DEVICE:
-                raise ValueError(f"a share of {ask.kind} is more than nothing and less than one device; ask for count: 1")
+                raise ValueError(f"a share of {ask.kind} must be between 1m and 999m; for a whole device, use count: 1")
     mixed = sorted(set(parts) & {kind for kind, _ in wholes})
     if mixed:
-        raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: ask for one or the other")
+        raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: request one or the other")
     for kind, models in _with_unions(list(wholes)):
         wholes.setdefault((kind, models), 0)
     return tuple(DeviceRequirement(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
 
 
 def _with_unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """What was asked, and every union of model sets that overlap; sets that are nested or disjoint add none."""
+    """Returns the requested model sets and every union of overlapping ones; nested or disjoint sets add none."""
     found = list(asked)
-    for kind, models in found:  # grows as it goes
+    for kind, models in found:  # the list grows while it is iterated
         for other, more in asked:
             union = kind, tuple(sorted({*models, *more}))
             if kind == other and set(models) & set(more) and union not in found:
                 found.append(union)
         if len(found) > max(DEVICE_SETS_MAX, len(asked)):
-            raise ValueError(f"the models of {kind} that are asked for overlap in too many ways")
+            raise ValueError(f"the requested models of {kind} overlap in too many ways")
     return found
 
 
 def _in_every_list(lists: Sequence[Sequence[str]]) -> MemoizedPredicate:
-    """A place passes if every list that names any names it."""
+    """A lookup that accepts a place if every non-empty list names it."""
     sets = [frozenset(names) for names in lists if names]
     return MemoizedPredicate(lambda value: all(value in names for names in sets))
 
 
 def rule_matches(match: PolicyMatch, tenant: str, labels: Mapping[str, str]) -> bool:
-    """Does a policy's rule speak of this tenant's work with these labels?"""
+    """Whether a policy rule applies to workloads of this tenant with these labels."""
     return (not match.tenants or tenant in match.tenants) and selects(match.labels, labels)
 
 
 def exec_denied_by(policies: Mapping[str, PolicySpec], tenant: str, labels: Mapping[str, str]) -> str:
-    """Which policy lets no command run beside this work, with its reason; empty if none does."""
+    """Returns the first policy that forbids exec in this workload's replicas, with its reason; empty if there is none."""
     for name, policy in sorted(policies.items()):
         for rule in policy.rules:
             if not rule.exec and rule_matches(rule.match, tenant, labels):

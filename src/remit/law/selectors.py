@@ -1,9 +1,8 @@
 """Label selectors and topology domains, on one object and on columns.
 
-The one rule with two forms: on one node's labels, and on a column a label key. Nothing else here.
-
-Both forms rest on `admits`, which judges one expression against one value (None: the label is absent); the column form applies
-it once to each distinct value of the column and spreads the answers, so they cannot differ in meaning, only in speed.
+Label matching is the only rule with two forms: on the labels of one node, and on one column per label key. Both forms use
+`admits`, which evaluates one expression on one value (None: the label is absent). The column form evaluates it once for each
+distinct value, so the two forms differ only in speed.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _INTEGER = re.compile("[+-]?[0-9]{1,63}")
 
 
 class LabelColumn(NamedTuple):
-    """One label key over all nodes: `ids[i]` points into `values`; -1 where the node lacks the label."""
+    """One label key over all nodes: `ids[i]` is an index into `values`, or -1 if the node does not have the label."""
 
     ids: npt.NDArray[np.int64]
     values: Sequence[str]
 
 
 def expressions(placement: Placement) -> tuple[NodeExpression, ...]:
-    """All that a placement asks of a node's labels."""
+    """Returns all requirements of a placement on node labels."""
     selected = tuple(NodeExpression(key=k, operator="In", values=(v,)) for k, v in sorted(placement.node_selector.items()))
     return selected + placement.expressions
 
@@ -61,20 +60,22 @@ def match_columns(wanted: Sequence[NodeExpression], columns: Mapping[str, LabelC
         if column is None:
             matched &= admits(expression, None)
             continue
-        # The answer for "absent" stands last, where the id -1 finds it.
+        # The result for an absent label is last, so that the id -1 selects it.
         answers = [admits(expression, value) for value in column.values] + [admits(expression, None)]
         matched &= np.array(answers, dtype=np.bool_)[column.ids]
     return matched
 
 
 def selects(selector: Mapping[str, str] | Sequence[tuple[str, str]], labels: Mapping[str, str]) -> bool:
-    """Does a label selector pick a replica with these labels?"""
+    """Whether a label selector matches a replica with these labels."""
     pairs = selector.items() if isinstance(selector, Mapping) else selector
     return all(labels.get(key) == value for key, value in pairs)
 
 
 def domain_of(node: Node, key: str) -> str:
-    """The topology domain of a node; empty if it is in none. A label called like a place is no place."""
+    """Returns the topology domain of a node; empty if it is in none. The keys node, zone, region and pool never refer to labels
+    of the same name.
+    """
     match key:
         case "node":
             return node.metadata.name
@@ -89,5 +90,5 @@ def domain_of(node: Node, key: str) -> str:
 
 
 def _integer(text: str | None) -> int | None:
-    # Not whatever int() takes: `1_000` is a lawful label value, and no number to anybody who reads it.
+    # int() accepts more, such as `1_000`, which is a valid label value but not a number to a human reader.
     return int(text) if text is not None and _INTEGER.fullmatch(text) else None

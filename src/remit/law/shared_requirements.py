@@ -1,11 +1,9 @@
 """Shares one `Requirements` value among generations that need the same.
 
-Makes asks of many, and what they have in common only once. The rules are in fit.py.
-
-Ten thousand jobs of one spec ask for the same ten thousand times. What may tell two generations of one tenant and spec apart
-are their names and labels, and these only where something asks for them: a rule of a policy that matches labels, or a term
-towards other replicas. So asks are alike if the same rules speak of them and the same of their own terms pick them; and, where
-a term has no selector and means its own kind, if they are of one workload.
+Ten thousand jobs with one spec have the same requirements. Two generations of one tenant and spec differ only in name and
+labels, and these matter only where something matches on them: a policy rule with labels, or a constraint on other replicas.
+So requirements are shared if the same rules match and the same constraints match the replica itself; and, where a constraint
+has no selector and therefore means the workload's own replicas, only within one workload.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from remit.model.objects import encode
 from remit.model.policies import PolicyRule
 
 SHARED_MAX: Final = 4_096
-"""How many shapes are kept; when there are more, all go and are made again as they are asked for."""
+"""Bound of the cache of shared requirements. It is emptied when it is full."""
 
 _OWN_FIELDS: Final = Requirements._fields.index("open") + 1
 PeerIdentity = tuple[str, tuple[bool, ...]]
@@ -31,8 +29,9 @@ NO_PEER_TERMS: Final[PeerIdentity] = ("", ())
 
 
 def peer_identity(spec: WorkloadSpec, workload: str, marked: Mapping[str, str]) -> PeerIdentity:
-    """What its terms towards other replicas make of a name and labels: the name, if one of them means its own kind, and which
-    of them pick it itself. `marked` are the labels with the workload's own.
+    """Returns the influence of a workload's name and labels on its constraints on other replicas: the name, if a constraint
+    refers to the workload itself, and which constraints match the workload's own replicas. `marked` are the labels including
+    WORKLOAD_LABEL.
     """
     where = spec.placement
     if not (where.topology_spread or where.affinity or where.anti_affinity):
@@ -44,8 +43,9 @@ def peer_identity(spec: WorkloadSpec, workload: str, marked: Mapping[str, str]) 
 
 
 class RequirementsInterner:
-    """Asks under certain policies. One from here is what `compile_requirements` makes of the same; those that are alike also share what
-    they learn about nodes.
+    """Compiles requirements under given policies, and shares equal ones.
+
+    The results equal those of `compile_requirements`; shared requirements also share their cached static results.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class RequirementsInterner:
     ) -> None:
         self._policies, self._in_force = policies, in_force
         self.admission = admission
-        """What the same policies make of what is declared."""
+        """Admission under the same policies."""
         rules = (rule for policy in policies for rule in policy.rules)
         self._rules: list[tuple[int, PolicyRule]] = [(at, rule) for at, rule in enumerate(rules) if rule.match.labels]
-        """Those that look at labels; what the others say depends on the tenant alone."""
+        """Rules that match on labels; the other rules depend on the tenant alone."""
         self._known: dict[object, tuple[Any, ...]] = {}
-        """Asks without what is their own, which stands first."""
+        """Shared fields of requirements; the fields that differ by generation come first in the tuple."""
 
     def compile(
         self, tenant: str, workload: str, labels: Mapping[str, str], spec: WorkloadSpec, generation: int = 0, open: bool = True
     ) -> Requirements:
-        """Raises ValueError for asks that cannot be met."""
+        """Raises ValueError for requirements that cannot be met."""
         marked = {**labels, WORKLOAD_LABEL: workload}
         template, gang = spec.template, spec.gang
         rules = tuple([at for at, rule in self._rules if rule_matches(rule.match, tenant, marked)]) if self._rules else ()

@@ -1,14 +1,12 @@
 """Workload rules: initial replicas, generation equivalence, progress by stage.
 
-Counts by stage, from the phases of its replicas; nothing is stored.
+Progress is counted from the phases of a workload's replicas when it is read. It is not stored, because then every transition
+of a replica would need a second write. Each replica is in exactly one stage; `limit` names the earliest stage in which
+replicas are held up.
 
-A replica stands at exactly one stage. Who wants to know counts when asked: were counts written down, every move of a replica
-would be two writes. `limit` names the earliest stage at which something stands that should be further.
-
-By what it runs, where and how.
-
-Every change of a workload's spec makes a new generation. Most of them change what a replica is: it is replaced. Some only say
-how many there are to be, or how the rest is to be treated: whoever scales a service does not restart it.
+Every change of a workload's spec creates a new generation. Most changes concern the replicas, which are then replaced.
+Changes of the number of replicas, or of how the workload is managed, are equivalent for a replica: scaling a service does
+not restart it.
 """
 
 from __future__ import annotations
@@ -52,14 +50,14 @@ STAGE_REASONS: Final[dict[str, str]] = {
     "running": "NotReady",
     "ready": "NotServed",
 }
-"""The word for each stage at which work may be held up, the first to be named first."""
+"""The reason word of each stage in which a workload can be held up, in the order in which they are reported."""
 
 _FINAL_STAGES: Final = {"job": ("running", "ready"), "service": (), "daemon": ()}
-"""Stages that are as far as work of this sort has to come."""
+"""Stages that are sufficient for this type of workload and do not hold it up."""
 
 
 class WorkloadProgress(NamedTuple):
-    """`admitted` are wanted and not made yet; the rest are replicas, each where it stands."""
+    """`admitted` is the number of desired replicas that are not created yet; the other fields count replicas by stage."""
 
     admitted: int = 0
     queued: int = 0
@@ -78,12 +76,14 @@ class WorkloadProgress(NamedTuple):
 
 
 def progress(type_: Literal["job", "service", "daemon"], wanted: int, phases: Iterable[Phase]) -> WorkloadProgress:
-    """Of a workload that wants so many in all."""
+    """Returns the progress of a workload with `wanted` desired replicas in all."""
     counts = dict.fromkeys(_STAGE.values(), 0)
     made = 0
     for phase in phases:
         counts[_STAGE[phase]] += 1
-        made += type_ == "job" or phase is not P.RELEASED  # a job's that is over has been made; a service's makes room
+        made += (
+            type_ == "job" or phase is not P.RELEASED
+        )  # a released replica of a job counts as created; one of a service is replaced
     counts["admitted"] = max(0, wanted - made)
     limit = next((word for stage, word in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
     return WorkloadProgress(**counts, limit=limit)
@@ -93,13 +93,13 @@ _ZERO: Final = Duration(0)
 
 
 def is_equivalent(old: GenerationSpec, new: GenerationSpec) -> bool:
-    """Would a replica of the new generation be any different?"""
+    """Whether replicas of both generations would be the same."""
     return old.generation == new.generation or (old.labels == new.labels and _replica_spec(old.spec) == _replica_spec(new.spec))
 
 
 def initial_replicas(spec: WorkloadSpec) -> int:
-    """How many replicas a workload has at once when it is new. A daemon has none, whose nodes must be looked at first, nor has
-    what waits for its time.
+    """Returns how many replicas a new workload starts with. A daemon starts with none, because its nodes must be determined
+    first; so does a scheduled job.
     """
     if spec.type == "daemon" or spec.schedule:
         return 0
@@ -107,7 +107,7 @@ def initial_replicas(spec: WorkloadSpec) -> int:
 
 
 def _replica_spec(spec: WorkloadSpec) -> WorkloadSpec:
-    """All but what the replicas themselves never see."""
+    """Returns the spec without the fields that do not concern replicas."""
     return replace(
         spec,
         replicas=0,

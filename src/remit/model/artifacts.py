@@ -62,7 +62,10 @@ def parse_source(text: str) -> SourceAddress:
     if not host:
         raise InvalidSource("has no host")
     if "@" in parts.netloc:
-        raise InvalidSource("contains a user name or password, which everyone with read access to the workload would see", "use a source that needs no credentials")
+        raise InvalidSource(
+            "contains a user name or password, which everyone with read access to the workload would see",
+            "use a source that needs no credentials",
+        )
     if not host.isascii() or "%" in host:
         raise InvalidSource(f"{quoted(host)} is not a host name", "write an international name in its xn-- form")
     if port == 0:
@@ -176,7 +179,8 @@ class Rootfs(Record, frozen=True):
     """
 
     directory: Annotated[
-        str, constrained(AbsolutePath(), pattern=LINE, max_length=1024, description="an absolute path of a directory on the node")
+        str,
+        constrained(AbsolutePath(), pattern=LINE, max_length=1024, description="an absolute path of a directory on the node"),
     ] = ""
     source: Annotated[str, constrained(SourceUrl(), pattern=LINE, max_length=4096)] = ""
     sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END)] = ""

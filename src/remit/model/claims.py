@@ -99,6 +99,7 @@ class Apply(Claim, frozen=True):
 
 class Delete(Claim, frozen=True):
     """Delete a declared object. With finalizers or dependants left it is marked as deleting instead."""
+
     kind: ShortText
     name: ShortText
     tenant: ShortText = ""
@@ -305,6 +306,7 @@ class Acquire(Claim, frozen=True):
 
 class Vacate(Claim, frozen=True):
     """Give up a lease before it expires."""
+
     lease: ShortText
 
 
@@ -355,7 +357,8 @@ class Abandon(Claim, frozen=True):
 
 AnyClaim = (
     Apply | Delete | Rollback | Adopt | Spawn | Bind | Reserve | BindGang | Move | Forget | Mark
-    | Issue | Accept | Renew | ReturnCapacity | Close | Credit | ConfirmHoldings | AcceptIncarnation | DeclareLost | Acquire | Vacate
+    | Issue | Accept | Renew | ReturnCapacity | Close | Credit | ConfirmHoldings | AcceptIncarnation | DeclareLost
+    | Acquire | Vacate
     | RecordEvent | RecordDecision | Report | SetCondition | Abandon
 )  # fmt: skip
 

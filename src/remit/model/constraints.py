@@ -95,7 +95,8 @@ class UserMaximum(FieldConstraint):
 
 
 class MatchesPattern(FieldConstraint):
-    """A text that matches a pattern. Texts longer than `longest` are skipped, because their length has already been reported.
+    """A text that matches a pattern. Texts longer than `longest` are skipped, because their length has already been
+    reported.
     """
 
     def __init__(self, pattern: str, longest: int, what: str, cure: str) -> None:
@@ -200,7 +201,8 @@ _SYSTEM_DIRECTORIES = ("dev", "proc", "sys")
 
 
 class MountPoint(FieldConstraint):
-    """A path at which files are mounted for a replica: below its directory or absolute, but not / and not a system directory.
+    """A path at which files are mounted for a replica: below its directory or absolute, but not / and not a system
+    directory.
     """
 
     def violations(self, node: DocumentNode, path: Path) -> Iterator[ConstraintViolation]:
@@ -210,9 +212,7 @@ class MountPoint(FieldConstraint):
         first, *_ = [part for part in text.split("/") if part not in ("", ".")] or [""]
         if not first or (text.startswith("/") and first in _SYSTEM_DIRECTORIES):
             message = f"{quoted(text)} is {'the root directory' if not first else 'a system directory'}"
-            yield ConstraintViolation(
-                node.position, path, message, "choose another directory, such as secrets or /run/secrets"
-            )
+            yield ConstraintViolation(node.position, path, message, "choose another directory, such as secrets or /run/secrets")
 
     def schema(self) -> dict[str, Any]:
         return {"not": {"pattern": r"^(/|\.)$|^/(dev|proc|sys)(/|$)"}}

@@ -53,7 +53,12 @@ class TokenSpec(Record, frozen=True):
     tenant: Annotated[str, Meta(pattern=OPTIONAL_LABEL, max_length=63)] = ""
     nodes: Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=TOKEN_NODES_MAX)] = ()
     revoked: bool = False
-    spent: Annotated[str, Meta(pattern="^([0-9a-f]{64})?" + END, description="SHA-256 that identifies the agent which has joined with this token")] = ""
+    spent: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?" + END, description="SHA-256 that identifies the agent which has joined with this token"
+        ),
+    ] = ""
     joined: Annotated[bool, Meta(description="true: an agent's token, issued when it joined")] = False
 
 
@@ -63,7 +68,8 @@ class Token(Object, tag="Token", frozen=True, kw_only=True):
 
 
 class Principal(Struct, frozen=True, gc=False):
-    """The authenticated caller, as described by its token. `token` is the token's name; an empty `tenant` means no restriction.
+    """The authenticated caller, as described by its token. `token` is the token's name; an empty `tenant` means no
+    restriction.
     """
 
     token: str

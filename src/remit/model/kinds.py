@@ -104,7 +104,9 @@ class NodeSpec(Record, frozen=True):
         Duration(600_000)
     )
     drain_force: Annotated[bool, Meta(description="past drainDeadline, evict even if that violates disruption limits")] = False
-    address: Annotated[str, Meta(pattern=LINE, max_length=253, description="host on which replicas of this node are reached")] = ""
+    address: Annotated[
+        str, Meta(pattern=LINE, max_length=253, description="host on which replicas of this node are reached")
+    ] = ""
     port: Annotated[int, Meta(ge=0, le=65535, description="port of the agent's own API on that host; 0: none")] = 0
 
 
@@ -445,16 +447,20 @@ class OverrideSpec(Record, frozen=True):
         Duration,
         constrained(
             NonZeroDuration("an override with a ttl of 0 would have no effect", "write how long it is in force, such as 30m"),
-            MaxDuration(
-                OVERRIDE_TTL_MS_MAX, "use at most 7d; for longer, change the Policy or the object itself"
-            ),
+            MaxDuration(OVERRIDE_TTL_MS_MAX, "use at most 7d; for longer, change the Policy or the object itself"),
         ),
     ]
     reason: Annotated[
-        str, constrained(MatchesPattern(r"\S", 4096, "a reason", "write why it is needed, for operators who see it later"), max_length=4096)
+        str,
+        constrained(
+            MatchesPattern(r"\S", 4096, "a reason", "write why it is needed, for operators who see it later"), max_length=4096
+        ),
     ]
     author: Annotated[
-        str, constrained(MatchesPattern(r"\S", 253, "an author", "write the name of the responsible person"), pattern=LINE, max_length=253)
+        str,
+        constrained(
+            MatchesPattern(r"\S", 253, "an author", "write the name of the responsible person"), pattern=LINE, max_length=253
+        ),
     ]
     by: Annotated[int, Meta(ge=0, le=USER_PRIORITY_MAX, description="how much a boost adds to the priority")] = 0
     budget: Annotated[

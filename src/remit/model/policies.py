@@ -28,8 +28,12 @@ class TenantLimits(Record, frozen=True):
     secrets: Annotated[Natural, Meta(description="maximum number of secrets")] = 10_000
     configs: Annotated[Natural, Meta(description="maximum number of configs")] = 10_000
     bytes: Annotated[Natural, Meta(description="maximum stored size of all declared objects")] = 1 << 30
-    requests_per_second: Annotated[int, Meta(ge=1, le=1_000_000, description="sustained rate of writes and of expensive reads, which count by their cost")] = 200
-    requests_burst: Annotated[int, Meta(ge=1, le=10_000_000, description="requests that may exceed the rate in one burst")] = 1_000
+    requests_per_second: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="sustained rate of writes and of expensive reads, which count by their cost")
+    ] = 200
+    requests_burst: Annotated[int, Meta(ge=1, le=10_000_000, description="requests that may exceed the rate in one burst")] = (
+        1_000
+    )
 
 
 class PolicyMatch(Record, frozen=True):

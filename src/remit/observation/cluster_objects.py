@@ -1,8 +1,7 @@
 """Non-replica rows of the scheduler view, and the changes a scheduler must hear of.
 
-Gathered until it is taken; what is done about it is decided in proposal/.
-
-Nodes, tenants, grants, classes, policies, workloads, generations. No replica is known here.
+Covers nodes, tenants, grants, priority classes, policies, workloads and generations. Changes are collected until the
+scheduler takes them; proposal/ decides what to do about them.
 """
 
 from __future__ import annotations
@@ -17,44 +16,45 @@ from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
 from remit.model.objects import dec_hook
 from remit.model.records import Grant, PolicyRevision, Summary
 from remit.observation.hints import PREFIX, Hints
-from remit.observation.node_columns import Columns
-from remit.observation.postings import Accounts
-from remit.observation.shapes import Shapes
-from remit.observation.topology_counts import SeenPeers
-from remit.store.protocol import Change, Corrupt
+from remit.observation.node_columns import NodeColumns
+from remit.observation.postings import QuotaLedgers
+from remit.observation.shapes import ShapeTable
+from remit.observation.topology_counts import ViewPeerCounts
+from remit.store.protocol import Corrupt, RowChange
 
-Cure = tuple[str | int, ...]
-"""What may end a wait: `("room", row)`, `("node", row)`, `("quota", ledger)`, `("grant", ledger)`, `("policy",)`,
-`("priority",)`, `("peers", tenant)`, `("workload", tenant, name)`, or `("domains",)`: a node went or is another, so that there
-may be fewer domains to spread over."""
+UnblockKey = tuple[str | int, ...]
+"""An event that may end a wait: `("room", row)`, `("node", row)`, `("quota", ledger)`, `("grant", ledger)`, `("policy",)`,
+`("priority",)`, `("peers", tenant)`, `("workload", tenant, name)`, `("hinted", workload)`, or `("domains",)`: a node was
+removed or changed its attributes, so that there may be fewer domains to spread over.
+"""
 
 
-class News:
-    """What happened since somebody last took it, each thing once, in the order in which it first happened.
+class ViewChanges:
+    """Changes since they were last taken, each once, in order of first occurrence.
 
-    `anew`: everything was listed from nothing, and slots from before mean nothing. `settled` are slots that stopped waiting for
-    a node, or are no longer the same; they are to be read before `pending`, which wait now: one may be in both. `ready` are
-    reservations whose victims have gone.
+    `anew`: the view was listed from nothing, and earlier slots are invalid. `settled` are slots that stopped being pending
+    or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are reservations
+    whose victims have gone.
     """
 
-    __slots__ = ("anew", "cures", "pending", "ready", "settled")
+    __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events")
 
-    def __init__(self, *, anew: bool = False) -> None:
-        self.anew = anew
+    def __init__(self, *, reset: bool = False) -> None:
+        self.reset = reset
         self.pending: dict[int, None] = {}
-        self.settled: dict[int, None] = {}
+        self.no_longer_pending: dict[int, None] = {}
         self.ready: dict[int, None] = {}
-        self.cures: dict[Cure, None] = {}
+        self.unblock_events: dict[UnblockKey, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.anew or self.pending or self.settled or self.ready or self.cures)
+        return bool(self.reset or self.pending or self.no_longer_pending or self.ready or self.unblock_events)
 
-    def waits(self, slot: int) -> None:
+    def add_pending(self, slot: int) -> None:
         self.pending[slot] = None
 
-    def no_longer_waits(self, slot: int) -> None:
+    def remove_pending(self, slot: int) -> None:
         self.pending.pop(slot, None)
-        self.settled[slot] = None
+        self.no_longer_pending[slot] = None
 
 
 _DECODERS: Final[Mapping[str, Any]] = {
@@ -62,14 +62,14 @@ _DECODERS: Final[Mapping[str, Any]] = {
     for kind in (Node, Override, PriorityClass, Summary, Tenant, PolicyRevision, Grant)
 }
 KINDS: Final = ("node", "override", "priorityclass", "summary", "tenant", "policyrevision", "workload", "generation", "grant")
-"""Of each, the rows in the order in which they are listed. A kind that is added needs its line in `change`."""
+"""Kinds in the order in which they are listed. A new kind needs a line in `change`."""
 
 
-class Moved(NamedTuple):
-    """What is about to go, or may change in amount: whoever holds any of it has to let go first.
+class AffectedHolds(NamedTuple):
+    """Nodes, ledgers and generations that an event removes or rewrites: holds on them must be released first.
 
-    The authority lets nothing go that somebody holds, and writes no generation anew while replicas are of it. But somebody may
-    be assumed to hold it, and a list that spans a deletion may show a generation with a new content.
+    The authority removes nothing that is in use and never rewrites a generation that has replicas. But an assumed binding
+    may use it, and a list that spans a deletion and re-creation may show a generation with a new content.
     """
 
     rows: frozenset[int]
@@ -77,137 +77,137 @@ class Moved(NamedTuple):
     rewritten: frozenset[int]
 
 
-class Things:
-    """Rows of every kind but replicas. Those of which there are few are kept as objects, with their revisions."""
+class ClusterObjects:
+    """Rows of every kind except replicas. Kinds with few rows are stored as decoded objects with their revisions."""
 
-    def __init__(self, columns: Columns, shapes: Shapes, accounts: Accounts, peers: SeenPeers) -> None:
+    def __init__(self, columns: NodeColumns, shapes: ShapeTable, quota_ledgers: QuotaLedgers, peers: ViewPeerCounts) -> None:
         self.classes: dict[str, PriorityClass] = {}
         self.overrides: dict[str, Override] = {}
         self.hints = Hints()
         self.revisions: dict[str, int] = {}
-        """By key, of all but workloads and generations, which have their own columns."""
-        self._columns, self._shapes, self._accounts, self._peers = columns, shapes, accounts, peers
+        """Revisions by key, except of workloads and generations, which have revision columns of their own."""
+        self._columns, self._shapes, self._quota_ledgers, self._peers = columns, shapes, quota_ledgers, peers
 
-    def concerns(self, key: str) -> bool:
+    def is_relevant(self, key: str) -> bool:
         return key.partition("/")[0] in KINDS
 
-    def moved(self, changes: Sequence[Change]) -> Moved:
+    def affected_by(self, changes: Sequence[RowChange]) -> AffectedHolds:
         rows, ledgers, rewritten = set[int](), set[str](), set[int]()
         for key, value, _ in changes:
             kind, _, path = key.partition("/")
             if kind == "generation":
-                generation = self.generation(path) if value is not None else None
+                generation = self.find_generation(path) if value is not None else None
                 rewritten.update(() if generation is None else (generation,))
             elif value is None and kind == "node" and path in self._columns.rows:
                 rows.add(self._columns.rows[path])
-            elif value is None and (opened := self._opened(kind, path)) is not None:
-                ledgers.update(name for name, _, _ in ledgers_of(opened))
-        return Moved(frozenset(rows), frozenset(ledgers), frozenset(rewritten))
+            elif value is None and (owner := self._ledger_owner(kind, path)) is not None:
+                ledgers.update(name for name, _, _ in ledgers_of(owner))
+        return AffectedHolds(frozenset(rows), frozenset(ledgers), frozenset(rewritten))
 
-    def change(self, changes: Sequence[Change], news: News) -> None:
-        """All of one event. What is made comes before what stands on it, and what goes, after."""
-        by_kind: dict[str, list[Change]] = {}
+    def apply(self, changes: Sequence[RowChange], view_changes: ViewChanges) -> None:
+        """Apply all changes of one event. Rows are added before the rows that refer to them, and removed after."""
+        by_kind: dict[str, list[RowChange]] = {}
         for change in changes:
             by_kind.setdefault(change.key.partition("/")[0], []).append(change)
         for change in by_kind.get("node", ()):
-            self._node(change, news)
+            self._apply_node(change, view_changes)
         for change in by_kind.get("priorityclass", ()):
-            self._class(change, news)
-        self._charge([*by_kind.get("tenant", ()), *by_kind.get("grant", ())], news)
+            self._apply_class(change, view_changes)
+        self._apply_ledgers([*by_kind.get("tenant", ()), *by_kind.get("grant", ())], view_changes)
         for change in by_kind.get("policyrevision", ()):
-            self._policy(change, news)
+            self._apply_policy(change, view_changes)
         for change in by_kind.get("workload", ()):
-            self._workload(change, news)
+            self._apply_workload(change, view_changes)
         for change in by_kind.get("generation", ()):
-            self._keep(change)
+            self._apply_generation(change)
         if "generation" in by_kind:
-            self._peers.reshaped()
+            self._peers.on_reshaped()
         for change in by_kind.get("override", ()):
-            self._override(change)
+            self._apply_override(change)
         for change in by_kind.get("summary", ()):
-            self._summary(change, news)
+            self._apply_summary(change, view_changes)
 
-    def _decode(self, kind: str, change: Change) -> Any:
+    def _decode(self, kind: str, change: RowChange) -> Any:
         try:
-            thing = _DECODERS[kind](change.value)
+            obj = _DECODERS[kind](change.value)
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"row {change.key} does not decode ({error}); restore a backup") from None
         self.revisions[change.key] = change.revision
-        return thing
+        return obj
 
-    def _gone(self, change: Change) -> bool:
+    def _is_deletion(self, change: RowChange) -> bool:
         if change.value is None:
             self.revisions.pop(change.key, None)
         return change.value is None
 
-    def _node(self, change: Change, news: News) -> None:
+    def _apply_node(self, change: RowChange, view_changes: ViewChanges) -> None:
         name, columns = change.key.partition("/")[2], self._columns
-        if self._gone(change):
+        if self._is_deletion(change):
             if name in columns.rows:
                 columns.drop(name)
-                news.cures["domains",] = None
+                view_changes.unblock_events["domains",] = None
             return
         node: Node = self._decode("node", change)
         old = columns.nodes[columns.rows[name]] if name in columns.rows else None
         row = columns.put(node)
-        if old is None or _better(old, node):
-            news.cures["node", row] = None
-        if old is not None and _stands(old) != _stands(node):
-            news.cures["domains",] = None
+        if old is None or _may_fit_more(old, node):
+            view_changes.unblock_events["node", row] = None
+        if old is not None and _node_attributes(old) != _node_attributes(node):
+            view_changes.unblock_events["domains",] = None
 
-    def _class(self, change: Change, news: News) -> None:
+    def _apply_class(self, change: RowChange, view_changes: ViewChanges) -> None:
         name = change.key.partition("/")[2]
-        if self._gone(change):
+        if self._is_deletion(change):
             self.classes.pop(name, None)
         else:
             self.classes[name] = self._decode("priorityclass", change)
-        news.cures["priority",] = None
+        view_changes.unblock_events["priority",] = None
 
-    def _override(self, change: Change) -> None:
-        """Kept, whether or not its time has passed: who asks what is in force knows the time."""
+    def _apply_override(self, change: RowChange) -> None:
+        """Store an override even if it has expired: the reader knows the time and filters."""
         name = change.key.partition("/")[2]
-        if self._gone(change):
+        if self._is_deletion(change):
             self.overrides.pop(name, None)
         else:
             self.overrides[name] = self._decode("override", change)
 
-    def _summary(self, change: Change, news: News) -> None:
+    def _apply_summary(self, change: RowChange, view_changes: ViewChanges) -> None:
         name = change.key.partition("/")[2]
-        summary: Summary | None = None if self._gone(change) else self._decode("summary", change)
+        summary: Summary | None = None if self._is_deletion(change) else self._decode("summary", change)
         if name.startswith(PREFIX):
-            news.cures.update({("hinted", work): None for work in self.hints.put(name, summary)})
+            view_changes.unblock_events.update({("hinted", work): None for work in self.hints.put(name, summary)})
 
-    def _charge(self, changes: Sequence[Change], news: News) -> None:
-        puts, gone = list[Tenant | Grant](), list[Tenant | Grant]()
+    def _apply_ledgers(self, changes: Sequence[RowChange], view_changes: ViewChanges) -> None:
+        puts, removed = list[Tenant | Grant](), list[Tenant | Grant]()
         for change in changes:
             kind, _, path = change.key.partition("/")
-            if self._gone(change):
-                opened = self._opened(kind, path)
-                gone += [] if opened is None else [opened]
+            if self._is_deletion(change):
+                owner = self._ledger_owner(kind, path)
+                removed += [] if owner is None else [owner]
             else:
                 puts.append(self._decode(kind, change))
         if changes:
-            self._accounts.change(puts, gone)
-        for thing in puts:
-            if isinstance(thing, Grant):
-                news.cures[self._accounts.kind(thing.metadata.name), thing.metadata.name] = None
+            self._quota_ledgers.apply(puts, removed)
+        for obj in puts:
+            if isinstance(obj, Grant):
+                view_changes.unblock_events[self._quota_ledgers.ledger_kind(obj.metadata.name), obj.metadata.name] = None
 
-    def _opened(self, kind: str, name: str) -> Tenant | Grant | None:
+    def _ledger_owner(self, kind: str, name: str) -> Tenant | Grant | None:
         if kind == "tenant":
-            return self._accounts.tenants.get(name)
-        return self._accounts.grants.get(name) if kind == "grant" else None
+            return self._quota_ledgers.tenants.get(name)
+        return self._quota_ledgers.grants.get(name) if kind == "grant" else None
 
-    def _policy(self, change: Change, news: News) -> None:
-        """The highest number is in force; older ones are kept for rollback, and nobody here asks for them."""
-        if self._gone(change):
+    def _apply_policy(self, change: RowChange, view_changes: ViewChanges) -> None:
+        """Apply a policy revision. The one with the highest number is in force; older ones are not needed here."""
+        if self._is_deletion(change):
             return
         policy: PolicyRevision = self._decode("policyrevision", change)
         known = self._shapes.policy
         if known is None or policy.spec.number >= known.spec.number:
             self._shapes.put_policy(policy)
-            news.cures["policy",] = None
+            view_changes.unblock_events["policy",] = None
 
-    def _workload(self, change: Change, news: News) -> None:
+    def _apply_workload(self, change: RowChange, view_changes: ViewChanges) -> None:
         path, shapes = change.key.partition("/")[2], self._shapes
         owner = shapes.workloads.ids.get(path)
         before = None if owner is None else shapes.workloads.at.state[owner]
@@ -218,35 +218,35 @@ class Things:
             if shapes.workloads.at.state[owner] == before:
                 return
         tenant, _, name = path.partition("/")
-        news.cures["workload", tenant, name] = None
+        view_changes.unblock_events["workload", tenant, name] = None
 
-    def _keep(self, change: Change) -> None:
+    def _apply_generation(self, change: RowChange) -> None:
         path = change.key.partition("/")[2]
         if change.value is None:
-            self._shapes.drop(path)
+            self._shapes.drop_generation(path)
             return
-        if self.generation(path) is not None:
+        if self.find_generation(path) is not None:
             self._peers.clear()
-        self._shapes.put(path, change.value, change.revision)
+        self._shapes.put_generation(path, change.value, change.revision)
 
-    def generation(self, path: str) -> int | None:
-        """By `tenant/workload/number`."""
+    def find_generation(self, path: str) -> int | None:
+        """Return a generation's id by `tenant/workload/number`."""
         name, _, number = path.rpartition("/")
         owner = self._shapes.workloads.ids.get(name)
         return None if owner is None else self._shapes.ids.get(owner << 32 | int(number))
 
 
-def _better(old: Node, new: Node) -> bool:
-    """Might something fit it now that did not before?"""
+def _may_fit_more(old: Node, new: Node) -> bool:
+    """Whether something may fit the new node that did not fit the old one."""
 
-    def takes(node: Node) -> bool:
-        shut = node.spec.unschedulable or node.spec.draining or node.metadata.deleting
-        return node.status.health is NodeHealth.READY and not shut
+    def is_open(node: Node) -> bool:
+        closed = node.spec.unschedulable or node.spec.draining or node.metadata.deleting
+        return node.status.health is NodeHealth.READY and not closed
 
-    return takes(new) and (not takes(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
+    return is_open(new) and (not is_open(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
 
 
-def _stands(node: Node) -> tuple[object, ...]:
-    """What says who could be placed there at all, and in which domains it is."""
+def _node_attributes(node: Node) -> tuple[object, ...]:
+    """Return the attributes that decide which replicas could be placed on a node, and its domains."""
     spec = node.spec
     return spec.region, spec.zone, spec.pool, spec.taints, node.metadata.labels

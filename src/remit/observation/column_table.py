@@ -1,11 +1,10 @@
 """Columnar tables, shared value pools, interned names and row change logs.
 
-In columns of numbers that grow together, and values that many share. No meaning here.
+Generic containers without scheduling semantics, used by the scheduler view and node_columns.py.
 
-A decoded object a record would cost a kilobyte each. Whole columns are read as arrays; single cells through `at`, which has a
-memoryview of each column: reading or writing one number there costs a third of what NumPy takes for it.
-
-Names and the ids that they were given, and which rows have changed, one after another. For columns.py.
+A decoded object per record would cost about a kilobyte each. Complete columns are read as NumPy arrays. Single cells are
+accessed through `at`, which has a memoryview of each column: reading or writing one number there takes a third of the time
+NumPy needs.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _ROWS_MIN: Final = 64
 
 
 class Cells:
-    """One memoryview a column."""
+    """One memoryview per column."""
 
     def __getattr__(self, name: str) -> memoryview[int]:
         raise AttributeError(name)
 
 
 class Table:
-    """Records by slot. A slot that was given up is used again; until then its cells have `NONE` in them."""
+    """Records by slot. A released slot is reused; until then its cells contain `NONE`."""
 
     columns: ClassVar[Mapping[str, Any]]
 
@@ -48,8 +47,8 @@ class Table:
         """One more than the highest slot ever used."""
         return self._size
 
-    def slot(self) -> int:
-        """A slot that nobody has."""
+    def allocate(self) -> int:
+        """Return an unused slot."""
         if self._free:
             return self._free.pop()
         if self._size == self._rows:
@@ -57,28 +56,28 @@ class Table:
         self._size += 1
         return self._size - 1
 
-    def give_up(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         for name in self.columns:
             getattr(self.at, name)[slot] = NONE
         self._free.append(slot)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """As many cells as there are slots in use; holes among them have `NONE`."""
-        found: npt.NDArray[Any] = getattr(self, name)
-        return found[: self._size]
+        """Return the cells of all slots up to `size`; unused slots contain `NONE`."""
+        column: npt.NDArray[Any] = getattr(self, name)
+        return column[: self._size]
 
     def _grow(self, rows: int) -> None:
         for name, kind in self.columns.items():
-            made = np.full(rows, NONE, dtype=kind)
+            column = np.full(rows, NONE, dtype=kind)
             if self._size:
-                made[: self._size] = getattr(self, name)[: self._size]
-            setattr(self, name, made)
-            setattr(self.at, name, made.data)
+                column[: self._size] = getattr(self, name)[: self._size]
+            setattr(self, name, column)
+            setattr(self.at, name, column.data)
         self._rows = rows
 
 
 class Pool(Generic[V]):
-    """Values that many share, each kept once and counted. An id is used again once nobody has its value."""
+    """Reference-counted pool of shared values. The id of a value without references is reused."""
 
     def __init__(self) -> None:
         self.values: list[V | None] = []
@@ -92,15 +91,15 @@ class Pool(Generic[V]):
     def __getitem__(self, number: int) -> V:
         value = self.values[number]
         if value is None:
-            raise LookupError(f"nobody has value {number}")
+            raise LookupError(f"pool value {number} has no references")
         return value
 
-    def take(self, value: V) -> int:
-        """Its id, for one more who has it."""
-        found = self.ids.get(value)
-        if found is not None:
-            self._counts[found] += 1
-            return found
+    def acquire(self, value: V) -> int:
+        """Return the id of a value and add a reference to it."""
+        existing = self.ids.get(value)
+        if existing is not None:
+            self._counts[existing] += 1
+            return existing
         if self._free:
             number = self._free.pop()
             self.values[number], self._counts[number] = value, 1
@@ -111,8 +110,8 @@ class Pool(Generic[V]):
         self.ids[value] = number
         return number
 
-    def drop(self, number: int) -> None:
-        """One fewer has it."""
+    def release(self, number: int) -> None:
+        """Remove a reference."""
         self._counts[number] -= 1
         if not self._counts[number]:
             del self.ids[self[number]]
@@ -123,37 +122,37 @@ class Pool(Generic[V]):
 Ints = npt.NDArray[np.int64]
 
 CHANGES_MAX: Final = 1 << 16
-"""How many changes are remembered by row; whoever last looked before that looks at everything."""
-_ROOM_MIN: Final = 16
+"""Number of changes remembered by row; readers that fall further behind must check all rows."""
+_LOG_ROWS_MIN: Final = 16
 
 
-class Names:
-    """Distinct values and their ids, in the order of their first appearance. Grows, and never changes what it has said."""
+class NameInterner:
+    """Distinct values and their ids, in order of first appearance. Append-only: an assigned id never changes."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
         self.ids: dict[Any, int] = {}
 
-    def id(self, value: Hashable | None) -> int:
+    def intern(self, value: Hashable | None) -> int:
         if value is None:
             return -1
-        found = self.ids.setdefault(value, len(self.values))
-        if found == len(self.values):
+        number = self.ids.setdefault(value, len(self.values))
+        if number == len(self.values):
             self.values.append(value)
-        return found
+        return number
 
 
-class Changes:
-    """Which rows changed, one after another. `count` says how many changes there were since the beginning."""
+class ChangeLog:
+    """Log of changed rows. `count` is the total number of changes since the beginning."""
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
-        self._rows: Ints = np.zeros(_ROOM_MIN, dtype=np.int64)
+        self._rows: Ints = np.zeros(_LOG_ROWS_MIN, dtype=np.int64)
         self._used = 0
 
     def add(self, row: int) -> None:
         if self._used == len(self._rows):
-            self._make_room(1)
+            self._make_space(1)
         self._rows[self._used] = row
         self._used += 1
         self.count += 1
@@ -162,25 +161,27 @@ class Changes:
         more = len(rows)
         self.count += more
         if more > CHANGES_MAX:
-            self._used = 0  # a part of them would pass for all
+            self._used = 0  # an incomplete list would look complete
             return
         if self._used + more > len(self._rows):
-            self._make_room(more)
+            self._make_space(more)
         self._rows[self._used : self._used + more] = rows
         self._used += more
 
     def since(self, count: int) -> Ints | None:
-        """The rows that changed after the first `count` changes, some maybe more than once; None if that is forgotten."""
+        """Return the rows that changed after the first `count` changes, possibly repeated; None if they are no longer
+        remembered.
+        """
         back = self.count - count
         return None if back > self._used else self._rows[self._used - back : self._used]
 
-    def _make_room(self, more: int) -> None:
-        """For so many more, at most CHANGES_MAX; as many as that are kept of the old."""
-        kept = self._rows[max(self._used - CHANGES_MAX, 0) : self._used]
-        self._rows = np.zeros(min(2 * (len(kept) + more), 2 * CHANGES_MAX), dtype=np.int64)
-        self._rows[: len(kept)] = kept
-        self._used = len(kept)
+    def _make_space(self, more: int) -> None:
+        """Make space for `more` entries, at most CHANGES_MAX, keeping up to CHANGES_MAX old ones."""
+        retained = self._rows[max(self._used - CHANGES_MAX, 0) : self._used]
+        self._rows = np.zeros(min(2 * (len(retained) + more), 2 * CHANGES_MAX), dtype=np.int64)
+        self._rows[: len(retained)] = retained
+        self._used = len(retained)
 
-    def frozen(self) -> Changes:
-        """Goes on counting from here, and remembers nothing from before."""
-        return Changes(self.count)
+    def fork(self) -> ChangeLog:
+        """Return an empty log that continues the count."""
+        return ChangeLog(self.count)

@@ -1,12 +1,12 @@
 """Reflector: list, watch, verify the chain, resync; diffs a relist against known rows.
 
-List, then watch, and prove that nothing was missed; what the rows mean is the sink's affair.
+The sink interprets the rows. Every event carries the hash chain, which proves that no event was missed.
 
-A list may come from a member that lags: one that is older than what this observer has seen is refused. After a restart it has
-seen nothing that it could compare with, so its first list is a linearizable one. A list comes in pages and is taken as a whole:
-the sink learns where it begins and where it ends, and one that breaks off begins anew.
+A list may come from a store member that lags, so a list older than what this observer has already seen is rejected. After a
+restart the observer has seen nothing to compare with, so its first list is linearizable. A list arrives in pages and is
+applied as a unit: the sink is told where it begins and ends, and an interrupted list starts again.
 
-Compares its rows with what is known, by their revisions; it changes nothing itself.
+`ListDiff` compares a relist with the known rows by their revisions; it changes nothing itself.
 """
 
 from __future__ import annotations
@@ -19,68 +19,72 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from remit.observation.cluster_objects import Things
-from remit.observation.replica_table import Replicas
-from remit.observation.shapes import Shapes
+from remit.observation.cluster_objects import ClusterObjects
+from remit.observation.replica_table import ReplicaTable
+from remit.observation.shapes import ShapeTable
 from remit.store import chain
-from remit.store.protocol import HEAD, Change, Event, Head, Row, Store, StoreError, Unavailable
-from remit.world.concurrency import one_failure
+from remit.store.protocol import HEAD, Head, Row, RowChange, Store, StoreError, Unavailable, WatchEvent
+from remit.world.concurrency import first_failure
 from remit.world.interfaces import Clock, World
 
-MARKER: Final = "incarnation"
-"""The row that says which incarnation the rows were last doubted for."""
+RESTORE_MARKER: Final = "incarnation"
+"""Key of the row that names the incarnation for which the authority last marked restored rows as uncertain."""
 
-_LOOKS: Final = 2
-"""How often it is looked, in the time after which a silent watch is dead, whether anything came."""
+_IDLE_CHECKS: Final = 2
+"""How many times per idle timeout the watchdog checks whether anything arrived."""
 
-_BLIND_PART: Final = 200
-"""Whoever lists sees nothing new meanwhile. That nothing was missed is proved by every event, so it is listed again only for
-what no proof would find, and for no more than this part of the time.
+_RESYNC_INTERVAL_FACTOR: Final = 200
+"""Bounds the share of time spent listing. While listing, an observer sees nothing new. Every event proves that nothing was
+missed, so a periodic relist only guards against errors that the proof cannot find, and may take at most 1/200 of the time.
 """
 
 
-class Part(NamedTuple):
-    """Some of what is listed: what begins with `prefix`, past `after`."""
+class ListRange(NamedTuple):
+    """A range of keys to list: those with `prefix`, after the key `after`."""
 
     prefix: str
     after: str = ""
 
 
-EVERYTHING: Final = Part("allotment/"), Part("", "batch0")
-"""But what every batch leaves behind, which grows with the run and which no observer reads: `batch0` is the next key after
-every `batch/…`, and only allotments come before those."""
+ALL_RANGES: Final = ListRange("allotment/"), ListRange("", "batch0")
+"""All keys except `batch/…`: those rows grow with the run and no observer reads them. `batch0` is the first key after every
+`batch/…`, and only allotments sort before them.
+"""
 
 
-class Sight:
-    """Where an observer stands: at which revision of which chain, and since when."""
+class WatchPosition:
+    """Position of an observer in the store: revision, chain head, and when it was reached."""
 
     def __init__(self, clock: Clock) -> None:
         self.head: Head | None = None
         self.revision = 0
         self.seen_ms = 0
         self.size = 0
-        """How many rows are known."""
+        """Number of known rows."""
         self._clock = clock
-        self._doubted = ""
+        self._restore_marker = ""
 
-    def reached(self, head: Head, revision: int) -> None:
+    def advance(self, head: Head, revision: int) -> None:
         self.head, self.revision, self.seen_ms = head, revision, self._clock.now_ms()
 
-    def doubted(self, marker: bytes | None) -> None:
-        """What the row `MARKER` says."""
-        self._doubted = "" if marker is None else marker.decode()
+    def set_restore_marker(self, marker: bytes | None) -> None:
+        """Record the value of the row `RESTORE_MARKER`."""
+        self._restore_marker = "" if marker is None else marker.decode()
 
     @property
-    def sober(self) -> bool:
-        """Has this incarnation doubted what its backup says? Until then its rows are a memory: nobody writes in its name."""
-        return self.head is not None and self._doubted == self.head.incarnation
+    def is_current(self) -> bool:
+        """Whether the authority of this incarnation has marked what a restored backup makes uncertain.
+
+        Until then the rows describe the state at the time of the backup, and no component writes on their basis.
+        """
+        return self.head is not None and self._restore_marker == self.head.incarnation
 
     def age_ms(self) -> int:
         return max(0, self._clock.now_ms() - self.seen_ms)
 
 
 class Sink(Protocol):
-    """Whoever keeps what is observed. It stands at `head` and `revision`, and moves on as it takes a list or an event."""
+    """Receives the observed rows. It holds the current `head` and `revision`, which advance with every list and event."""
 
     @property
     def head(self) -> Head | None: ...
@@ -89,46 +93,59 @@ class Sink(Protocol):
 
     @property
     def size(self) -> int:
-        """How many rows are known."""
+        """Number of known rows."""
         ...
 
-    def begin(self, head: Head, revision: int) -> None:
-        """A list as of this revision begins; one that had begun before is void."""
+    def begin_list(self, head: Head, revision: int) -> None:
+        """Start a list as of this revision; discards an unfinished one."""
         ...
 
-    def page(self, rows: Sequence[Row]) -> None: ...
+    def add_page(self, rows: Sequence[Row]) -> None: ...
 
-    def end(self) -> None:
-        """That was the whole list: what was not in it is not there."""
+    def end_list(self) -> None:
+        """Finish the list: rows that were not in it no longer exist."""
         ...
 
-    def apply(self, event: Event) -> None:
-        """It follows from what was seen."""
+    def apply(self, event: WatchEvent) -> None:
+        """Apply an event that directly follows the current position."""
         ...
 
 
-class _Over(Exception):
-    """This watch has lasted long enough, or has fallen silent."""
+class _WatchEnded(Exception):
+    """The watch is due for a relist, or received nothing for too long."""
 
 
-class Follower:
-    """Feeds a sink. `sure` answers lists that are linearizable; `parts` are listed in their order, as of one revision."""
+class Reflector:
+    """Feeds a sink by list and watch, like client-go's reflector. `sure` serves linearizable lists; `parts` are the key ranges,
+    listed in order as of one revision.
+    """
 
     def __init__(
-        self, store: Store, sure: Store, world: World, sink: Sink, *, idle_ms: int = 10_000, parts: Sequence[Part] = EVERYTHING
+        self,
+        store: Store,
+        linearizable: Store,
+        world: World,
+        sink: Sink,
+        *,
+        idle_ms: int = 10_000,
+        ranges: Sequence[ListRange] = ALL_RANGES,
     ) -> None:
         self._store = store
-        self._sure = sure
+        self._linearizable = linearizable
         self._world = world
         self._sink = sink
-        self._parts = tuple(parts)
+        self._ranges = tuple(ranges)
         self._idle_ms = idle_ms
-        """A scope beats. After so long without a word the watch is dead, whatever it looks like."""
+        """The scope commits at every heartbeat. After this long without an event the watch is dead, even if the connection
+        looks open.
+        """
         self._row_ms = 0.0
-        """How long it took to list a row, the last time."""
+        """Time the last list took per row."""
 
-    async def follow(self) -> None:
-        """For ever: list, then watch. A watch that only broke is taken up where it was; whatever else happened, list anew."""
+    async def run(self) -> None:
+        """List, then watch, for ever. A watch that only lost its connection is resumed; after any other failure everything is
+        relisted.
+        """
         listed = False
         while True:
             try:
@@ -138,122 +155,133 @@ class Follower:
                 await self._watch()
                 listed = False
             except Unavailable:
-                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
+                await self._world.clock.sleep_ms(50 + self._world.randomness.jitter_ms(500))
             except (StoreError, TimeoutError):
                 listed = False
-                await self._world.clock.sleep_ms(50 + self._world.chance.uniform_ms(500))
+                await self._world.clock.sleep_ms(50 + self._world.randomness.jitter_ms(500))
 
     async def _list(self) -> None:
-        store, began_ms = self.lister(), self._world.clock.now_ms()
+        store, began_ms = self.list_store(), self._world.clock.now_ms()
         page = await store.range(HEAD, limit=1)
         head = chain.decode_head(page.rows[0].value) if page.rows else None
-        if head is None or not self._takes(head, page.revision):
-            raise TimeoutError("the list is older than what was seen, or there is nothing yet")
-        self._sink.begin(head, page.revision)
-        for prefix, after in self._parts:
+        if head is None or not self._is_new_enough(head, page.revision):
+            raise TimeoutError("the list is older than what was already seen, or the store is still empty")
+        self._sink.begin_list(head, page.revision)
+        for prefix, after in self._ranges:
             while True:
                 page = await store.range(prefix, after=after, revision=page.revision)
-                self._sink.page(page.rows)
+                self._sink.add_page(page.rows)
                 if not page.more:
                     break
                 after = page.rows[-1].key
-        self._sink.end()
+        self._sink.end_list()
         self._row_ms = (self._world.clock.now_ms() - began_ms) / max(1, self._sink.size)
 
-    def lister(self) -> Store:
-        """Whom to ask for everything: somebody sure, as long as nothing has been seen."""
-        return self._sure if self._sink.head is None else self._store
+    def list_store(self) -> Store:
+        """Return the store to list from: the linearizable one as long as nothing has been seen."""
+        return self._linearizable if self._sink.head is None else self._store
 
-    def _takes(self, head: Head, revision: int) -> bool:
-        """Is this list at least as new as what this observer has seen before?"""
+    def _is_new_enough(self, head: Head, revision: int) -> bool:
+        """Whether a list is at least as new as what this observer has seen before."""
         known = self._sink.head
         return revision >= self._sink.revision or (known is not None and head.incarnation != known.incarnation)
 
     async def _watch(self) -> None:
-        """Until it is time to list anew, or what comes does not follow from what was seen."""
+        """Apply events until it is time to relist, or an event does not follow from the previous one."""
         watch = await self._store.watch("", after=self._sink.revision)
         try:
-            with suppress(_Over), one_failure():
+            with suppress(_WatchEnded), first_failure():
                 async with asyncio.TaskGroup() as group:
-                    looking = group.create_task(self._look(), name="look")
-                    await self._read(aiter(watch))
-                    looking.cancel()
+                    watchdog = group.create_task(self._watchdog(), name="look")
+                    await self._apply_events(aiter(watch))
+                    watchdog.cancel()
         finally:
             await watch.close()
 
-    async def _look(self) -> None:
-        """Beside the reading, which is left alone until it is over: a watch that was interrupted cannot be read on."""
-        began_ms, spread = self._world.clock.now_ms(), 1 + self._world.chance.uniform_ms(1_000) / 1_000
+    async def _watchdog(self) -> None:
+        """End the watch on silence or when a relist is due. Runs beside the reader and never interrupts it in between, because
+        an interrupted watch cannot be continued.
+        """
+        began_ms, spread = self._world.clock.now_ms(), 1 + self._world.randomness.jitter_ms(1_000) / 1_000
         silent = 0
-        while silent < _LOOKS and (left_ms := began_ms + self._resync_ms(spread) - self._world.clock.now_ms()) > 0:
+        while silent < _IDLE_CHECKS and (remaining_ms := began_ms + self._resync_ms(spread) - self._world.clock.now_ms()) > 0:
             before = self._sink.revision
-            await self._world.clock.sleep_ms(min(left_ms, self._idle_ms // _LOOKS))
+            await self._world.clock.sleep_ms(min(remaining_ms, self._idle_ms // _IDLE_CHECKS))
             silent = silent + 1 if self._sink.revision == before else 0
-        raise _Over
+        raise _WatchEnded
 
     def _resync_ms(self, spread: float) -> int:
-        """After how long to list anew: the longer, the longer that takes by now."""
-        return int(spread * max(5 * self._idle_ms, _BLIND_PART * self._row_ms * max(1, self._sink.size)))
+        """Time until the next relist; grows with the time a list takes."""
+        return int(spread * max(5 * self._idle_ms, _RESYNC_INTERVAL_FACTOR * self._row_ms * max(1, self._sink.size)))
 
-    async def _read(self, watch: AsyncIterator[Event]) -> None:
-        """As long as each follows from what was seen."""
+    async def _apply_events(self, watch: AsyncIterator[WatchEvent]) -> None:
+        """Apply events as long as each follows from the previous one."""
         async for event in watch:
             if event.revision <= self._sink.revision:
-                continue  # said again
+                continue  # a repeated event
             if self._sink.head is None or chain.gap(self._sink.head, event) is not None:
                 return
             self._sink.apply(event)
 
 
-class Listing:
-    """One list on its way in. If it is `compared`, only what differs is kept; what is known and was not in it is gone."""
+class ListDiff:
+    """One list being received. If `compared`, only rows that differ from the known ones are kept, and known rows missing from
+    the list count as deleted.
+    """
 
     def __init__(
-        self, things: Things, shapes: Shapes, replicas: Replicas, head: Head, revision: int, *, compared: bool
+        self,
+        objects: ClusterObjects,
+        shapes: ShapeTable,
+        replicas: ReplicaTable,
+        head: Head,
+        revision: int,
+        *,
+        has_baseline: bool,
     ) -> None:
-        self.head, self.revision, self.compared = head, revision, compared
-        self.grants: list[Change] = []
-        """Of a list that is not compared: a grant may be told before the one that it was carved out of."""
-        self._things, self._shapes, self._replicas = things, shapes, replicas
-        self._differ: list[Change] = []
-        self._there: set[str] = set()
+        self.head, self.revision, self.has_baseline = head, revision, has_baseline
+        self.grants: list[RowChange] = []
+        """Grants of a list into an empty view. They are applied last, because a grant may be listed before its parent."""
+        self._objects, self._shapes, self._replicas = objects, shapes, replicas
+        self._changed_rows: list[RowChange] = []
+        self._listed_keys: set[str] = set()
         self._slots = np.zeros(replicas.size, dtype=np.bool_)
         self._owners = np.zeros(shapes.workloads.size, dtype=np.bool_)
         self._generations = np.zeros(shapes.size, dtype=np.bool_)
 
     def compare(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            if self._known(row.key) != row.revision:
-                self._differ.append(Change(*row))
+            if self._known_revision(row.key) != row.revision:
+                self._changed_rows.append(RowChange(*row))
 
-    def _known(self, key: str) -> int | None:
-        """At which revision it is known; it is marked as still there."""
+    def _known_revision(self, key: str) -> int | None:
+        """Return the known revision of a row and mark the row as still existing."""
         kind, _, path = key.partition("/")
         if kind == "replica":
             return self._mark(self._slots, self._replicas.slots.get(key), self._replicas.at.revision)
         if kind == "generation":
-            return self._mark(self._generations, self._things.generation(path), self._shapes.at.revision)
+            return self._mark(self._generations, self._objects.find_generation(path), self._shapes.at.revision)
         if kind == "workload":
             workloads = self._shapes.workloads
             return self._mark(self._owners, workloads.ids.get(path), workloads.at.revision)
-        self._there.add(key)
-        return self._things.revisions.get(key)
+        self._listed_keys.add(key)
+        return self._objects.revisions.get(key)
 
     @staticmethod
-    def _mark(marks: npt.NDArray[np.bool_], place: int | None, revisions: memoryview[int]) -> int | None:
-        if place is None:
+    def _mark(marks: npt.NDArray[np.bool_], slot: int | None, revisions: memoryview[int]) -> int | None:
+        if slot is None:
             return None
-        marks[place] = True
-        return revisions[place]
+        marks[slot] = True
+        return revisions[slot]
 
-    def changes(self) -> list[Change]:
-        """All that must be applied for what is known to become what was listed."""
-        return [*self._differ, *(Change(key, None, self.revision) for key in self._gone())]
+    def changes(self) -> list[RowChange]:
+        """Return all changes that turn the known rows into the listed ones."""
+        return [*self._changed_rows, *(RowChange(key, None, self.revision) for key in self._missing_keys())]
 
-    def _gone(self) -> Iterator[str]:
-        yield from (key for key in self._things.revisions if key not in self._there)
-        if MARKER not in self._there:
-            yield MARKER
+    def _missing_keys(self) -> Iterator[str]:
+        yield from (key for key in self._objects.revisions if key not in self._listed_keys)
+        if RESTORE_MARKER not in self._listed_keys:
+            yield RESTORE_MARKER
         shapes, names = self._shapes, self._shapes.workloads.names
         for generation in _unmarked(self._generations, shapes.column("revision")):
             yield f"generation/{names[shapes.at.workload[generation]]}/{shapes.at.number[generation]:08d}"
@@ -264,5 +292,5 @@ class Listing:
 
 
 def _unmarked(marks: npt.NDArray[np.bool_], revisions: npt.NDArray[np.int64]) -> list[int]:
-    found: list[int] = np.flatnonzero((revisions >= 0) & ~marks).tolist()
-    return found
+    slots: list[int] = np.flatnonzero((revisions >= 0) & ~marks).tolist()
+    return slots

@@ -1,6 +1,6 @@
 """Columnar table of replicas.
 
-A table without an object for each. It posts nothing: view.py does.
+Stores replicas without one object each. It posts nothing to ledgers; scheduler_view.py does.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from remit.model.records import Phase
 from remit.observation.column_table import NONE, Pool, Table
 
 PHASES: Final = tuple(Phase)
-NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
-PENDING: Final = NUMBER[Phase.PENDING]
-RESERVED: Final = NUMBER[Phase.RESERVED]
-HOLDING: Final = tuple(phase in HOLDING_PHASES for phase in PHASES)
-"""By the number of a phase: does it hold room?"""
+PHASE_NUMBERS: Final = {phase: number for number, phase in enumerate(PHASES)}
+PENDING: Final = PHASE_NUMBERS[Phase.PENDING]
+RESERVED: Final = PHASE_NUMBERS[Phase.RESERVED]
+HOLDS_CAPACITY: Final = tuple(phase in HOLDING_PHASES for phase in PHASES)
+"""Whether a phase holds capacity, by its number."""
 
-BOUND: Final = tuple(NUMBER[phase] for phase in PHASES if phase in HOLDING_PHASES - NOT_WORKING_PHASES)
-"""Those in which a replica is one that works."""
+BOUND_PHASES: Final = tuple(PHASE_NUMBERS[phase] for phase in PHASES if phase in HOLDING_PHASES - NOT_WORKING_PHASES)
+"""Phases in which a replica is bound."""
 
 _NO_DEVICES: Final[Mapping[str, int]] = {}
 _NO_VICTIMS: Final[Mapping[str, str]] = {}
 
 
-class _Stamp(msgspec.Struct, frozen=True, gc=False):
+class _MetadataFields(msgspec.Struct, frozen=True, gc=False):
     uid: str = ""
 
 
-class _Spec(msgspec.Struct, frozen=True, gc=False):
+class _SpecFields(msgspec.Struct, frozen=True, gc=False):
     workload: str
     generation: int
     index: int = 0
     priority: int = 0
 
 
-class _Status(msgspec.Struct, frozen=True, gc=False):
+class _StatusFields(msgspec.Struct, frozen=True, gc=False):
     phase: Phase = Phase.PENDING
     attempt: int = 1
     node: str = ""
@@ -51,22 +51,22 @@ class _Status(msgspec.Struct, frozen=True, gc=False):
     victims: dict[str, str] | None = None
 
 
-_UNTOUCHED: Final = _Status()
+_PENDING_STATUS: Final = _StatusFields()
 
 
-class Lean(msgspec.Struct, frozen=True, gc=False):
-    """As much of a replica as a scheduler needs; what else the row says is skipped unread."""
+class ReplicaFields(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a replica row that a scheduler needs; the decoder skips all others."""
 
-    metadata: _Stamp
-    spec: _Spec
-    status: _Status = _UNTOUCHED
-
-
-decode_lean: Final = msgspec.json.Decoder(Lean).decode
+    metadata: _MetadataFields
+    spec: _SpecFields
+    status: _StatusFields = _PENDING_STATUS
 
 
-class Held(NamedTuple):
-    """What a replica holds, as law/charges.py asks for it."""
+decode_replica_fields: Final = msgspec.json.Decoder(ReplicaFields).decode
+
+
+class ReplicaHold(NamedTuple):
+    """What a replica holds, as law/charges.py expects it."""
 
     phase: Phase
     devices: Mapping[str, int]
@@ -74,9 +74,9 @@ class Held(NamedTuple):
     victims: Mapping[str, str]
 
 
-class Replicas(Table):
-    """By slot: `phase` is an index into `PHASES`, `node` the row in the columns of nodes on which it holds room (or `NONE`),
-    `generation` an id of shapes.py, `grants` an id of `charged`. What few have is in dictionaries by slot.
+class ReplicaTable(Table):
+    """Replicas by slot: `phase` is an index into `PHASES`, `node` the node row on which it holds capacity (or `NONE`),
+    `generation` an id of shapes.py, `grants` an id of `charged`. Fields that few replicas have are in dictionaries by slot.
     """
 
     columns: ClassVar[Mapping[str, Any]] = {
@@ -85,7 +85,7 @@ class Replicas(Table):
     }  # fmt: skip
     revision: npt.NDArray[np.int64]
     uid: npt.NDArray[np.int64]
-    """Its hash: it is only ever asked whether it is a certain one."""
+    """Hash of the uid: it is only compared for equality."""
     phase: npt.NDArray[np.int8]
     node: npt.NDArray[np.int32]
     generation: npt.NDArray[np.int32]
@@ -98,13 +98,13 @@ class Replicas(Table):
         super().__init__()
         self.slots: dict[str, int] = {}
         self.keys: list[str] = []
-        """By slot; empty where nobody is."""
-        self.charged: Pool[tuple[str, ...]] = Pool()
+        """Keys by slot; empty for unused slots."""
+        self.ledger_sets: Pool[tuple[str, ...]] = Pool()
         self.devices: dict[int, dict[str, int]] = {}
         self.victims: dict[int, dict[str, str]] = {}
 
     def add(self, key: str) -> int:
-        slot = self.slots[key] = self.slot()
+        slot = self.slots[key] = self.allocate()
         if slot == len(self.keys):
             self.keys.append(key)
         else:
@@ -115,61 +115,61 @@ class Replicas(Table):
         del self.slots[self.keys[slot]]
         self.keys[slot] = ""
         self._forget(slot)
-        self.give_up(slot)
+        self.release(slot)
 
-    def write(self, slot: int, lean: Lean, revision: int, node: int) -> None:
-        """How it stands; `node` is where it holds room."""
-        at, status = self.at, lean.status
+    def set_status(self, slot: int, fields: ReplicaFields, revision: int, node: int) -> None:
+        """Store the status; `node` is the row on which the replica holds capacity."""
+        at, status = self.at, fields.status
         at.revision[slot] = revision
-        at.phase[slot] = NUMBER[status.phase]
+        at.phase[slot] = PHASE_NUMBERS[status.phase]
         at.node[slot] = node
         at.attempt[slot] = status.attempt
         old = at.grants[slot]
-        at.grants[slot] = self.charged.take(status.grants) if status.grants else NONE
+        at.grants[slot] = self.ledger_sets.acquire(status.grants) if status.grants else NONE
         if old != NONE:
-            self.charged.drop(old)
+            self.ledger_sets.release(old)
         if status.devices or slot in self.devices:
-            self._sparse(self.devices, slot, status.devices)
+            self._set_sparse(self.devices, slot, status.devices)
         if status.victims or slot in self.victims:
-            self._sparse(self.victims, slot, status.victims)
+            self._set_sparse(self.victims, slot, status.victims)
 
-    def name(self, slot: int, lean: Lean, generation: int) -> None:
-        """Who it is: as long as its uid is the same, this is too."""
-        at, spec = self.at, lean.spec
-        at.uid[slot] = hash(lean.metadata.uid)
+    def set_identity(self, slot: int, fields: ReplicaFields, generation: int) -> None:
+        """Store the fields that stay the same for as long as the uid does."""
+        at, spec = self.at, fields.spec
+        at.uid[slot] = hash(fields.metadata.uid)
         at.generation[slot] = generation
         at.priority[slot] = spec.priority
         at.index[slot] = spec.index
 
-    def held(self, slot: int) -> Held:
-        """What it holds; good until its row changes."""
+    def hold_of(self, slot: int) -> ReplicaHold:
+        """Return what the replica holds; valid until its row changes."""
         number = self.at.grants[slot]
-        return Held(
+        return ReplicaHold(
             PHASES[self.at.phase[slot]],
             self.devices.get(slot, _NO_DEVICES),
-            self.charged[number] if number != NONE else (),
+            self.ledger_sets[number] if number != NONE else (),
             self.victims.get(slot, _NO_VICTIMS),
         )
 
-    def is_copy(self, slot: int, copy: str) -> bool:
-        """Is it this very attempt of this very replica? See `law.holding.copy_of`."""
-        uid, _, attempt = copy.rpartition("/")
+    def is_attempt(self, slot: int, attempt_id: str) -> bool:
+        """Whether the slot holds this attempt of this replica. See `law.holds.copy_of`."""
+        uid, _, attempt = attempt_id.rpartition("/")
         return self.at.uid[slot] == hash(uid) and str(self.at.attempt[slot]) == attempt
 
     def pending(self) -> list[int]:
-        """The slots of all that wait for a node, in order."""
-        found: list[int] = np.flatnonzero(self.column("phase") == PENDING).tolist()
-        return found
+        """Return the slots of all pending replicas, in order."""
+        slots: list[int] = np.flatnonzero(self.column("phase") == PENDING).tolist()
+        return slots
 
     def _forget(self, slot: int) -> None:
         if (old := self.at.grants[slot]) != NONE:
-            self.charged.drop(old)
+            self.ledger_sets.release(old)
         self.devices.pop(slot, None)
         self.victims.pop(slot, None)
 
     @staticmethod
-    def _sparse(kept: dict[int, Any], slot: int, value: Any) -> None:
+    def _set_sparse(values: dict[int, Any], slot: int, value: Any) -> None:
         if value:
-            kept[slot] = value
+            values[slot] = value
         else:
-            kept.pop(slot, None)
+            values.pop(slot, None)

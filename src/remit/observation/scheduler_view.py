@@ -1,13 +1,14 @@
 """Scheduler view: nodes, replicas, shapes and ledgers, with assumed bindings.
 
-Nodes, replicas, shapes and ledgers as the rows have them. It writes nothing.
+The view is built from committed rows and writes nothing.
 
-Every sum here is posted as the authority posts it (law/charges.py, law/ledgers.py), so that at one revision both have the same
-left on every node and every grant. What a scheduler has proposed and not yet seen committed it may *assume*: that is posted
-as if it had been bound, and taken back when the truth arrives, when the scheduler says so, or when no word comes in time.
+Every sum is posted with the same functions as the authority's (law/charges.py, law/ledgers.py), so that at one revision both
+have the same free capacity on every node and grant. A scheduler may *assume* a binding that it has proposed and not yet seen
+committed: it is posted like a real one, and taken back when the committed row arrives, when the scheduler says so, or after
+a timeout.
 
-An event is applied whole. Of the replicas that it changes, what they held is given back by the old rows before any other row
-changes: then the rest of it may come in any order, and folded ones need no order at all.
+An event is applied as a unit. The holds of all replicas it changes are released according to their old rows before any other
+row changes. The remaining changes may then be applied in any order, also those of merged events.
 """
 
 from __future__ import annotations
@@ -20,33 +21,43 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.charges import replica_postings, node_charge
+from remit.law.charges import node_charge, replica_postings
 from remit.law.fit import Requirements
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger
 from remit.model.records import Phase, PolicyRevision
-from remit.observation.cluster_objects import KINDS, News, Things
+from remit.observation.cluster_objects import KINDS, ClusterObjects, ViewChanges
 from remit.observation.column_table import NONE
-from remit.observation.node_columns import Columns, Ints
-from remit.observation.postings import Accounts, Postings
-from remit.observation.reflector import MARKER, Listing, Part, Sight
-from remit.observation.replica_table import BOUND, HOLDING, NUMBER, PENDING, RESERVED, Held, Lean, Replicas, decode_lean
-from remit.observation.shapes import Shapes
-from remit.observation.topology_counts import SeenPeers
-from remit.store.protocol import Change, Corrupt, Event, Head, Row
+from remit.observation.node_columns import Ints, NodeColumns
+from remit.observation.postings import PostingBatch, QuotaLedgers
+from remit.observation.reflector import RESTORE_MARKER, ListDiff, ListRange, WatchPosition
+from remit.observation.replica_table import (
+    BOUND_PHASES,
+    HOLDS_CAPACITY,
+    PENDING,
+    PHASE_NUMBERS,
+    RESERVED,
+    ReplicaFields,
+    ReplicaHold,
+    ReplicaTable,
+    decode_replica_fields,
+)
+from remit.observation.shapes import ShapeTable
+from remit.observation.topology_counts import ViewPeerCounts
+from remit.store.protocol import Corrupt, Head, Row, RowChange, WatchEvent
 from remit.world.interfaces import Clock
 
-PARTS: Final = (Part(MARKER), *(Part(f"{kind}/") for kind in KINDS), Part("replica/"))
-"""What a view is listed from, in an order in which everything finds what it stands on."""
+LIST_RANGES: Final = (ListRange(RESTORE_MARKER), *(ListRange(f"{kind}/") for kind in KINDS), ListRange("replica/"))
+"""The key ranges a view lists, in dependency order: every row comes after the rows it refers to."""
 
 ASSUMED_MS_MAX: Final = 30_000
-"""An assumption that nothing confirmed by then is dropped: the claim was lost, or its answer was."""
+"""An assumed binding that is not confirmed within this time is dropped: the claim or its answer was lost."""
 
 _REPLICA: Final = "replica/"
 _NO_DEVICES: Final[Mapping[str, int]] = {}
 
 
-class Assumed(NamedTuple):
-    """A replica taken for bound that is not yet seen to be."""
+class AssumedBinding(NamedTuple):
+    """A pending replica that is assumed to be bound."""
 
     row: int
     devices: Mapping[str, int]
@@ -55,8 +66,8 @@ class Assumed(NamedTuple):
     at_ms: int
 
 
-class Lessened(NamedTuple):
-    """What a reservation has posted while its victims still hold: less than it needs."""
+class ReducedReservation(NamedTuple):
+    """The amounts posted for a reservation while its victims still hold capacity: less than it needs."""
 
     row: int
     resources: tuple[tuple[str, int], ...]
@@ -65,434 +76,455 @@ class Lessened(NamedTuple):
     charges: Sequence[tuple[tuple[str, int], ...]]
 
 
-class View(Sight):
-    """The sink of a `Follower` over `PARTS`. `version` counts what was applied or assumed."""
+class SchedulerView(WatchPosition):
+    """Sink of a reflector over `LIST_RANGES`. `version` counts applied and assumed changes."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.version = 0
-        self._wakes: list[asyncio.Event] = []
-        self._clear()
+        self._wakeups: list[asyncio.Event] = []
+        self._reset()
 
-    def _clear(self) -> None:
-        """As if nothing had ever been seen."""
+    def _reset(self) -> None:
+        """Reset all state, as if nothing had been seen."""
         self.head, self.revision = None, 0
-        self.doubted(None)
-        self.columns, self.replicas, self.shapes = Columns(), Replicas(), Shapes()
-        self.accounts = Accounts(self._clock.boot())
-        self.peers = SeenPeers(self.columns, self.shapes, self._spots)
-        self.things = Things(self.columns, self.shapes, self.accounts, self.peers)
-        self.assumed: dict[int, Assumed] = {}
-        self._postings = Postings(self.columns, self.accounts, self.peers, self.shapes)
-        self._lessened: dict[int, Lessened] = {}
-        self._patrons: dict[str, dict[int, None]] = {}
-        """By the key of a replica: the reservations that name it as a victim."""
-        self._unsettled: dict[int, None] = {}
-        """Reservations of which it must be found out what they post."""
-        self._listing: Listing | None = None
-        self._stands: Ints | None = None
-        """How many of each generation are bound, if nothing has changed since."""
-        self._news = News(anew=True)
+        self.set_restore_marker(None)
+        self.columns, self.replicas, self.shapes = NodeColumns(), ReplicaTable(), ShapeTable()
+        self.quota_ledgers = QuotaLedgers(self._clock.boot())
+        self.peers = ViewPeerCounts(self.columns, self.shapes, self._rows_holding)
+        self.objects = ClusterObjects(self.columns, self.shapes, self.quota_ledgers, self.peers)
+        self.assumed: dict[int, AssumedBinding] = {}
+        self._postings = PostingBatch(self.columns, self.quota_ledgers, self.peers, self.shapes)
+        self._reduced: dict[int, ReducedReservation] = {}
+        self._reservations_by_victim: dict[str, dict[int, None]] = {}
+        """Reservations that name a replica as a victim, by the key of the replica."""
+        self._unposted: dict[int, None] = {}
+        """Reservations whose amounts must be computed again."""
+        self._listing: ListDiff | None = None
+        self._bound_counts: Ints | None = None
+        """Bound replicas per generation; None after a change."""
+        self._changes = ViewChanges(reset=True)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
     @property
     def ledgers(self) -> dict[str, GrantLedger]:
-        """Of every tenant's quota and emergency quota, and of every grant."""
-        return self.accounts.ledgers
+        """Ledgers of every tenant's quota and emergency quota, and of every grant."""
+        return self.quota_ledgers.ledgers
 
     @property
     def policy(self) -> PolicyRevision | None:
-        """The one in force."""
+        """The policy revision in force."""
         return self.shapes.policy
 
-    def ask(self, slot: int) -> Requirements:
-        """What the replica in this slot needs."""
-        return self.shapes.ask(self.shapes.at.shape[self.replicas.at.generation[slot]])
+    def requirements_of(self, slot: int) -> Requirements:
+        """Return the requirements of the replica in this slot."""
+        return self.shapes.requirements_of(self.shapes.at.shape[self.replicas.at.generation[slot]])
 
-    def take_news(self) -> News:
-        news, self._news = self._news, News()
-        return news
+    def take_changes(self) -> ViewChanges:
+        changes, self._changes = self._changes, ViewChanges()
+        return changes
 
     def subscribe(self) -> asyncio.Event:
-        """Set after every event that was applied; whoever waits for it clears it."""
+        """Return an event that is set after every applied event; the waiter clears it."""
         wake = asyncio.Event()
-        self._wakes.append(wake)
+        self._wakeups.append(wake)
         return wake
 
     def unsubscribe(self, wake: asyncio.Event) -> None:
-        self._wakes.remove(wake)
+        self._wakeups.remove(wake)
 
-    def _spots(self, generations: npt.NDArray[np.intp]) -> Ints:
-        """Where replicas of these generations hold room, or are assumed to; see peers.py."""
-        node, of = self.replicas.column("node"), self.replicas.column("generation")
-        picked = np.zeros(max(self.shapes.size, 1), dtype=np.bool_)
-        picked[generations] = True
-        rows = node[(node >= 0) & picked[of]].astype(np.int64)
-        assumed = [one.row for one in self.assumed.values() if picked[one.generation]]
+    def _rows_holding(self, generations: npt.NDArray[np.intp]) -> Ints:
+        """Return the rows on which replicas of these generations hold capacity, or are assumed to; see topology_counts.py."""
+        node, generation_of = self.replicas.column("node"), self.replicas.column("generation")
+        selected = np.zeros(max(self.shapes.size, 1), dtype=np.bool_)
+        selected[generations] = True
+        rows = node[(node >= 0) & selected[generation_of]].astype(np.int64)
+        assumed = [binding.row for binding in self.assumed.values() if selected[binding.generation]]
         return np.concatenate([rows, np.array(assumed, dtype=np.int64)]) if assumed else rows
 
-    # -- what is assumed ---------------------------------------------------------------------------------------------------
+    # -- assumed bindings -------------------------------------------------------------------------------------------------
 
     def assume(self, slot: int, row: int, devices: Mapping[str, int], grants: tuple[str, ...]) -> None:
-        """Take a pending replica for bound to this row, with these devices, charged to these ledgers."""
+        """Assume that a pending replica is bound to this row, with these devices, charged to these ledgers."""
         if self.replicas.at.phase[slot] != PENDING or slot in self.assumed:
-            raise ValueError(f"slot {slot} does not wait for a node, or is assumed to have one")
-        one = Assumed(row, dict(devices), grants, self.replicas.at.generation[slot], self._clock.now_ms())
-        self.assumed[slot] = one
-        self._move(one, 1)
-        self._settle()
+            raise ValueError(f"slot {slot} is not pending, or is already assumed to be bound")
+        binding = AssumedBinding(row, dict(devices), grants, self.replicas.at.generation[slot], self._clock.now_ms())
+        self.assumed[slot] = binding
+        self._post_assumed(binding, 1)
+        self._finish_posting()
 
-    def assume_run(self, placed: Iterable[tuple[int, int, Mapping[str, int]]], grants: tuple[str, ...]) -> None:
-        """As `assume`, for many at once: slot, row and devices of each."""
+    def assume_many(self, placed: Iterable[tuple[int, int, Mapping[str, int]]], grants: tuple[str, ...]) -> None:
+        """Like `assume`, for several replicas: slot, row and devices of each."""
         now_ms, generations = self._clock.now_ms(), self.replicas.at.generation
         for slot, row, devices in placed:
-            one = self.assumed[slot] = Assumed(row, devices, grants, generations[slot], now_ms)
-            self._move(one, 1)
-        self._settle()
+            binding = self.assumed[slot] = AssumedBinding(row, devices, grants, generations[slot], now_ms)
+            self._post_assumed(binding, 1)
+        self._finish_posting()
 
-    def vacated(self, slot: int) -> bool:
-        """Have all the victims of this reservation gone?"""
+    def victims_gone(self, slot: int) -> bool:
+        """Whether no victim of this reservation holds capacity any more."""
         victims = self.replicas.victims.get(slot, {})
-        return all(self._copy(victim, copy) is None for victim, copy in victims.items())
+        return all(self._victim_hold(victim, attempt) is None for victim, attempt in victims.items())
 
-    def standing(self, generation: int) -> int:
-        """How many of a generation are bound, or assumed to be; a reservation is not bound yet."""
-        stands = self._stands
-        if stands is None:
-            are = np.isin(self.replicas.column("phase"), BOUND)
-            stands = self._stands = np.bincount(self.replicas.column("generation")[are], minlength=1)
-        bound = int(stands[generation]) if generation < len(stands) else 0
-        return bound + sum(1 for one in self.assumed.values() if one.generation == generation)
+    def bound_count(self, generation: int) -> int:
+        """Return how many replicas of a generation are bound, or assumed to be. Reservations do not count."""
+        counts = self._bound_counts
+        if counts is None:
+            is_bound = np.isin(self.replicas.column("phase"), BOUND_PHASES)
+            counts = self._bound_counts = np.bincount(self.replicas.column("generation")[is_bound], minlength=1)
+        bound = int(counts[generation]) if generation < len(counts) else 0
+        return bound + sum(1 for binding in self.assumed.values() if binding.generation == generation)
 
-    def owed(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Of each reservation whose victims still hold: its row, and how much less than it needs is posted for it there."""
-        for slot, one in self._lessened.items():
-            due = dict(node_charge(self.ask(slot), self.replicas.held(slot).devices))
-            for name, count in (*one.resources, *((DEVICE_PREFIX + device, share) for device, share in one.devices.items())):
-                due[name] -= count
-            yield one.row, due
+    def reduced_amounts(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Yield, for each reservation with remaining victims, its row and how much less than it needs is posted there."""
+        for slot, reservation in self._reduced.items():
+            missing = dict(node_charge(self.requirements_of(slot), self.replicas.hold_of(slot).devices))
+            for name, count in (
+                *reservation.resources,
+                *((DEVICE_PREFIX + device, share) for device, share in reservation.devices.items()),
+            ):
+                missing[name] -= count
+            yield reservation.row, missing
 
     def forget(self, slot: int) -> bool:
-        """Take an assumption back; False if there is none (any more)."""
-        one = self.assumed.pop(slot, None)
-        if one is None:
+        """Take back an assumed binding; False if there is none."""
+        binding = self.assumed.pop(slot, None)
+        if binding is None:
             return False
-        self._move(one, -1)
-        self._settle()
+        self._post_assumed(binding, -1)
+        self._finish_posting()
         return True
 
-    def expire(self, now_ms: int) -> list[int]:
-        """Drop what was assumed too long ago. Those replicas wait again, and the news say so."""
-        old = [slot for slot, one in self.assumed.items() if now_ms - one.at_ms >= ASSUMED_MS_MAX]
-        for slot in old:
+    def expire_assumed(self, now_ms: int) -> list[int]:
+        """Drop bindings that were assumed too long ago. Their replicas become pending again in the recorded changes."""
+        expired = [slot for slot, binding in self.assumed.items() if now_ms - binding.at_ms >= ASSUMED_MS_MAX]
+        for slot in expired:
             self.forget(slot)
-            self._news.waits(slot)
-        return old
+            self._changes.add_pending(slot)
+        return expired
 
-    def _move(self, one: Assumed, sign: int) -> None:
-        self._postings.hold(one.generation, one.row, one.grants, sign)
-        if one.devices:
-            self.columns.post(one.row, (), one.devices, sign)
+    def _post_assumed(self, binding: AssumedBinding, sign: int) -> None:
+        self._postings.post(binding.generation, binding.row, binding.grants, sign)
+        if binding.devices:
+            self.columns.post(binding.row, (), binding.devices, sign)
 
-    # -- the sink ----------------------------------------------------------------------------------------------------------
+    # -- sink of the reflector ---------------------------------------------------------------------------------------------
 
-    def begin(self, head: Head, revision: int) -> None:
-        """Over what is known already the list is compared row by row, and what differs is applied at its end. If nothing is
-        known, or another incarnation's rows are, it is taken as it comes: nothing from before is trusted, or kept for it.
+    def begin_list(self, head: Head, revision: int) -> None:
+        """Start a list. With known rows of the same incarnation, the list is compared row by row and the differences are
+        applied at its end.
+
+        If nothing is known, or only rows of another incarnation, the view is reset and rows are applied as they arrive.
         """
         if self.head is None or self.head.incarnation != head.incarnation:
-            self._clear()
+            self._reset()
             self.version += 1
-        self._listing = Listing(self.things, self.shapes, self.replicas, head, revision, compared=self.head is not None)
+        self._listing = ListDiff(self.objects, self.shapes, self.replicas, head, revision, has_baseline=self.head is not None)
 
-    def page(self, rows: Sequence[Row]) -> None:
+    def add_page(self, rows: Sequence[Row]) -> None:
         listing = self._listing
         if listing is None:
-            raise ValueError("no list has begun")
-        if listing.compared:
+            raise ValueError("page received before a list began")
+        if listing.has_baseline:
             listing.compare(rows)
             return
-        things, kept = list[Change](), self.replicas
+        objects, table = list[RowChange](), self.replicas
         replicas = [row for row in rows if row.key.startswith(_REPLICA)]
         for key, value, revision in rows if len(replicas) < len(rows) else ():
-            if key == MARKER:
-                self.doubted(value)
+            if key == RESTORE_MARKER:
+                self.set_restore_marker(value)
             elif not key.startswith(_REPLICA):
-                (listing.grants if key.startswith("grant/") else things).append(Change(key, value, revision))
-        if things:
-            self.things.change(things, self._news)
+                (listing.grants if key.startswith("grant/") else objects).append(RowChange(key, value, revision))
+        if objects:
+            self.objects.apply(objects, self._changes)
         for key, value, revision in replicas:
-            lean, slot = self._decode(key, value), kept.add(key)
-            kept.name(slot, lean, self._generation(key, lean))
-            kept.write(slot, lean, revision, self._row(key, lean))
+            fields, slot = self._decode(key, value), table.add(key)
+            table.set_identity(slot, fields, self._generation_of(key, fields))
+            table.set_status(slot, fields, revision, self._row_of(key, fields))
 
-    def end(self) -> None:
-        listing, self._listing, self._stands = self._listing, None, None
+    def end_list(self) -> None:
+        listing, self._listing, self._bound_counts = self._listing, None, None
         if listing is None:
-            raise ValueError("no list has begun")
-        if listing.compared:
-            self._change(listing.changes())
+            raise ValueError("list ended before it began")
+        if listing.has_baseline:
+            self._apply_changes(listing.changes())
         else:
-            self.things.change(listing.grants, self._news)
+            self.objects.apply(listing.grants, self._changes)
             for slot in self.replicas.victims:
                 if self.replicas.at.phase[slot] == RESERVED:
-                    self._post_later(slot)
-            self._postings.hold_all(self.replicas, self._unsettled)
-            self._settle()
-            news = News(anew=True)
-            news.pending.update(dict.fromkeys(self.replicas.pending()))
-            news.ready.update(self._news.ready)
-            self._news, self.shapes.rekeyed = news, []
-        self.reached(listing.head, listing.revision)
+                    self._defer_reservation(slot)
+            self._postings.post_all(self.replicas, self._unposted)
+            self._finish_posting()
+            changes = ViewChanges(reset=True)
+            changes.pending.update(dict.fromkeys(self.replicas.pending()))
+            changes.ready.update(self._changes.ready)
+            self._changes, self.shapes.reshaped = changes, []
+        self.advance(listing.head, listing.revision)
 
-    def apply(self, event: Event) -> None:
-        self._change(event.changes)
+    def apply(self, event: WatchEvent) -> None:
+        self._apply_changes(event.changes)
         if event.head is not None:
-            self.reached(event.head, event.revision)
+            self.advance(event.head, event.revision)
 
-    def reached(self, head: Head, revision: int) -> None:
-        super().reached(head, revision)
-        self.size = len(self.replicas.slots) + len(self.things.revisions) + 2 * len(self.shapes.workloads.ids)
-        for wake in self._wakes:
+    def advance(self, head: Head, revision: int) -> None:
+        super().advance(head, revision)
+        self.size = len(self.replicas.slots) + len(self.objects.revisions) + 2 * len(self.shapes.workloads.ids)
+        for wake in self._wakeups:
             wake.set()
 
     # -- changes -----------------------------------------------------------------------------------------------------------
 
-    def _change(self, changes: Iterable[Change]) -> None:
-        self._stands = None
-        replicas, things = list[Change](), list[Change]()
+    def _apply_changes(self, changes: Iterable[RowChange]) -> None:
+        self._bound_counts = None
+        replicas, objects = list[RowChange](), list[RowChange]()
         for change in changes:
-            (replicas if change[0].startswith(_REPLICA) else things).append(change)
-        things = [change for change in things if change.key == MARKER or self.things.concerns(change.key)]
-        if things:
+            (replicas if change[0].startswith(_REPLICA) else objects).append(change)
+        objects = [change for change in objects if change.key == RESTORE_MARKER or self.objects.is_relevant(change.key)]
+        if objects:
             slots = self.replicas.slots
             for change in replicas:
                 slot = slots.get(change.key)
                 if slot is not None:
-                    self._lift(slot)
-            self._change_things(things)
+                    self._release(slot)
+            self._apply_objects(objects)
         for key, value, revision in replicas:
             if value is None:
-                self._remove(key)
+                self._remove_replica(key)
             else:
-                self._write(key, self._decode(key, value), revision)
-        self._settle()
+                self._put_replica(key, self._decode(key, value), revision)
+        self._finish_posting()
 
-    def _change_things(self, changes: Sequence[Change]) -> None:
+    def _apply_objects(self, changes: Sequence[RowChange]) -> None:
         for change in changes:
-            if change.key == MARKER:
-                self.doubted(change.value)
+            if change.key == RESTORE_MARKER:
+                self.set_restore_marker(change.value)
         self._postings.flush()
-        moved = self.things.moved(changes)
-        for slot, one in list(self.assumed.items()):
-            if one.row in moved.rows or one.generation in moved.rewritten or not moved.ledgers.isdisjoint(one.grants):
-                # What it stands on is going, and so will its claim.
+        affected = self.objects.affected_by(changes)
+        for slot, binding in list(self.assumed.items()):
+            if (
+                binding.row in affected.rows
+                or binding.generation in affected.rewritten
+                or not affected.ledgers.isdisjoint(binding.grants)
+            ):
+                # Its node, generation or ledger is going away, so its claim will be refused.
                 self.forget(slot)
-                self._news.waits(slot)
-        lifted = self._lift_all(moved.rewritten) if moved.rewritten else []
+                self._changes.add_pending(slot)
+        released = self._release_generations(affected.rewritten) if affected.rewritten else []
         self._postings.flush()
-        self.things.change(changes, self._news)
-        for slot, row in lifted:
+        self.objects.apply(changes, self._changes)
+        for slot, row in released:
             self.replicas.at.node[slot] = row
-            self._take(slot, row, self._grants(slot))
-        self._tell_reshaped()
+            self._post_hold(slot, row, self._grants(slot))
+        self._requeue_reshaped()
 
-    def _lift_all(self, generations: Iterable[int]) -> list[tuple[int, int]]:
-        """Give back what replicas of these generations hold, and say where."""
-        node, of = self.replicas.column("node"), self.replicas.column("generation")
-        slots: list[int] = np.flatnonzero((node >= 0) & np.isin(of, list(generations))).tolist()
-        found = [(slot, self.replicas.at.node[slot]) for slot in slots]
+    def _release_generations(self, generations: Iterable[int]) -> list[tuple[int, int]]:
+        """Release the holds of replicas of these generations; return the slots and rows."""
+        node, generation_of = self.replicas.column("node"), self.replicas.column("generation")
+        slots: list[int] = np.flatnonzero((node >= 0) & np.isin(generation_of, list(generations))).tolist()
+        released = [(slot, self.replicas.at.node[slot]) for slot in slots]
         for slot in slots:
-            self._lift(slot)
-        return found
+            self._release(slot)
+        return released
 
-    def _tell_reshaped(self) -> None:
-        """Who waits and came to another shape is to be queued anew."""
-        rekeyed, self.shapes.rekeyed = self.shapes.rekeyed, []
-        if rekeyed:
-            waits = self.replicas.column("phase") == PENDING
-            for slot in np.flatnonzero(waits & np.isin(self.replicas.column("generation"), rekeyed)).tolist():
-                self._news.no_longer_waits(slot)
-                self._news.waits(slot)
+    def _requeue_reshaped(self) -> None:
+        """Report pending replicas whose generation changed its shape as removed and pending again, so that they are queued
+        anew.
+        """
+        reshaped, self.shapes.reshaped = self.shapes.reshaped, []
+        if reshaped:
+            is_pending = self.replicas.column("phase") == PENDING
+            for slot in np.flatnonzero(is_pending & np.isin(self.replicas.column("generation"), reshaped)).tolist():
+                self._changes.remove_pending(slot)
+                self._changes.add_pending(slot)
 
-    def _write(self, key: str, lean: Lean, revision: int) -> None:
-        """One replica as its row says. What it holds is given back and taken anew only if it is not the same."""
-        kept, news, number = self.replicas, self._news, NUMBER[lean.status.phase]
-        slot, before, still = kept.slots.get(key), NONE, False
-        row = self._row(key, lean) if HOLDING[number] else NONE
+    def _put_replica(self, key: str, fields: ReplicaFields, revision: int) -> None:
+        """Apply one replica row. Its hold is released and posted again only if it changed."""
+        table, changes, number = self.replicas, self._changes, PHASE_NUMBERS[fields.status.phase]
+        slot, before, keeps_hold = table.slots.get(key), NONE, False
+        row = self._row_of(key, fields) if HOLDS_CAPACITY[number] else NONE
         if slot is None:
-            slot = kept.add(key)
-            kept.name(slot, lean, self._generation(key, lean))
+            slot = table.add(key)
+            table.set_identity(slot, fields, self._generation_of(key, fields))
         else:
-            before = kept.at.phase[slot]
-            if kept.at.uid[slot] != hash(lean.metadata.uid):  # another of that name
-                self._lift(slot)
-                kept.name(slot, lean, self._generation(key, lean))
+            before = table.at.phase[slot]
+            if table.at.uid[slot] != hash(fields.metadata.uid):  # another replica of the same name
+                self._release(slot)
+                table.set_identity(slot, fields, self._generation_of(key, fields))
             else:
-                still = row != NONE and self._still(slot, lean, row, before)
-                if not still and (before != PENDING or self.assumed):
-                    self._lift(slot)
-        kept.write(slot, lean, revision, row)
-        if row != NONE and not still:
-            self._take(slot, row, lean.status.grants)
-        if self._patrons and not still and key in self._patrons:
-            self._unsettled.update(self._patrons[key])
+                keeps_hold = row != NONE and self._keeps_hold(slot, fields, row, before)
+                if not keeps_hold and (before != PENDING or self.assumed):
+                    self._release(slot)
+        table.set_status(slot, fields, revision, row)
+        if row != NONE and not keeps_hold:
+            self._post_hold(slot, row, fields.status.grants)
+        if self._reservations_by_victim and not keeps_hold and key in self._reservations_by_victim:
+            self._unposted.update(self._reservations_by_victim[key])
         if before == PENDING:
-            news.pending.pop(slot, None)
-            news.settled[slot] = None
+            changes.pending.pop(slot, None)
+            changes.no_longer_pending[slot] = None
         if number == PENDING:
-            news.pending[slot] = None
+            changes.pending[slot] = None
 
-    def _still(self, slot: int, lean: Lean, row: int, before: int) -> bool:
-        """Does it hold the very room that is posted for it, seen or assumed? An assumption that came true is used up here."""
-        kept, status = self.replicas, lean.status
+    def _keeps_hold(self, slot: int, fields: ReplicaFields, row: int, before: int) -> bool:
+        """Whether the replica keeps exactly the hold posted or assumed for it. Consumes an assumption that came true."""
+        table, status = self.replicas, fields.status
         if status.phase is Phase.RESERVED or before == RESERVED:
             return False
-        if self.assumed and (one := self.assumed.get(slot)) is not None:
-            same = one.row == row and one.grants == status.grants and one.devices == (status.devices or _NO_DEVICES)
+        if self.assumed and (binding := self.assumed.get(slot)) is not None:
+            same = binding.row == row and binding.grants == status.grants and binding.devices == (status.devices or _NO_DEVICES)
             if same:
                 del self.assumed[slot]
             return same
-        if kept.at.node[slot] != row or kept.devices.get(slot, _NO_DEVICES) != (status.devices or _NO_DEVICES):
+        if table.at.node[slot] != row or table.devices.get(slot, _NO_DEVICES) != (status.devices or _NO_DEVICES):
             return False
-        grants = kept.at.grants[slot]
-        return grants != NONE and kept.charged[grants] == status.grants
+        grants = table.at.grants[slot]
+        return grants != NONE and table.ledger_sets[grants] == status.grants
 
-    def _remove(self, key: str) -> None:
+    def _remove_replica(self, key: str) -> None:
         slot = self.replicas.slots.get(key)
         if slot is None:
             return
-        self._lift(slot)
+        self._release(slot)
         if self.replicas.at.phase[slot] == PENDING:
-            self._news.no_longer_waits(slot)
-        if self._patrons and key in self._patrons:
-            self._unsettled.update(self._patrons[key])
-        self._unsettled.pop(slot, None)
-        self._news.ready.pop(slot, None)
+            self._changes.remove_pending(slot)
+        if self._reservations_by_victim and key in self._reservations_by_victim:
+            self._unposted.update(self._reservations_by_victim[key])
+        self._unposted.pop(slot, None)
+        self._changes.ready.pop(slot, None)
         self.replicas.remove(slot)
 
     @staticmethod
-    def _decode(key: str, value: bytes) -> Lean:
+    def _decode(key: str, value: bytes) -> ReplicaFields:
         try:
-            return decode_lean(value)
+            return decode_replica_fields(value)
         except msgspec.MsgspecError as error:
             raise Corrupt(f"row {key} does not decode ({error}); restore a backup") from None
 
-    def _row(self, key: str, lean: Lean) -> int:
-        """Where a replica holds room, if its phase is one that does."""
-        if not HOLDING[NUMBER[lean.status.phase]]:
+    def _row_of(self, key: str, fields: ReplicaFields) -> int:
+        """Return the row on which a replica holds capacity; `NONE` if its phase holds none."""
+        if not HOLDS_CAPACITY[PHASE_NUMBERS[fields.status.phase]]:
             return NONE
-        row = self.columns.rows.get(lean.status.node)
+        row = self.columns.rows.get(fields.status.node)
         if row is None:
-            raise Corrupt(f"{key} holds room on {lean.status.node}, which is not there; restore a backup")
+            raise Corrupt(f"{key} holds capacity on node {fields.status.node}, which does not exist; restore a backup")
         return row
 
-    def _generation(self, key: str, lean: Lean) -> int:
+    def _generation_of(self, key: str, fields: ReplicaFields) -> int:
         tenant = key.split("/", 2)[1]
-        found = self.shapes.find(tenant, lean.spec.workload, lean.spec.generation)
-        if found is None:
-            raise Corrupt(f"{key} is of a generation that is not there; restore a backup")
-        return found
+        generation = self.shapes.find(tenant, fields.spec.workload, fields.spec.generation)
+        if generation is None:
+            raise Corrupt(f"{key} belongs to a generation that does not exist; restore a backup")
+        return generation
 
-    # -- what is held ------------------------------------------------------------------------------------------------------
+    # -- holds -------------------------------------------------------------------------------------------------------------
 
-    def _take(self, slot: int, row: int, grants: tuple[str, ...]) -> None:
-        """Post what the replica in this slot holds; a reservation's turn comes when everybody's rows have been read."""
+    def _post_hold(self, slot: int, row: int, grants: tuple[str, ...]) -> None:
+        """Post the hold of the replica in this slot. Reservations with victims are posted last, after all rows of the event are
+        applied.
+        """
         at = self.replicas.at
         if at.phase[slot] == RESERVED:
             if slot in self.replicas.victims:
-                self._post_later(slot)
+                self._defer_reservation(slot)
                 return
-            self._news.ready[slot] = None
-        self._postings.hold(at.generation[slot], row, grants, 1)
+            self._changes.ready[slot] = None
+        self._postings.post(at.generation[slot], row, grants, 1)
         if slot in self.replicas.devices:
             self.columns.post(row, (), self.replicas.devices[slot])
 
-    def _post_later(self, slot: int) -> None:
+    def _defer_reservation(self, slot: int) -> None:
         for victim in self.replicas.victims[slot]:
-            self._patrons.setdefault(victim, {})[slot] = None
-        self._unsettled[slot] = None
-        self._postings.spot(self.replicas.at.generation[slot], self.replicas.at.node[slot], 1)
+            self._reservations_by_victim.setdefault(victim, {})[slot] = None
+        self._unposted[slot] = None
+        self._postings.count_only(self.replicas.at.generation[slot], self.replicas.at.node[slot], 1)
 
-    def _lift(self, slot: int) -> None:
-        """Give back whatever is posted for it, seen or assumed."""
-        if self.assumed and (one := self.assumed.pop(slot, None)) is not None:
-            self._move(one, -1)
+    def _release(self, slot: int) -> None:
+        """Take back everything posted for the replica, committed or assumed."""
+        if self.assumed and (binding := self.assumed.pop(slot, None)) is not None:
+            self._post_assumed(binding, -1)
         at = self.replicas.at
         row = at.node[slot]
         if row == NONE:
             return
         at.node[slot] = NONE
         generation = at.generation[slot]
-        if slot in self._lessened or slot in self._unsettled:
-            self._unsettled.pop(slot, None)
-            self._lessen(slot)
-            self._unpatron(slot)
-            self._postings.spot(generation, row, -1)
+        if slot in self._reduced or slot in self._unposted:
+            self._unposted.pop(slot, None)
+            self._unpost_reservation(slot)
+            self._unlink_victims(slot)
+            self._postings.count_only(generation, row, -1)
             return
-        self._postings.hold(generation, row, self._grants(slot), -1)
+        self._postings.post(generation, row, self._grants(slot), -1)
         if slot in self.replicas.devices:
             self.columns.post(row, (), self.replicas.devices[slot], -1)
 
     def _grants(self, slot: int) -> tuple[str, ...]:
         number = self.replicas.at.grants[slot]
-        return self.replicas.charged[number] if number != NONE else ()
+        return self.replicas.ledger_sets[number] if number != NONE else ()
 
-    def _unpatron(self, slot: int) -> None:
+    def _unlink_victims(self, slot: int) -> None:
         for victim in self.replicas.victims.get(slot, ()):
-            of = self._patrons.get(victim, {})
-            of.pop(slot, None)
-            if not of:
-                self._patrons.pop(victim, None)
+            reservations = self._reservations_by_victim.get(victim, {})
+            reservations.pop(slot, None)
+            if not reservations:
+                self._reservations_by_victim.pop(victim, None)
 
-    def _lessen(self, slot: int) -> None:
+    def _unpost_reservation(self, slot: int) -> None:
         """Take back what a reservation has posted."""
-        one = self._lessened.pop(slot, None)
-        if one is not None:
-            self.columns.post(one.row, one.resources, one.devices, -1)
-            self.accounts.draw_each(one.grants, one.charges, -1)
-            self._postings.freed[one.row] = None
+        reservation = self._reduced.pop(slot, None)
+        if reservation is not None:
+            self.columns.post(reservation.row, reservation.resources, reservation.devices, -1)
+            self.quota_ledgers.draw_each(reservation.grants, reservation.charges, -1)
+            self._postings.freed_rows[reservation.row] = None
 
-    def _reserve(self, slot: int) -> None:
-        """Post what a reservation needs less what its victims still hold."""
-        self._lessen(slot)
-        held = self.replicas.held(slot)
-        there = [found for victim, copy in held.victims.items() if (found := self._copy(victim, copy)) is not None]
-        pairs, charges = replica_postings(held, self.ask(slot), there)
+    def _post_reservation(self, slot: int) -> None:
+        """Post what a reservation needs, less what its victims still hold."""
+        self._unpost_reservation(slot)
+        hold = self.replicas.hold_of(slot)
+        victim_holds = [
+            victim_hold
+            for victim, attempt in hold.victims.items()
+            if (victim_hold := self._victim_hold(victim, attempt)) is not None
+        ]
+        pairs, charges = replica_postings(hold, self.requirements_of(slot), victim_holds)
         row = self.replicas.at.node[slot]
-        devices = {name.removeprefix(DEVICE_PREFIX): share for name, share in pairs if name.startswith(DEVICE_PREFIX)} if held.devices else {}
+        devices = (
+            {name.removeprefix(DEVICE_PREFIX): share for name, share in pairs if name.startswith(DEVICE_PREFIX)}
+            if hold.devices
+            else {}
+        )
         resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE_PREFIX)) if devices else pairs
         self.columns.post(row, resources, devices)
-        self.accounts.draw_each(held.grants, charges, 1)
-        self._lessened[slot] = Lessened(row, resources, devices, held.grants, charges)
-        if not there:
-            self._news.ready[slot] = None
+        self.quota_ledgers.draw_each(hold.grants, charges, 1)
+        self._reduced[slot] = ReducedReservation(row, resources, devices, hold.grants, charges)
+        if not victim_holds:
+            self._changes.ready[slot] = None
 
-    def _copy(self, victim: str, copy: str) -> tuple[Held, Requirements] | None:
-        """A replica, by its key, and what it asks for; None unless this very copy of it still holds its room."""
+    def _victim_hold(self, victim: str, attempt: str) -> tuple[ReplicaHold, Requirements] | None:
+        """Return the hold and requirements of a victim by key; None unless this very attempt still holds its capacity."""
         slot = self.replicas.slots.get(victim)
-        if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_copy(slot, copy):
+        if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_attempt(slot, attempt):
             return None
-        return self.replicas.held(slot), self.ask(slot)
+        return self.replicas.hold_of(slot), self.requirements_of(slot)
 
-    def _settle(self) -> None:
-        """Everything is posted, and told."""
+    def _finish_posting(self) -> None:
+        """Post all outstanding amounts and record what they unblock."""
         postings = self._postings
         postings.flush()
-        if self._unsettled:
-            for slot in list(self._unsettled):
+        if self._unposted:
+            for slot in list(self._unposted):
                 if self.replicas.at.phase[slot] == RESERVED:
-                    self._reserve(slot)
-            self._unsettled.clear()
-        cures = self._news.cures
-        if postings.freed:
-            cures.update({("room", row): None for row in postings.freed})
-            postings.freed = {}
-        if self.accounts.freed:
-            cures.update({(self.accounts.kind(name), name): None for name in self.accounts.freed})
-            self.accounts.freed = {}
-        if postings.met:
-            cures.update({("peers", tenant): None for tenant in postings.met})
-            postings.met = {}
+                    self._post_reservation(slot)
+            self._unposted.clear()
+        unblock_events = self._changes.unblock_events
+        if postings.freed_rows:
+            unblock_events.update({("room", row): None for row in postings.freed_rows})
+            postings.freed_rows = {}
+        if self.quota_ledgers.freed:
+            unblock_events.update({(self.quota_ledgers.ledger_kind(name), name): None for name in self.quota_ledgers.freed})
+            self.quota_ledgers.freed = {}
+        if postings.moved_tenants:
+            unblock_events.update({("peers", tenant): None for tenant in postings.moved_tenants})
+            postings.moved_tenants = {}
         self.version += 1

@@ -1,16 +1,17 @@
 """Groups generations with equal requirements into shapes (equivalence classes).
 
-Generations by id in a table, and one `Requirements` for all that are alike. No replicas here.
+Generations are stored by id in a table, with one compiled `Requirements` object per shape. Replicas are not stored here.
 
-Ten thousand jobs of one spec are ten thousand generations, and one shape: a proposer filters and scores them once. What makes
-two generations differ is what their replicas need of a node (a *cut* of the spec), and whom they meet there:
+Ten thousand jobs with one spec are ten thousand generations and one shape, which the scheduler filters and scores once. Two
+generations differ in what their replicas need of a node (the *placement spec*), and in how they relate to other replicas:
 
-- a term towards other replicas parts those that it picks itself from those it does not, and one that means its own kind
-  keeps its name (law/shared_requirements.py);
-- a rule of the policy in force that looks at labels parts those that it speaks of from those it does not;
-- so does an anti-affinity that somebody of the tenant carries, which shuns some and not others.
+- an affinity or spread term separates generations that match its selector from those that do not, and a term that selects its
+  own workload keeps the workload's name (law/shared_requirements.py);
+- a policy rule in force that matches labels separates the generations it applies to from the others;
+- an anti-affinity of any generation of the tenant separates those that it excludes from those that it does not.
 
-Thus nobody's labels matter but where something asks for them. An ask is made again when the policy in force has changed.
+Labels therefore matter only where something selects by them. Requirements are compiled again when the policy in force
+changes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity
+from remit.law.fit import PeerIndex, Requirements, owned_anti_affinity
 from remit.law.requirements import WORKLOAD_LABEL, compile_requirements, rule_matches
 from remit.law.selectors import selects
 from remit.law.shared_requirements import peer_identity
@@ -52,7 +53,7 @@ class _Gang(msgspec.Struct, frozen=True, gc=False):
     min: int = 0
 
 
-class _Work(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _WorkloadSpecFields(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     type: str
     template: _Template
     replace: str = ""
@@ -63,64 +64,68 @@ class _Work(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     priority_class: str = ""
 
 
-class _Spec(msgspec.Struct, frozen=True, gc=False):
+class _GenerationSpecFields(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str]
-    spec: _Work
+    spec: _WorkloadSpecFields
 
 
-class _Lean(msgspec.Struct, frozen=True, gc=False):
-    spec: _Spec
+class _GenerationFields(msgspec.Struct, frozen=True, gc=False):
+    spec: _GenerationSpecFields
 
 
-class _Meta(msgspec.Struct, frozen=True, gc=False):
+class _MetadataFields(msgspec.Struct, frozen=True, gc=False):
     deleting: bool = False
 
 
-class _Owner(msgspec.Struct, frozen=True, gc=False):
-    metadata: _Meta
+class _WorkloadFields(msgspec.Struct, frozen=True, gc=False):
+    metadata: _MetadataFields
 
 
-_decode = msgspec.json.Decoder(_Lean, dec_hook=dec_hook).decode
-_decode_owner = msgspec.json.Decoder(_Owner).decode
-_decode_whole = msgspec.json.Decoder(Generation, dec_hook=dec_hook).decode
+_decode_fields = msgspec.json.Decoder(_GenerationFields, dec_hook=dec_hook).decode
+_decode_workload = msgspec.json.Decoder(_WorkloadFields).decode
+_decode_generation = msgspec.json.Decoder(Generation, dec_hook=dec_hook).decode
 
-CutKey = tuple[str, str, str, int, bytes, bytes, bytes]
-THERE: Final = 1
+PlacementKey = tuple[str, str, str, int, bytes, bytes, bytes]
+PRESENT: Final = 1
 DELETING: Final = 2
 
 
-class Cut:
-    """What of a spec a node is asked for, whoever asks: shared by all generations with the same bytes in it."""
+class PlacementSpec:
+    """The part of a spec that node fit depends on, apart from the owner. Shared by all generations with the same bytes."""
 
-    __slots__ = ("charge", "count", "key", "resources", "social", "spec")
+    __slots__ = ("charge", "count", "has_peer_terms", "key", "resources", "spec")
 
-    def __init__(self, key: CutKey, spec: WorkloadSpec) -> None:
-        ask = compile_requirements(key[0], "", {}, spec, ())
-        where = spec.placement
+    def __init__(self, key: PlacementKey, spec: WorkloadSpec) -> None:
+        requirements = compile_requirements(key[0], "", {}, spec, ())
+        placement = spec.placement
         self.key = key
         self.spec = spec
-        self.resources: Pairs = ask.resources
-        self.charge: Pairs = ask.charge.pairs
-        self.social = bool(ask.anti_affinity or where.topology_spread or where.affinity)
+        self.resources: Pairs = requirements.resources
+        self.charge: Pairs = requirements.charge.pairs
+        self.has_peer_terms = bool(requirements.anti_affinity or placement.topology_spread or placement.affinity)
         self.count = 0
 
 
 class Shape:
     """Generations whose replicas fit the same nodes. `workload`, `labels` and `number` are those of one of them."""
 
-    __slots__ = ("ask", "carries", "count", "cut", "id", "key", "labels", "number", "workload")
+    __slots__ = ("anti_affinity", "count", "id", "key", "labels", "number", "placement", "requirements", "workload")
 
-    def __init__(self, id_: int, key: object, cut: Cut, workload: str, labels: Labels, number: int) -> None:
-        self.id, self.key, self.cut = id_, key, cut
+    def __init__(self, id_: int, key: object, placement: PlacementSpec, workload: str, labels: Labels, number: int) -> None:
+        self.id, self.key, self.placement = id_, key, placement
         self.workload, self.labels, self.number = workload, labels, number
         self.count = 0
-        self.ask: Requirements | None = None
-        made = compile_requirements(cut.key[0], workload, dict(labels), cut.spec, ()) if cut.social else None
-        self.carries: tuple[PeerIndex, ...] = owned_anti_affinity(made) if made is not None else ()
+        self.requirements: Requirements | None = None
+        requirements = (
+            compile_requirements(placement.key[0], workload, dict(labels), placement.spec, ())
+            if placement.has_peer_terms
+            else None
+        )
+        self.anti_affinity: tuple[PeerIndex, ...] = owned_anti_affinity(requirements) if requirements is not None else ()
 
 
-class Seen(NamedTuple):
-    """One generation. `open` is false if its workload is gone or going, so that nothing more of it is placed."""
+class GenerationInfo(NamedTuple):
+    """One generation. `open` is false if its workload is gone or being deleted, so that no more replicas of it are placed."""
 
     tenant: str
     workload: str
@@ -134,8 +139,8 @@ class Seen(NamedTuple):
     open: bool
 
 
-class Workloads(Table):
-    """Workloads by id; one whose row is not there (any more) has `state` `NONE`."""
+class WorkloadTable(Table):
+    """Workloads by id; one whose row does not exist has `state` `NONE`."""
 
     columns: ClassVar[Mapping[str, Any]] = {"state": np.int8, "revision": np.int64, "tenant": np.int32, "users": np.int32}
     state: npt.NDArray[np.int8]
@@ -146,55 +151,55 @@ class Workloads(Table):
     def __init__(self) -> None:
         super().__init__()
         self.ids: dict[str, int] = {}
-        """By `tenant/name`."""
+        """Ids by `tenant/name`."""
         self.names: list[str] = []
 
 
-class Shapes(Table):
-    """Generations by id, with the workloads that they are of and the shapes that they come to."""
+class ShapeTable(Table):
+    """Generations by id, with their workloads and their shapes."""
 
     columns: ClassVar[Mapping[str, Any]] = {
-        "number": np.int32, "workload": np.int32, "tenant": np.int32, "labels": np.int32, "cut": np.int32, "shape": np.int32,
-        "gang": np.int32, "min_available": np.int32, "deadline": np.int64, "rank": np.int32, "revision": np.int64,
+        "number": np.int32, "workload": np.int32, "tenant": np.int32, "labels": np.int32, "placement": np.int32, "shape": np.int32,
+        "gang": np.int32, "min_available": np.int32, "deadline": np.int64, "priority_class": np.int32, "revision": np.int64,
     }  # fmt: skip
     number: npt.NDArray[np.int32]
     workload: npt.NDArray[np.int32]
     tenant: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
-    cut: npt.NDArray[np.int32]
+    placement: npt.NDArray[np.int32]
     shape: npt.NDArray[np.int32]
     gang: npt.NDArray[np.int32]
     min_available: npt.NDArray[np.int32]
     deadline: npt.NDArray[np.int64]
-    rank: npt.NDArray[np.int32]
-    """An id of `ranks`: the priority class."""
+    priority_class: npt.NDArray[np.int32]
+    """Priority class, as an id of `priority_classes`."""
     revision: npt.NDArray[np.int64]
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: dict[int, int] = {}
-        self.workloads = Workloads()
+        self.workloads = WorkloadTable()
         self.tenants: list[str] = []
-        self.labelled: Pool[Labels] = Pool()
-        self.ranks: Pool[str] = Pool()
-        self.cuts: list[Cut | None] = []
+        self.label_sets: Pool[Labels] = Pool()
+        self.priority_classes: Pool[str] = Pool()
+        self.placements: list[PlacementSpec | None] = []
         self.shapes: dict[int, Shape] = {}
         self.policy: PolicyRevision | None = None
-        self.rekeyed: list[int] = []
-        """Generations that came to another shape since somebody last took notice."""
-        self._tenants: dict[str, int] = {}
-        self._cuts: dict[CutKey, int] = {}
-        self._cut_holes: list[int] = []
-        self._keys: dict[object, Shape] = {}
-        self._born = 0
+        self.reshaped: list[int] = []
+        """Generations whose shape has changed since the list was last taken."""
+        self._tenant_ids: dict[str, int] = {}
+        self._placement_ids: dict[PlacementKey, int] = {}
+        self._free_placements: list[int] = []
+        self._by_key: dict[object, Shape] = {}
+        self._last_shape = 0
         self._rules: list[tuple[int, PolicyRule]] = []
-        """Those of the policy in force that look at labels."""
-        self.carried_epoch = 0
-        """Another number whenever other anti-affinity is carried: then who shuns whom may be another."""
-        self._carried: dict[str, dict[PeerIndex, int]] = {}
-        """By tenant, the anti-affinity of its generations, and how many shapes carry each."""
-        self._shuns: dict[tuple[str, tuple[str, str]], dict[Selector, None]] = {}
-        """By tenant and the first pair of a selector of those."""
+        """The rules of the policy in force that match labels, with their numbers."""
+        self.anti_affinity_epoch = 0
+        """Changes whenever the set of anti-affinity terms changes; cached results that depend on them are then invalid."""
+        self._anti_affinity: dict[str, dict[PeerIndex, int]] = {}
+        """Anti-affinity terms of a tenant's generations, with the number of shapes that carry each."""
+        self._selectors: dict[tuple[str, tuple[str, str]], dict[Selector, None]] = {}
+        """Selectors of these terms, by tenant and first label pair."""
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -202,70 +207,74 @@ class Shapes(Table):
         owner = self.workloads.ids.get(f"{tenant}/{workload}")
         return None if owner is None else self.ids.get(owner << 32 | number)
 
-    def seen(self, generation: int) -> Seen:
+    def info(self, generation: int) -> GenerationInfo:
         at = self.at
-        return Seen(
+        return GenerationInfo(
             tenant=self.tenants[at.tenant[generation]],
-            workload=self.name(generation),
+            workload=self.workload_of(generation),
             number=at.number[generation],
-            labels=self.labelled[at.labels[generation]],
+            labels=self.label_sets[at.labels[generation]],
             shape=at.shape[generation],
             gang=at.gang[generation],
             min_available=at.min_available[generation],
             deadline_ms=at.deadline[generation],
-            priority_class=self.ranks[at.rank[generation]],
-            open=self.open(generation),
+            priority_class=self.priority_classes[at.priority_class[generation]],
+            open=self.is_open(generation),
         )
 
-    def name(self, generation: int) -> str:
-        """Of its workload."""
+    def workload_of(self, generation: int) -> str:
+        """Return the workload's name."""
         return self.workloads.names[self.at.workload[generation]].partition("/")[2]
 
     def tenant_of(self, generation: int) -> str:
         return self.tenants[self.at.tenant[generation]]
 
-    def open(self, generation: int) -> bool:
-        return self.workloads.at.state[self.at.workload[generation]] == THERE
+    def is_open(self, generation: int) -> bool:
+        return self.workloads.at.state[self.at.workload[generation]] == PRESENT
 
-    def opened(self) -> npt.NDArray[np.bool_]:
-        """The same for all generations at once."""
-        found: npt.NDArray[np.bool_] = self.workloads.column("state")[self.column("workload")] == THERE
-        return found
+    def open_mask(self) -> npt.NDArray[np.bool_]:
+        """`open` for all generations at once."""
+        mask: npt.NDArray[np.bool_] = self.workloads.column("state")[self.column("workload")] == PRESENT
+        return mask
 
-    def cut_of(self, generation: int) -> Cut:
-        cut = self.cuts[self.at.cut[generation]]
-        if cut is None:
+    def placement_of(self, generation: int) -> PlacementSpec:
+        placement = self.placements[self.at.placement[generation]]
+        if placement is None:
             raise LookupError(f"generation {generation} has no row")
-        return cut
+        return placement
 
-    def has(self, shape: int) -> bool:
-        """Is anything of this shape any more?"""
+    def has_shape(self, shape: int) -> bool:
+        """Whether any generation still has this shape."""
         return shape in self.shapes
 
-    def ask(self, shape: int) -> Requirements:
-        """What each replica of this shape needs, under the policy in force. It is open: whether its workload is, is asked of
-        the generation.
+    def requirements_of(self, shape: int) -> Requirements:
+        """Return what each replica of this shape needs under the policy in force. Whether its workload is open depends on the
+        generation and is not included.
         """
-        found = self.shapes[shape]
-        if found.ask is None:
-            policy, tenant = self.policy, found.cut.key[0]
+        entry = self.shapes[shape]
+        if entry.requirements is None:
+            policy, tenant = self.policy, entry.placement.key[0]
             policies = () if policy is None else tuple(policy.spec.policies.values())
             in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
-            labels = dict(found.labels)
-            found.ask = compile_requirements(tenant, found.workload, labels, found.cut.spec, policies, found.number, in_force)
-        return found.ask
+            labels = dict(entry.labels)
+            entry.requirements = compile_requirements(
+                tenant, entry.workload, labels, entry.placement.spec, policies, entry.number, in_force
+            )
+        return entry.requirements
 
-    def carriers(self, tenant: str) -> Sequence[PeerIndex]:
-        """Anti-affinity of this tenant's generations. Those that nobody carries just now are among them, and count nobody."""
-        return tuple(self._carried.get(tenant, ()))
+    def anti_affinity_of(self, tenant: str) -> Sequence[PeerIndex]:
+        """Return the anti-affinity terms of this tenant's generations. Terms without any bound replica are included; their
+        counts are zero.
+        """
+        return tuple(self._anti_affinity.get(tenant, ()))
 
-    def picked(self, index: PeerIndex) -> npt.NDArray[np.intp]:
-        """Generations whose replicas count in an index."""
-        tenant = self._tenants.get(index.tenant)
+    def generations_in(self, index: PeerIndex) -> npt.NDArray[np.intp]:
+        """Return the generations whose replicas count in an index."""
+        tenant = self._tenant_ids.get(index.tenant)
         if tenant is None:
             return np.zeros(0, dtype=np.intp)
         if index.owners:
-            carrying = [shape.id for shape in self.shapes.values() if index in shape.carries]
+            carrying = [shape.id for shape in self.shapes.values() if index in shape.anti_affinity]
             return np.flatnonzero((self.column("tenant") == tenant) & np.isin(self.column("shape"), carrying))
         return self._matching(tenant, index.tenant, index.selector)
 
@@ -273,34 +282,36 @@ class Shapes(Table):
         if self.tenant_of(generation) != index.tenant:
             return False
         if index.owners:
-            return index in self.shapes[self.at.shape[generation]].carries
-        return selects(index.selector, self._marked(generation))
+            return index in self.shapes[self.at.shape[generation]].anti_affinity
+        return selects(index.selector, self._labels_of(generation))
 
     def _matching(self, tenant: int, name: str, selector: Selector) -> npt.NDArray[np.intp]:
         rest = tuple(pair for pair in selector if pair[0] != WORKLOAD_LABEL)
-        there = self.column("tenant") == tenant
-        for _, wanted in (pair for pair in selector if pair[0] == WORKLOAD_LABEL):
-            there &= self.column("workload") == self.workloads.ids.get(f"{name}/{wanted}", NONE - 1)
+        selected = self.column("tenant") == tenant
+        for _, workload in (pair for pair in selector if pair[0] == WORKLOAD_LABEL):
+            selected &= self.column("workload") == self.workloads.ids.get(f"{name}/{workload}", NONE - 1)
         if rest:
             labels = self.column("labels")
-            good = [number for number in np.unique(labels[there]).tolist() if selects(rest, dict(self.labelled[number]))]
-            there &= np.isin(labels, good)
-        return np.flatnonzero(there)
+            matching = [
+                number for number in np.unique(labels[selected]).tolist() if selects(rest, dict(self.label_sets[number]))
+            ]
+            selected &= np.isin(labels, matching)
+        return np.flatnonzero(selected)
 
-    def _marked(self, generation: int) -> dict[str, str]:
-        return {**dict(self.labelled[self.at.labels[generation]]), WORKLOAD_LABEL: self.name(generation)}
+    def _labels_of(self, generation: int) -> dict[str, str]:
+        return {**dict(self.label_sets[self.at.labels[generation]]), WORKLOAD_LABEL: self.workload_of(generation)}
 
     # -- workloads ---------------------------------------------------------------------------------------------------------
 
     def put_workload(self, path: str, value: bytes, revision: int) -> int:
-        """`path` is `tenant/name`. Answers its id."""
+        """Insert or update a workload; `path` is `tenant/name`. Returns its id."""
         try:
-            deleting = _decode_owner(value).metadata.deleting
+            deleting = _decode_workload(value).metadata.deleting
         except msgspec.MsgspecError as error:
             raise Corrupt(f"row workload/{path} does not decode ({error}); restore a backup") from None
-        owner = self.owner(path)
+        owner = self.workload_id(path)
         at = self.workloads.at
-        at.state[owner] = DELETING if deleting else THERE
+        at.state[owner] = DELETING if deleting else PRESENT
         at.revision[owner] = revision
         return owner
 
@@ -309,194 +320,204 @@ class Shapes(Table):
         if owner is not None:
             self.workloads.at.state[owner] = NONE
             self.workloads.at.revision[owner] = NONE
-            self._release_owner(owner)
+            self._release_workload(owner)
 
-    def owner(self, path: str) -> int:
-        kept = self.workloads
-        owner = kept.ids.get(path)
+    def workload_id(self, path: str) -> int:
+        table = self.workloads
+        owner = table.ids.get(path)
         if owner is None:
-            owner = kept.ids[path] = kept.slot()
-            if owner == len(kept.names):
-                kept.names.append(path)
+            owner = table.ids[path] = table.allocate()
+            if owner == len(table.names):
+                table.names.append(path)
             else:
-                kept.names[owner] = path
-            kept.at.tenant[owner] = self._tenant(path.partition("/")[0])
-            kept.at.users[owner] = 0
+                table.names[owner] = path
+            table.at.tenant[owner] = self._tenant_id(path.partition("/")[0])
+            table.at.users[owner] = 0
         return owner
 
-    def _release_owner(self, owner: int) -> None:
-        kept = self.workloads
-        if kept.at.state[owner] == NONE and not kept.at.users[owner]:
-            del kept.ids[kept.names[owner]]
-            kept.names[owner] = ""
-            kept.give_up(owner)
+    def _release_workload(self, owner: int) -> None:
+        table = self.workloads
+        if table.at.state[owner] == NONE and not table.at.users[owner]:
+            del table.ids[table.names[owner]]
+            table.names[owner] = ""
+            table.release(owner)
 
-    def _tenant(self, name: str) -> int:
-        found = self._tenants.get(name)
-        if found is None:
-            found = self._tenants[name] = len(self.tenants)
+    def _tenant_id(self, name: str) -> int:
+        number = self._tenant_ids.get(name)
+        if number is None:
+            number = self._tenant_ids[name] = len(self.tenants)
             self.tenants.append(name)
-        return found
+        return number
 
     # -- generations -------------------------------------------------------------------------------------------------------
 
-    def put(self, path: str, value: bytes, revision: int) -> int:
-        """`path` is `tenant/workload/number`. Answers its id."""
+    def put_generation(self, path: str, value: bytes, revision: int) -> int:
+        """Insert or update a generation; `path` is `tenant/workload/number`. Returns its id."""
         try:
-            lean = _decode(value).spec
+            fields = _decode_fields(value).spec
         except (msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"row generation/{path} does not decode ({error}); restore a backup") from None
         name, _, number = path.rpartition("/")
-        owner = self.owner(name)
+        owner = self.workload_id(name)
         tenant = self.workloads.at.tenant[owner]
         key = owner << 32 | int(number)
         generation = self.ids.get(key)
-        work, at = lean.spec, self.at
-        cut = self._cut(self.tenants[tenant], work, value)
-        labels = self.labelled.take(tuple(sorted(lean.labels.items())) if lean.labels else ())
-        rank = self.ranks.take(work.priority_class)
+        work, at = fields.spec, self.at
+        placement = self._placement_id(self.tenants[tenant], work, value)
+        labels = self.label_sets.acquire(tuple(sorted(fields.labels.items())) if fields.labels else ())
+        rank = self.priority_classes.acquire(work.priority_class)
         if generation is None:
-            generation = self.ids[key] = self.slot()
+            generation = self.ids[key] = self.allocate()
             self.workloads.at.users[owner] += 1
         else:
-            self._let_go(generation)
+            self._release_shared(generation)
             at.shape[generation] = NONE
         at.number[generation] = int(number)
         at.workload[generation] = owner
         at.tenant[generation] = tenant
         at.labels[generation] = labels
-        at.cut[generation] = cut
+        at.placement[generation] = placement
         at.gang[generation] = work.gang.min
         at.min_available[generation] = work.disruption.min_available
         at.deadline[generation] = work.deadline
-        at.rank[generation] = rank
+        at.priority_class[generation] = rank
         at.revision[generation] = revision
-        self._shape(generation)
+        self._join_shape(generation)
         return generation
 
-    def drop(self, path: str) -> None:
-        """The caller has made sure that no replica is of it."""
+    def drop_generation(self, path: str) -> None:
+        """Remove a generation. The caller ensures that no replica refers to it."""
         name, _, number = path.rpartition("/")
         owner = self.workloads.ids.get(name)
         generation = None if owner is None else self.ids.pop(owner << 32 | int(number), None)
         if owner is not None and generation is not None:
-            self._let_go(generation)
-            self.give_up(generation)
+            self._release_shared(generation)
+            self.release(generation)
             self.workloads.at.users[owner] -= 1
-            self._release_owner(owner)
+            self._release_workload(owner)
 
     def put_policy(self, policy: PolicyRevision) -> None:
-        """The one in force from now on."""
+        """Set the policy in force."""
         old, self.policy = self.policy, policy
         if old is None or old.spec.policies != policy.spec.policies:
             before = bool(self._rules)
-            rules = [rule for one in policy.spec.policies.values() for rule in one.rules]
+            rules = [rule for policy_spec in policy.spec.policies.values() for rule in policy_spec.rules]
             self._rules = [(number, rule) for number, rule in enumerate(rules) if rule.match.labels]
             if before or self._rules:
                 self._rekey(self.ids.values())
         for shape in self.shapes.values():
-            shape.ask = None
+            shape.requirements = None
 
-    def _cut(self, tenant: str, work: _Work, value: bytes) -> int:
+    def _placement_id(self, tenant: str, work: _WorkloadSpecFields, value: bytes) -> int:
         template = work.template
         key = (
             tenant, work.type, work.replace, work.gang.min,
             bytes(template.resources), bytes(template.devices), bytes(work.placement),
         )  # fmt: skip
-        number = self._cuts.get(key)
+        number = self._placement_ids.get(key)
         if number is None:
-            cut = Cut(key, _decode_whole(value).spec.spec)
-            number = self._cuts[key] = self._cut_holes.pop() if self._cut_holes else len(self.cuts)
-            if number == len(self.cuts):
-                self.cuts.append(cut)
+            placement = PlacementSpec(key, _decode_generation(value).spec.spec)
+            number = self._placement_ids[key] = self._free_placements.pop() if self._free_placements else len(self.placements)
+            if number == len(self.placements):
+                self.placements.append(placement)
             else:
-                self.cuts[number] = cut
+                self.placements[number] = placement
         else:
-            found = self.cuts[number]
-            if found is None:
-                raise LookupError(f"cut {number} is gone")
-            cut = found
-        cut.count += 1
+            existing = self.placements[number]
+            if existing is None:
+                raise LookupError(f"placement spec {number} was released")
+            placement = existing
+        placement.count += 1
         return number
 
-    def _let_go(self, generation: int) -> None:
-        """Of all that its row shares with others."""
+    def _release_shared(self, generation: int) -> None:
+        """Release everything a generation's row shares with others."""
         at = self.at
-        self.labelled.drop(at.labels[generation])
-        self.ranks.drop(at.rank[generation])
-        self._leave(generation)
-        cut = self.cut_of(generation)
-        cut.count -= 1
-        if not cut.count:
-            number = self._cuts.pop(cut.key)
-            self.cuts[number] = None
-            self._cut_holes.append(number)
+        self.label_sets.release(at.labels[generation])
+        self.priority_classes.release(at.priority_class[generation])
+        self._leave_shape(generation)
+        placement = self.placement_of(generation)
+        placement.count -= 1
+        if not placement.count:
+            number = self._placement_ids.pop(placement.key)
+            self.placements[number] = None
+            self._free_placements.append(number)
 
     # -- shapes ------------------------------------------------------------------------------------------------------------
 
-    def _shape(self, generation: int) -> None:
-        """The shape that it comes to, which may be a new one; that one may shun others, who then differ from their like."""
-        at, cut, tenant = self.at, self.cut_of(generation), self.tenant_of(generation)
-        own = peer_identity(cut.spec, self.name(generation), self._marked(generation)) if cut.social else None
-        key = (at.cut[generation], own, *self._told_apart(generation, tenant))
-        shape = self._keys.get(key)
+    def _join_shape(self, generation: int) -> None:
+        """Assign the generation to its shape, creating the shape if needed. A new shape may carry anti-affinity that splits
+        other shapes.
+        """
+        at, placement, tenant = self.at, self.placement_of(generation), self.tenant_of(generation)
+        peer_key = (
+            peer_identity(placement.spec, self.workload_of(generation), self._labels_of(generation))
+            if placement.has_peer_terms
+            else None
+        )
+        key = (at.placement[generation], peer_key, *self._label_key(generation, tenant))
+        shape = self._by_key.get(key)
         if shape is None:
-            self._born += 1
-            labels = self.labelled[at.labels[generation]]
-            shape = Shape(self._born, key, cut, self.name(generation), labels, at.number[generation])
-            self._keys[key] = self.shapes[shape.id] = shape
+            self._last_shape += 1
+            labels = self.label_sets[at.labels[generation]]
+            shape = Shape(self._last_shape, key, placement, self.workload_of(generation), labels, at.number[generation])
+            self._by_key[key] = self.shapes[shape.id] = shape
         shape.count += 1
         at.shape[generation] = shape.id
-        if shape.carries and shape.count == 1:
-            self._carry(tenant, shape.carries)
+        if shape.anti_affinity and shape.count == 1:
+            self._add_anti_affinity(tenant, shape.anti_affinity)
 
-    def _leave(self, generation: int) -> None:
+    def _leave_shape(self, generation: int) -> None:
         shape = self.shapes[self.at.shape[generation]]
         shape.count -= 1
         if shape.count:
             return
-        del self.shapes[shape.id], self._keys[shape.key]
-        tenant = shape.cut.key[0]
-        known = self._carried.get(tenant, {})
-        for index in shape.carries:
+        del self.shapes[shape.id], self._by_key[shape.key]
+        tenant = shape.placement.key[0]
+        known = self._anti_affinity.get(tenant, {})
+        for index in shape.anti_affinity:
             known[index] -= 1
             if not known[index]:
                 del known[index]
-                self.carried_epoch += 1
+                self.anti_affinity_epoch += 1
                 if not any(other.selector == index.selector for other in known):
-                    self._shuns[tenant, index.selector[0]].pop(index.selector)
+                    self._selectors[tenant, index.selector[0]].pop(index.selector)
 
-    def _told_apart(self, generation: int, tenant: str) -> tuple[tuple[int, ...], tuple[Selector, ...]]:
-        """Which rules speak of it, and whose anti-affinity shuns it; of those that look at labels at all."""
-        shunned = bool(self._carried.get(tenant))
-        if not self._rules and not shunned:
+    def _label_key(self, generation: int, tenant: str) -> tuple[tuple[int, ...], tuple[Selector, ...]]:
+        """Return which label-matching rules apply to a generation, and which anti-affinity selectors exclude it."""
+        has_anti_affinity = bool(self._anti_affinity.get(tenant))
+        if not self._rules and not has_anti_affinity:
             return (), ()
-        marked = self._marked(generation)
-        rules = tuple(number for number, rule in self._rules if rule_matches(rule.match, tenant, marked))
-        shuns = [one for pair in sorted(marked.items()) for one in self._shuns.get((tenant, pair), ())] if shunned else []
-        return rules, tuple(sorted(one for one in shuns if selects(one, marked)))
+        labels = self._labels_of(generation)
+        rules = tuple(number for number, rule in self._rules if rule_matches(rule.match, tenant, labels))
+        candidates = (
+            [selector for pair in sorted(labels.items()) for selector in self._selectors.get((tenant, pair), ())]
+            if has_anti_affinity
+            else []
+        )
+        return rules, tuple(sorted(selector for selector in candidates if selects(selector, labels)))
 
-    def _carry(self, tenant: str, indexes: Iterable[PeerIndex]) -> None:
-        known = self._carried.setdefault(tenant, {})
+    def _add_anti_affinity(self, tenant: str, indexes: Iterable[PeerIndex]) -> None:
+        known = self._anti_affinity.setdefault(tenant, {})
         for index in indexes:
             new = index not in known
             known[index] = known.get(index, 0) + 1
-            self.carried_epoch += new
+            self.anti_affinity_epoch += new
             if new:
-                of = self._shuns.setdefault((tenant, index.selector[0]), {})
-                if index.selector not in of:
-                    of[index.selector] = None
-                    self._rekey(self._matching(self._tenants[tenant], tenant, index.selector).tolist())
+                selectors = self._selectors.setdefault((tenant, index.selector[0]), {})
+                if index.selector not in selectors:
+                    selectors[index.selector] = None
+                    self._rekey(self._matching(self._tenant_ids[tenant], tenant, index.selector).tolist())
 
     def _rekey(self, generations: Iterable[int]) -> None:
         for generation in list(generations):
             before = self.at.shape[generation]
             if before == NONE:
-                continue  # its turn comes
-            # Joins before it leaves: a shape that carries something must not be let go of in between.
-            self._shape(generation)
+                continue  # it gets its shape later in this call
+            # Join the new shape before leaving the old one: a shape that carries anti-affinity must not be released in between.
+            self._join_shape(generation)
             after, self.at.shape[generation] = self.at.shape[generation], before
-            self._leave(generation)
+            self._leave_shape(generation)
             self.at.shape[generation] = after
             if after != before:
-                self.rekeyed.append(generation)
+                self.reshaped.append(generation)

@@ -1,11 +1,9 @@
 """Replica counts per topology domain, for spread and (anti-)affinity.
 
-No rules here: those are in fit.py.
+The rules that read these counts are in law/fit.py.
 
-Counts by topology domain, as the rules read them; what the rules are is in law/fit.py.
-
-A count is made from whole columns when it is first asked for, and kept up from then on, by every replica that comes to hold
-room or lets go of it, assumed ones included. When a node changes what it is, counts are made anew.
+A count is built from complete columns when it is first needed and updated from then on, by every replica that takes or
+releases capacity, including assumed bindings. Counts are rebuilt when a node's attributes change.
 """
 
 from __future__ import annotations
@@ -16,78 +14,81 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import STATIC_RULES, Requirements, PeerIndex, owned_anti_affinity, mask
+from remit.law.fit import STATIC_RULES, PeerIndex, Requirements, mask, owned_anti_affinity
 from remit.law.selectors import domain_of, selects
-from remit.observation.node_columns import Bools, Columns, Ints
-from remit.observation.shapes import Shapes
+from remit.observation.node_columns import Bools, Ints, NodeColumns
+from remit.observation.shapes import ShapeTable
 
 NODE: Final = "node"
-"""The topology key of which every node is a domain of its own."""
-_Picks = tuple[str, tuple[str, str] | None]
-_NOBODY: Final[Mapping[str, int]] = {}
+"""The topology key for which every node is its own domain."""
+_LookupKey = tuple[str, tuple[str, str] | None]
+_NO_COUNTS: Final[Mapping[str, int]] = {}
 
 
-class ColumnPeers:
-    """Who is where, as `fit.Peers` over columns, from how many are in each domain by its name. For asks made `over` those."""
+class ColumnPeerCounts:
+    """`fit.PeerCounts` over columns, initialized from counts by domain name. For requirements translated to these columns."""
 
-    def __init__(self, columns: Columns, counted: Mapping[PeerIndex, Mapping[str, int]]) -> None:
+    def __init__(self, columns: NodeColumns, counted: Mapping[PeerIndex, Mapping[str, int]]) -> None:
         self._columns = columns
         self._counted = counted
         self._counts: dict[PeerIndex, Ints] = {}
         self._totals = {index: sum(by_domain.values()) for index, by_domain in counted.items()}
-        self._carried: dict[_Picks, list[PeerIndex]] = {}
-        self._carriers = self._minded = 0
-        self._asked: dict[_Picks, list[PeerIndex]] = {}
-        self._possible: tuple[Requirements, int, Bools] | None = None
+        self._anti_affinity: dict[_LookupKey, list[PeerIndex]] = {}
+        self._anti_affinity_epoch = self._indexes_epoch = 0
+        self._tracked: dict[_LookupKey, list[PeerIndex]] = {}
+        self._feasible: tuple[Requirements, int, Bools] | None = None
         for index in counted:
-            self._note(index)
+            self._add_anti_affinity(index)
 
     def counts(self, index: PeerIndex) -> Ints:
-        """By the id of the domain. Domains in which there is no node (any more) count in the total alone."""
+        """Return the counts by domain id. Domains without a node count only in the total."""
         slots = self._columns.slots(index.topology_key)
-        found = self._counts.get(index)
-        if found is None:
-            found = np.zeros(len(slots) + 1, dtype=np.int64)
-            self._enter(index, found)
-            for domain, count in self._counted.get(index, _NOBODY).items():
+        counts = self._counts.get(index)
+        if counts is None:
+            counts = np.zeros(len(slots) + 1, dtype=np.int64)
+            self._track(index, counts)
+            for domain, count in self._counted.get(index, _NO_COUNTS).items():
                 if domain in slots:
-                    found[slots[domain]] = count
-        elif len(found) <= len(slots):
-            # New domains: each gets its slot, and "no domain" stays last, where it counts nobody.
-            self._counts[index] = found = np.concatenate([found[:-1], np.zeros(len(slots) + 2 - len(found), dtype=np.int64)])
-        return found
+                    counts[slots[domain]] = count
+        elif len(counts) <= len(slots):
+            # New domains: each gets an entry, and "no domain" stays last with a count of zero.
+            self._counts[index] = counts = np.concatenate([counts[:-1], np.zeros(len(slots) + 2 - len(counts), dtype=np.int64)])
+        return counts
 
     def min_count(self, ask: Requirements, index: PeerIndex) -> int:
         known, ids = self._columns.domain(index.topology_key)
-        found = self.counts(index)[ids[known & self._where(ask)]]
-        return int(found.min()) if found.size else 0
+        counts = self.counts(index)[ids[known & self._feasible_rows(ask)]]
+        return int(counts.min()) if counts.size else 0
 
     def total(self, index: PeerIndex) -> int:
         return self._totals.get(index, 0)
 
     def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        return _picking(self._carried, ask)
+        return _matching_indexes(self._anti_affinity, ask)
 
     @property
     def shunned_epoch(self) -> int:
-        """Another number whenever other indexes of carriers are known: then who shuns whom may be another."""
-        return self._carriers
+        """Changes whenever the set of anti-affinity indexes changes; cached owners are then invalid."""
+        return self._anti_affinity_epoch
 
     @property
-    def minded_epoch(self) -> int:
-        """Another number whenever other indexes are counted: then what a replica counts in may be another."""
-        return self._minded
+    def indexes_epoch(self) -> int:
+        """Changes whenever the set of counted indexes changes; cached results of `minds` are then invalid."""
+        return self._indexes_epoch
 
-    def minds(self, ask: Requirements) -> tuple[PeerIndex, ...]:
-        """The indexes, of those that were ever asked about, in which a replica with this ask counts; and what it carries."""
-        return (*(index for index in _picking(self._asked, ask) if not index.owners), *dict.fromkeys(owned_anti_affinity(ask)))
+    def indexes_of(self, ask: Requirements) -> tuple[PeerIndex, ...]:
+        """Return the tracked indexes in which a replica with these requirements counts, and its own anti-affinity indexes."""
+        return (
+            *(index for index in _matching_indexes(self._tracked, ask) if not index.owners),
+            *dict.fromkeys(owned_anti_affinity(ask)),
+        )
 
     def post(self, ask: Requirements, row: int, count: int = 1) -> None:
-        """So many replicas with this ask stand on that row from now on; or, below zero, no longer."""
-        self.post_in(self.minds(ask), row, count)
+        """Add `count` replicas with these requirements on a row; a negative count removes them."""
+        self.post_in(self.indexes_of(ask), row, count)
 
     def post_in(self, indexes: Iterable[PeerIndex], row: int, count: int) -> None:
-        """As `post`, for what is in these indexes."""
+        """Like `post`, for given indexes."""
         node = self._columns.nodes[row]
         if node is None:
             return
@@ -96,100 +97,104 @@ class ColumnPeers:
             if domain:
                 self.add(index, domain, count)
 
-    def post_run(self, indexes: Iterable[PeerIndex], rows: Ints, counts: Ints) -> None:
-        """So many on each of these rows, which are all different."""
+    def post_many(self, indexes: Iterable[PeerIndex], rows: Ints, counts: Ints) -> None:
+        """Add replicas on several distinct rows, `counts` on each."""
         for index in indexes:
             _, ids = self._columns.domain(index.topology_key)
             at = ids[rows]
             known = at >= 0
-            by_domain = self._kept(index, int(counts[known].sum()))
+            by_domain = self._add_to_total(index, int(counts[known].sum()))
             np.add.at(by_domain, at[known], counts[known])
             if index.topology_key == NODE:
                 self._columns.changed.extend(rows)
 
     def add(self, index: PeerIndex, domain: str, count: int = 1) -> None:
-        """So many more are there, or fewer: a run of placements moves the counts and keeps the columns."""
-        counts = self._kept(index, count)
+        """Add to the count of one domain."""
+        counts = self._add_to_total(index, count)
         if (slot := self._columns.slots(index.topology_key).get(domain)) is not None:
             counts[slot] += count
             if index.topology_key == NODE and (row := self._columns.rows.get(domain)) is not None:
-                self._columns.changed.add(row)  # who keeps answers by row may keep this one with them
+                self._columns.changed.add(row)  # cached results per row may depend on this count
 
-    def _kept(self, index: PeerIndex, more: int) -> Ints:
-        """Its counts, when so many more are in the total."""
+    def _add_to_total(self, index: PeerIndex, more: int) -> Ints:
+        """Add to the total of an index and return its counts."""
         if index not in self._totals:
-            self._note(index)
+            self._add_anti_affinity(index)
         self._totals[index] = self.total(index) + more
         return self.counts(index)
 
-    def _enter(self, index: PeerIndex, counts: Ints) -> None:
-        """From now on it is counted."""
+    def _track(self, index: PeerIndex, counts: Ints) -> None:
+        """Start tracking an index."""
         self._counts[index] = counts
-        self._asked.setdefault(_picks(index), []).append(index)
-        self._minded += 1
+        self._tracked.setdefault(_lookup_key(index), []).append(index)
+        self._indexes_epoch += 1
 
-    def _leave(self, index: PeerIndex) -> None:
+    def _untrack(self, index: PeerIndex) -> None:
         del self._counts[index]
-        self._asked[_picks(index)].remove(index)
-        self._minded += 1
+        self._tracked[_lookup_key(index)].remove(index)
+        self._indexes_epoch += 1
 
-    def _leave_all(self) -> None:
+    def _untrack_all(self) -> None:
         self._counts.clear()
-        self._asked.clear()
-        self._minded += 1
+        self._tracked.clear()
+        self._indexes_epoch += 1
 
-    def _note(self, index: PeerIndex) -> None:
+    def _add_anti_affinity(self, index: PeerIndex) -> None:
         if index.owners:
-            self._carried.setdefault(_picks(index), []).append(index)
-            self._carriers += 1
+            self._anti_affinity.setdefault(_lookup_key(index), []).append(index)
+            self._anti_affinity_epoch += 1
 
-    def _where(self, ask: Requirements) -> Bools:
-        """Where it could be placed at all. Kept for the last ask only, by identity: an ask that holds arrays has no equal."""
-        kept, stood = self._possible, self._columns.restood.count
-        if kept is None or kept[0] is not ask or kept[1] != stood:
-            kept = self._possible = ask, stood, mask(ask, self._columns, self, STATIC_RULES)
-        return kept[2]
+    def _feasible_rows(self, ask: Requirements) -> Bools:
+        """Return the rows on which the replica could be placed, ignoring counts and free capacity.
+
+        Cached for the last requirements only, compared by identity, because requirements that contain arrays cannot be
+        compared.
+        """
+        cached, version = self._feasible, self._columns.attributes_changed.count
+        if cached is None or cached[0] is not ask or cached[1] != version:
+            cached = self._feasible = ask, version, mask(ask, self._columns, self, STATIC_RULES)
+        return cached[2]
 
 
-def _picks(index: PeerIndex) -> _Picks:
-    """What a replica must at least have, to be picked: looked up by that, an index is not asked whether it picks strangers."""
+def _lookup_key(index: PeerIndex) -> _LookupKey:
+    """Return the tenant and first label pair of an index. Looking indexes up by it avoids testing unrelated selectors."""
     return index.tenant, index.selector[0] if index.selector else None
 
 
-def _picking(indexes: Mapping[_Picks, Sequence[PeerIndex]], ask: Requirements) -> list[PeerIndex]:
+def _matching_indexes(indexes: Mapping[_LookupKey, Sequence[PeerIndex]], ask: Requirements) -> list[PeerIndex]:
     keys: list[tuple[str, str] | None] = [None, *ask.labels.items()]
     return [index for key in keys for index in indexes.get((ask.tenant, key), ()) if selects(index.selector, ask.labels)]
 
 
 INDEXES_MAX: Final = 4_096
-"""How many counts are kept up; the one that was made first goes first, and is made again if it is asked for."""
+"""Maximum number of tracked indexes. The oldest is dropped first, and rebuilt when it is needed again."""
 
-Spots = Callable[[npt.NDArray[np.intp]], Ints]
-"""The rows on which replicas of these generations hold room, one entry each."""
+RowsHolding = Callable[[npt.NDArray[np.intp]], Ints]
+"""Returns the rows on which replicas of these generations hold capacity, one entry per replica."""
 
 
-class SeenPeers(ColumnPeers):
-    """`fit.Peers` over the columns of a view. For asks made `over` those."""
+class ViewPeerCounts(ColumnPeerCounts):
+    """`fit.PeerCounts` over the columns of a view. For requirements made with `over` these columns."""
 
-    def __init__(self, columns: Columns, shapes: Shapes, spots: Spots) -> None:
+    def __init__(self, columns: NodeColumns, shapes: ShapeTable, rows_holding: RowsHolding) -> None:
         super().__init__(columns, {})
         self._shapes = shapes
-        self._spots = spots
-        self._stood = columns.restood.count
-        self._of: dict[int, tuple[PeerIndex, ...]] = {}
-        """By generation, which of the counts kept are to be moved with its replicas."""
+        self._rows_holding = rows_holding
+        self._attributes_version = columns.attributes_changed.count
+        self._indexes: dict[int, tuple[PeerIndex, ...]] = {}
+        """The tracked indexes in which replicas of a generation count, by generation."""
         self._tenants: set[str] = set()
 
     @property
     def counted(self) -> Mapping[PeerIndex, Ints]:
-        """The counts that are kept up: always the same mapping, empty while nobody has asked."""
+        """The tracked counts: always the same mapping object, empty until a count is first needed."""
         return self._counts
 
     def counts(self, index: PeerIndex) -> Ints:
-        if self._stood != self._columns.restood.count:
+        if self._attributes_version != self._columns.attributes_changed.count:
             self.clear()
         if index not in self._counts:
-            self._make(index)
+            self._build(index)
         return super().counts(index)
 
     def total(self, index: PeerIndex) -> int:
@@ -198,20 +203,20 @@ class SeenPeers(ColumnPeers):
 
     @property
     def shunned_epoch(self) -> int:
-        return self._shapes.carried_epoch
+        return self._shapes.anti_affinity_epoch
 
     def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        return [index for index in self._shapes.carriers(ask.tenant) if selects(index.selector, ask.labels)]
+        return [index for index in self._shapes.anti_affinity_of(ask.tenant) if selects(index.selector, ask.labels)]
 
     def move(self, generation: int, rows: Iterable[int], sign: int) -> None:
-        """A replica of this generation came to hold room on each of these rows, or let go of it."""
+        """Count replicas of a generation that took capacity on these rows (`sign` 1), or released it (-1)."""
         if not self._counts or self._shapes.tenant_of(generation) not in self._tenants:
             return
-        found = self._of.get(generation)
-        if found is None:
+        indexes = self._indexes.get(generation)
+        if indexes is None:
             shapes = self._shapes
-            found = self._of[generation] = tuple(i for i in self._counts if shapes.counts_in(generation, i))
-        for index in found:
+            indexes = self._indexes[generation] = tuple(i for i in self._counts if shapes.counts_in(generation, i))
+        for index in indexes:
             ids = self._columns.domains(index.topology_key).ids
             counts = super().counts(index)
             for row in rows:
@@ -222,27 +227,27 @@ class SeenPeers(ColumnPeers):
                         self._columns.changed.add(row)
 
     def clear(self) -> None:
-        """Everything is counted anew when it is next asked for."""
-        self._stood = self._columns.restood.count
-        self._leave_all()
+        """Drop all counts; each is rebuilt when it is next needed."""
+        self._attributes_version = self._columns.attributes_changed.count
+        self._untrack_all()
         self._totals.clear()
-        self._of.clear()
+        self._indexes.clear()
         self._tenants.clear()
 
-    def reshaped(self) -> None:
-        """A generation came, went, or came to another shape."""
-        self._of.clear()
+    def on_reshaped(self) -> None:
+        """Reset the cached indexes per generation, after a generation was added, removed or moved to another shape."""
+        self._indexes.clear()
 
-    def _make(self, index: PeerIndex) -> None:
+    def _build(self, index: PeerIndex) -> None:
         if len(self._counts) >= INDEXES_MAX:
             first = next(iter(self._counts))
-            self._leave(first)
+            self._untrack(first)
             del self._totals[first]
-        rows = self._spots(self._shapes.picked(index))
+        rows = self._rows_holding(self._shapes.generations_in(index))
         ids = self._columns.domains(index.topology_key).ids[rows]
         size = len(self._columns.slots(index.topology_key))
-        # One slot more, for "no domain", which counts nobody.
-        self._enter(index, np.append(np.bincount(ids[ids >= 0], minlength=size), 0))
+        # One extra entry for "no domain", which stays zero.
+        self._track(index, np.append(np.bincount(ids[ids >= 0], minlength=size), 0))
         self._totals[index] = len(rows)
         self._tenants.add(index.tenant)
-        self._of.clear()
+        self._indexes.clear()

@@ -1,13 +1,12 @@
 """Watch cache: all rows of a scope by key, with indexes and change listeners.
 
-Every object, for whoever corrects; it is told what changed. No decisions, no writing.
+Serves controllers and the API server, like an informer's store. It takes no decisions and writes nothing.
 
-Rows are kept as the bytes that came, with a few words beside them to find them by, and decoded when somebody looks: a scope
-has many more replicas than anybody looks at in a second. What was decoded last is kept for a while, and shared: objects are
-frozen.
+Rows are stored as the received bytes and decoded on access, because a scope has many more replicas than are looked at in a
+second. Recently decoded objects are cached and shared, which is safe because objects are frozen.
 
-A list is taken as a whole. While its pages come the board stays as it was; at the end everything that it says otherwise, or
-says no more, is a change like any other. So whoever listens need not know that there was a list.
+A list is applied as a unit. While its pages arrive the cache stays as it was; at the end every row that differs, or is
+missing from the list, is reported as an ordinary change. Listeners therefore need not know that a relist happened.
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from msgspec import Struct
 
 from remit.model.objects import decode_cached
 from remit.model.records import Phase, Replica
-from remit.observation.reflector import MARKER, Sight
-from remit.store.protocol import HEAD, Event, Head, Row
+from remit.observation.reflector import RESTORE_MARKER, WatchPosition
+from remit.store.protocol import HEAD, Head, Row, WatchEvent
 from remit.world.interfaces import Clock
 
-_UNSEEN: Final = ("batch/", "event/", "decision/")
-"""What grows with the run, and what nobody decides by."""
-_UNREAD: Final = "generation/"
-"""What comes with every workload, and is looked up rather than heard of: listeners are told of the `Kept`, unread."""
+_IGNORED_PREFIXES: Final = ("batch/", "event/", "decision/")
+"""Rows that grow with the run and that no reader of the cache decides by."""
+_UNDECODED_PREFIX: Final = "generation/"
+"""Generations come with every workload and are looked up rather than followed, so listeners get the undecoded `CachedRow`."""
 
 
-class Kept(Struct, gc=False):
-    """One row; another one when its value changes. `key` is the one text of that name here: every index holds it, none a copy.
-    Only the board sets `listed`: in which list it stood last.
+class CachedRow(Struct, gc=False):
+    """One row; replaced by a new instance when its value changes. All indexes share the string object `key`, to save memory.
+
+    `listed` is the number of the last list that contained the row; only the cache sets it.
     """
 
     key: str
@@ -40,183 +40,187 @@ class Kept(Struct, gc=False):
     listed: int
 
     @property
-    def thing(self) -> Any:
+    def obj(self) -> Any:
         return decode_cached(self.value)
 
 
-class Listener(Protocol):
-    """Who hears of a board. It is told each change as it is noted, and then that all of one commit have been. Those of one node
-    hear of that only after a change of theirs, or if they asked for it.
+class CacheListener(Protocol):
+    """Receives changes of a cache: `on_change` for each changed row, then `on_commit` once after all changes of one commit.
+
+    A listener of one node gets `on_commit` only after a change of that node, or after `notify_on_commit`.
     """
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        """None stands for what was not there, or is not there any more."""
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        """Handle one changed row. `old` is None for a new row, `new` is None for a deleted one."""
         ...
 
-    def reached(self) -> None: ...
+    def on_commit(self) -> None: ...
 
 
-class Board(Sight):
-    """`rows` by key, in the order in which they came; the keys of replicas also by phase, node, and tenant with workload."""
+class WatchCache(WatchPosition):
+    """Rows by key in order of arrival; the keys of replicas also by phase, by node, and by tenant and workload."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self.rows: dict[str, Kept] = {}
+        self.rows: dict[str, CachedRow] = {}
         self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.by_node: dict[str, dict[str, None]] = {}
         self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
-        self._kinds: dict[str, dict[str, Kept]] = {}
-        """But replicas, which have indexes of their own."""
+        self._by_kind: dict[str, dict[str, CachedRow]] = {}
+        """Rows of every kind except replicas, which have their own indexes."""
         self.changes = 0
-        """How many have been noted."""
-        self._listed: tuple[Head, int] | None = None
-        self._lists = 0
-        self._new: list[Row] = []
-        self._listeners: list[Listener] = []
-        self._at_node: dict[str, list[Listener]] = {}
-        self._told: dict[Listener, None] = {}
+        """Number of changes applied so far."""
+        self._list_position: tuple[Head, int] | None = None
+        self._list_number = 0
+        self._listed_rows: list[Row] = []
+        self._listeners: list[CacheListener] = []
+        self._node_listeners: dict[str, list[CacheListener]] = {}
+        self._awaiting_commit: dict[CacheListener, None] = {}
 
-    def subscribe(self, listener: Listener, node: str = "") -> None:
-        """Hear of everything from now on; or only of one node and the replicas on it: there may be very many such listeners,
-        and each change concerns at most two of them.
+    def subscribe(self, listener: CacheListener, node: str = "") -> None:
+        """Call the listener for all further changes, or only for those of one node and its replicas.
+
+        There may be very many listeners of single nodes; a change concerns at most two of them.
         """
-        (self._at_node.setdefault(node, []) if node else self._listeners).append(listener)
+        (self._node_listeners.setdefault(node, []) if node else self._listeners).append(listener)
 
-    def unsubscribe(self, listener: Listener, node: str = "") -> None:
-        """Hear no more of it."""
-        listeners = self._at_node.get(node, []) if node else self._listeners
+    def unsubscribe(self, listener: CacheListener, node: str = "") -> None:
+        """Stop calling the listener."""
+        listeners = self._node_listeners.get(node, []) if node else self._listeners
         listeners.remove(listener)
-        self._told.pop(listener, None)
+        self._awaiting_commit.pop(listener, None)
         if node and not listeners:
-            del self._at_node[node]
+            del self._node_listeners[node]
 
-    def remind(self, listener: Listener) -> None:
-        """Let it know at the next word from the scope: then what is seen is fresh."""
-        self._told[listener] = None
+    def notify_on_commit(self, listener: CacheListener) -> None:
+        """Call the listener's `on_commit` at the next commit even if nothing of its node changes. The cache is known to be
+        fresh then.
+        """
+        self._awaiting_commit[listener] = None
 
-    # -- looking ---------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> Any:
-        kept = self.rows.get(key)
-        return None if kept is None else decode_cached(kept.value)
+        row = self.rows.get(key)
+        return None if row is None else decode_cached(row.value)
 
-    def kind(self, prefix: str) -> Iterator[tuple[str, Kept]]:
-        """What there is of one kind: `kind/`, or `kind/tenant/`."""
+    def of_kind(self, prefix: str) -> Iterator[tuple[str, CachedRow]]:
+        """Iterate over the rows of a prefix: `kind/`, or `kind/tenant/`."""
         kind, _, rest = prefix.partition("/")
-        found = self._kinds.get(kind, {})
+        rows = self._by_kind.get(kind, {})
         if kind == "replica":
-            found = {key: self.rows[key] for keys in self.by_phase.values() for key in keys}
-        return ((key, kept) for key, kept in found.items() if key.startswith(prefix)) if rest else iter(found.items())
+            rows = {key: self.rows[key] for keys in self.by_phase.values() for key in keys}
+        return ((key, row) for key, row in rows.items() if key.startswith(prefix)) if rest else iter(rows.items())
 
-    def counts(self) -> dict[str, int]:
-        """How much there is of each kind, by the word that its keys begin with."""
-        return {"replica": sum(map(len, self.by_phase.values())), **{kind: len(found) for kind, found in self._kinds.items()}}
+    def count_by_kind(self) -> dict[str, int]:
+        """Return the number of rows of each kind, by the first part of their keys."""
+        return {"replica": sum(map(len, self.by_phase.values())), **{kind: len(rows) for kind, rows in self._by_kind.items()}}
 
-    def of(self, tenant: str, workload: str) -> list[Kept]:
-        """The replicas of a workload."""
+    def replicas_of(self, tenant: str, workload: str) -> list[CachedRow]:
+        """Return the replicas of a workload."""
         return [self.rows[key] for key in self.by_workload.get((tenant, workload), ())]
 
-    def on(self, node: str) -> list[Kept]:
-        """The replicas that name a node: those that are there, and those that were released there last."""
+    def replicas_on(self, node: str) -> list[CachedRow]:
+        """Return the replicas whose status names a node: those bound to it, and released ones that ran there last."""
         return [self.rows[key] for key in self.by_node.get(node, ())]
 
-    # -- the copy --------------------------------------------------------------------------------------------------------
+    # -- sink of the reflector -------------------------------------------------------------------------------------------
 
-    def begin(self, head: Head, revision: int) -> None:
-        self._listed, self._new = (head, revision), []
-        self._lists += 1
+    def begin_list(self, head: Head, revision: int) -> None:
+        self._list_position, self._listed_rows = (head, revision), []
+        self._list_number += 1
 
-    def page(self, rows: Sequence[Row]) -> None:
+    def add_page(self, rows: Sequence[Row]) -> None:
         for row in rows:
             known = self.rows.get(row.key)
             if known is None or known.revision != row.revision:
-                self._new.append(row)
+                self._listed_rows.append(row)
             if known is not None:
-                known.listed = self._lists
+                known.listed = self._list_number
 
-    def end(self) -> None:
-        if self._listed is None:
+    def end_list(self) -> None:
+        if self._list_position is None:
             return
-        (head, revision), self._listed = self._listed, None
-        new, self._new = self._new, []
-        for key in [key for key, kept in self.rows.items() if kept.listed != self._lists]:
+        (head, revision), self._list_position = self._list_position, None
+        new, self._listed_rows = self._listed_rows, []
+        for key in [key for key, cached in self.rows.items() if cached.listed != self._list_number]:
             self._set(key, None, 0)
-        if not any(row.key == MARKER for row in new):
-            self.doubted(None)
+        if not any(row.key == RESTORE_MARKER for row in new):
+            self.set_restore_marker(None)
         for row in new:
             self._set(row.key, row.value, row.revision)
-        self.reached(head, revision)
+        self.advance(head, revision)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: WatchEvent) -> None:
         for change in event.changes:
             self._set(change.key, change.value, change.revision)
         if event.head is not None:
-            self.reached(event.head, event.revision)
+            self.advance(event.head, event.revision)
 
-    def reached(self, head: Head, revision: int) -> None:
-        super().reached(head, revision)
+    def advance(self, head: Head, revision: int) -> None:
+        super().advance(head, revision)
         self.size = len(self.rows)
-        told, self._told = self._told, {}
-        for listener in dict.fromkeys((*self._listeners, *told)):
-            listener.reached()
+        awaiting, self._awaiting_commit = self._awaiting_commit, {}
+        for listener in dict.fromkeys((*self._listeners, *awaiting)):
+            listener.on_commit()
 
     def _set(self, key: str, value: bytes | None, revision: int) -> None:
-        if key == MARKER:
-            self.doubted(value)
-        if key in (HEAD, MARKER) or key.startswith(_UNSEEN):
+        if key == RESTORE_MARKER:
+            self.set_restore_marker(value)
+        if key in (HEAD, RESTORE_MARKER) or key.startswith(_IGNORED_PREFIXES):
             return
-        kept = self.rows.get(key)
-        unread = key.startswith(_UNREAD)
-        old = kept if kept is None or unread else kept.thing
-        if kept is not None:
-            key = kept.key
-            self._unlist(key, old)
+        row = self.rows.get(key)
+        undecoded = key.startswith(_UNDECODED_PREFIX)
+        old = row if row is None or undecoded else row.obj
+        if row is not None:
+            key = row.key
+            self._unindex(key, old)
         if value is None:
             self.rows.pop(key, None)
             new = None
         else:
-            kept = self.rows[key] = Kept(key, value, revision, self._lists)
-            new = kept if unread else kept.thing
-            self._enlist(kept, new)
-        self._tell(key, old, new)
+            row = self.rows[key] = CachedRow(key, value, revision, self._list_number)
+            new = row if undecoded else row.obj
+            self._index(row, new)
+        self._notify(key, old, new)
 
-    def _tell(self, key: str, old: Any, new: Any) -> None:
+    def _notify(self, key: str, old: Any, new: Any) -> None:
         self.changes += 1
         for listener in self._listeners:
-            listener.changed(key, old, new)
-        if self._at_node:
-            for name in dict.fromkeys(_node_of(key, one) for one in (old, new) if one is not None):
-                for listener in self._at_node.get(name, ()):
-                    listener.changed(key, old, new)
-                    self._told[listener] = None
+            listener.on_change(key, old, new)
+        if self._node_listeners:
+            for name in dict.fromkeys(_node_of(key, obj) for obj in (old, new) if obj is not None):
+                for listener in self._node_listeners.get(name, ()):
+                    listener.on_change(key, old, new)
+                    self._awaiting_commit[listener] = None
 
-    def _enlist(self, kept: Kept, thing: Any) -> None:
-        if not isinstance(thing, Replica):
-            self._kinds.setdefault(kept.key.partition("/")[0], {})[kept.key] = kept
+    def _index(self, row: CachedRow, obj: Any) -> None:
+        if not isinstance(obj, Replica):
+            self._by_kind.setdefault(row.key.partition("/")[0], {})[row.key] = row
             return
-        self.by_phase[thing.status.phase][kept.key] = None
-        self.by_node.setdefault(thing.status.node, {})[kept.key] = None
-        self.by_workload.setdefault((thing.metadata.tenant, thing.spec.workload), {})[kept.key] = None
+        self.by_phase[obj.status.phase][row.key] = None
+        self.by_node.setdefault(obj.status.node, {})[row.key] = None
+        self.by_workload.setdefault((obj.metadata.tenant, obj.spec.workload), {})[row.key] = None
 
-    def _unlist(self, key: str, thing: Any) -> None:
-        if not isinstance(thing, Replica):
-            self._kinds.get(key.partition("/")[0], {}).pop(key, None)
+    def _unindex(self, key: str, obj: Any) -> None:
+        if not isinstance(obj, Replica):
+            self._by_kind.get(key.partition("/")[0], {}).pop(key, None)
             return
-        self.by_phase[thing.status.phase].pop(key, None)
-        _forget(self.by_node, thing.status.node, key)
-        _forget(self.by_workload, (thing.metadata.tenant, thing.spec.workload), key)
+        self.by_phase[obj.status.phase].pop(key, None)
+        _remove_from_index(self.by_node, obj.status.node, key)
+        _remove_from_index(self.by_workload, (obj.metadata.tenant, obj.spec.workload), key)
 
 
-def _node_of(key: str, thing: Any) -> str:
-    if isinstance(thing, Replica):
-        return thing.status.node
+def _node_of(key: str, obj: Any) -> str:
+    if isinstance(obj, Replica):
+        return obj.status.node
     return key.removeprefix("node/") if key.startswith("node/") else ""
 
 
-def _forget(index: dict[Any, dict[str, None]], at: Any, key: str) -> None:
-    """An entry that is empty goes: names come and go for as long as a scope lives."""
-    inside = index.get(at)
-    if inside is not None:
-        inside.pop(key, None)
-        if not inside:
-            del index[at]
+def _remove_from_index(index: dict[Any, dict[str, None]], entry: Any, key: str) -> None:
+    """Remove a key from an index. Empty entries are deleted, because names come and go for as long as a scope lives."""
+    keys = index.get(entry)
+    if keys is not None:
+        keys.pop(key, None)
+        if not keys:
+            del index[entry]

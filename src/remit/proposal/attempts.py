@@ -17,10 +17,10 @@ from remit.model.claims import Code, RecordDecision, Reserve
 from remit.model.kinds import USER_PRIORITY_MAX
 from remit.model.records import NearestNode
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE
-from remit.observation.node_columns import Rows
+from remit.observation.node_columns import SelectedRows
 from remit.observation.replica_table import PENDING
-from remit.observation.scheduler_view import View
-from remit.observation.shapes import THERE, Cut
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.shapes import PRESENT, PlacementSpec
 from remit.proposal.metrics import CoverageMark, OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import OverrideFilter
 from remit.proposal.placement.class_scores import WorkClass
@@ -69,87 +69,87 @@ class QueueKey(NamedTuple):
     generation: int
     """-1 if the generation does not matter."""
     gang: int
-    open: bool
+    is_open: bool
     """Whether the workload exists and is not being deleted."""
     paused: str
     pins: tuple[PlaceSet, ...]
     hinted: str
 
 
-def queue_key_for(view: View, effects: ActiveOverrides, generation: int, priority: int) -> QueueKey:
+def queue_key_for(view: SchedulerView, effects: ActiveOverrides, generation: int, priority: int) -> QueueKey:
     """The queue of replicas of this generation and priority, given the overrides in force."""
     shapes, at = view.shapes, view.shapes.at
-    tenant, workload = shapes.tenant_of(generation), shapes.name(generation)
-    rank = view.things.classes.get(shapes.ranks[at.rank[generation]])
+    tenant, workload = shapes.tenant_of(generation), shapes.workload_of(generation)
+    priority_class = view.objects.classes.get(shapes.priority_classes[at.priority_class[generation]])
     priority = 0 if at.gang[generation] else priority
     paused = effects.paused_by(tenant, workload) if effects.overrides else ""
     pins = (effects.pinned_places(tenant, workload) or ()) if effects.overrides else ()
     path = f"{tenant}/{workload}"
-    hinted = path if view.things.hints.about(path) else ""
-    is_open = shapes.open(generation)
-    apart = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not is_open)
+    hinted = path if view.objects.hints.has_hint(path) else ""
+    is_open = shapes.is_open(generation)
+    needs_own_queue = bool(at.gang[generation] or at.deadline[generation] or paused or pins or hinted or not is_open)
     return QueueKey(
         tenant=tenant,
         shape=at.shape[generation],
         priority=priority,
         boost=effects.boost(tenant, workload, priority) if effects.overrides else 0,
-        preempts=rank is None or rank.spec.preempts,
-        generation=generation if apart else -1,
+        preempts=priority_class is None or priority_class.spec.preempts,
+        generation=generation if needs_own_queue else -1,
         gang=at.gang[generation],
-        open=is_open,
+        is_open=is_open,
         paused=paused,
         pins=pins,
         hinted=hinted,
     )
 
 
-def gang_minimum(view: View, key: QueueKey) -> int:
+def gang_minimum(view: SchedulerView, key: QueueKey) -> int:
     """How many members of a gang must be bound at once: its minimum, until that many are running; 0 if replicas may be bound
     one by one.
     """
     if not key.gang:
         return 0
-    return key.gang if view.standing(key.generation) < key.gang else 0
+    return key.gang if view.bound_count(key.generation) < key.gang else 0
 
 
 class AttemptShortage(Enum):
     """What ran out before all replicas of an attempt were placed."""
 
-    NOTHING = "nothing"
-    ROOM = "room"
+    NONE = "nothing"
+    CAPACITY = "room"
     QUOTA = "quota"
     MEMBERS = "members"
-    LEAVE = "leave"
+    PERMISSION = "leave"
     PLUGIN = "plugin"
 
 
 class Attempt(NamedTuple):
     """Result of one attempt for a queue: the slots tried, what was surveyed, and the placements of the leading slots."""
 
-    line: ClassQueue
+    queue: ClassQueue
     since: int
     slots: list[int]
-    found: Placements
-    purse: QuotaSource
-    one: WorkClass | None
-    seen: ClassSurvey | None
-    short: AttemptShortage
+    placements: Placements
+    quota_source: QuotaSource
+    work_class: WorkClass | None
+    survey: ClassSurvey | None
+    shortage: AttemptShortage
     policy: int
     gang: bool
-    why: str = ""
-    left: ClassSurvey | None = None
+    error: str = ""
+    survey_at_end: ClassSurvey | None = None
     """The survey at the moment when no further replica fitted."""
-    forced: dict[int, Reserve] = {}  # noqa: RUF012  (every attempt gets its own)
+    reservations: dict[int, Reserve] = {}  # noqa: RUF012  (every attempt gets its own)
     """By slot, reservations that preempt other replicas."""
-    pause_ms: list[int] = []  # noqa: RUF012
+    retry_delays_ms: list[int] = []  # noqa: RUF012
     """Delays after which preemption may succeed."""
-    whole: bool = False
+    complete: bool = False
     """Whether the attempt included the members of all later turns."""
 
     def placed(self) -> Iterator[tuple[int, int, Mapping[str, int]]]:
         """Slot, row and devices of each placed replica."""
-        devices = self.found.devices or [{}] * len(self.found.rows)
-        return zip(self.slots[: len(self.found.rows)], self.found.rows, devices, strict=True)
+        devices = self.placements.devices or [{}] * len(self.placements.rows)
+        return zip(self.slots[: len(self.placements.rows)], self.placements.rows, devices, strict=True)
 
 
 class LastReport(NamedTuple):
@@ -163,43 +163,43 @@ class LastReport(NamedTuple):
 class Attempts:
     def __init__(
         self,
-        view: View,
+        view: SchedulerView,
         kernel: Kernel,
         backlog: Backlog,
         victims: VictimSelector,
         decisions: DecisionRecorder,
-        steering: OverrideFilter,
-        tell: OnMark = ignore_mark,
+        override_filter: OverrideFilter,
+        on_mark: OnMark = ignore_mark,
     ) -> None:
-        self._tell = tell
+        self._on_mark = on_mark
         self._view, self._kernel, self._backlog = view, kernel, backlog
-        self._victims, self._decisions, self._steering = victims, decisions, steering
+        self._victims, self._decisions, self._override_filter = victims, decisions, override_filter
         self._keys: dict[tuple[int, str, int], QueueKey] = {}
-        self._said: dict[ClassQueue, LastReport] = {}
+        self._last_reports: dict[ClassQueue, LastReport] = {}
 
     # -- queues -------------------------------------------------------------------------------------------------------------
 
     def key(self, slot: int) -> QueueKey:
         at, shapes = self._view.replicas.at, self._view.shapes
         generation, priority = at.generation[slot], at.priority[slot]
-        of = shapes.at
-        apart = of.gang[generation] or of.deadline[generation] or not shapes.open(generation)
-        if apart or self._steering.effects.overrides or self._view.things.hints:
-            return queue_key_for(self._view, self._steering.effects, generation, priority)
+        generations = shapes.at
+        needs_own_queue = generations.gang[generation] or generations.deadline[generation] or not shapes.is_open(generation)
+        if needs_own_queue or self._override_filter.effects.overrides or self._view.objects.hints:
+            return queue_key_for(self._view, self._override_filter.effects, generation, priority)
         # The generation does not matter for this work, so all of its shape and priority class share one key.
-        known = (of.shape[generation], shapes.ranks[of.rank[generation]], priority)
-        found = self._keys.get(known)
-        if found is None:
+        cache_key = (generations.shape[generation], shapes.priority_classes[generations.priority_class[generation]], priority)
+        key = self._keys.get(cache_key)
+        if key is None:
             if len(self._keys) >= _KEYS_MAX:
                 self._keys.clear()
-            found = self._keys[known] = queue_key_for(self._view, self._steering.effects, generation, priority)
-        return found
+            key = self._keys[cache_key] = queue_key_for(self._view, self._override_filter.effects, generation, priority)
+        return key
 
-    def line(self, key: QueueKey, slot: int, now_ms: int) -> ClassQueue:
+    def make_queue(self, key: QueueKey, slot: int, now_ms: int) -> ClassQueue:
         shapes = self._view.shapes
         generation = self._view.replicas.at.generation[slot]
         deadline_ms = shapes.at.deadline[generation]
-        charge = shapes.cut_of(generation).charge
+        charge = shapes.placement_of(generation).charge
         priority = min(self._view.replicas.at.priority[slot] + key.boost, USER_PRIORITY_MAX)
         return ClassQueue(key, key.tenant, priority, charge, now_ms + deadline_ms if deadline_ms else None)
 
@@ -207,298 +207,298 @@ class Attempts:
         self._keys.clear()
 
     def class_of(self, key: QueueKey) -> WorkClass:
-        ask = self._view.shapes.ask(key.shape)
+        requirements = self._view.shapes.requirements_of(key.shape)
         if not (key.pins or key.hinted):
-            return self._kernel.known(key.shape, ask)
-        return self._kernel.known((key.shape, key.pins, key.hinted), ask, pins=key.pins, hinted_workload=key.hinted)
+            return self._kernel.class_for(key.shape, requirements)
+        return self._kernel.class_for((key.shape, key.pins, key.hinted), requirements, pins=key.pins, hinted_workload=key.hinted)
 
-    def closed_to(self, paths: Iterable[str]) -> list[int]:
+    def pending_of_closed(self, paths: Iterable[str]) -> list[int]:
         """Pending replicas of those of these workloads (`tenant/name`) that accept no further placements."""
-        return self.waiting_of(paths, lambda owner: self._view.shapes.workloads.at.state[owner] != THERE)
+        return self.pending_of(paths, lambda owner: self._view.shapes.workloads.at.state[owner] != PRESENT)
 
-    def waiting_of(self, paths: Iterable[str], which: Callable[[int], bool] = lambda owner: True) -> list[int]:
+    def pending_of(self, paths: Iterable[str], which: Callable[[int], bool] = lambda owner: True) -> list[int]:
         """Pending replicas of these workloads (`tenant/name`), filtered by `which`."""
         shapes, replicas = self._view.shapes, self._view.replicas
         owners = [owner for path in paths if (owner := shapes.workloads.ids.get(path)) is not None and which(owner)]
         if not owners:
             return []
-        of = np.flatnonzero(np.isin(shapes.column("workload"), owners))
-        waits = replicas.column("phase") == PENDING
-        found: list[int] = np.flatnonzero(waits & np.isin(replicas.column("generation"), of)).tolist()
-        return found
+        generations = np.flatnonzero(np.isin(shapes.column("workload"), owners))
+        is_pending = replicas.column("phase") == PENDING
+        slots: list[int] = np.flatnonzero(is_pending & np.isin(replicas.column("generation"), generations)).tolist()
+        return slots
 
-    def class_of_line(self, line: ClassQueue) -> WorkClass | None:
+    def class_of_queue(self, queue: ClassQueue) -> WorkClass | None:
         """The class of a queue; None if its shape no longer exists, in which case the queue is about to be removed."""
-        key = _key_of(line)
-        return self.class_of(key) if self._view.shapes.has(key.shape) else None
+        key = _key_of(queue)
+        return self.class_of(key) if self._view.shapes.has_shape(key.shape) else None
 
     def capacity(self) -> dict[str, int]:
         """Capacity of all nodes, in the units that quota is charged in."""
         columns = self._view.columns
-        found = {name: int(columns.capacity[at].sum()) for name, at in columns.resources.items()}
+        totals = {name: int(columns.capacity[at].sum()) for name, at in columns.resources.items()}
         for node in columns.nodes:
             for device in node.spec.devices if node is not None else ():
                 name = DEVICES_PREFIX + device.kind
-                found[name] = found.get(name, 0) + WHOLE_DEVICE
-        return found
+                totals[name] = totals.get(name, 0) + WHOLE_DEVICE
+        return totals
 
-    def held(self) -> dict[str, dict[str, int]]:
+    def usage_by_tenant(self) -> dict[str, dict[str, int]]:
         """Usage of each tenant over all ledgers of its quota, without assumed placements: the backlog counts these as in
         flight.
         """
-        found: dict[str, dict[str, int]] = {}
+        usage: dict[str, dict[str, int]] = {}
         for name, ledger in self._view.ledgers.items():
             if ledger.tenant and not name.endswith("/emergency"):
-                theirs = found.setdefault(ledger.tenant, {})
+                tenant_usage = usage.setdefault(ledger.tenant, {})
                 for resource, count in ledger.used.items():
-                    theirs[resource] = theirs.get(resource, 0) + max(count, 0)
+                    tenant_usage[resource] = tenant_usage.get(resource, 0) + max(count, 0)
         shapes = self._view.shapes
-        for generation, times in Counter(one.generation for one in self._view.assumed.values()).items():
-            theirs = found.get(shapes.tenant_of(generation), {})
-            for resource, count in shapes.cut_of(generation).charge:
-                theirs[resource] = max(0, theirs.get(resource, 0) - times * count)
-        return found
+        for generation, replicas in Counter(assumed.generation for assumed in self._view.assumed.values()).items():
+            tenant_usage = usage.get(shapes.tenant_of(generation), {})
+            for resource, count in shapes.placement_of(generation).charge:
+                tenant_usage[resource] = max(0, tenant_usage.get(resource, 0) - replicas * count)
+        return usage
 
     # -- one attempt --------------------------------------------------------------------------------------------------------
 
-    def attempt(self, line: ClassQueue, slots: list[int], now_ms: int) -> Attempt:
+    def attempt(self, queue: ClassQueue, slots: list[int], now_ms: int) -> Attempt:
         """Places as many replicas as possible; they are assumed in the view from then on."""
-        key, view = _key_of(line), self._view
-        since = self._backlog.begin(line)
-        cut, least = view.shapes.cut_of(view.replicas.at.generation[slots[0]]), gang_minimum(view, key)
-        from_ = quota_source(view, key.tenant, now_ms, cut.charge, max(least, 1))
+        key, view = _key_of(queue), self._view
+        since = self._backlog.begin_attempt(queue)
+        spec, minimum = view.shapes.placement_of(view.replicas.at.generation[slots[0]]), gang_minimum(view, key)
+        source = quota_source(view, key.tenant, now_ms, spec.charge, max(minimum, 1))
         policy = view.policy.spec.number if view.policy is not None else 0
 
         def ended(short: AttemptShortage, one: WorkClass | None = None, seen: ClassSurvey | None = None, why: str = "") -> Attempt:
-            return Attempt(line, since, slots, NO_PLACEMENTS, from_, one, seen, short, policy, False, why)
+            return Attempt(queue, since, slots, NO_PLACEMENTS, source, one, seen, short, policy, False, why)
 
-        if key.paused or (key.generation >= 0 and not view.shapes.open(key.generation)):
-            return ended(AttemptShortage.LEAVE)
-        covered = from_.covers(cut.charge, len(slots))
-        if least > 1 and len(slots) < least:
-            rest = [slot for slot in self._backlog.take_rest(line) if isinstance(slot, int)]
-            slots += rest
-            if rest:
-                self._tell(CoverageMark.WHOLE)
-            covered = from_.covers(cut.charge, len(slots))
-            if len(slots) < least:
+        if key.paused or (key.generation >= 0 and not view.shapes.is_open(key.generation)):
+            return ended(AttemptShortage.PERMISSION)
+        covered = source.covers(spec.charge, len(slots))
+        if minimum > 1 and len(slots) < minimum:
+            remaining_members = [slot for slot in self._backlog.take_rest(queue) if isinstance(slot, int)]
+            slots += remaining_members
+            if remaining_members:
+                self._on_mark(CoverageMark.WHOLE)
+            covered = source.covers(spec.charge, len(slots))
+            if len(slots) < minimum:
                 return ended(AttemptShortage.MEMBERS)
         try:
-            one = self.class_of(key)
-            if covered < max(least, 1):
-                return ended(AttemptShortage.QUOTA, one)
-            seen = self._decisions.look(self._kernel, one, now_ms)
-            found = self._kernel.run(one, covered)
+            work_class = self.class_of(key)
+            if covered < max(minimum, 1):
+                return ended(AttemptShortage.QUOTA, work_class)
+            survey = self._decisions.survey(self._kernel, work_class, now_ms)
+            placements = self._kernel.place_run(work_class, covered)
         except PluginError as error:
-            self._tell(CoverageMark.PLUGIN)
+            self._on_mark(CoverageMark.PLUGIN)
             return ended(AttemptShortage.PLUGIN, why=str(error))
-        self._kernel.undo(one, found)
-        if len(found.rows) < least:
-            return self._roomless(ended(AttemptShortage.ROOM, one, seen), one, now_ms)
-        made = Attempt(line, since, slots, found, from_, one, seen, AttemptShortage.NOTHING, policy, least > 0)
-        view.assume_run(made.placed(), (from_.name,))
-        if len(found.rows) < covered:
-            return self._roomless(made, one, now_ms)
-        return made if covered == len(slots) else made._replace(short=AttemptShortage.QUOTA)
+        self._kernel.undo(work_class, placements)
+        if len(placements.rows) < minimum:
+            return self._out_of_capacity(ended(AttemptShortage.CAPACITY, work_class, survey), work_class, now_ms)
+        attempt = Attempt(queue, since, slots, placements, source, work_class, survey, AttemptShortage.NONE, policy, minimum > 0)
+        view.assume_many(attempt.placed(), (source.name,))
+        if len(placements.rows) < covered:
+            return self._out_of_capacity(attempt, work_class, now_ms)
+        return attempt if covered == len(slots) else attempt._replace(shortage=AttemptShortage.QUOTA)
 
-    def _roomless(self, attempt: Attempt, one: WorkClass, now_ms: int) -> Attempt:
+    def _out_of_capacity(self, attempt: Attempt, work_class: WorkClass, now_ms: int) -> Attempt:
         """Surveys the nodes at once, because later placements would change the result."""
         try:
-            left = self._decisions.look(self._kernel, one, now_ms, anew=True)
-            return attempt._replace(short=AttemptShortage.ROOM, left=left, forced={}, pause_ms=[])
+            survey = self._decisions.survey(self._kernel, work_class, now_ms, refresh=True)
+            return attempt._replace(shortage=AttemptShortage.CAPACITY, survey_at_end=survey, reservations={}, retry_delays_ms=[])
         except PluginError as error:
-            return attempt._replace(short=AttemptShortage.PLUGIN, why=str(error))
+            return attempt._replace(shortage=AttemptShortage.PLUGIN, error=str(error))
 
-    def is_gang(self, line: ClassQueue) -> bool:
-        return gang_minimum(self._view, _key_of(line)) > 0
+    def is_gang(self, queue: ClassQueue) -> bool:
+        return gang_minimum(self._view, _key_of(queue)) > 0
 
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():
             self._view.forget(slot)
 
     def explain(
-        self, attempt: Attempt, where: Mapping[int, str], word: DecisionOutcome, victims: Mapping[str, str] = NO_VICTIMS
+        self, attempt: Attempt, nodes: Mapping[int, str], outcome: DecisionOutcome, victims: Mapping[str, str] = NO_VICTIMS
     ) -> list[RecordDecision]:
-        line = attempt.line
+        queue = attempt.queue
         return self._decisions.records(
-            line.tenant,
-            where,
-            word,
-            attempt=line.attempts,
-            purse=attempt.purse,
-            seen=attempt.seen,
-            overrides=self._named(_key_of(line)),
+            queue.tenant,
+            nodes,
+            outcome,
+            attempt=queue.attempts,
+            quota_source=attempt.quota_source,
+            survey=attempt.survey,
+            overrides=self._affecting_overrides(_key_of(queue)),
             victims=victims,
         )
 
-    def _named(self, key: QueueKey) -> tuple[str, ...]:
+    def _affecting_overrides(self, key: QueueKey) -> tuple[str, ...]:
         """The overrides that affect this queue."""
-        effects = self._steering.effects
-        avoids = [one.override for one in effects.excluded_places]
-        return tuple(dict.fromkeys((*avoids, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
+        effects = self._override_filter.effects
+        avoid_overrides = [places.override for places in effects.excluded_places]
+        return tuple(dict.fromkeys((*avoid_overrides, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
 
-    def forbidden(self, slot: int) -> bool:
+    def is_forbidden(self, slot: int) -> bool:
         """Whether an override now forbids the reservation of this replica."""
-        if not self._steering.effects.overrides:
+        if not self._override_filter.effects.overrides:
             return False
         key, row = self.key(slot), np.array([self._view.replicas.at.node[slot]])
-        ask = self._view.ask(slot)._replace(pins=key.pins)
-        allowed = self._steering.filter.check(ask, Rows(self._kernel.columns, row), self._view.peers)
+        requirements = self._view.requirements_of(slot)._replace(pins=key.pins)
+        allowed = self._override_filter.filter.check(requirements, SelectedRows(self._kernel.columns, row), self._view.peers)
         return bool(key.paused) or not allowed.all()
 
     # -- preemption ----------------------------------------------------------------------------------------------------------
 
-    def force(self, attempt: Attempt, slots: Sequence[int]) -> None:
+    def preempt(self, attempt: Attempt, slots: Sequence[int]) -> None:
         """Plans reservations that preempt other replicas, for slots that found no capacity. Gangs do not preempt: they must be
         bound at once.
         """
-        key, one, view, victims = _key_of(attempt.line), attempt.one, self._view, self._victims
-        if one is None or not key.preempts or key.gang:
+        key, work_class, view, victims = _key_of(attempt.queue), attempt.work_class, self._view, self._victims
+        if work_class is None or not key.preempts or key.gang:
             return
-        count = attempt.purse.covers(self._cut(slots[0]).charge, len(slots))
-        left = list(slots)
-        victims.coming = False
+        count = attempt.quota_source.covers(self._placement_spec(slots[0]).charge, len(slots))
+        remaining = list(slots)
+        victims.capacity_coming = False
         try:
-            for _ in range(PREEMPTION_ROUNDS_MAX if count and could_ever_fit(self._kernel, one) else 0):
+            for _ in range(PREEMPTION_ROUNDS_MAX if count and could_ever_fit(self._kernel, work_class) else 0):
                 # One replica per node and round. If replicas depend on their peers, one in total, because each placement
                 # changes the rules.
-                most = 1 if depends_on_peers(one.ask) or view.peers.anti_affinity_owners(one.ask) else count
-                plans = victims.plan(view, self._kernel, one, self._kernel.roomless(one), key.priority, most)
+                most = 1 if depends_on_peers(work_class.requirements) or view.peers.anti_affinity_owners(work_class.requirements) else count
+                plans = victims.plan(view, self._kernel, work_class, self._kernel.without_capacity_check(work_class), key.priority, most)
                 count -= len(plans)
                 for plan in plans:
-                    slot = left.pop(0)
-                    attempt.forced[slot] = self._reserve(attempt, slot, plan)
+                    slot = remaining.pop(0)
+                    attempt.reservations[slot] = self._reserve(attempt, slot, plan)
                 if not plans or not count:
                     break
         except PluginError:
             return
-        if left:
-            soon = attempt.forced or victims.coming
-            attempt.pause_ms.append(max(victims.again_ms(), PREEMPTION_RETRY_MS if soon else 0))
+        if remaining:
+            retry_soon = attempt.reservations or victims.capacity_coming
+            attempt.retry_delays_ms.append(max(victims.retry_after_ms(), PREEMPTION_RETRY_MS if retry_soon else 0))
 
     def _reserve(self, attempt: Attempt, slot: int, plan: Eviction) -> Reserve:
-        view, purse_ = self._view, attempt.purse
+        view, source = self._view, attempt.quota_source
         at, keys = view.replicas.at, view.replicas.keys
         victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
-        view.assume(slot, plan.row, plan.devices, (purse_.name,))
-        node = self._kernel.name(plan.row)
-        return Reserve(keys[slot], at.revision[slot], node, purse_.name, plan.devices, attempt.policy, victims)
+        view.assume(slot, plan.row, plan.devices, (source.name,))
+        node = self._kernel.node_name(plan.row)
+        return Reserve(keys[slot], at.revision[slot], node, source.name, plan.devices, attempt.policy, victims)
 
-    def explain_forced(self, attempt: Attempt) -> list[RecordDecision]:
+    def explain_reservations(self, attempt: Attempt) -> list[RecordDecision]:
         """Decision records of reservations; each covers several, up to a number of reservations and victims."""
-        made, where, victims = list[RecordDecision](), dict[int, str](), dict[str, str]()
-        last = next(reversed(attempt.forced), None)
-        for slot, claim in attempt.forced.items():
-            where[slot] = claim.node
+        records, nodes, victims = list[RecordDecision](), dict[int, str](), dict[str, str]()
+        last = next(reversed(attempt.reservations), None)
+        for slot, claim in attempt.reservations.items():
+            nodes[slot] = claim.node
             victims.update(dict.fromkeys(claim.victims, claim.replica))
-            if slot == last or max(len(where), len(victims)) >= RECORD_RESERVATIONS_MAX:
-                word = DecisionOutcome("reserved", Code.NO_ROOM, f"{len(victims)} replicas of lower priority preempted for {len(where)}")
-                made += self.explain(attempt, where, word, victims)
-                where, victims = {}, {}
-        return made
+            if slot == last or max(len(nodes), len(victims)) >= RECORD_RESERVATIONS_MAX:
+                outcome = DecisionOutcome("reserved", Code.NO_ROOM, f"{len(victims)} replicas of lower priority preempted for {len(nodes)}")
+                records += self.explain(attempt, nodes, outcome, victims)
+                nodes, victims = {}, {}
+        return records
 
-    def _cut(self, slot: int) -> Cut:
-        return self._view.shapes.cut_of(self._view.replicas.at.generation[slot])
+    def _placement_spec(self, slot: int) -> PlacementSpec:
+        return self._view.shapes.placement_of(self._view.replicas.at.generation[slot])
 
     # -- waiting -------------------------------------------------------------------------------------------------------------
 
-    def put_aside(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[RecordDecision]:
+    def begin_wait(self, attempt: Attempt, slots: Sequence[int], now_ms: int) -> list[RecordDecision]:
         """Puts the queue into a wait with a reason, unblock events and a deadline; returns the decision records to write."""
-        line, key, short = attempt.line, _key_of(attempt.line), attempt.short
-        if short is AttemptShortage.QUOTA and attempt.found.rows and self._has_more(line, now_ms):
+        queue, key, shortage = attempt.queue, _key_of(attempt.queue), attempt.shortage
+        if shortage is AttemptShortage.QUOTA and attempt.placements.rows and self._another_source_covers(queue, now_ms):
             return []  # the remaining replicas are charged to another grant in the next attempt
-        reason, cures, detail, never = self._reason(attempt)
-        pause_ms = max(attempt.pause_ms, default=0)
+        reason, unblock_events, detail, never = self._reason(attempt)
+        pause_ms = max(attempt.retry_delays_ms, default=0)
         until_ms = now_ms + pause_ms if pause_ms else None
         if pause_ms:
-            self._tell(CoverageMark.PACED)
-        waits = self._backlog.wait(line, reason, cures, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
-        if not waits or not slots or self._is_said(line, reason, slots, now_ms):
+            self._on_mark(CoverageMark.PACED)
+        is_waiting = self._backlog.wait(queue, reason, unblock_events, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
+        if not is_waiting or not slots or self._is_reported(queue, reason, slots, now_ms):
             return []
-        seen, closest = attempt.left or attempt.seen, None
-        if short is AttemptShortage.ROOM and attempt.one is not None:
-            closest = self._near(attempt.one)
+        survey, closest = attempt.survey_at_end or attempt.survey, None
+        if shortage is AttemptShortage.CAPACITY and attempt.work_class is not None:
+            closest = self._nearest_node(attempt.work_class)
         return self._decisions.records(
-            line.tenant,
+            queue.tenant,
             slots,
-            DecisionOutcome("waiting", reason, detail, event_names(cures), never),
-            attempt=line.attempts,
-            purse=attempt.purse,
-            seen=seen,
-            near=closest,
-            overrides=self._named(key),
+            DecisionOutcome("waiting", reason, detail, event_names(unblock_events), never),
+            attempt=queue.attempts,
+            quota_source=attempt.quota_source,
+            survey=survey,
+            nearest=closest,
+            overrides=self._affecting_overrides(key),
         )
 
-    def _has_more(self, line: ClassQueue, now_ms: int) -> bool:
-        return quota_source(self._view, line.tenant, now_ms, line.amount).covers(line.amount, 1) > 0
+    def _another_source_covers(self, queue: ClassQueue, now_ms: int) -> bool:
+        return quota_source(self._view, queue.tenant, now_ms, queue.amount).covers(queue.amount, 1) > 0
 
-    def _is_said(self, line: ClassQueue, reason: Code, slots: Sequence[int], now_ms: int) -> bool:
+    def _is_reported(self, queue: ClassQueue, reason: Code, slots: Sequence[int], now_ms: int) -> bool:
         """Whether the same reason was recorded for all these replicas recently. Without this, a queue that is woken often would
         fill the store.
         """
-        last = self._said.get(line)
+        last = self._last_reports.get(queue)
         if last is not None and last.reason is reason and now_ms - last.at_ms < REPORT_INTERVAL_MS:
             return all(slot in last.slots for slot in slots)
-        if len(self._said) >= _REPORTS_MAX:
-            self._said.clear()
-        self._said[line] = LastReport(now_ms, reason, dict.fromkeys(slots))
+        if len(self._last_reports) >= _REPORTS_MAX:
+            self._last_reports.clear()
+        self._last_reports[queue] = LastReport(now_ms, reason, dict.fromkeys(slots))
         return False
 
-    def _near(self, one: WorkClass) -> NearestNode | None:
+    def _nearest_node(self, work_class: WorkClass) -> NearestNode | None:
         try:
-            return nearest_node(self._kernel, one)
+            return nearest_node(self._kernel, work_class)
         except PluginError:
             return None
 
     def _reason(self, attempt: Attempt) -> tuple[Code, frozenset[Hashable], str, bool]:
-        key = _key_of(attempt.line)
-        workload = ("workload", key.tenant, self._view.shapes.name(key.generation)) if key.generation >= 0 else None
-        match attempt.short:
-            case AttemptShortage.LEAVE if key.paused:
+        key = _key_of(attempt.queue)
+        workload = ("workload", key.tenant, self._view.shapes.workload_of(key.generation)) if key.generation >= 0 else None
+        match attempt.shortage:
+            case AttemptShortage.PERMISSION if key.paused:
                 return Code.OVERRIDE, frozenset({("override",)}), f"paused by override {key.paused}", False
-            case AttemptShortage.LEAVE:
+            case AttemptShortage.PERMISSION:
                 return Code.DELETING, frozenset({workload}), "the workload is deleted or being deleted", True
             case AttemptShortage.QUOTA:
-                cures = frozenset({("quota", key.tenant)})
-                return attempt.purse.reason, cures, f"{attempt.purse.name} has too little quota left", False
+                unblock_events = frozenset({("quota", key.tenant)})
+                return attempt.quota_source.reason, unblock_events, f"{attempt.quota_source.name} has too little quota left", False
             case AttemptShortage.MEMBERS:
                 return Code.GANG_SHORT, frozenset({("member", key), workload}), f"fewer than {key.gang} gang members exist", False
             case AttemptShortage.PLUGIN:
-                return Code.FAULT, frozenset({("node",)}), attempt.why, False
-            case AttemptShortage.ROOM | AttemptShortage.NOTHING:
-                return self._refused(key, attempt.one, attempt.left)
+                return Code.FAULT, frozenset({("node",)}), attempt.error, False
+            case AttemptShortage.CAPACITY | AttemptShortage.NONE:
+                return self._placement_reason(key, attempt.work_class, attempt.survey_at_end)
 
-    def _refused(self, key: QueueKey, one: WorkClass | None, left: ClassSurvey | None) -> tuple[Code, frozenset[Hashable], str, bool]:
-        if one is None or left is None:
+    def _placement_reason(self, key: QueueKey, work_class: WorkClass | None, survey: ClassSurvey | None) -> tuple[Code, frozenset[Hashable], str, bool]:
+        if work_class is None or survey is None:
             return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
-        funnel = left.funnel
+        funnel = survey.funnel
         try:
-            never = not could_ever_fit(self._kernel, one)
+            never = not could_ever_fit(self._kernel, work_class)
         except PluginError as error:
             return Code.FAULT, frozenset({("node",)}), str(error), False
-        cures: set[Hashable] = {self._cure(cure, key) for cure in funnel.cures()}
+        unblock_events: set[Hashable] = {self._unblock_key(event, key) for event in funnel.unblock_events()}
         if key.gang or funnel.fits:
             # Some members fit, so more free capacity may be enough for all.
-            cures.add(("room",))
+            unblock_events.add(("room",))
         reason = Code.GANG_SHORT if key.gang and funnel.fits else funnel.reason
         step = funnel.dominant
         detail = f"{funnel.nodes} nodes; {step.filter.name} refused the last {step.refused}" if step is not None else ""
-        return reason, frozenset(cures), detail, never
+        return reason, frozenset(unblock_events), detail, never
 
-    def _cure(self, cure: UnblockEvent, key: QueueKey) -> Hashable:
-        match cure:
+    def _unblock_key(self, event: UnblockEvent, key: QueueKey) -> Hashable:
+        match event:
             case UnblockEvent.PEERS:
                 return ("peers", key.tenant)
             case _:
-                return (cure.value,)
+                return (event.value,)
 
 
-def event_names(cures: Iterable[Hashable]) -> tuple[str, ...]:
+def event_names(events: Iterable[Hashable]) -> tuple[str, ...]:
     """Kinds of the events that end a wait; `time` if there are none."""
-    return tuple(sorted({str(cure[0]) if isinstance(cure, tuple) else str(cure) for cure in cures})) or (UnblockEvent.TIME.value,)
+    return tuple(sorted({str(event[0]) if isinstance(event, tuple) else str(event) for event in events})) or (UnblockEvent.TIME.value,)
 
 
-def _key_of(line: ClassQueue) -> QueueKey:
-    if not isinstance(line.key, QueueKey):
-        raise TypeError(f"{line!r} was not created by this scheduler")
-    return line.key
+def _key_of(queue: ClassQueue) -> QueueKey:
+    if not isinstance(queue.key, QueueKey):
+        raise TypeError(f"{queue!r} was not created by this scheduler")
+    return queue.key

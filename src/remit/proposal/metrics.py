@@ -21,17 +21,17 @@ class SchedulerCounts:
 
     def __init__(self) -> None:
         self.attempts = BoundedCounter(RESULTS)
-        self.rounds = Histogram(SECONDS_BUCKETS)
+        self.propose_s = Histogram(SECONDS_BUCKETS)
         """Duration of `propose`, usually for many replicas at once."""
         self.victims = Histogram(SMALL_COUNT_BUCKETS)
 
-    def proposed(self, proposal: Proposal, took_s: float) -> None:
-        self.rounds.add(took_s)
+    def count_proposal(self, proposal: Proposal, took_s: float) -> None:
+        self.propose_s.add(took_s)
         for claim in proposal.claims:
             if isinstance(claim, RecordDecision) and claim.decision.verdict == "waiting":
                 self.attempts.add("waiting", len(claim.decision.replicas))
 
-    def answered(self, proposal: Proposal, verdicts: Sequence[Verdict] | None) -> None:
+    def count_verdicts(self, proposal: Proposal, verdicts: Sequence[Verdict] | None) -> None:
         """Counts the verdicts of a proposal; None if there was no answer."""
         for index, (claim, slots) in enumerate(zip(proposal.claims, proposal.slots, strict=True)):
             if not isinstance(claim, Bind | BindGang | Reserve):

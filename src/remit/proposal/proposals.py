@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from remit.model.claims import AnyClaim, Evidence, RecordDecision
 from remit.model.records import DecisionCandidate, DecisionSpec, NearestNode
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import Funnel, funnel, nearest_fit
 from remit.proposal.placement.kernel import Kernel
@@ -42,29 +42,29 @@ class ClassSurvey(NamedTuple):
 class DecisionOutcome(NamedTuple):
     """Outcome of an attempt. `cures` are the kinds of events that end a wait; `never` is set if none of them can."""
 
-    word: str
+    verdict: str
     reason: str = ""
     detail: str = ""
-    cures: tuple[str, ...] = ()
+    unblock_events: tuple[str, ...] = ()
     never: bool = False
 
 
 class DecisionRecorder:
     """Creates decision records for one term of a scheduler; `term` makes their names unique."""
 
-    def __init__(self, view: View, term: str) -> None:
+    def __init__(self, view: SchedulerView, term: str) -> None:
         self._view, self._term = view, term
         self._count = 0
 
-    def look(self, kernel: Kernel, one: WorkClass, now_ms: int, *, anew: bool = False) -> ClassSurvey:
+    def survey(self, kernel: Kernel, work_class: WorkClass, now_ms: int, *, refresh: bool = False) -> ClassSurvey:
         """Returns funnel and best candidates of a class, computed before anything of the class is placed; cached for FRESH_MS.
         """
-        seen: ClassSurvey | None = one.looked
-        if seen is None or anew or now_ms - seen.at_ms > SURVEY_AGE_MS_MAX:
-            rows = kernel.best(one, CANDIDATES)
-            candidates = tuple(DecisionCandidate(node=kernel.name(row), score=total, parts=parts) for row, total, parts in rows)
-            seen = one.looked = ClassSurvey(now_ms, self._view.revision, funnel(kernel, one), candidates)
-        return seen
+        survey: ClassSurvey | None = work_class.survey
+        if survey is None or refresh or now_ms - survey.at_ms > SURVEY_AGE_MS_MAX:
+            rows = kernel.top_rows(work_class, CANDIDATES)
+            candidates = tuple(DecisionCandidate(node=kernel.node_name(row), score=total, parts=parts) for row, total, parts in rows)
+            survey = work_class.survey = ClassSurvey(now_ms, self._view.revision, funnel(kernel, work_class), candidates)
+        return survey
 
     def records(
         self,
@@ -73,57 +73,57 @@ class DecisionRecorder:
         verdict: DecisionOutcome,
         *,
         attempt: int,
-        purse: QuotaSource | None = None,
-        seen: ClassSurvey | None = None,
-        near: NearestNode | None = None,
+        quota_source: QuotaSource | None = None,
+        survey: ClassSurvey | None = None,
+        nearest: NearestNode | None = None,
         overrides: Sequence[str] = (),
         victims: Mapping[str, str] = NO_VICTIMS,
     ) -> list[RecordDecision]:
         """Records for these replicas (by slot), with the node of each if it was placed."""
         view = self._view
         keys = view.replicas.keys
-        where = placed if isinstance(placed, Mapping) else dict.fromkeys(placed, "")
-        named = [(keys[slot].removeprefix(_PREFIX), node) for slot, node in where.items()]
+        nodes = placed if isinstance(placed, Mapping) else dict.fromkeys(placed, "")
+        named = [(keys[slot].removeprefix(_PREFIX), node) for slot, node in nodes.items()]
         policy = view.policy
-        left = dict(purse.ledger.free) if purse is not None and purse.ledger is not None else {}
-        made = []
+        quota_left = dict(quota_source.ledger.free) if quota_source is not None and quota_source.ledger is not None else {}
+        records = []
         for start in range(0, len(named), MEMBERS_MAX):
             self._count += 1
-            made.append(
+            records.append(
                 RecordDecision(
                     f"{self._term}-{self._count:x}",
                     tenant,
                     DecisionSpec(
                         replicas=dict(named[start : start + MEMBERS_MAX]),
                         attempt=max(1, attempt),
-                        revision=view.revision if seen is None else seen.revision,
+                        revision=view.revision if survey is None else survey.revision,
                         age_ms=view.age_ms(),
-                        nodes=0 if seen is None else seen.funnel.nodes,
-                        funnel=() if seen is None else seen.funnel.pairs(),
-                        fits=0 if seen is None else seen.funnel.fits,
-                        candidates=() if seen is None else seen.candidates,
-                        nearest=near,
-                        grant="" if purse is None else purse.name,
-                        left=left,
+                        nodes=0 if survey is None else survey.funnel.nodes,
+                        funnel=() if survey is None else survey.funnel.pairs(),
+                        fits=0 if survey is None else survey.funnel.fits,
+                        candidates=() if survey is None else survey.candidates,
+                        nearest=nearest,
+                        grant="" if quota_source is None else quota_source.name,
+                        left=quota_left,
                         policy=0 if policy is None else policy.spec.number,
                         overrides=tuple(overrides),
-                        verdict=verdict.word,
+                        verdict=verdict.verdict,
                         reason=verdict.reason,
                         detail=verdict.detail,
-                        cures=verdict.cures,
+                        cures=verdict.unblock_events,
                         never=verdict.never,
                         victims=dict(victims),
                     ),
                 )
             )
-        return made
+        return records
 
 
-def nearest_node(kernel: Kernel, one: WorkClass) -> NearestNode | None:
-    found = nearest_fit(kernel, one)
-    if found is None:
+def nearest_node(kernel: Kernel, work_class: WorkClass) -> NearestNode | None:
+    fit = nearest_fit(kernel, work_class)
+    if fit is None:
         return None
-    return NearestNode(node=kernel.name(found.row), refused=tuple(f.name for f in found.refused), lacks=found.lacks)
+    return NearestNode(node=kernel.node_name(fit.row), refused=tuple(f.name for f in fit.refused), lacks=fit.missing)
 
 
 class Proposal(NamedTuple):
@@ -145,17 +145,17 @@ class Proposal(NamedTuple):
 class InFlightClaim(NamedTuple):
     """The proposal in which a replica is claimed, and the revision of its row in that claim."""
 
-    number: int
-    at: int
+    proposal: int
+    revision: int
 
 
 class HeldReplica(NamedTuple):
     """A replica that waits for the view to reach a revision."""
 
-    number: int
+    proposal: int
     revision: int
     until_ms: int
-    refused: str
+    refusal: str
     """Refusal code; empty if its gang was accepted and the view must show whether this replica was part of it."""
-    again: bool = False
+    rebind: bool = False
     """Whether a reservation is to be bound again; otherwise it is released."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from remit.law.ledgers import GrantLedger
 from remit.model.claims import Code
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 
 
 class QuotaSource(NamedTuple):
@@ -19,35 +19,35 @@ class QuotaSource(NamedTuple):
 
     name: str
     ledger: GrantLedger | None
-    dead: Code | None
+    unusable: Code | None
 
     def covers(self, charge: Iterable[tuple[str, int]], count: int) -> int:
         """How many replicas with this charge the ledger covers, up to `count`."""
-        if self.ledger is None or self.dead is not None:
+        if self.ledger is None or self.unusable is not None:
             return 0
-        left = self.ledger.free
+        available = self.ledger.free
         for name, need in charge:
             if need:
-                count = min(count, max(left.get(name, 0), 0) // need)
+                count = min(count, max(available.get(name, 0), 0) // need)
         return count
 
     @property
     def reason(self) -> Code:
-        return self.dead or Code.OVER_QUOTA
+        return self.unusable or Code.OVER_QUOTA
 
 
-def quota_source(view: View, tenant: str, now_ms: int, charge: Iterable[tuple[str, int]] = (), count: int = 1) -> QuotaSource:
+def quota_source(view: SchedulerView, tenant: str, now_ms: int, charge: Iterable[tuple[str, int]] = (), count: int = 1) -> QuotaSource:
     """The first grant by name that covers `count` of these charges; otherwise the first one that is usable.
 
     An expired or exhausted grant must not hide the next one.
     """
-    slices, pairs = sorted(view.accounts.slices.get(tenant, ())), tuple(charge)
-    found = [_source(view, name, now_ms) for name in slices or (f"tenant/{tenant}",)]
-    enough = (one for one in found if one.dead is None and one.covers(pairs, count) >= count)
-    return next(enough, None) or next((one for one in found if one.dead is None), found[0])
+    slices, pairs = sorted(view.quota_ledgers.slices.get(tenant, ())), tuple(charge)
+    sources = [_source(view, name, now_ms) for name in slices or (f"tenant/{tenant}",)]
+    sufficient = (source for source in sources if source.unusable is None and source.covers(pairs, count) >= count)
+    return next(sufficient, None) or next((source for source in sources if source.unusable is None), sources[0])
 
 
-def _source(view: View, name: str, now_ms: int) -> QuotaSource:
+def _source(view: SchedulerView, name: str, now_ms: int) -> QuotaSource:
     ledger = view.ledgers.get(name)
     if ledger is None:
         return QuotaSource(name, None, Code.OVER_QUOTA)

@@ -21,8 +21,8 @@ from remit.client.lease_holder import LeaseCandidate, LeaseHold
 from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
 from remit.model.claims import Actor, Role, Verdict
 from remit.model.resources import Duration
-from remit.observation.reflector import Follower
-from remit.observation.scheduler_view import PARTS, View
+from remit.observation.reflector import Reflector
+from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.proposal.metrics import CoverageMark, SchedulerCounts, OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
@@ -46,10 +46,10 @@ class SchedulerTiming(NamedTuple):
 
     lease_ms: int = 15_000
     idle_ms: int = 10_000
-    batch: int = 1_000
-    ahead: int = 2
-    worth: int = 256
-    gather_ms: int = 60
+    batch_max: int = 1_000
+    batches_in_flight_max: int = 2
+    second_batch_min: int = 256
+    batch_delay_ms_max: int = 60
 
 
 class Scheduler:
@@ -58,33 +58,33 @@ class Scheduler:
     def __init__(
         self,
         store: Store,
-        sure: Store,
+        linearizable_store: Store,
         client: AuthorityClient,
         world: World,
         *,
         name: str,
         lease: str = LEASE,
-        rhythm: SchedulerTiming = SchedulerTiming(),
+        timing: SchedulerTiming = SchedulerTiming(),
         filters: Sequence[Filter] = (),
         scores: Sequence[Score] = DEFAULT_SCORES,
-        pace: VictimRateLimit = VictimRateLimit(),
-        failed: Callable[[RetriesExhausted], None] | None = None,
-        view: View | None = None,
-        tell: OnMark = ignore_mark,
+        victim_rate: VictimRateLimit = VictimRateLimit(),
+        on_failure: Callable[[RetriesExhausted], None] | None = None,
+        view: SchedulerView | None = None,
+        on_mark: OnMark = ignore_mark,
         stopwatch_ns: Callable[[], int] | None = None,
     ) -> None:
-        self.tally = SchedulerCounts()
+        self.counts = SchedulerCounts()
         self._stopwatch_ns = stopwatch_ns or (lambda: world.clock.now_ms() * 1_000_000)
-        self.view = View(world.clock) if view is None else view
+        self.view = SchedulerView(world.clock) if view is None else view
         self.cycle: Cycle | None = None
         """The current cycle while this replica is the leader."""
-        self._follower = Follower(store, sure, world, self.view, idle_ms=rhythm.idle_ms, parts=PARTS)
-        self._client, self._world, self._name, self._rhythm = client, world, name, rhythm
-        self._candidate = LeaseCandidate(client, world.clock, lease, Duration(rhythm.lease_ms))
-        self._filters, self._scores, self._pace = tuple(filters), tuple(scores), pace
-        self._failed, self._tell = failed, tell
+        self._reflector = Reflector(store, linearizable_store, world, self.view, idle_ms=timing.idle_ms, ranges=LIST_RANGES)
+        self._client, self._world, self._name, self._timing = client, world, name, timing
+        self._candidate = LeaseCandidate(client, world.clock, lease, Duration(timing.lease_ms))
+        self._filters, self._scores, self._victim_rate = tuple(filters), tuple(scores), victim_rate
+        self._on_failure, self._on_mark = on_failure, on_mark
         self._wake = self.view.subscribe()
-        self._chance = world.chance.stream(f"scheduler {name}")
+        self._rng = world.randomness.stream(f"scheduler {name}")
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -93,7 +93,7 @@ class Scheduler:
 
     async def follow(self) -> None:
         """Keeps the view up to date, without proposing anything."""
-        await self._follower.follow()
+        await self._reflector.run()
 
     async def lead(self) -> None:
         """Acquires the lease, schedules while holding it, and starts over when it is lost. Never returns."""
@@ -102,82 +102,82 @@ class Scheduler:
 
     async def _lead(self, group: asyncio.TaskGroup) -> None:
         while True:
-            while not self.view.sober:
+            while not self.view.is_current:
                 self._wake.clear()
                 await self._wake.wait()
-            tenure = await self._acquire()
-            if tenure is None:
-                pause_ms = self._rhythm.lease_ms // 4
-                await self._world.clock.sleep_ms(pause_ms + self._chance.uniform_ms(pause_ms))
+            lease = await self._acquire()
+            if lease is None:
+                pause_ms = self._timing.lease_ms // 4
+                await self._world.clock.sleep_ms(pause_ms + self._rng.jitter_ms(pause_ms))
                 continue
-            await self._serve(tenure, group)
+            await self._serve_term(lease, group)
 
     async def _acquire(self) -> LeaseHold | None:
         self._client.actor = Actor(self._name, Role.SCHEDULER)
         try:
             return await self._candidate.acquire()
         except RetriesExhausted as error:
-            self._give_up(error)
+            self._report_failure(error)
             return None
 
-    async def _serve(self, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
+    async def _serve_term(self, lease: LeaseHold, outer_group: asyncio.TaskGroup) -> None:
         """Schedules for one term of the lease.
 
         Requests in flight at its end run in the outer group `whole`, so that they do not delay the next term; their results
         are ignored.
         """
-        self._client.actor = tenure.actor
+        self._client.actor = lease.actor
         cycle = self.cycle = Cycle(
             self.view,
-            self._chance.uniform_ms,
-            f"{self._name}-{tenure.actor.epoch}",
+            self._rng.jitter_ms,
+            f"{self._name}-{lease.actor.epoch}",
             filters=self._filters,
             scores=self._scores,
-            pace=self._pace,
-            tell=self._tell,
+            victim_rate=self._victim_rate,
+            on_mark=self._on_mark,
         )
-        asking = InFlightProposals(self, cycle, tenure, whole)
+        proposals = InFlightProposals(self, cycle, lease, outer_group)
         try:
             async with asyncio.TaskGroup() as group:
-                renewing = group.create_task(self._renew(tenure), name="renew")
-                await self._act(cycle, tenure, asking)
+                renewing = group.create_task(self._renew(lease), name="renew")
+                await self._schedule(cycle, lease, proposals)
                 renewing.cancel()
-            if asking.count:
-                self._tell(CoverageMark.OVER)
+            if proposals.count:
+                self._on_mark(CoverageMark.OVER)
         finally:
             self.cycle = None
-            cycle.resign()
+            cycle.step_down()
 
-    async def _renew(self, tenure: LeaseHold) -> None:
-        pause_ms = self._rhythm.lease_ms // 3
-        while not tenure.is_lost:
-            await self._world.clock.sleep_ms(pause_ms - self._chance.uniform_ms(pause_ms // 8))
+    async def _renew(self, lease: LeaseHold) -> None:
+        pause_ms = self._timing.lease_ms // 3
+        while not lease.is_lost:
+            await self._world.clock.sleep_ms(pause_ms - self._rng.jitter_ms(pause_ms // 8))
             try:
-                await tenure.renew(self._client, deadline_ms=pause_ms)
+                await lease.renew(self._client, deadline_ms=pause_ms)
             except RetriesExhausted:
                 continue
         self._wake.set()
 
-    async def _act(self, cycle: Cycle, tenure: LeaseHold, asking: InFlightProposals) -> None:
-        clock, rhythm, not_before_ms = self._world.clock, self._rhythm, 0
-        while tenure.is_valid(now_ms := clock.now_ms()) and not cycle.over:
-            if now_ms < not_before_ms and len(cycle.backlog) < rhythm.batch:
+    async def _schedule(self, cycle: Cycle, lease: LeaseHold, proposals: InFlightProposals) -> None:
+        clock, timing, not_before_ms = self._world.clock, self._timing, 0
+        while lease.is_valid(now_ms := clock.now_ms()) and not cycle.term_over:
+            if now_ms < not_before_ms and len(cycle.backlog) < timing.batch_max:
                 await clock.sleep_ms(not_before_ms - now_ms)
                 not_before_ms = 0
                 continue
             self._wake.clear()
-            cycle.hear(now_ms, self._client.authority_clock())
-            may = self._has_room(cycle, asking) and self.view.sober and self.view.age_ms() < SNAPSHOT_AGE_MS_MAX
-            if may:
+            cycle.on_changes(now_ms, self._client.authority_clock())
+            may_propose = self._may_start_batch(cycle, proposals) and self.view.is_current and self.view.age_ms() < SNAPSHOT_AGE_MS_MAX
+            if may_propose:
                 began_ns = self._stopwatch_ns()
-                proposal = cycle.propose(now_ms, self._rhythm.batch)
+                proposal = cycle.propose(now_ms, self._timing.batch_max)
                 if proposal:
-                    self.tally.proposed(proposal, (self._stopwatch_ns() - began_ns) / 1e9)
-                    asking.begin(proposal)
-                    not_before_ms = now_ms + min(rhythm.gather_ms, len(proposal.claims))
+                    self.counts.count_proposal(proposal, (self._stopwatch_ns() - began_ns) / 1e9)
+                    proposals.submit(proposal)
+                    not_before_ms = now_ms + min(timing.batch_delay_ms_max, len(proposal.claims))
                     continue
-            until_ms = tenure.valid_until_ms
-            if may and (next_ms := cycle.next_ms()) is not None:
+            until_ms = lease.valid_until_ms
+            if may_propose and (next_ms := cycle.next_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
@@ -185,51 +185,51 @@ class Scheduler:
             except TimeoutError:
                 continue
 
-    def _has_room(self, cycle: Cycle, asking: InFlightProposals) -> bool:
+    def _may_start_batch(self, cycle: Cycle, proposals: InFlightProposals) -> bool:
         """Whether another batch may start. The first one always may.
 
         Another one must be worth its fixed cost: a few arrivals are placed together when the verdicts of the current batch
         are in.
         """
-        return not asking.count or (asking.count < self._rhythm.ahead and len(cycle.backlog) >= self._rhythm.worth)
+        return not proposals.count or (proposals.count < self._timing.batches_in_flight_max and len(cycle.backlog) >= self._timing.second_batch_min)
 
-    def _give_up(self, error: RetriesExhausted) -> None:
-        if self._failed is not None:
-            self._failed(error)
+    def _report_failure(self, error: RetriesExhausted) -> None:
+        if self._on_failure is not None:
+            self._on_failure(error)
 
 
 class InFlightProposals:
     """The proposals in flight during one term."""
 
-    def __init__(self, scheduler: Scheduler, cycle: Cycle, tenure: LeaseHold, group: asyncio.TaskGroup) -> None:
-        self._scheduler, self._cycle, self._tenure, self._group = scheduler, cycle, tenure, group
+    def __init__(self, scheduler: Scheduler, cycle: Cycle, lease: LeaseHold, group: asyncio.TaskGroup) -> None:
+        self._scheduler, self._cycle, self._lease, self._group = scheduler, cycle, lease, group
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._born = 0
+        self._started = 0
 
     @property
     def count(self) -> int:
         return len(self._tasks)
 
-    def begin(self, proposal: Proposal) -> None:
-        self._born += 1
-        task = self._group.create_task(self._ask(proposal), name=f"ask {self._born}")
+    def submit(self, proposal: Proposal) -> None:
+        self._started += 1
+        task = self._group.create_task(self._submit(proposal), name=f"ask {self._started}")
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         self._scheduler._wake.set()
 
-    async def _ask(self, proposal: Proposal) -> None:
+    async def _submit(self, proposal: Proposal) -> None:
         clock = self._scheduler._world.clock
-        verdicts = await self._answered(proposal)
-        self._scheduler.tally.answered(proposal, verdicts)
+        verdicts = await self._verdicts(proposal)
+        self._scheduler.counts.count_verdicts(proposal, verdicts)
         if verdicts is None:
-            self._cycle.unanswered(proposal, clock.now_ms())
+            self._cycle.on_no_answer(proposal, clock.now_ms())
         else:
-            self._cycle.learn(proposal, verdicts, clock.now_ms())
+            self._cycle.on_verdicts(proposal, verdicts, clock.now_ms())
 
-    async def _answered(self, proposal: Proposal) -> list[Verdict] | None:
+    async def _verdicts(self, proposal: Proposal) -> list[Verdict] | None:
         """Returns the verdicts, retrying with the same operation ids as long as the outcome is unknown; None if nothing was
         applied.
         """
@@ -237,15 +237,15 @@ class InFlightProposals:
         try:
             return await client.submit_many(proposal.claims, evidence=proposal.evidence)
         except RetriesExhausted as error:
-            lost, silent = error, error.outcome_unknown
+            failure, outcome_unknown = error, error.outcome_unknown
         while True:
-            self._scheduler._give_up(lost)
-            if not silent:
+            self._scheduler._report_failure(failure)
+            if not outcome_unknown:
                 return None
-            if not self._tenure.is_valid(self._scheduler._world.clock.now_ms()):
+            if not self._lease.is_valid(self._scheduler._world.clock.now_ms()):
                 return None  # the lease has ended, and with it all assumptions of this term
-            self._scheduler._tell(CoverageMark.RESUMED)
+            self._scheduler._on_mark(CoverageMark.RESUMED)
             try:
-                return await client.resume(lost.operations, submitted_ms=lost.submitted_ms)
+                return await client.resume(failure.operations, submitted_ms=failure.submitted_ms)
             except RetriesExhausted as error:
-                lost = error
+                failure = error

@@ -24,53 +24,53 @@ class UnreportedReplicas:
     def __init__(self) -> None:
         self._slots: dict[int, None] = {}
         """Replicas to report. Some of their queues wait; others are about to be tried."""
-        self._again: dict[ClassQueue, int] = {}
+        self._due_ms: dict[ClassQueue, int] = {}
         """Queues of which not all members were reported, and when all of them are due."""
-        self._look = False
+        self._check_needed = False
         """Whether a queue may have started to wait since the last check."""
 
-    def joins(self, slot: int, line: ClassQueue) -> None:
+    def add(self, slot: int, queue: ClassQueue) -> None:
         self._slots[slot] = None
-        self._look = self._look or line.wait is not None
+        self._check_needed = self._check_needed or queue.wait is not None
 
-    def goes(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         self._slots.pop(slot, None)
 
-    def tried(self, line: ClassQueue, slots: Collection[int], told: bool, now_ms: int) -> None:
+    def on_attempt(self, queue: ClassQueue, slots: Collection[int], recorded: bool, now_ms: int) -> None:
         """These members were tried without success. `told`: a record was written; it is omitted if the same was recorded a
         moment ago.
         """
-        self._look = True
-        for slot in slots if line.wait is not None else ():
+        self._check_needed = True
+        for slot in slots if queue.wait is not None else ():
             self._slots.pop(slot, None)
-        if line.queued > len(slots):
-            self._again.setdefault(line, now_ms)
-        elif not told:
-            self._again.setdefault(line, now_ms + REPORT_AGAIN_MS - REPORT_INTERVAL_MS)
+        if queue.queued > len(slots):
+            self._due_ms.setdefault(queue, now_ms)
+        elif not recorded:
+            self._due_ms.setdefault(queue, now_ms + REPORT_AGAIN_MS - REPORT_INTERVAL_MS)
 
-    def refused(self, line: ClassQueue, now_ms: int) -> None:
+    def on_refusal(self, queue: ClassQueue, now_ms: int) -> None:
         """Some members were claimed, refused and reported. The members behind them wait as long and were never tried."""
-        self._look = True
-        self._again.setdefault(line, now_ms + REPORT_AGAIN_MS)
+        self._check_needed = True
+        self._due_ms.setdefault(queue, now_ms + REPORT_AGAIN_MS)
 
-    def times_ms(self) -> Iterable[int]:
-        return self._again.values()
+    def due_times_ms(self) -> Iterable[int]:
+        return self._due_ms.values()
 
-    def take(self, now_ms: int, line_of: Callable[[int], ClassQueue | None]) -> dict[ClassQueue, list[int]]:
+    def take_due(self, now_ms: int, line_of: Callable[[int], ClassQueue | None]) -> dict[ClassQueue, list[int]]:
         """Replicas to report now, by queue."""
-        for line in [line for line, at_ms in self._again.items() if at_ms <= now_ms]:
-            del self._again[line]
-            if len(line):  # a queue that is about to be tried may keep waiting after that; its members are reported then
-                self._slots.update(dict.fromkeys(cast(Iterable[int], line.members())))
-                self._again[line], self._look = now_ms + REPORT_AGAIN_MS, True
-        lines: dict[ClassQueue, list[int]] = {}
-        some = list(islice(self._slots, REPORTS_MAX)) if self._look else []
-        self._look = self._look and len(self._slots) > len(some)
-        for slot in some:
+        for queue in [queue for queue, at_ms in self._due_ms.items() if at_ms <= now_ms]:
+            del self._due_ms[queue]
+            if len(queue):  # a queue that is about to be tried may keep waiting after that; its members are reported then
+                self._slots.update(dict.fromkeys(cast(Iterable[int], queue.members())))
+                self._due_ms[queue], self._check_needed = now_ms + REPORT_AGAIN_MS, True
+        queues: dict[ClassQueue, list[int]] = {}
+        batch = list(islice(self._slots, REPORTS_MAX)) if self._check_needed else []
+        self._check_needed = self._check_needed and len(self._slots) > len(batch)
+        for slot in batch:
             del self._slots[slot]
-            line_ = line_of(slot)
-            if line_ is not None and line_.wait is not None:
-                lines.setdefault(line_, []).append(slot)
-            elif line_ is not None:
+            queue_of_slot = line_of(slot)
+            if queue_of_slot is not None and queue_of_slot.wait is not None:
+                queues.setdefault(queue_of_slot, []).append(slot)
+            elif queue_of_slot is not None:
                 self._slots[slot] = None
-        return lines
+        return queues

@@ -27,15 +27,15 @@ from remit.model.wire.api_types import OPERATION_HEADER, RotateAnswer
 from remit.serve.auth.access_control import forbidden
 from remit.serve.http.replies import ApiProblem, unavailable
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import ResponseSpec, Parameter, Route
+from remit.serve.http.routes import Parameter, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import Row
-from remit.store.sqlite.backup import PIECE_BYTES, Label, closing, digest_of, opening
+from remit.store.sqlite.backup import READ_BYTES, BackupLabel, archive_head, archive_tail, file_digest
 from remit.store.sqlite.store import SqliteStore
 
-SECRET_PREFIX: Final = "secret/"
+SECRET_PREFIX: Final = "secret/"  # noqa: S105 - a key prefix
 RESEAL_MAX: Final = 200
 """Secrets resealed by one request."""
 OLD_KEY_WRITES_MS_MAX: Final = 10_000
@@ -144,12 +144,12 @@ ROTATION_ROUTES: Final = (
         rotate,
         "Secret",
         (
-            Parameter(
-                "newKey", bool, "true: add a new key first, unless an earlier rotation is unfinished", default=False
-            ),
+            Parameter("newKey", bool, "true: add a new key first, unless an earlier rotation is unfinished", default=False),
             Parameter("after", str, "`after` of the previous response", default=""),
             Parameter(OPERATION_HEADER, str, "idempotency key of this request; reuse it when retrying", location="header"),
-            Parameter("forget", bool, "true: when all secrets are resealed, delete all keys but the primary one", default=False),
+            Parameter(
+                "forget", bool, "true: when all secrets are resealed, delete all keys but the primary one", default=False
+            ),
         ),
         responses=(ResponseSpec(200, "progress of the rotation", RotateAnswer),),
         tenant_access=False,
@@ -167,25 +167,32 @@ async def backup(request: RequestContext, server: ServerContext) -> Response:
         raise forbidden("a backup needs the admin role", "use an admin token")
     store = server.store
     if not isinstance(store, SqliteStore):
-        raise ApiProblem(501, "unsupported", "the store of this server does not support backups through the API", cure="use the backup tool of that store")
+        raise ApiProblem(
+            501,
+            "unsupported",
+            "the store of this server does not support backups through the API",
+            cure="use the backup tool of that store",
+        )
     if store.is_backing_up:
         raise ApiProblem(429, "overloaded", "another backup is in progress", cure="retry when it is done", retry_after_ms=5_000)
     free = await server.cpu_offload(lambda: server.world.disk.free_bytes(store.directory))
     need = store.size_bytes() + BACKUP_SLACK_BYTES
     if free < need:
-        raise unavailable(f"a backup needs {need} bytes next to the store, but only {free} are free", cure="free disk space in the data directory")
+        raise unavailable(
+            f"a backup needs {need} bytes next to the store, but only {free} are free",
+            cure="free disk space in the data directory",
+        )
     return StreamResponse(_backup_stream(server, store), server, media=BACKUP_MEDIA)
 
 
 async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGenerator[bytes, None]:
-    """Stream the backup. An error breaks the stream off: a tar archive without its end marker is rejected by `remit restore`.
-    """
+    """Stream the backup. On an error it breaks off: `remit restore` rejects a tar archive without its end marker."""
     draft = store.directory / BACKUP_FILE
     try:
         copy = await store.backup(draft)
-        size, sha256 = await server.cpu_offload(lambda: digest_of(draft))
+        size, sha256 = await server.cpu_offload(lambda: file_digest(draft))
         head = copy.head
-        label = Label(
+        label = BackupLabel(
             version=__version__,
             scope=server.scope,
             incarnation="" if head is None else head.incarnation,
@@ -196,10 +203,10 @@ async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGene
             bytes=size,
             sha256=sha256,
         )
-        yield opening(label)
-        for start in range(0, size, PIECE_BYTES):
+        yield archive_head(label)
+        for start in range(0, size, READ_BYTES):
             yield await server.cpu_offload(partial(_read_chunk, draft, start))
-        yield closing(label)
+        yield archive_tail(label)
     finally:
         await server.cpu_offload(partial(draft.unlink, missing_ok=True))
 
@@ -207,7 +214,7 @@ async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGene
 def _read_chunk(path: Path, start: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
-        return file.read(PIECE_BYTES)
+        return file.read(READ_BYTES)
 
 
 BACKUP_ROUTES: Final = (

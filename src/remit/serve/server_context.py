@@ -15,20 +15,20 @@ from weakref import WeakValueDictionary
 from remit.client.authority_client import AuthorityClient
 from remit.client.endpoint import EndpointError, NotLeader
 from remit.client.retry import RetryPolicy
-from remit.commitment.dry_run import Tried, tried
+from remit.commitment.dry_run import DryRunResult, dry_run
 from remit.commitment.standby import Standby
 from remit.law.timing import Timing
 from remit.model.claims import Actor, AnyClaim, Operation, OperationID, Verdict, operation_id
 from remit.model.identity import Principal
 from remit.model.objects import AnyObject
 from remit.model.wire.api_types import AuditItem
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, Score
 from remit.serve.auth.access_control import TokenIndex
 from remit.serve.components.component_rpc import ComponentService
 from remit.serve.components.replica_logs import AgentConnections
-from remit.serve.diagnostics.audit_log import AuditLog, MemoryAuditStorage, AuditStorage
+from remit.serve.diagnostics.audit_log import AuditLog, AuditStorage, MemoryAuditStorage
 from remit.serve.diagnostics.view_snapshots import ViewSnapshots
 from remit.serve.http.connection_limits import WatchLimit
 from remit.serve.http.request_telemetry import AccessLog, RequestMetrics, decision_logger
@@ -40,7 +40,7 @@ from remit.serve.objects.endpoints import EndpointIndex
 from remit.serve.objects.watch_hub import WatchHub
 from remit.store.protocol import Store
 from remit.world.interfaces import Clock, Offload, World
-from remit.world.structured_log import Chronicle
+from remit.world.structured_log import StructuredLog
 
 if TYPE_CHECKING:
     from remit.world.net.server_keys import TlsKeys
@@ -74,7 +74,7 @@ class ServerContext:
         self,
         standby: Standby,
         store: Store,
-        watch_cache: Board,
+        watch_cache: WatchCache,
         component_service: ComponentService,
         world: World,
         *,
@@ -86,13 +86,15 @@ class ServerContext:
         audit_storage: AuditStorage | None = None,
         watches_max: int = WATCHES_MAX,
         tls: TlsKeys | None = None,
-        log: Chronicle | None = None,
+        log: StructuredLog | None = None,
     ) -> None:
         self.standby = standby
         self.store = store
         self.watch_cache = watch_cache
         self.hub = WatchHub(watch_cache)
-        self.snapshots = ViewSnapshots(watch_cache, store, world.clock, snapshot_offload or cpu_offload, filters=filters, scores=scores)
+        self.snapshots = ViewSnapshots(
+            watch_cache, store, world.clock, snapshot_offload or cpu_offload, filters=filters, scores=scores
+        )
         self.endpoints = EndpointIndex(watch_cache, world.clock)
         self.agents = AgentConnections(watch_cache, world.clock, component_service.callbacks, tls)
         self.tokens = TokenIndex(watch_cache, world.clock)
@@ -117,7 +119,7 @@ class ServerContext:
         self.log, self.access_log = log, None if log is None else AccessLog(log)
         if log is not None:
             self.metrics.add(log_metrics(log))
-            standby.tally.tell = decision_logger(log)
+            standby.metrics.on_entry = decision_logger(log)
         self._clients: dict[Actor, AuthorityClient] = {}
         self._selector_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -180,15 +182,15 @@ class ServerContext:
         The books are never ahead of the store, and they contain every write that has been answered.
         """
         authority = self.standby.leading
-        return None if authority is None else authority.books.things.get(name)
+        return None if authority is None else authority.books.objects.get(name)
 
-    def dry_run(self, actor: Actor, claims: Sequence[AnyClaim]) -> list[Tried]:
+    def dry_run(self, actor: Actor, claims: Sequence[AnyClaim]) -> list[DryRunResult]:
         """Return what the authority would answer to these claims, without writing. Raises `NotLeader`: only the leader can try
         claims.
         """
         if self.standby.leading is None:
             raise NotLeader(reason="this server is not the leader, and only the leader can do a dry run")
-        return tried(self.standby.leading, actor, claims)
+        return dry_run(self.standby.leading, actor, claims)
 
     @property
     def open_watches(self) -> int:

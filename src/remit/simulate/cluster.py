@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from remit.agent.keeper.keeper import Keeper
-from remit.assembly import controllers, scheduler, server
-from remit.commitment.operation_queue import BATCH_MAX, BatchMax
-from remit.correction.controller_set import Crew
-from remit.correction.framework.loop import Cadence
+from remit.assembly import build_controllers, build_scheduler, run_server
+from remit.commitment.operation_queue import BATCH_LIMITS, BatchLimits
+from remit.correction.controller_set import ControllerSet
+from remit.correction.framework.loop import LoopTiming
 from remit.law.fit import BoolOrMask, NodeView, PeerCounts, Requirements
 from remit.law.timing import Timing
 from remit.model.claims import Actor, Code, Role
@@ -54,7 +54,7 @@ class SimFilterPlugin:
 
     def __init__(self) -> None:
         self.broken = False
-        self.filter = Filter("outsider", Code.POLICY, self._check, foreign=True)
+        self.filter = Filter("outsider", Code.POLICY, self._check, third_party=True)
 
     def _check(self, ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
         if self.broken:
@@ -69,18 +69,18 @@ class SimCluster:
         self.scenario = scenario
         self.loop = loop
         self.network = network
-        self.pace = RunTiming(scenario.cluster.beat_ms)
+        self.timing = RunTiming(scenario.cluster.beat_ms)
         self.machines: dict[str, SimMachine] = {}
         self.processes: dict[str, SimProcess] = {}
-        self.people: list[Users] = []
-        self.seats: dict[tuple[str, str], RoleContext] = {}
+        self.users: list[Users] = []
+        self.contexts: dict[tuple[str, str], RoleContext] = {}
         """By process and scope; the context of the latest start."""
         self.plugin = SimFilterPlugin()
-        self.paths: dict[str, int] = {}
+        self.scheduler_paths: dict[str, int] = {}
         """How often schedulers took each of their rare code paths."""
         self._record = record
         self._seed = seed
-        self._lots = random_streams.stream(random_streams.machine_clocks(seed))
+        self._rng = random_streams.stream(random_streams.machine_clocks(seed))
         kept = SqliteStoreService if scenario.cluster.store == "sqlite" else StoreService
         self.stores: dict[str, StoreService] = {
             scope: kept(loop, network, scope, seed, record) for scope in scenario.cluster.scopes
@@ -93,17 +93,17 @@ class SimCluster:
     def servers(self, scope: str) -> tuple[str, ...]:
         return tuple(f"server-{scope}-{n}" for n in range(1, self.scenario.cluster.servers + 1))
 
-    def named(self, sort: str, scope: str = "") -> list[SimProcess]:
+    def processes_of_kind(self, sort: str, scope: str = "") -> list[SimProcess]:
         """Processes of one kind: server, scheduler, guesser, controllers, agent, keeper, people."""
-        begins = f"{sort}-{scope}-" if scope else f"{sort}-"
-        return [process for name, process in self.processes.items() if name.startswith(begins)]
+        prefix = f"{sort}-{scope}-" if scope else f"{sort}-"
+        return [process for name, process in self.processes.items() if name.startswith(prefix)]
 
     def nodes(self, scope: str) -> tuple[str, ...]:
         if scope not in self.scenario.cluster.placing:
             return ()
         return tuple(f"{scope}-n{n}" for n in range(1, self.scenario.cluster.nodes + 1))
 
-    def hosted(self, agent: str) -> tuple[str, ...]:
+    def nodes_of_agent(self, agent: str) -> tuple[str, ...]:
         """The nodes of one agent process."""
         scope, number = agent.removeprefix("agent-").rsplit("-", 1)
         agents = min(self.scenario.cluster.agents, self.scenario.cluster.nodes)
@@ -116,23 +116,23 @@ class SimCluster:
         for n in range(1, cluster.controllers + 1):
             self._add(f"controllers-{scope}-{n}", self._controllers_main(scope, n))
         for n in range(1, cluster.people + 1):
-            self._add(f"people-{scope}-{n}", self._people_main(scope))
+            self._add(f"people-{scope}-{n}", self._users_main(scope))
         if scope not in cluster.placing:
             return
         for n in range(1, cluster.schedulers + 1):
             self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope, n))
         for n in range(1, cluster.guessers + 1):
-            self._add(f"guesser-{scope}-{n}", self._guesser_main(scope, n))
+            self._add(f"guesser-{scope}-{n}", self._naive_scheduler_main(scope, n))
         for n in range(1, min(cluster.agents, cluster.nodes) + 1):
             machine = self._machine(f"host-{scope}-{n}")
             agent, keeper = f"agent-{scope}-{n}", f"keeper-{scope}-{n}"
-            self.network.bring_near(agent, keeper)
+            self.network.colocate(agent, keeper)
             self._add(keeper, self._keeper_main, machine)
             self._add(agent, self._agent_main(scope, keeper), machine)
 
     def _machine(self, name: str) -> SimMachine:
-        rate = 1.0 + _DRIFT_MAX * (2 * self._lots.random() - 1)
-        start_ms = self._lots.randrange(10_000_000)
+        rate = 1.0 + _DRIFT_MAX * (2 * self._rng.random() - 1)
+        start_ms = self._rng.randrange(10_000_000)
         found = self.machines[name] = SimMachine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
         return found
 
@@ -140,15 +140,15 @@ class SimCluster:
         machine = machine or self._machine(f"host-{name}")
         process = SimProcess(self.loop, self.network, name, machine, self._seed, main)
         process.on_end = self._record.process_ended
-        process.on_silence = self._record.process_silenced
+        process.on_unresponsive = self._record.process_silenced
         self.processes[name] = process
 
     # -- main functions --------------------------------------------------------------------------------------------------
 
-    def _seat(self, process: SimProcess, scope: str) -> RoleContext:
-        seat = RoleContext(process, self.stores[scope], self.servers(scope), self._record, self.pace)
-        self.seats[process.name, scope] = seat
-        return seat
+    def _context(self, process: SimProcess, scope: str) -> RoleContext:
+        context = RoleContext(process, self.stores[scope], self.servers(scope), self._record, self.timing)
+        self.contexts[process.name, scope] = context
+        return context
 
     def _lease(self, role: Role, number: int) -> str:
         """A lease per instance if the scenario sets `rivals`, so that all act at once; else empty for the shared lease of the
@@ -156,27 +156,27 @@ class SimCluster:
         """
         return f"{role}/{number}" if self.scenario.cluster.rivals else ""
 
-    def _batch_max(self) -> BatchMax:
+    def _batch_max(self) -> BatchLimits:
         """Limits of a batch. With fewer operations than the default, the replica limit is lowered too, so that it is reached at
         all.
         """
-        most = self.scenario.cluster.batch
-        return BATCH_MAX if most >= BATCH_MAX.operations else BatchMax(most, max(1, most // 2))
+        limit = self.scenario.cluster.batch
+        return BATCH_LIMITS if limit >= BATCH_LIMITS.operations else BatchLimits(limit, max(1, limit // 2))
 
     def _server_main(self, scope: str, name: str) -> ProcessMain:
         async def main(process: SimProcess) -> None:
             port = process.port(self.stores[scope])
-            pace = self.pace
-            await server(
+            timing = self.timing
+            await run_server(
                 port,
                 process.world,
                 scope=scope,
                 name=name,
                 peers=self.servers(scope),
-                beat_ms=pace.server_beat_ms,
-                term_ms=pace.server_term_ms,
+                beat_ms=timing.server_heartbeat_ms,
+                term_ms=timing.server_term_ms,
                 batch_max=self._batch_max(),
-                tempo=Timing(pace.beat_ms),
+                tempo=Timing(timing.heartbeat_ms),
             )
 
         return main
@@ -186,66 +186,68 @@ class SimCluster:
         alone = above == scope
 
         async def main(process: SimProcess) -> None:
-            seat = self._seat(process, scope)
-            upper = None if alone else self._seat(process, above)
+            context = self._context(process, scope)
+            parent = None if alone else self._context(process, above)
             async with asyncio.TaskGroup() as group:
-                if upper is not None:
-                    group.create_task(upper.view.follow(), name="view above")
+                if parent is not None:
+                    group.create_task(parent.view.follow(), name="view above")
                 if scope not in self.scenario.cluster.placing:
-                    group.create_task(seat.view.follow(), name="view")
+                    group.create_task(context.view.follow(), name="view")
                     return
-                group.create_task(self._crew(process, seat, number).run(), name="controllers")
-                group.create_task(BudgetHolder(seat, upper).play(), name="budgets")
-                group.create_task(PolicyAdopter(seat, upper).play(), name="policies")
+                group.create_task(self._controller_set(process, context, number).run(), name="controllers")
+                group.create_task(BudgetHolder(context, parent).run(), name="budgets")
+                group.create_task(PolicyAdopter(context, parent).run(), name="policies")
 
         return main
 
-    def _crew(self, process: SimProcess, seat: RoleContext, number: int) -> Crew:
-        return controllers(
-            process.port(self.stores[seat.scope], observer=True),
-            process.port(self.stores[seat.scope]),
-            seat.client,
+    def _controller_set(self, process: SimProcess, context: RoleContext, number: int) -> ControllerSet:
+        return build_controllers(
+            process.port(self.stores[context.scope], observer=True),
+            process.port(self.stores[context.scope]),
+            context.client,
             process.world,
             name=process.name,
-            cadence=Cadence(self.pace.beat_ms),
-            board=seat.view,
+            cadence=LoopTiming(self.timing.heartbeat_ms),
+            board=context.view,
             lease_for=lambda lease: self._lease(Role(lease), number) or lease if lease in _RIVAL_ROLES else lease,
-            failed=seat.give_up,
+            failed=context.report_abandoned,
         )
 
     def _scheduler_main(self, scope: str, number: int) -> ProcessMain:
-        pace = self.pace
+        timing = self.timing
 
         async def main(process: SimProcess) -> None:
-            seat = self._seat(process, scope)
-            seat.watched = RecordedSchedulerView(process.world.clock, seat.observed)
-            placing = scheduler(
+            context = self._context(process, scope)
+            context.scheduler_view = RecordedSchedulerView(process.world.clock, context.observed)
+            placing = build_scheduler(
                 process.port(self.stores[scope], observer=True),
                 process.port(self.stores[scope]),
-                seat.client(Actor(process.name, Role.SCHEDULER)),
+                context.client(Actor(process.name, Role.SCHEDULER)),
                 process.world,
                 name=process.name,
                 lease=self._lease(Role.SCHEDULER, number) or Role.SCHEDULER.value,
-                rhythm=SchedulerTiming(lease_ms=pace.lease_ms, idle_ms=5 * pace.beat_ms, batch=min(64, self.scenario.cluster.batch)),
-                failed=seat.give_up,
-                view=seat.watched,
+                rhythm=SchedulerTiming(
+                    lease_ms=timing.lease_ms, idle_ms=5 * timing.heartbeat_ms, batch_max=min(64, self.scenario.cluster.batch)
+                ),
+                failed=context.report_abandoned,
+                view=context.scheduler_view,
                 filters=(self.plugin.filter,) if self.scenario.cluster.plugin else (),
                 pace=VICTIM_RATE_LIMIT,
-                tell=self._tell,
+                tell=self._count_path,
             )
             await placing.run()
 
         return main
 
-    def _tell(self, path: CoverageMark) -> None:
-        self.paths[path.value] = self.paths.get(path.value, 0) + 1
+    def _count_path(self, path: CoverageMark) -> None:
+        self.scheduler_paths[path.value] = self.scheduler_paths.get(path.value, 0) + 1
 
-    def _guesser_main(self, scope: str, number: int) -> ProcessMain:
+    def _naive_scheduler_main(self, scope: str, number: int) -> ProcessMain:
         async def main(process: SimProcess) -> None:
-            seat = self._seat(process, scope)
+            context = self._context(process, scope)
             async with asyncio.TaskGroup() as group:
-                group.create_task(seat.view.follow(), name="view")
-                group.create_task(NaiveScheduler(seat, lease=f"{Role.SCHEDULER}/guess-{number}").play(), name="guesser")
+                group.create_task(context.view.follow(), name="view")
+                group.create_task(NaiveScheduler(context, lease=f"{Role.SCHEDULER}/guess-{number}").run(), name="guesser")
 
         return main
 
@@ -256,8 +258,8 @@ class SimCluster:
 
     def _agent_main(self, scope: str, keeper: str) -> ProcessMain:
         async def main(process: SimProcess) -> None:
-            nodes = [make_node(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.hosted(process.name)]
-            farm = SimulatedAgent(self._seat(process, scope), keeper, nodes)
+            nodes = [make_node(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.nodes_of_agent(process.name)]
+            farm = SimulatedAgent(self._context(process, scope), keeper, nodes)
             async with asyncio.TaskGroup() as group:
                 group.create_task(farm.agent.run(), name="agent")
                 if self.scenario.cluster.gossips:
@@ -265,28 +267,28 @@ class SimCluster:
 
         return main
 
-    def _people_main(self, scope: str) -> ProcessMain:
+    def _users_main(self, scope: str) -> ProcessMain:
         cluster, load = self.scenario.cluster, self.scenario.load
         below = scope not in cluster.placing
         above = not below and len(cluster.scopes) > 1
         cpu = NODE_CPUS * cluster.nodes * (len(cluster.placing) if below else 1)
 
         async def main(process: SimProcess) -> None:
-            seat = self._seat(process, scope)
-            upper = self._seat(process, cluster.scopes[0]) if above and cluster.meddlers else None
-            people = Users(seat, load, cpu=cpu, above=above, below=below)
-            self.people.append(people)
+            context = self._context(process, scope)
+            parent = self._context(process, cluster.scopes[0]) if above and cluster.meddlers else None
+            people = Users(context, load, cpu=cpu, has_parent=above, is_parent=below)
+            self.users.append(people)
             async with asyncio.TaskGroup() as group:
-                group.create_task(seat.view.follow(), name="view")
-                group.create_task(people.live(), name="people")
-                if upper is not None:
-                    group.create_task(upper.view.follow(), name="view above")
+                group.create_task(context.view.follow(), name="view")
+                group.create_task(people.run(), name="people")
+                if parent is not None:
+                    group.create_task(parent.view.follow(), name="view above")
                 for _ in range(0 if below else cluster.meddlers):
-                    meddler = Adversary(seat, upper)
-                    group.create_task(meddler.play(), name="meddler")
-                    group.create_task(meddler.beat(), name="meddler's nodes")
+                    adversary = Adversary(context, parent)
+                    group.create_task(adversary.run(), name="meddler")
+                    group.create_task(adversary.send_heartbeats(), name="meddler's nodes")
                 for _ in range(0 if below else cluster.gossips):
-                    group.create_task(HintReporter(people).play(), name="gossip")
+                    group.create_task(HintReporter(people).run(), name="gossip")
 
         return main
 
@@ -307,19 +309,23 @@ class SimCluster:
 
     def declare_lost(self, scope: str) -> None:
         """Let an operator of the parent scope declare `scope` lost."""
-        for people in self.people:
-            process = people.seat.process
-            if people.seat.scope == self.scenario.cluster.scopes[0] and process.alive and people.seat.world is process.world:
+        for people in self.users:
+            process = people.context.process
+            if (
+                people.context.scope == self.scenario.cluster.scopes[0]
+                and process.alive
+                and people.context.world is process.world
+            ):
                 self.loop.spawn(people.declare_lost(scope), name="declare lost", unit=process.unit)
                 return
 
-    def hush(self) -> None:
+    def start_quiet_phase(self) -> None:
         """Start the quiet phase: users submit nothing new, and nodes that were drained are opened again."""
-        self.pace.quiet = True
-        for people in self.people:
-            process = people.seat.process
-            if process.alive and people.seat.world is process.world:
-                self.loop.spawn(people.open_all(), name="open all", unit=process.unit)
+        self.timing.quiet = True
+        for people in self.users:
+            process = people.context.process
+            if process.alive and people.context.world is process.world:
+                self.loop.spawn(people.uncordon_all(), name="open all", unit=process.unit)
 
 
 class RunObserver(ClientObserver, CommitObserver, RunRecorder):

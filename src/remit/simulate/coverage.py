@@ -91,10 +91,10 @@ def edge_of(row: Transition) -> TransitionEdge:
 
 def indistinguishable_transitions() -> list[list[str]]:
     """Groups of transitions that share an edge, so that a run cannot distinguish them."""
-    found: dict[TransitionEdge, list[str]] = {}
+    marks: dict[TransitionEdge, list[str]] = {}
     for row in TRANSITIONS:
-        found.setdefault(edge_of(row), []).append(row.name)
-    return [rows for rows in found.values() if len(set(rows)) > 1]
+        marks.setdefault(edge_of(row), []).append(row.name)
+    return [rows for rows in marks.values() if len(set(rows)) > 1]
 
 
 def all_marks() -> Iterator[str]:
@@ -109,21 +109,21 @@ def all_marks() -> Iterator[str]:
 def reached_marks(runs: Iterable[RunResult]) -> set[str]:
     """The marks that these runs have reached."""
     edges: set[TransitionEdge] = set()
-    found: set[str] = set()
+    marks: set[str] = set()
     for run in runs:
-        found.update(f"code {code}" for code in run.codes)
-        found.update(f"fault {kind}" for kind in run.faults)
-        found.update(f"path {path}" for path in run.paths)
-        found.update(f"sight {sight}" for sight in run.sights)
-        found.update(f"code {code.value}" for code in REASON_ONLY_CODES if code.value in run.reasons)
+        marks.update(f"code {code}" for code in run.codes)
+        marks.update(f"fault {kind}" for kind in run.faults)
+        marks.update(f"path {path}" for path in run.scheduler_paths)
+        marks.update(f"sight {sight}" for sight in run.rare_events)
+        marks.update(f"code {code.value}" for code in REASON_ONLY_CODES if code.value in run.reasons)
         edges.update(TransitionEdge(*edge) for edge in run.edges)
-    return found | {_transition_mark(row) for row in TRANSITIONS if edge_of(row) in edges}
+    return marks | {_transition_mark(row) for row in TRANSITIONS if edge_of(row) in edges}
 
 
 def missing_marks(runs: Iterable[RunResult]) -> list[str]:
     """The marks that these runs have missed, except for unreachable ones."""
-    seen = reached_marks(runs)
-    return [mark for mark in all_marks() if mark not in seen and mark not in UNREACHABLE]
+    reached = reached_marks(runs)
+    return [mark for mark in all_marks() if mark not in reached and mark not in UNREACHABLE]
 
 
 def _transition_mark(row: Transition) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, field
 
-from remit.commitment.operation_queue import BATCH_MAX
+from remit.commitment.operation_queue import BATCH_LIMITS
 from remit.model.resources import parse_duration
 
 PACKAGE: Final = "remit.simulate"
@@ -46,7 +46,7 @@ MATRIX: Final = (
 
 BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "swarm": (0, 100),
-    "cluster.batch": (1, BATCH_MAX.operations),
+    "cluster.batch": (1, BATCH_LIMITS.operations),
     "cluster.servers": (1, 100),
     "cluster.nodes": (1, 10_000),
     "cluster.agents": (1, 10_000),
@@ -97,7 +97,7 @@ class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Clients that report warm-start hints about nodes, most of them wrong. If there are any, agents report true hints too."""
     plugin: bool = False
     """Schedulers have a third-party filter plug-in. It rejects no node, and the fault plugin-fails makes it raise errors."""
-    batch: int = BATCH_MAX.operations
+    batch: int = BATCH_LIMITS.operations
     """Operations per batch of the authority. A smaller value than the default also ends a batch after half as many changed
     replicas. A scheduler tries at most this many replicas at once.
     """
@@ -225,7 +225,7 @@ def _scenario(name: str, text: str) -> Scenario:
     return scenario
 
 
-def _parse_with_includes(name: str, text: str, within: tuple[str, ...]) -> dict[str, Any]:
+def _parse_with_includes(name: str, text: str, including: tuple[str, ...]) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -235,12 +235,12 @@ def _parse_with_includes(name: str, text: str, within: tuple[str, ...]) -> dict[
     parts = found.pop("include", [])
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise BadScenario(f'{name}: include: must be a list of names, such as ["_busy"]')
-    whole: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for part in parts:
-        if part in within:
+        if part in including:
             raise BadScenario(f"{name}: include: {part} includes itself")
-        whole = _merge(whole, _parse_with_includes(part, _included_text(name, part), (*within, part)))
-    return _merge(whole, found)
+        merged = _merge(merged, _parse_with_includes(part, _included_text(name, part), (*including, part)))
+    return _merge(merged, found)
 
 
 def _included_text(name: str, part: str) -> str:
@@ -249,22 +249,22 @@ def _included_text(name: str, part: str) -> str:
             return _text(part)
     except (FileNotFoundError, ValueError):
         pass
-    able = sorted(
+    available = sorted(
         entry.name.removesuffix(".toml") for entry in (files(PACKAGE) / FOLDER).iterdir() if entry.name.startswith("_")
     )
-    raise BadScenario(f"{name}: include: there is no {part}; available are {', '.join(able)}")
+    raise BadScenario(f"{name}: include: there is no {part}; available are {', '.join(available)}")
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    whole = dict(under)
+    merged = dict(under)
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(whole.get(key), dict):
-            whole[key] = _merge(whole[key], value)
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
         elif key == "faults":
-            whole[key] = [*whole.get(key, ()), *value]
+            merged[key] = [*merged.get(key, ()), *value]
         else:
-            whole[key] = value
-    return whole
+            merged[key] = value
+    return merged
 
 
 def problems(scenario: Scenario) -> Iterator[str]:
@@ -341,28 +341,28 @@ def _fault_line_problems(scenario: Scenario, name: str, line: FaultSpec) -> Iter
     yield from (f"{name}.{problem}" for problem in fault_problems(scenario, line))
 
 
-def fault_problems(scenario: Scenario, one: FaultSpec | Injection) -> Iterator[str]:
+def fault_problems(scenario: Scenario, fault: FaultSpec | Injection) -> Iterator[str]:
     """Problems with kind, size and scope of a line of faults or of a drawn fault."""
     from remit.simulate.faults.kinds import KINDS, SHARE, FaultScope  # imported here: the kinds import this module
 
-    if not 0 <= one.size <= SIZE_MAX:
+    if not 0 <= fault.size <= SIZE_MAX:
         yield f"size: must be from 0 (drawn at random) to {SIZE_MAX}"
-    if one.where not in ("", *scenario.cluster.scopes):
-        yield f"where: there is no scope {one.where!r}; available are {', '.join(scenario.cluster.scopes)}"
-    kind = KINDS.get(one.kind)
+    if fault.where not in ("", *scenario.cluster.scopes):
+        yield f"where: there is no scope {fault.where!r}; available are {', '.join(scenario.cluster.scopes)}"
+    kind = KINDS.get(fault.kind)
     if kind is None:
-        yield f"kind: there is no fault {one.kind!r}; available are {', '.join(sorted(KINDS))}"
+        yield f"kind: there is no fault {fault.kind!r}; available are {', '.join(sorted(KINDS))}"
         return
-    if lacks := kind.lacks(scenario):
-        yield f"kind: {one.kind} needs {lacks}"
-    if one.size and not kind.size:
-        yield f"size: {one.kind} has no size; remove it"
-    if one.size > 1 and kind.size == SHARE:
-        yield f"size: must be {SHARE}, not {one.size:g}"
-    if one.where and kind.where is FaultScope.NETWORK:
-        yield f"where: {one.kind} affects {kind.where}; remove it"
-    if one.where and kind.where is FaultScope.NODES and one.where not in scenario.cluster.placing:
-        yield f"where: {one.kind} needs {kind.where}; available are {', '.join(scenario.cluster.placing)}"
+    if lacks := kind.missing_requirement(scenario):
+        yield f"kind: {fault.kind} needs {lacks}"
+    if fault.size and not kind.size:
+        yield f"size: {fault.kind} has no size; remove it"
+    if fault.size > 1 and kind.size == SHARE:
+        yield f"size: must be {SHARE}, not {fault.size:g}"
+    if fault.where and kind.where is FaultScope.NETWORK:
+        yield f"where: {fault.kind} affects {kind.where}; remove it"
+    if fault.where and kind.where is FaultScope.NODES and fault.where not in scenario.cluster.placing:
+        yield f"where: {fault.kind} needs {kind.where}; available are {', '.join(scenario.cluster.placing)}"
 
 
 def _late_fault_problems(scenario: Scenario) -> Iterator[str]:

@@ -65,62 +65,62 @@ def run_seeds(
     tasks: Iterable[SeedTask], jobs: int, *, perform: Perform = perform, run_s_max: float = RUN_S_MAX
 ) -> Iterator[SeedResult]:
     """Yields runs as they finish. `tasks` may be endless: the next task is taken when a worker is free."""
-    todo = iter(tasks)
+    remaining = iter(tasks)
     workers: list[SeedWorker] = []
-    place = TemporaryDirectory(prefix="remit-swarm-")  # removed at the end, with the files that killed workers leave behind
+    directory = TemporaryDirectory(prefix="remit-swarm-")  # removed at the end, with the files that killed workers leave behind
     try:
-        workers.extend(SeedWorker(perform, task, run_s_max, place.name) for task in islice(todo, jobs))
+        workers.extend(SeedWorker(perform, task, run_s_max, directory.name) for task in islice(remaining, jobs))
         while workers:
-            connection.wait([worker.pipe for worker in workers], max(0.0, min(worker.left_s() for worker in workers)))
+            connection.wait([worker.pipe for worker in workers], max(0.0, min(worker.remaining_s() for worker in workers)))
             for index, worker in reversed(list(enumerate(workers))):
-                done = worker.look()
+                done = worker.poll()
                 if done is None:
                     continue
-                task = next(todo, None)
+                task = next(remaining, None)
                 if task is None:
                     workers.pop(index).end()
-                elif worker.able:
-                    worker.ask(task)
+                elif worker.usable:
+                    worker.submit(task)
                 else:
-                    workers[index] = SeedWorker(perform, task, run_s_max, place.name)
+                    workers[index] = SeedWorker(perform, task, run_s_max, directory.name)
                 yield done
     finally:
         for worker in workers:
             worker.end()
-        place.cleanup()
+        directory.cleanup()
 
 
 class SeedWorker:
     """The parent's side of one worker, which always has a run in progress."""
 
-    def __init__(self, perform: Perform, task: SeedTask, run_s_max: float, place: str) -> None:
-        self.able = True
+    def __init__(self, perform: Perform, task: SeedTask, run_s_max: float, directory: str) -> None:
+        self.usable = True
         self._clock = BootClock()
         self._run_s_max = run_s_max
         context = get_context("spawn")
-        self.pipe, far = context.Pipe()
-        self._process = context.Process(target=_worker_main, args=(far, perform, place), daemon=True)
+        self.pipe, worker_pipe = context.Pipe()
+        self._process = context.Process(target=_worker_main, args=(worker_pipe, perform, directory), daemon=True)
         resource_tracker.ensure_running()  # otherwise started by the next line, where it would unblock SIGINT
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the signal mask
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        far.close()  # so that the pipe ends when the worker does
-        self.ask(task)
+        worker_pipe.close()  # so that the pipe ends when the worker does
+        self.submit(task)
 
-    def ask(self, task: SeedTask) -> None:
+    def submit(self, task: SeedTask) -> None:
         self._task = task
         self._deadline_s = self._now_s() + self._run_s_max
         try:
             self.pipe.send(task)
         except OSError:
-            self.able = False  # the worker is dead already; the next poll reports it
+            self.usable = False  # the worker is dead already; the next poll reports it
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return self._deadline_s - self._now_s()
 
-    def look(self) -> SeedResult | None:
+    def poll(self) -> SeedResult | None:
         """The finished run, or the lost run of a dead or hanging worker; None while the run is in progress."""
         try:
             if self.pipe.poll():
@@ -129,15 +129,15 @@ class SeedWorker:
         except (EOFError, OSError):
             self._process.join(_END_S)
             return self._lost(f"the worker process ended with exit code {self._process.exitcode}")
-        if self.left_s() <= 0:
+        if self.remaining_s() <= 0:
             return self._lost(f"the run did not end within {self._run_s_max:g} s")
         return None
 
-    def _lost(self, why: str) -> SeedResult:
-        self.able = False
+    def _lost(self, message: str) -> SeedResult:
+        self.usable = False
         self.end()
         scenario, seed, *_ = self._task
-        violation = Violation(RUN_LOST_CHECK, "crash", "", "", why, 0)
+        violation = Violation(RUN_LOST_CHECK, "crash", "", "", message, 0)
         none: dict[str, int] = {}
         plan = self._task.plan or ()
         run = RunResult(
@@ -154,9 +154,9 @@ class SeedWorker:
         return self._clock.now_ms() / 1000
 
 
-def _worker_main(pipe: Any, perform: Perform, place: str) -> None:
+def _worker_main(pipe: Any, perform: Perform, directory: str) -> None:
     """Main loop of a worker. It ends when the pipe is closed, also if the parent is gone."""
-    tempfile.tempdir = place
+    tempfile.tempdir = directory
     gc.freeze()  # loaded modules are never garbage, so the collector need not scan them
     while True:
         try:
@@ -173,8 +173,8 @@ def _worker_main(pipe: Any, perform: Perform, place: str) -> None:
 
 
 def cpu_s() -> float:
-    spent = os.times()
-    return spent.user + spent.system
+    times = os.times()
+    return times.user + times.system
 
 
 # ------------------------------------------------------------------------------------------------------------------ totals

@@ -46,12 +46,12 @@ class SimulateFunction(Protocol):
 
 
 class ShrinkResult(NamedTuple):
-    """`whole`: the search ended before its bounds were reached and was not interrupted."""
+    """`complete`: the search ended before its bounds were reached and was not interrupted."""
 
     replay: Replay
     run: RunResult
     runs: int
-    whole: bool
+    complete: bool
     interrupted: bool = False
 
 
@@ -71,20 +71,20 @@ def shrink(
     runs_max: int = RUNS_MAX,
     cpu_s_max: float = CPU_S_MAX,
     revision: str = "",
-    tell: Callable[[str], None] = lambda _: None,
-    keep: Callable[[Replay], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
+    on_smaller: Callable[[Replay], None] = lambda _: None,
 ) -> ShrinkResult:
-    """Shrink the failing run `first`. `keep` receives it before the search starts, and then every smaller one."""
-    search = _Search(first, until_s, simulate, runs_max, cpu_s_max, tell, lambda: keep(search.replay(revision)))
-    whole, interrupted = True, False
+    """Shrink the failing run `first`. `on_smaller` receives it before the search starts, and then every smaller one."""
+    search = _Search(first, until_s, simulate, runs_max, cpu_s_max, on_progress, lambda: on_smaller(search.replay(revision)))
+    complete, interrupted = True, False
     try:
-        search.better()
-        search.go()
+        search.on_better()
+        search.run_search()
     except _BudgetExhausted:
-        whole = False
+        complete = False
     except KeyboardInterrupt:
-        whole, interrupted = False, True
-    return ShrinkResult(search.replay(revision), search.run, search.runs, whole, interrupted)
+        complete, interrupted = False, True
+    return ShrinkResult(search.replay(revision), search.run, search.runs, complete, interrupted)
 
 
 class _Search:
@@ -97,28 +97,33 @@ class _Search:
         simulate: SimulateFunction,
         runs_max: int,
         cpu_s_max: float,
-        tell: Callable[[str], None],
-        better: Callable[[], None],
+        on_progress: Callable[[str], None],
+        on_better: Callable[[], None],
     ) -> None:
         self.check = first.violations[0].check
         self.runs = 0
         self._simulate = simulate
         self._runs_max = runs_max
         self._cpu_s_end = cpu_s() + cpu_s_max
-        self._tell = tell
-        self.better = better
-        self._adopt(first.played, first.plan, until_s or first.played.duration_s + first.played.heal_s, first)
+        self._on_progress = on_progress
+        self.on_better = on_better
+        self._adopt(
+            first.effective_scenario,
+            first.plan,
+            until_s or first.effective_scenario.duration_s + first.effective_scenario.heal_s,
+            first,
+        )
 
     def replay(self, revision: str) -> Replay:
-        kept = {"digest": self.run.digest, **{name: str(value) for name, value in self.violation._asdict().items()}}
-        return Replay(self.scenario, self.run.seed, self.until_s, self.plan, self.check, revision, kept)
+        details = {"digest": self.run.digest, **{name: str(value) for name, value in self.violation._asdict().items()}}
+        return Replay(self.scenario, self.run.seed, self.until_s, self.plan, self.check, revision, details)
 
-    def go(self) -> None:
+    def run_search(self) -> None:
         if not self._fails(self.scenario, self.plan, self.until_s):
             raise NotReproduced(f"seed {self.run.seed} of {self.run.scenario} did not violate {self.check} again")
         self._fails(self.scenario, (), self.until_s)
         if self.plan:
-            self._fails(self.scenario, tuple(one for one in self.plan if one.at_s < self.until_s), self.until_s)
+            self._fails(self.scenario, tuple(injection for injection in self.plan if injection.at_s < self.until_s), self.until_s)
             self._fewer()
             self._shorter_run()
             self._shorter_faults()
@@ -128,33 +133,33 @@ class _Search:
         size = max(1, len(self.plan) // 2)
         while self.plan:
             before = len(self.plan)
-            at = 0
-            while at < len(self.plan):
-                if not self._fails(self.scenario, (*self.plan[:at], *self.plan[at + size :]), self.until_s):
-                    at += size
+            start = 0
+            while start < len(self.plan):
+                if not self._fails(self.scenario, (*self.plan[:start], *self.plan[start + size :]), self.until_s):
+                    start += size
             if size == 1 and len(self.plan) == before:
                 return
             size = max(1, min(size // 2, len(self.plan)))
 
     def _shorter_run(self) -> None:
         """Shorten the fault phase: a violation in the liveness phase then comes earlier."""
-        whole_s = self.scenario.duration_s
-        if self.until_s <= whole_s:
+        full_s = self.scenario.duration_s
+        if self.until_s <= full_s:
             return
-        least_s = max((one.at_s + one.lasts_s for one in self.plan), default=0.0) + 1.0
+        least_s = max((injection.at_s + injection.lasts_s for injection in self.plan), default=0.0) + 1.0
         for share in _SHARES:
-            duration_s = least_s + (whole_s - least_s) * share
-            saved_s = whole_s - duration_s
+            duration_s = least_s + (full_s - least_s) * share
+            saved_s = full_s - duration_s
             shorter = replace(self.scenario, duration=format_duration(math.ceil(duration_s * 1000)))
             until_s = min(self.until_s, shorter.duration_s + shorter.heal_s)
             if saved_s > 1.0 and self._fails(shorter, self.plan, until_s):
                 return
 
     def _shorter_faults(self) -> None:
-        for one in self.plan:
-            for share in _SHARES if one.lasts_s > 0 else ():
-                shorter = replace(one, lasts_s=one.lasts_s * share)
-                plan = tuple(shorter if other.number == one.number else other for other in self.plan)
+        for injection in self.plan:
+            for share in _SHARES if injection.lasts_s > 0 else ():
+                shorter = replace(injection, lasts_s=injection.lasts_s * share)
+                plan = tuple(shorter if other.number == injection.number else other for other in self.plan)
                 if self._fails(self.scenario, plan, self.until_s):
                     break
 
@@ -163,17 +168,17 @@ class _Search:
         if self.runs >= self._runs_max or cpu_s() >= self._cpu_s_end:
             raise _BudgetExhausted
         self.runs += 1
-        self._tell(f"run {self.runs}: {len(self.plan)} faults left, ends after {self.until_s:.1f} s")
+        self._on_progress(f"run {self.runs}: {len(self.plan)} faults left, ends after {self.until_s:.1f} s")
         run = self._simulate(scenario, self.run.seed, plan=plan, until_s=until_s)
         if not any(violation.check == self.check for violation in run.violations):
             return False
         self._adopt(scenario, plan, until_s, run)
-        self.better()
+        self.on_better()
         return True
 
     def _adopt(self, scenario: Scenario, plan: Sequence[Injection], until_s: float, run: RunResult) -> None:
         self.scenario, self.plan, self.run = scenario, tuple(plan), run
-        self.violation: Violation = next(one for one in run.violations if one.check == self.check)
+        self.violation: Violation = next(violation for violation in run.violations if violation.check == self.check)
         self.until_s = min(until_s, self.violation.at_ms / 1000 + _AFTER_S)
 
 
@@ -184,13 +189,13 @@ def save(replay: Replay, directory: Path) -> Path:
     """Write to a temporary file and rename it: an interrupt leaves the previously saved file intact."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", replay.scenario.name)
     path = directory / f"remit-replay-{name}-{replay.seed}.json"
-    beside = path.with_suffix(".part")
+    temporary = path.with_suffix(".part")
     try:
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
-        beside.replace(path)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(replay), indent=2) + b"\n")
+        temporary.replace(path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
     return path
 
@@ -220,17 +225,17 @@ def _replay_problems(replay: Replay) -> Iterator[str]:
     if not 0 < replay.until_s <= end_s + _AFTER_S:
         yield f"until_s: must be more than 0 and at most {end_s:g}, the end of the scenario"
     seen: set[int] = set()
-    for index, one in enumerate(replay.plan):
-        yield from (f"plan[{index}].{problem}" for problem in _injection_problems(replay.scenario, one))
-        if one.number in seen:
-            yield f"plan[{index}].number: {one.number} is used twice; each fault needs its own, which seeds its draws"
-        seen.add(one.number)
+    for index, injection in enumerate(replay.plan):
+        yield from (f"plan[{index}].{problem}" for problem in _injection_problems(replay.scenario, injection))
+        if injection.number in seen:
+            yield f"plan[{index}].number: {injection.number} is used twice; each fault needs its own, which seeds its draws"
+        seen.add(injection.number)
     yield from _violation_problems(replay.violation)
 
 
-def _injection_problems(scenario: Scenario, one: Injection) -> Iterator[str]:
-    yield from fault_problems(scenario, one)
-    for name, value in {"number": one.number, "at_s": one.at_s, "lasts_s": one.lasts_s}.items():
+def _injection_problems(scenario: Scenario, injection: Injection) -> Iterator[str]:
+    yield from fault_problems(scenario, injection)
+    for name, value in {"number": injection.number, "at_s": injection.at_s, "lasts_s": injection.lasts_s}.items():
         high = scenario.duration_s if name.endswith("_s") else NUMBER_MAX
         if not 0 <= value <= high:
             yield f"{name}: must be from 0 to {high:.15g}"
@@ -240,5 +245,5 @@ def _violation_problems(check: str) -> Iterator[str]:
     """An unknown name would be reported as holding in every run."""
     known = sorted({PROCESS_ENDED_CHECK, *chain.from_iterable(judged().values())})
     if check and check not in known:
-        near = get_close_matches(check, known, n=1, cutoff=0.0)[0]
-        yield f"violation: there is no check {check!r}, the closest is {near}; leave it empty to run without comparing"
+        closest = get_close_matches(check, known, n=1, cutoff=0.0)[0]
+        yield f"violation: there is no check {check!r}, the closest is {closest}; leave it empty to run without comparing"

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
-from remit.observation.frozen_view import recount
+from remit.observation.frozen_view import recompute
 from remit.simulate.actors.role import VIEW_PREFIXES, RecordedSchedulerView
 from remit.simulate.behavior_digest import BehaviorDigest
 from remit.simulate.checkers.judge import Judge
@@ -33,10 +33,10 @@ from remit.simulate.world.processes import SimProcess
 from remit.simulate.world.random_streams import Random
 from remit.simulate.world.store import CommitOrigin, StoreService, run_sync
 from remit.store.chain import decode_head
-from remit.store.memory import MemoryStore, Snapshot
+from remit.store.memory import MemoryBackup, MemoryStore
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Compacted, Corrupt
-from remit.world.interfaces import Order
-from remit.world.randomness import SeededChance
+from remit.world.interfaces import ProcessSpec
+from remit.world.randomness import SeededRandomness
 
 BACKUP_EVERY_S: Final = 45.0
 BACKUPS_MAX: Final = 4
@@ -67,15 +67,15 @@ class RunResult(Struct, frozen=True):
     violations: tuple[Violation, ...]
     unknown: tuple[str, ...]
     plan: tuple[Injection, ...]
-    played: Scenario
+    effective_scenario: Scenario
     """The scenario, with the cluster shape that was drawn for this seed."""
     codes: dict[str, int]
     deeds: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
-    paths: dict[str, int]
+    scheduler_paths: dict[str, int]
     reasons: dict[str, int]
     """Reasons that schedulers recorded for pending work."""
-    sights: dict[str, int] = {}
+    rare_events: dict[str, int] = {}
     story: str = ""
     trace: tuple[str, ...] = ()
     behavior: str = ""
@@ -109,18 +109,18 @@ class Simulation(RunObserver):
         self.commits = self.decided = 0
         name = random_streams.run_name(scenario.name, seed)
         self.loop = SimLoop.seeded(name)
-        self.loop.on_failure = self._failed
+        self.loop.on_failure = self._on_loop_failure
         self.network = Network(self.loop, name)
         self.judge = Judge(lambda: round(self.loop.time() * 1000), _bounds(scenario))
         self.judge.on_violation = lambda _: self.loop.stop()
-        self._name = name
-        self._sent: dict[str, CommitOrigin] = {}
+        self._run_name = name
+        self._last_origin: dict[str, CommitOrigin] = {}
         self._pids: dict[tuple[str, int], str] = {}
         self._leaders: dict[str, str] = {}
         self._backups: dict[str, list[int]] = {}
         self._heals: dict[int, Heal] = {}
-        self._waiting: dict[str, dict[tuple[str, str], None]] = {}
-        self._once_reserved: dict[str, list[Callable[[], None]]] = {}
+        self._in_flight: dict[str, dict[tuple[str, str], None]] = {}
+        self._reservation_callbacks: dict[str, list[Callable[[], None]]] = {}
         self.cluster = SimCluster(scenario, name, self.loop, self.network, self)
 
     # -- one run ---------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Simulation(RunObserver):
         gc.disable()  # when the collector runs depends on addresses; garbage is kept until the end of the run
         try:
             self._run()
-            return self._account()
+            return self._result()
         finally:
             self.loop.finish()
             self.cluster.end()
@@ -143,7 +143,7 @@ class Simulation(RunObserver):
         if self.until_s is not None:
             until_s = min(until_s, self.until_s)
         for scope in self.cluster.stores if self.scenario.cluster.store == "memory" else ():
-            root.run(self.loop.call_later, BACKUP_EVERY_S, self._back_up, scope)
+            root.run(self.loop.call_later, BACKUP_EVERY_S, self._take_periodic_backup, scope)
         for injection in self.plan:
             root.run(self.loop.call_at, injection.at_s, self._inject, injection)
         root.run(self.loop.call_soon, self.cluster.start)
@@ -158,19 +158,19 @@ class Simulation(RunObserver):
             self._heal_all()
             self._tick_until(until_s)
         if not self.judge.violations:
-            self._show_views()
+            self._check_views()
             self.judge.conclude()
 
-    def _show_views(self) -> None:
-        for (name, scope), seat in self.cluster.seats.items():
+    def _check_views(self) -> None:
+        for (name, scope), seat in self.cluster.contexts.items():
             if seat.process.alive and seat.world is seat.process.world:
-                if seat.farm is not None:
-                    orders = seat.farm.agent.orders
-                    rows = {key: order.revision for node in seat.farm.names for key, order in orders.on(node)}
-                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(seat.farm.names))
-                elif isinstance(seat.watched, RecordedSchedulerView):
-                    view = seat.watched
-                    wrong = list(recount(view)) if view.head is not None else []
+                if seat.agent is not None:
+                    orders = seat.agent.agent.assignments
+                    rows = {key: order.revision for node in seat.agent.names for key, order in orders.on_node(node)}
+                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(seat.agent.names))
+                elif isinstance(seat.scheduler_view, RecordedSchedulerView):
+                    view = seat.scheduler_view
+                    wrong = list(recompute(view)) if view.head is not None else []
                     self.judge.viewed(name, scope, view.revision, view.revisions(), VIEW_PREFIXES, wrong)
                 else:
                     rows = {key: seen.revision for key, seen in seat.view.rows.items()}
@@ -182,7 +182,7 @@ class Simulation(RunObserver):
             self.loop.run(min(until_s, self.loop.time() + tick_s))
             self.judge.tick()
 
-    def _account(self) -> RunResult:
+    def _result(self) -> RunResult:
         judge = self.judge
         first = judge.violations[0] if judge.violations else None
         return RunResult(
@@ -198,13 +198,13 @@ class Simulation(RunObserver):
             violations=tuple(judge.violations),
             unknown=tuple(judge.unknown),
             plan=self.plan,
-            played=self.scenario,
+            effective_scenario=self.scenario,
             codes=dict(sorted(judge.codes_seen.items())),
             deeds=dict(sorted(judge.marks.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),
-            paths=dict(sorted(self.cluster.paths.items())),
+            scheduler_paths=dict(sorted(self.cluster.scheduler_paths.items())),
             reasons=dict(sorted(judge.reasons_seen.items())),
-            sights=dict(sorted(judge.sights.seen.items())),
+            rare_events=dict(sorted(judge.sights.seen.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
             behavior="" if self.behavior is None else self.behavior.hexdigest(),
@@ -214,54 +214,59 @@ class Simulation(RunObserver):
 
     def _inject(self, injection: Injection) -> None:
         kind = KINDS[injection.kind]
-        lots = random_streams.stream(random_streams.fault(self._name, injection.number))
-        self._happened(f"fault {injection.kind}")
-        self.tell(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
-        heal = kind.deed(self, lots, injection)
+        rng = random_streams.stream(random_streams.fault(self._run_name, injection.number))
+        self._record_event(f"fault {injection.kind}")
+        self.log(f"fault {injection.kind} for {injection.lasts_s:.1f} s")
+        heal = kind.inject(self, rng, injection)
         counts = self.missed if heal is None else self.faults
         counts[injection.kind] = counts.get(injection.kind, 0) + 1
         if heal is not None:
             self._heals[injection.number] = heal
-            self.later(injection.lasts_s, lambda: self._take_back(injection.number))
+            self.later(injection.lasts_s, lambda: self._heal(injection.number))
 
-    def _take_back(self, number: int) -> None:
+    def _heal(self, number: int) -> None:
         heal = self._heals.pop(number, None)
         if heal is not None:
-            self.loop.note(f"heal {number}".encode())
+            self.loop.add_to_digest(f"heal {number}".encode())
             heal()
 
     def _heal_all(self) -> None:
         """End all faults. The processes that stay down for good are chosen among those that are not needed."""
         for number in sorted(self._heals):
-            self.loop.root.context.run(self._take_back, number)
-        spared = self._spared() if self.scenario.holds.core else []
+            self.loop.root.context.run(self._heal, number)
+        stopped_for_good = self._choose_permanent_faults() if self.scenario.holds.core else []
         for process in self.cluster.processes.values():
-            if process in spared:
+            if process in stopped_for_good:
                 process.kill()
             else:
                 process.start()
-        self.cluster.hush()
-        self.tell("all faults ended")
+        self.cluster.start_quiet_phase()
+        self.log("all faults ended")
         if self.scenario.holds.liveness:
-            self.judge.heal(self._core(spared))
+            self.judge.heal(self._core(stopped_for_good))
 
-    def _spared(self) -> list[SimProcess]:
+    def _choose_permanent_faults(self) -> list[SimProcess]:
         """One server and one agent of each scope: they stay down for good, outside of the healthy core."""
-        lots = random_streams.stream(random_streams.permanent_faults(self._name))
+        rng = random_streams.stream(random_streams.permanent_faults(self._run_name))
         chosen = []
         for scope in self.scenario.cluster.scopes:
-            for sort in ("server", "agent"):
-                able = self.cluster.named(sort, scope)
-                if len(able) > 1:
-                    chosen.append(lots.choice(able))
+            for kind in ("server", "agent"):
+                candidates = self.cluster.processes_of_kind(kind, scope)
+                if len(candidates) > 1:
+                    chosen.append(rng.choice(candidates))
         return chosen
 
-    def _core(self, spared: list[SimProcess], *, calm: bool = True) -> Core:
+    def _core(self, stopped_for_good: list[SimProcess], *, calm: bool = True) -> Core:
         """Everything that works from now on. All roles are in it: each is held by lease, and any live process of the kind can
         take it.
         """
         placing = self.scenario.cluster.placing
-        dead = {node for process in spared if process.name.startswith("agent-") for node in self.cluster.hosted(process.name)}
+        dead = {
+            node
+            for process in stopped_for_good
+            if process.name.startswith("agent-")
+            for node in self.cluster.nodes_of_agent(process.name)
+        }
         return Core(
             scopes=frozenset(self.scenario.cluster.scopes),
             nodes={scope: frozenset(self.cluster.nodes(scope)) - dead for scope in placing},
@@ -276,10 +281,10 @@ class Simulation(RunObserver):
     def stores(self, where: str) -> list[StoreService]:
         return [store for scope, store in self.cluster.stores.items() if where in ("", scope)]
 
-    def processes(self, sort: str, where: str) -> list[SimProcess]:
-        return self.cluster.named(sort, where)
+    def processes(self, kind: str, where: str) -> list[SimProcess]:
+        return self.cluster.processes_of_kind(kind, where)
 
-    def everyone(self, where: str) -> list[SimProcess]:
+    def all_processes(self, where: str) -> list[SimProcess]:
         return [process for process in self.cluster.processes.values() if where in ("", process.name.split("-")[1])]
 
     def leader(self, scope: str) -> SimProcess | None:
@@ -291,21 +296,21 @@ class Simulation(RunObserver):
         found = {f"store/{scope}": None} | dict.fromkeys(self.cluster.servers(scope))
         if process.name.startswith("controllers-") and upper != scope:
             found |= {f"store/{upper}": None} | dict.fromkeys(self.cluster.servers(upper))
-        for sort in ("agent", "controllers"):
-            if not process.name.startswith(f"{sort}-"):
-                found |= {other.name: None for other in self.cluster.named(sort, scope)}
+        for kind in ("agent", "controllers"):
+            if not process.name.startswith(f"{kind}-"):
+                found |= {other.name: None for other in self.cluster.processes_of_kind(kind, scope)}
         found.pop(process.name, None)
         return list(found)
 
     def cut(self, source: str, target: str) -> None:
-        self.tell(f"cut {source} > {target}")
+        self.log(f"cut {source} > {target}")
         self.network.cut(source, target)
 
-    def mend(self, source: str, target: str) -> None:
-        self.network.mend(source, target)
+    def heal_cut(self, source: str, target: str) -> None:
+        self.network.heal(source, target)
 
     def clog(self, source: str, target: str) -> None:
-        self.tell(f"clogged {source} > {target}")
+        self.log(f"clogged {source} > {target}")
         self.network.clog(source, target)
 
     def unclog(self, source: str, target: str) -> None:
@@ -313,40 +318,40 @@ class Simulation(RunObserver):
 
     def slow(self, source: str, target: str, by_s: float) -> None:
         if by_s > 0:
-            self.tell(f"slowed {source} > {target} by up to {by_s:.1f} s")
-        self.network.way(source, target).slow_s += by_s
+            self.log(f"slowed {source} > {target} by up to {by_s:.1f} s")
+        self.network.path(source, target).slow_s += by_s
 
-    def later(self, delay_s: float, deed: Callable[[], None]) -> None:
-        self.loop.call_later(delay_s, deed, context=self.loop.root.context.copy())
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.loop.call_later(delay_s, action, context=self.loop.root.context.copy())
 
-    def once_reserved(self, scope: str, deed: Callable[[], None]) -> Heal:
-        waiting = self._once_reserved.setdefault(scope, [])
-        waiting.append(deed)
-        return lambda: waiting.remove(deed) if deed in waiting else None
+    def on_next_reservation(self, scope: str, action: Callable[[], None]) -> Heal:
+        waiting = self._reservation_callbacks.setdefault(scope, [])
+        waiting.append(action)
+        return lambda: waiting.remove(action) if action in waiting else None
 
-    def weather(self, **changes: float) -> Heal:
-        return self.network.worsen(changes)
+    def degrade_network(self, **changes: float) -> Heal:
+        return self.network.degrade(changes)
 
     def power_cut(self, process: SimProcess) -> None:
         """Kill all processes and programs of its machine, lose unsynced disk writes, and restart its clock."""
         machine = process.machine
-        for other in self.everyone(""):
+        for other in self.all_processes(""):
             if other.machine is machine:
                 other.kill()
-        machine.machinery.power_cut()
-        machine.disk.crash(SeededChance(random_streams.machine_crash(self._name, machine.name, self.loop.time())))
+        machine.processes.power_cut()
+        machine.disk.crash(SeededRandomness(random_streams.machine_crash(self._run_name, machine.name, self.loop.time())))
         machine.clock.reboot()
         machine.pipes.clear()
 
     def backup(self, scope: str) -> None:
         """Record a backup. The store keeps its history, so a revision is enough until the backup is restored."""
-        if self.cluster.stores[scope].trouble.damaged:
+        if self.cluster.stores[scope].faults.damaged:
             return
         kept = self._backups.setdefault(scope, [])
         kept.append(run_sync(self.cluster.stores[scope].store.revision()))
         del kept[:-BACKUPS_MAX]
 
-    def break_plugin(self, broken: bool, /) -> None:
+    def set_plugin_broken(self, broken: bool, /) -> None:
         self.cluster.plugin.broken = broken
 
     def declare_lost(self, scope: str) -> None:
@@ -355,21 +360,21 @@ class Simulation(RunObserver):
     def restore(self, scope: str) -> bool:
         """Restore an old backup as an operator would: stop the servers, replace the store, start the servers."""
         store = self.cluster.stores[scope]
-        lots = random_streams.stream(random_streams.restore(self._name, self.loop.time()))
-        backup = self._old_backup(store, lots)
+        rng = random_streams.stream(random_streams.restore(self._run_name, self.loop.time()))
+        backup = self._old_backup(store, rng)
         if backup is None:
             return False
-        for server in self.cluster.named("server", scope):
+        for server in self.cluster.processes_of_kind("server", scope):
             server.kill()
         store.restore(backup, f"restored{round(self.loop.time())}")
         self._backups.pop(scope)
-        for server in self.cluster.named("server", scope):
-            self.later(0.5 + 2 * lots.random(), server.start)
+        for server in self.cluster.processes_of_kind("server", scope):
+            self.later(0.5 + 2 * rng.random(), server.start)
         return True
 
-    def _old_backup(self, store: StoreService, lots: Random) -> Snapshot | None:
+    def _old_backup(self, store: StoreService, rng: Random) -> MemoryBackup | None:
         kept = self._backups.get(store.scope, [])
-        for revision in lots.sample(kept, len(kept)):
+        for revision in rng.sample(kept, len(kept)):
             try:
                 page = run_sync(store.store.range("", limit=PAGE_ROWS_MAX, revision=revision))
             except Compacted:
@@ -378,119 +383,119 @@ class Simulation(RunObserver):
             while page.more:
                 page = run_sync(store.store.range("", after=rows[-1].key, limit=PAGE_ROWS_MAX, revision=revision))
                 rows += page.rows
-            return Snapshot(revision, tuple(rows))
+            return MemoryBackup(revision, tuple(rows))
         return None
 
-    def _back_up(self, scope: str) -> None:
+    def _take_periodic_backup(self, scope: str) -> None:
         self.backup(scope)
-        self.later(BACKUP_EVERY_S, lambda: self._back_up(scope))
+        self.later(BACKUP_EVERY_S, lambda: self._take_periodic_backup(scope))
 
     # -- RunObserver -----------------------------------------------------------------------------------------------------
 
-    def tell(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self.lines is not None:
             self.lines.append(f"{self.loop.time():10.3f}  {line}")
 
-    def _happened(self, what: str) -> None:
-        self.loop.note(what.encode())
+    def _record_event(self, what: str) -> None:
+        self.loop.add_to_digest(what.encode())
         if self.behavior is not None:
             self.behavior.event(self.loop.time(), what)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def commit_applied(self, scope: str, commit: Commit, revision: int, origin: CommitOrigin | None) -> None:
         self.commits += 1
         head = next((value for key, value in commit.puts if key == HEAD), b"")
         self.decided += len(commit.puts) > 2
         if self.behavior is not None:
             self.behavior.commit(self.loop.time(), scope, revision, commit.puts, commit.deletes)
-        self.loop.note(b"commit %b %d %b" % (scope.encode(), revision, head))
+        self.loop.add_to_digest(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
-        step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._stand(scope, sent))
-        if self._once_reserved.get(scope) and any(step.placed("reserved")):
-            for deed in self._once_reserved.pop(scope):
-                deed()
+        step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._clock_bounds(scope, origin))
+        if self._reservation_callbacks.get(scope) and any(step.placed("reserved")):
+            for action in self._reservation_callbacks.pop(scope):
+                action()
         if self.lines is not None:
-            self.tell(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
+            self.log(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
 
-    def _stand(self, scope: str, sent: CommitOrigin | None) -> Stand:
-        if sent is None:
+    def _clock_bounds(self, scope: str, origin: CommitOrigin | None) -> Stand:
+        if origin is None:
             return Stand("", 0, 0, 0)
-        before = self._sent.get(scope)
-        same = before is not None and before.boot == sent.boot and before.process == sent.process
-        decided_ms = before.clock_ms if same and before is not None else sent.clock_ms
-        self._sent[scope] = sent
-        applied_ms = sent.clock_ms + round((self.loop.time() - sent.at_s) * 1000 * sent.rate)
-        return Stand(sent.boot, decided_ms, sent.clock_ms, applied_ms)
+        before = self._last_origin.get(scope)
+        same = before is not None and before.boot == origin.boot and before.process == origin.process
+        decided_ms = before.clock_ms if same and before is not None else origin.clock_ms
+        self._last_origin[scope] = origin
+        applied_ms = origin.clock_ms + round((self.loop.time() - origin.at_s) * 1000 * origin.rate)
+        return Stand(origin.boot, decided_ms, origin.clock_ms, applied_ms)
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
-        self._sent.pop(scope, None)
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
+        self._last_origin.pop(scope, None)
         now = run_sync(store.backup())
-        self.tell(f"{scope} was restored to revision {backup.revision}")
+        self.log(f"{scope} was restored to revision {backup.revision}")
         self.judge.restored(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
 
-    def asked(self, asker: str, scope: str, operation: str) -> None:
-        self._waiting.setdefault(asker, {})[scope, operation] = None
+    def operation_sent(self, client: str, scope: str, operation: str) -> None:
+        self._in_flight.setdefault(client, {})[scope, operation] = None
         self.judge.asked(scope, operation)
 
-    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
-        self._waiting.get(asker, {}).pop((scope, operation.id), None)
+    def operation_answered(self, client: str, scope: str, operation: Operation, verdict: Verdict) -> None:
+        self._in_flight.get(client, {}).pop((scope, operation.id), None)
         said, seen = verdict.code.value if isinstance(verdict, Refused) else "", operation.evidence.revision
         asked = b"" if said == Code.INVALID else payload(operation)
         if operation.actor.role is Role.SCHEDULER and asked:
             self.judge.claimed(scope, operation.actor.lease, seen, asked)
         number = verdict.number if isinstance(verdict, Accepted) else 0
-        taken = asked and blake2b(asked, digest_size=8).hexdigest()  # as the authority stores it with the id
-        self.judge.answered(scope, operation.id, said, number, verdict.revision, taken or "", asked, seen)
+        digest = asked and blake2b(asked, digest_size=8).hexdigest()  # as the authority stores it with the id
+        self.judge.answered(scope, operation.id, said, number, verdict.revision, digest or "", asked, seen)
 
-    def gave_up(self, asker: str, scope: str, operation: str) -> None:
-        self._waiting.get(asker, {}).pop((scope, operation), None)
+    def operation_abandoned(self, client: str, scope: str, operation: str) -> None:
+        self._in_flight.get(client, {}).pop((scope, operation), None)
         self.judge.gave_up(scope, operation)
 
-    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+    def lease_renewed(self, client: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
         self.judge.renewed(scope, lease, epoch, int(sent_s * 1000))
 
     def process_silenced(self, process: SimProcess) -> None:
-        self.tell(f"{process.name} {'was frozen' if process.alive else 'was killed'}")
-        for scope, operation in self._waiting.pop(process.name, {}):
+        self.log(f"{process.name} {'was frozen' if process.alive else 'was killed'}")
+        for scope, operation in self._in_flight.pop(process.name, {}):
             self.judge.gave_up(scope, operation)
 
-    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
+    def revision_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         self.judge.observed(observer, scope, incarnation, revision)
 
-    def started(self, machine: str, order: Order, pid: int) -> None:
+    def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
         env = order.env
         self._pids[machine, pid] = env["REMIT_NODE"]
-        self._happened(f"started {machine} {pid}")
-        self.tell(f"{env['REMIT_NODE']} starts {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
+        self._record_event(f"started {machine} {pid}")
+        self.log(f"{env['REMIT_NODE']} starts {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
         self.judge.started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
-            unrecorded=self.cluster.machines[machine].disk.takes_nothing,
+            unrecorded=self.cluster.machines[machine].disk.rejects_writes,
         )  # fmt: skip
 
-    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+    def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
         node = self._pids[machine, pid]
-        self.tell(f"{node} stops {pid}, requested by {by}")
+        self.log(f"{node} stops {pid}, requested by {by}")
         self.judge.told_to_end(node, pid, by)
 
-    def ended(self, machine: str, pid: int) -> None:
+    def program_ended(self, machine: str, pid: int) -> None:
         node = self._pids.pop((machine, pid))
-        self._happened(f"ended {machine} {pid}")
-        self.tell(f"{pid} ended on {node}")
+        self._record_event(f"ended {machine} {pid}")
+        self.log(f"{pid} ended on {node}")
         self.judge.ended(node, pid)
 
     def process_ended(self, process: SimProcess, failure: BaseException | None) -> None:
         """A process that ends by itself has failed, except for a server that halts because its store is corrupt."""
-        if isinstance(failure, Corrupt) and self.cluster.stores[process.name.split("-")[1]].trouble.damaged:
-            self.tell(f"{process.name} halted: {failure}")
+        if isinstance(failure, Corrupt) and self.cluster.stores[process.name.split("-")[1]].faults.damaged:
+            self.log(f"{process.name} halted: {failure}")
             return
-        why = f"{process.name} ended by itself: {failure!r}"
-        self.tell(why)
-        self._crashed(process.name, why)
+        message = f"{process.name} ended by itself: {failure!r}"
+        self.log(message)
+        self._report_crash(process.name, message)
 
-    def _failed(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
-        self._crashed(unit.name, f"{unit.name}: {message}: {error!r}")
+    def _on_loop_failure(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
+        self._report_crash(unit.name, f"{unit.name}: {message}: {error!r}")
 
-    def _crashed(self, name: str, why: str) -> None:
-        self.judge.violations.append(Violation(PROCESS_ENDED_CHECK, "crash", "", "", why, self.judge.now_ms()))
+    def _report_crash(self, name: str, message: str) -> None:
+        self.judge.violations.append(Violation(PROCESS_ENDED_CHECK, "crash", "", "", message, self.judge.now_ms()))
         self.loop.stop()
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from remit.store.protocol import HEAD, Commit, Committed, Corrupt, Event, Guard, Head, Store, Unanswered
+from remit.store.protocol import HEAD, Commit, CommitOutcomeUnknown, Committed, Corrupt, Guard, Head, Store, WatchEvent
 
 DIGEST_CHARACTERS = 32
 """Truncated SHA-256, which CPUs have instructions for."""
@@ -32,17 +32,17 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Head).decode
 
 
-class Place(NamedTuple):
+class ChainPosition(NamedTuple):
     """A head as one reader knows it, with the revision of its row, which guards the next batch (0: there is no chain yet)."""
 
     head: Head
     revision: int
 
 
-class Deposed(NamedTuple):
+class FencedOut(NamedTuple):
     """Another writer advanced the chain (head `by`); no batch of this writer will be applied any more."""
 
-    by: Head
+    head: Head
 
 
 def encode_head(head: Head) -> bytes:
@@ -77,7 +77,7 @@ def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str
     )
 
 
-def batch(place: Place, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
+def batch(place: ChainPosition, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
     """Return the transaction that moves the chain from `place` to `head`. `head` must be computed from the same changes."""
     return Commit(
         guards=(Guard(HEAD, place.revision),),
@@ -86,12 +86,12 @@ def batch(place: Place, head: Head, puts: Sequence[tuple[str, bytes]], deletes: 
     )
 
 
-async def read_place(store: Store) -> Place | None:
+async def read_position(store: Store) -> ChainPosition | None:
     row = await store.get(HEAD)
-    return None if row is None else Place(decode_head(row.value), row.revision)
+    return None if row is None else ChainPosition(decode_head(row.value), row.revision)
 
 
-async def seize(store: Store, holder: str, incarnation: str) -> Place:
+async def raise_epoch(store: Store, holder: str, incarnation: str) -> ChainPosition:
     """Raise the epoch, which fences every older writer. `incarnation` names the chain if it starts here.
 
     Losing a race is harmless: the epoch is raised again over the current head, and each round either wins or follows the
@@ -100,11 +100,11 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
     """
     lost: Head | None = None
     while True:
-        place = await read_place(store)
+        place = await read_position(store)
         if place is not None and place.head == lost:
             return place
         if place is None:
-            place = Place(Head(incarnation, 0, 0, "", 0, ""), 0)
+            place = ChainPosition(Head(incarnation, 0, 0, "", 0, ""), 0)
         old = place.head
         head = Head(
             incarnation=old.incarnation,
@@ -112,18 +112,18 @@ async def seize(store: Store, holder: str, incarnation: str) -> Place:
             sequence=old.sequence + 1,
             holder=holder,
             count=0,
-            digest=_seized(old, old.epoch + 1, holder),
+            digest=_takeover_digest(old, old.epoch + 1, holder),
         )
         try:
             answer = await store.commit(batch(place, head, ()))
-        except Unanswered:
+        except CommitOutcomeUnknown:
             lost = head
             continue
         if isinstance(answer, Committed):
-            return Place(head, answer.revision)
+            return ChainPosition(head, answer.revision)
 
 
-async def settle(store: Store, place: Place, lost: Head) -> Place | Deposed:
+async def settle(store: Store, place: ChainPosition, lost: Head) -> ChainPosition | FencedOut:
     """After a lost answer, find out whether batch `lost` was applied to `place`. Returns where the chain is now.
 
     If the returned head is `lost`, that batch was applied. If it is another head of the same epoch and sequence, it is the
@@ -133,19 +133,19 @@ async def settle(store: Store, place: Place, lost: Head) -> Place | Deposed:
     while True:
         try:
             answer = await store.commit(batch(place, empty, ()))
-        except Unanswered:
+        except CommitOutcomeUnknown:
             continue
         if isinstance(answer, Committed):
-            return Place(empty, answer.revision)
-        now = await read_place(store)
+            return ChainPosition(empty, answer.revision)
+        now = await read_position(store)
         if now is None:
             raise Corrupt("the head row is missing; restore a backup")
         if now.head in (lost, empty):
             return now
-        return Deposed(now.head)
+        return FencedOut(now.head)
 
 
-def gap(seen: Head, event: Event) -> str | None:
+def gap(seen: Head, event: WatchEvent) -> str | None:
     """Return why `event` does not follow `seen` without a break; None if it does. After any gap the watcher must relist."""
     if event.span is None or event.head is None:
         return "the event carries no head"
@@ -159,30 +159,30 @@ def gap(seen: Head, event: Event) -> str | None:
     if rows != event.span.rows or event.span.last != event.head.sequence:
         return f"it accounts for {rows} rows of {event.span.rows}, up to {event.span.last} of {event.head.sequence}"
     whole = event.span.first == event.span.last and not event.superseded and not event.elsewhere
-    if whole and event.head.digest != _due(seen, event):
+    if whole and event.head.digest != _expected_digest(seen, event):
         return f"the digest of sequence {event.head.sequence} does not match its rows after {seen.sequence}"
     return None
 
 
-def _due(seen: Head, event: Event) -> str:
+def _expected_digest(seen: Head, event: WatchEvent) -> str:
     """Return the digest that an event of one complete batch must have."""
     head = event.head
     if head is not None and head.epoch != seen.epoch:
-        return _seized(seen, head.epoch, head.holder)
+        return _takeover_digest(seen, head.epoch, head.holder)
     puts = [(change.key, change.value) for change in event.changes if change.value is not None]
     return digest(seen.digest, puts, [change.key for change in event.changes if change.value is None])
 
 
-def _seized(before: Head, epoch: int, holder: str) -> str:
+def _takeover_digest(before: Head, epoch: int, holder: str) -> str:
     """A takeover changes no rows; its digest covers the previous digest, the new epoch and the holder."""
     return digest(f"{before.digest} {epoch} {holder}", (), ())
 
 
 CHANGED_KEYS_MAX = 10_000
-RESTORER = "restore"
+RESTORE_HOLDER = "restore"
 
 
-class Replaced(NamedTuple):
+class ReplacedStore(NamedTuple):
     """The store that a restored backup has replaced. Its file is kept unchanged at `kept_at`.
 
     `revision` is None if it could not be read; then `unreadable` says why. Otherwise `changed` lists keys that it changed
@@ -198,22 +198,22 @@ class Replaced(NamedTuple):
     unreadable: str
 
 
-class Restored(NamedTuple):
+class RestoreReport(NamedTuple):
     """`backup_revision` and `backup_head` are the position of the backup; `revision` and `head` that of the restored store."""
 
     backup_revision: int
     backup_head: Head | None
     revision: int
     head: Head
-    replaced: Replaced | None
+    replaced: ReplacedStore | None
 
 
-def next_revision(backup_revision: int, replaced: Replaced | None) -> int:
+def next_revision(backup_revision: int, replaced: ReplacedStore | None) -> int:
     """Return a revision above all that either store has ever returned, so that a revision never names two states."""
     return max(backup_revision, (replaced.revision or 0) if replaced else 0) + 1
 
 
-def reborn_head(backup: Head | None, replaced: Replaced | None, incarnation: str) -> Head:
+def head_after_restore(backup: Head | None, replaced: ReplacedStore | None, incarnation: str) -> Head:
     """Return the first head of the new incarnation.
 
     The sequence continues, and the epoch is above that of every earlier writer. It is raised by 2, one more than a takeover
@@ -226,7 +226,7 @@ def reborn_head(backup: Head | None, replaced: Replaced | None, incarnation: str
         incarnation=incarnation,
         epoch=epoch,
         sequence=old.sequence + 1,
-        holder=RESTORER,
+        holder=RESTORE_HOLDER,
         count=0,
-        digest=digest(f"{old.digest} {incarnation} {epoch} {RESTORER}", (), ()),
+        digest=digest(f"{old.digest} {incarnation} {epoch} {RESTORE_HOLDER}", (), ()),
     )

@@ -38,7 +38,7 @@ def check_commit(commit: Commit) -> None:
             raise Invalid(f"guard of {guard.key!r} has revision {guard.revision}; use 0 for absent, or a positive revision")
     keys = [key for key, _ in commit.puts]
     keys += commit.deletes
-    if not _plain(keys, [value for _, value in commit.puts]):
+    if not _obviously_valid(keys, [value for _, value in commit.puts]):
         _check_rows(commit)
     distinct = set(keys)
     if len(distinct) != rows:
@@ -49,7 +49,7 @@ def check_commit(commit: Commit) -> None:
         _check_head(next(value for key, value in commit.puts if key == HEAD))
 
 
-def _plain(keys: Sequence[str], values: Sequence[bytes]) -> bool:
+def _obviously_valid(keys: Sequence[str], values: Sequence[bytes]) -> bool:
     """Return whether all keys are short ASCII strings and all values short bytes. Then no row needs a check of its own."""
     return (
         {*map(type, keys)} <= {str}
@@ -127,7 +127,7 @@ def _check_head(value: bytes) -> None:
         raise Invalid(f"the row {HEAD!r} must be a head of the writer chain: {error}") from None
 
 
-_FRESH_KEYS_MAX = 1 << 11
+_UNSORTED_KEYS_MAX = 1 << 11
 _RUN_KEYS_MAX = 1 << 16
 """Longer runs are not merged: that would block for many milliseconds, and a walk can merge a few more runs."""
 
@@ -140,24 +140,24 @@ class KeyOrder:
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._fresh: list[str] = []
+        self._unsorted: list[str] = []
         self._runs: tuple[list[str], ...] = ()
         self.reset(keys)
 
     def reset(self, keys: Iterable[str]) -> None:
         run = sorted(keys)
-        self._fresh = []
+        self._unsorted = []
         self._runs = (run,) if run else ()
 
     def add(self, keys: Iterable[str]) -> None:
-        self._fresh.extend(keys)
+        self._unsorted.extend(keys)
         # Sort in small portions: one large sort at the next walk would block its caller.
-        if len(self._fresh) >= _FRESH_KEYS_MAX:
-            self._settle()
+        if len(self._unsorted) >= _UNSORTED_KEYS_MAX:
+            self._sort()
 
     def walk(self, start: str, end: str | None) -> Iterator[str]:
         """Yield the keys from `start` up to but not including `end`. Keys added during the walk are not included."""
-        self._settle()
+        self._sort()
         parts: list[list[str]] = []
         for run in self._runs:
             low = bisect_left(run, start)
@@ -165,11 +165,11 @@ class KeyOrder:
                 parts.append(run)
         return _merged(parts, start, end)
 
-    def _settle(self) -> None:
-        if not self._fresh:
+    def _sort(self) -> None:
+        if not self._unsorted:
             return
-        run = sorted(self._fresh)
-        self._fresh = []
+        run = sorted(self._unsorted)
+        self._unsorted = []
         runs = list(self._runs)
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= _RUN_KEYS_MAX:
             # timsort merges two sorted runs in one pass. A new list each time, because a running walk uses the old one.

@@ -10,12 +10,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from remit.store.chain import CHANGED_KEYS_MAX, Replaced, Restored, decode_head, encode_head, next_revision, reborn_head
+from remit.store.chain import (
+    CHANGED_KEYS_MAX,
+    ReplacedStore,
+    RestoreReport,
+    decode_head,
+    encode_head,
+    head_after_restore,
+    next_revision,
+)
 from remit.store.keys import KeyOrder, check_commit, check_key, check_range, check_revision, prefix_end, range_start
 from remit.store.protocol import (
     HEAD,
-    Change,
-    Closed,
     Commit,
     Committed,
     Compacted,
@@ -24,14 +30,16 @@ from remit.store.protocol import (
     Invalid,
     Page,
     Row,
+    RowChange,
+    StoreClosed,
     Watch,
 )
-from remit.store.watch_feed import Bounds, Feed, Transaction
+from remit.store.watch_feed import FeedLimits, Transaction, WatchFeed
 
 _REPLAY_TRANSACTIONS = 1_024
 
 
-class Snapshot(NamedTuple):
+class MemoryBackup(NamedTuple):
     """A backup: every row as of `revision`."""
 
     revision: int
@@ -39,14 +47,14 @@ class Snapshot(NamedTuple):
 
 
 class MemoryStore:
-    def __init__(self, bounds: Bounds = Bounds()) -> None:
-        self._versions: dict[str, list[Change]] = {}
+    def __init__(self, limits: FeedLimits = FeedLimits()) -> None:
+        self._versions: dict[str, list[RowChange]] = {}
         self._order = KeyOrder()
         self._log: list[Transaction] = []
         self._log_floor = 0
         self._revision = self._compacted = 0
-        self._bounds = bounds
-        self._feed = Feed(0, bounds)
+        self._limits = limits
+        self._feed = WatchFeed(0, limits)
         self._closed = False
 
     async def get(self, key: str) -> Row | None:
@@ -77,8 +85,8 @@ class MemoryStore:
             if found != guard.revision:
                 return Conflict(guard.key, guard.revision, found)
         revision = self._revision + 1
-        changes = [Change(key, value, revision) for key, value in commit.puts]
-        changes += [Change(key, None, revision) for key in commit.deletes]
+        changes = [RowChange(key, value, revision) for key, value in commit.puts]
+        changes += [RowChange(key, None, revision) for key in commit.deletes]
         self._apply(Transaction(revision, changes), changes)
         return Committed(revision)
 
@@ -97,9 +105,9 @@ class MemoryStore:
         self._compacted = revision
         for transaction in self._log[: revision - self._log_floor]:
             for change in transaction.changes:
-                self._forget(change.key)
+                self._drop_old_versions(change.key)
             if transaction.head is not None:
-                self._forget(HEAD)
+                self._drop_old_versions(HEAD)
         del self._log[: revision - self._log_floor]
         self._log_floor = revision
         self._order.reset(self._versions)
@@ -112,33 +120,33 @@ class MemoryStore:
         self._closed = True
         self._feed.close()
 
-    async def backup(self) -> Snapshot:
+    async def backup(self) -> MemoryBackup:
         self._check_open()
         keys = self._order.walk("", None)
         rows = tuple(row for key in keys if (row := self._row(key, self._revision)) is not None)
-        return Snapshot(self._revision, rows)
+        return MemoryBackup(self._revision, rows)
 
     @classmethod
     def restore(
-        cls, backup: Snapshot, *, incarnation: str, replacing: MemoryStore | None = None, bounds: Bounds = Bounds()
-    ) -> tuple[MemoryStore, Restored]:
+        cls, backup: MemoryBackup, *, incarnation: str, replacing: MemoryStore | None = None, limits: FeedLimits = FeedLimits()
+    ) -> tuple[MemoryStore, RestoreReport]:
         """Return a new store with the content of `backup`, in a new incarnation. `replacing` is not changed."""
-        store = cls(bounds)
+        store = cls(limits)
         head: Head | None = None
         for row in backup.rows:
-            store._versions[row.key] = [Change(*row)]
+            store._versions[row.key] = [RowChange(*row)]
             if row.key == HEAD:
                 head = decode_head(row.value)
         replaced = replacing._changed_since(backup) if replacing is not None else None
-        reborn, revision = reborn_head(head, replaced, incarnation), next_revision(backup.revision, replaced)
-        store._versions.setdefault(HEAD, []).append(Change(HEAD, encode_head(reborn), revision))
+        reborn, revision = head_after_restore(head, replaced, incarnation), next_revision(backup.revision, replaced)
+        store._versions.setdefault(HEAD, []).append(RowChange(HEAD, encode_head(reborn), revision))
         store._order.reset(store._versions)
         # Older revisions cannot be read: those after the backup's never existed in this store.
         store._revision = store._compacted = store._log_floor = revision
-        store._feed = Feed(revision, bounds)
-        return store, Restored(backup.revision, head, revision, reborn, replaced)
+        store._feed = WatchFeed(revision, limits)
+        return store, RestoreReport(backup.revision, head, revision, reborn, replaced)
 
-    def _changed_since(self, backup: Snapshot) -> Replaced:
+    def _changed_since(self, backup: MemoryBackup) -> ReplacedStore:
         """Describe this store as replaced. Compaction drops deletions, so keys of the backup that are unknown here were
         deleted.
         """
@@ -147,9 +155,9 @@ class MemoryStore:
         changed.sort()
         row = self._row(HEAD, self._revision)
         head = decode_head(row.value) if row else None
-        return Replaced("memory", self._revision, head, tuple(changed[:CHANGED_KEYS_MAX]), len(changed), "")
+        return ReplacedStore("memory", self._revision, head, tuple(changed[:CHANGED_KEYS_MAX]), len(changed), "")
 
-    def _apply(self, transaction: Transaction, changes: Sequence[Change]) -> None:
+    def _apply(self, transaction: Transaction, changes: Sequence[RowChange]) -> None:
         fresh = [change.key for change in changes if change.key not in self._versions]
         for change in changes:
             self._versions.setdefault(change.key, []).append(change)
@@ -167,7 +175,7 @@ class MemoryStore:
             return None
         return Row(key, value, versions[index].revision)
 
-    def _forget(self, key: str) -> None:
+    def _drop_old_versions(self, key: str) -> None:
         """Drop the versions of `key` that cannot be read at or after the compacted revision."""
         versions = self._versions.get(key)
         if versions is None:
@@ -188,8 +196,8 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the store is closed")
+            raise StoreClosed("the store is closed")
 
 
-def _revision_of(change: Change) -> int:
+def _revision_of(change: RowChange) -> int:
     return change.revision

@@ -86,7 +86,7 @@ class Conflict(NamedTuple):
     found: int
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """Change of one key by a transaction; `value` is None for a deletion."""
 
     key: str
@@ -94,7 +94,7 @@ class Change(NamedTuple):
     revision: int
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """Everything that happened under a prefix after revision `after`, up to and including `revision`.
 
     Usually that is one transaction. For a slow watcher, consecutive transactions are folded into one event: it has the last
@@ -105,7 +105,7 @@ class Event(NamedTuple):
 
     after: int
     revision: int
-    changes: tuple[Change, ...]
+    changes: tuple[RowChange, ...]
     superseded: int
     elsewhere: int
     span: Span | None
@@ -115,7 +115,7 @@ class Event(NamedTuple):
 class Watch(Protocol):
     """An ordered feed of events. Iteration raises `Resync` if this watcher fell too far behind, and `Compacted`."""
 
-    def __aiter__(self) -> AsyncIterator[Event]: ...
+    def __aiter__(self) -> AsyncIterator[WatchEvent]: ...
 
     async def close(self) -> None: ...
 
@@ -148,7 +148,7 @@ class StoreError(Exception):
     """A store operation failed. Nothing was applied, except after `CommitOutcomeUnknown`."""
 
 
-class Unanswered(StoreError):
+class CommitOutcomeUnknown(StoreError):
     """The answer was lost: the transaction may have been applied, or may be applied later. See `chain.settle`."""
 
 
@@ -164,7 +164,7 @@ class ReadOnly(Unavailable):
     """The data directory cannot be written."""
 
 
-class Closed(Unavailable):
+class StoreClosed(Unavailable):
     """The store is closed."""
 
 
@@ -176,11 +176,11 @@ class NewerSchema(StoreError):
     """Written by a newer version of Remit. Nothing was changed. Fix: upgrade."""
 
 
-class Owned(StoreError):
+class StoreInUse(StoreError):
     """Another process owns this store."""
 
     def __init__(self, place: str, pid: int | None) -> None:
-        self.place, self.pid = place, pid
+        self.path, self.pid = place, pid
         who = f"process {pid}" if pid else "another process"
         super().__init__(f"{place} is in use by {who}; stop it, or use another --data directory")
 
@@ -189,7 +189,7 @@ class Compacted(StoreError):
     """History before `oldest` is gone. Fix: list again, then watch from the list's revision."""
 
     def __init__(self, asked: int, oldest: int) -> None:
-        self.asked, self.oldest = asked, oldest
+        self.revision, self.oldest = asked, oldest
         super().__init__(f"revision {asked} is compacted, the oldest available is {oldest}; list again and watch from there")
 
 

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import NamedTuple
 
 from remit.store.chain import decode_head
-from remit.store.protocol import HEAD, Change, Closed, Event, Head, Resync, Span, StoreError
+from remit.store.protocol import HEAD, Head, Resync, RowChange, Span, StoreClosed, StoreError, WatchEvent
 
 
-class Bounds(NamedTuple):
+class FeedLimits(NamedTuple):
     """Memory limits of a feed: for all watchers together (window), and for each one behind the window (pending)."""
 
     window_rows_max: int = 1 << 16
@@ -32,12 +32,12 @@ class Bounds(NamedTuple):
 class Transaction:
     """One committed transaction as watchers see it: without the head row."""
 
-    __slots__ = ("_under", "changes", "head", "revision", "size")
+    __slots__ = ("_by_prefix", "changes", "head", "revision", "size")
 
-    def __init__(self, revision: int, changes: Iterable[Change]) -> None:
+    def __init__(self, revision: int, changes: Iterable[RowChange]) -> None:
         self.revision = revision
         self.head: Head | None = None
-        kept: list[Change] = []
+        kept: list[RowChange] = []
         size = 0
         for change in changes:
             key, value, _ = change
@@ -49,29 +49,29 @@ class Transaction:
         self.changes = tuple(kept)
         self.size = size
         # Watchers share few prefixes, so each filter is computed once per transaction, not once per watcher.
-        self._under: dict[str, tuple[Change, ...]] = {}
+        self._by_prefix: dict[str, tuple[RowChange, ...]] = {}
 
-    def under(self, prefix: str) -> tuple[Change, ...]:
+    def changes_under(self, prefix: str) -> tuple[RowChange, ...]:
         if not prefix:
             return self.changes
-        found = self._under.get(prefix)
+        found = self._by_prefix.get(prefix)
         if found is None:
             found = tuple(change for change in self.changes if change.key.startswith(prefix))
-            self._under[prefix] = found
+            self._by_prefix[prefix] = found
         return found
 
 
-class Fold:
+class EventFold:
     """Folds consecutive transactions into one event: the last change of each key, and the number of dropped ones."""
 
     def __init__(self, prefix: str, after: int) -> None:
         self.prefix, self.after, self.revision = prefix, after, after
-        self.changes: dict[str, Change] = {}
+        self.changes: dict[str, RowChange] = {}
         self.size = self.superseded = self.elsewhere = 0
         self.span: Span | None = None
         self.head: Head | None = None
 
-    def takes(self, transaction: Transaction) -> bool:
+    def can_add(self, transaction: Transaction) -> bool:
         """Return whether the transaction can be added. Folding over a break in the chain would hide it from `chain.gap`."""
         old, new = self.head, transaction.head
         if old is None or new is None:
@@ -79,39 +79,39 @@ class Fold:
         return new.sequence == old.sequence + 1 and new.incarnation == old.incarnation
 
     def add(self, transaction: Transaction) -> None:
-        mine = transaction.under(self.prefix)
+        mine = transaction.changes_under(self.prefix)
         self.elsewhere += len(transaction.changes) - len(mine)
         for change in mine:
             old = self.changes.pop(change.key, None)
             if old is not None:
                 self.superseded += 1
-                self.size -= _weight(old)
+                self.size -= _size(old)
             self.changes[change.key] = change
-            self.size += _weight(change)
+            self.size += _size(change)
         self.revision = transaction.revision
         if (head := transaction.head) is not None:
             first, rows = (self.span.first, self.span.rows) if self.span else (head.sequence, 0)
             self.span, self.head = Span(first, head.sequence, rows + head.count), head
 
-    def event(self) -> Event:
+    def event(self) -> WatchEvent:
         changes = tuple(self.changes.values())
-        return Event(self.after, self.revision, changes, self.superseded, self.elsewhere, self.span, self.head)
+        return WatchEvent(self.after, self.revision, changes, self.superseded, self.elsewhere, self.span, self.head)
 
 
 Replay = Callable[[int], Awaitable[Sequence[Transaction]]]
 """Reads the next transactions after a revision from the backend's log, a bounded number at a time. Raises `Compacted`."""
 
 
-class Feed:
+class WatchFeed:
     """The window (`floor`, `revision`] and its watchers. No method awaits while it changes the state."""
 
-    def __init__(self, revision: int, bounds: Bounds = Bounds()) -> None:
-        self.bounds = bounds
+    def __init__(self, revision: int, limits: FeedLimits = FeedLimits()) -> None:
+        self.limits = limits
         self.floor = self.revision = revision
         self.window: list[Transaction] = []
         self._rows = self._bytes = 0
         # A dict, not a set: watchers are woken in the order of their arrival, which keeps simulations deterministic.
-        self._watchers: dict[Watcher, None] = {}
+        self._watchers: dict[FeedWatcher, None] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -125,20 +125,20 @@ class Feed:
         self._evict()
         self.wake()
 
-    def watch(self, prefix: str, after: int, replay: Replay) -> Watcher:
+    def watch(self, prefix: str, after: int, replay: Replay) -> FeedWatcher:
         if self._closed:
-            raise Closed("the store is closed")
-        watcher = Watcher(self, prefix, after, replay)
+            raise StoreClosed("the store is closed")
+        watcher = FeedWatcher(self, prefix, after, replay)
         self._watchers[watcher] = None
         return watcher
 
-    def leave(self, watcher: Watcher) -> None:
+    def remove(self, watcher: FeedWatcher) -> None:
         self._watchers.pop(watcher, None)
 
     def close(self) -> None:
         self._closed = True
         for watcher in tuple(self._watchers):
-            watcher.end(Closed("the store is closed"))
+            watcher.end(StoreClosed("the store is closed"))
         self.window.clear()
         self.floor = self.revision
         self.wake()
@@ -156,7 +156,7 @@ class Feed:
 
     def _evict(self) -> None:
         """Shrink the window once it is 25 % too large: checking all watchers after every transaction would cost too much."""
-        rows_max, bytes_max = self.bounds.window_rows_max, self.bounds.window_bytes_max
+        rows_max, bytes_max = self.limits.window_rows_max, self.limits.window_bytes_max
         if self._rows <= rows_max * 5 // 4 and self._bytes <= bytes_max * 5 // 4 and len(self.window) <= rows_max * 5 // 4:
             return
         gone = 0
@@ -175,45 +175,45 @@ class Feed:
         del self.window[:gone]
 
 
-class Watcher:
+class FeedWatcher:
     """Position of one watcher. It reads the backend's log up to the window first (not `joined`), then the window."""
 
-    def __init__(self, feed: Feed, prefix: str, after: int, replay: Replay) -> None:
+    def __init__(self, feed: WatchFeed, prefix: str, after: int, replay: Replay) -> None:
         self._feed, self._prefix, self._replay = feed, prefix, replay
         self._seen = after
-        self._past: deque[Transaction] = deque()
+        self._replayed: deque[Transaction] = deque()
         self._joined = after >= feed.floor
-        self._fold: Fold | None = None
+        self._fold: EventFold | None = None
         self._error: StoreError | None = None
         self._closed = False
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[WatchEvent]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> WatchEvent:
         while True:
             if self._closed:
                 raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
-            event = self._next_past() if not self._joined else self._next_live()
+            event = self._next_replayed() if not self._joined else self._next_live()
             if event is not None:
                 return event
             if self._joined:
                 await self._feed.wait()
             else:
-                await self._read_past()
+                await self._read_log()
 
     async def close(self) -> None:
         self._closed = True
-        self._drop()
+        self._release()
         self._feed.wake()
 
     def end(self, error: StoreError) -> None:
         """Make all later steps raise `error`, and drop pending events."""
         if self._error is None:
             self._error = error
-        self._drop()
+        self._release()
 
     def fall_behind(self, gone: int) -> None:
         """The first `gone` transactions leave the window: fold those that were not read, or drop the watcher."""
@@ -223,18 +223,18 @@ class Watcher:
         unread = feed.window[max(0, self._seen - feed.floor) : gone]
         if not unread:
             return
-        fold = self._fold or Fold(self._prefix, self._seen)
+        fold = self._fold or EventFold(self._prefix, self._seen)
         for transaction in unread:
-            if not fold.takes(transaction):
+            if not fold.can_add(transaction):
                 self.end(Resync(fold.after, feed.revision))
                 return
             fold.add(transaction)
-            if len(fold.changes) > feed.bounds.pending_rows_max or fold.size > feed.bounds.pending_bytes_max:
+            if len(fold.changes) > feed.limits.pending_rows_max or fold.size > feed.limits.pending_bytes_max:
                 self.end(Resync(fold.after, feed.revision))
                 return
         self._fold, self._seen = fold, fold.revision
 
-    def _next_live(self) -> Event | None:
+    def _next_live(self) -> WatchEvent | None:
         feed = self._feed
         index = self._seen - feed.floor
         pending = len(feed.window) - index
@@ -243,43 +243,43 @@ class Watcher:
             # Negative if the log already showed a commit that is about to be published.
             if pending <= 0:
                 return None
-            fold = Fold(self._prefix, self._seen)
-            take = 1 if pending <= feed.bounds.fold_after else pending
+            fold = EventFold(self._prefix, self._seen)
+            take = 1 if pending <= feed.limits.fold_after else pending
         else:
             take = pending
         for transaction in feed.window[index : index + take]:
-            if not fold.takes(transaction):
+            if not fold.can_add(transaction):
                 break
             fold.add(transaction)
         self._seen = fold.revision
         return fold.event()
 
-    def _next_past(self) -> Event | None:
-        if not self._past:
+    def _next_replayed(self) -> WatchEvent | None:
+        if not self._replayed:
             # No await between this check of the floor and the first read of the window, so nothing is missed or repeated.
             if self._seen >= self._feed.floor:
                 self._joined = True
                 return self._next_live()
             return None
-        fold = Fold(self._prefix, self._seen)
-        take = 1 if len(self._past) <= self._feed.bounds.fold_after else len(self._past)
-        while take and fold.takes(self._past[0]):
-            fold.add(self._past.popleft())
+        fold = EventFold(self._prefix, self._seen)
+        take = 1 if len(self._replayed) <= self._feed.limits.fold_after else len(self._replayed)
+        while take and fold.can_add(self._replayed[0]):
+            fold.add(self._replayed.popleft())
             take -= 1
         self._seen = fold.revision
         return fold.event()
 
-    async def _read_past(self) -> None:
+    async def _read_log(self) -> None:
         try:
-            self._past.extend(await self._replay(self._seen))
+            self._replayed.extend(await self._replay(self._seen))
         except StoreError as error:
             self.end(error)
 
-    def _drop(self) -> None:
-        self._feed.leave(self)
-        self._past.clear()
+    def _release(self) -> None:
+        self._feed.remove(self)
+        self._replayed.clear()
         self._fold = None
 
 
-def _weight(change: Change) -> int:
+def _size(change: RowChange) -> int:
     return len(change.key) + len(change.value or b"")

@@ -30,18 +30,18 @@ class ThreadOffload:
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if self._closed:
             raise OffloadClosed(f"offload thread {self._name} is closed", "restart the component")
-        return self._put(work)
+        return self._submit(work)
 
     async def close(self) -> None:
         self._closed = True
         try:
             # This item is the last in the queue: when it has run, so has everything before it.
-            await self._put(_nothing)
+            await self._submit(_do_nothing)
         except OffloadClosed:
             return
         self._pool.shutdown(wait=False)
 
-    def _put(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def _submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         # Not asyncio.wrap_future: cancelling its future removes the work from the queue, and a commit would be lost silently.
         answer: asyncio.Future[T] = loop.create_future()
@@ -50,9 +50,9 @@ class ThreadOffload:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - passed on to the waiter
-                _tell(loop, _fail, answer, error)
+                _call_in_loop(loop, _fail, answer, error)
             else:
-                _tell(loop, _succeed, answer, result)
+                _call_in_loop(loop, _succeed, answer, result)
 
         try:
             self._pool.submit(run)
@@ -61,11 +61,11 @@ class ThreadOffload:
         return answer
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _tell(loop: asyncio.AbstractEventLoop, deed: Callable[..., None], *arguments: object) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, deed: Callable[..., None], *arguments: object) -> None:
     try:
         loop.call_soon_threadsafe(deed, *arguments)
     except RuntimeError:  # the loop was closed: no waiter is left, and the work itself is done
@@ -90,34 +90,34 @@ def _fail(answer: asyncio.Future[T], error: BaseException) -> None:
         answer.set_exception(error)
 
 
-class _Piece(NamedTuple):
+class _BatchItem(NamedTuple):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
 
 
-class Together:
+class BatchedOffload:
     """Batches blocking work: calls made while a batch runs form the next batch, which is offloaded as one item."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
-        self._turn = asyncio.Lock()
-        self._waiting: list[_Piece] = []
+        self._running = asyncio.Lock()
+        self._waiting: list[_BatchItem] = []
 
     async def __call__(self, work: Callable[[], T], /) -> T:
-        piece = _Piece(work, asyncio.get_running_loop().create_future())
+        piece = _BatchItem(work, asyncio.get_running_loop().create_future())
         self._waiting.append(piece)
         if len(self._waiting) == 1:  # the first caller of a batch runs it for all of them
-            await self._do_group()
+            await self._run_batch()
         result: T = await piece.done
         return result
 
-    async def _do_group(self) -> None:
-        group: list[_Piece] = []
+    async def _run_batch(self) -> None:
+        group: list[_BatchItem] = []
         try:
-            async with self._turn:
+            async with self._running:
                 await asyncio.sleep(0)  # let callers of the same loop iteration join the batch
                 group, self._waiting = self._waiting, []
-                answers = await self._offload(lambda: _all_of(group))
+                answers = await self._offload(lambda: _run_batch(group))
         except BaseException:
             if not group:
                 group, self._waiting = self._waiting, []
@@ -133,7 +133,7 @@ class Together:
                 piece.done.set_exception(error)
 
 
-def _all_of(group: Sequence[_Piece]) -> list[tuple[Any, Exception | None]]:
+def _run_batch(group: Sequence[_BatchItem]) -> list[tuple[Any, Exception | None]]:
     answers: list[tuple[Any, Exception | None]] = []
     for piece in group:
         try:
@@ -144,7 +144,7 @@ def _all_of(group: Sequence[_Piece]) -> list[tuple[Any, Exception | None]]:
 
 
 @contextmanager
-def one_failure() -> Iterator[None]:
+def first_failure() -> Iterator[None]:
     """Raise the first failure of a task group in place of the exception group.
 
     If the surrounding task was cancelled meanwhile, CancelledError is raised instead. The group would drop the cancellation,
@@ -160,7 +160,7 @@ def one_failure() -> Iterator[None]:
         raise failures.exceptions[0] from None
 
 
-class Stop:
+class StopSignal:
     """Cancels blocking work from another thread.
 
     The work notices at its next `check`, and the socket it may be blocked on is shut down.
@@ -168,27 +168,27 @@ class Stop:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: socket.socket | None = None
-        self.asked = False
+        self._socket: socket.socket | None = None
+        self.requested = False
 
-    def hold(self, one: socket.socket) -> None:
+    def watch(self, one: socket.socket) -> None:
         with self._lock:
-            self._held = one
+            self._socket = one
         self.check()
 
-    def now(self) -> None:
+    def stop(self) -> None:
         with self._lock:
-            self.asked = True
-            if self._held is not None:
+            self.requested = True
+            if self._socket is not None:
                 with suppress(OSError):
                     # Not the TLS socket's own shutdown: that drops its encryption state, and the reader would take ciphertext
                     # for plain text.
-                    socket.socket.shutdown(self._held, socket.SHUT_RDWR)
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def check(self) -> None:
-        if self.asked:
-            raise Stopped
+        if self.requested:
+            raise WorkStopped
 
 
-class Stopped(Exception):
+class WorkStopped(Exception):
     """The work was cancelled, or took too long."""

@@ -16,36 +16,36 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from remit.world.interfaces import Clock, Equipment, Gpu, NoPorts, Probed
+from remit.world.interfaces import Clock, Gpu, HostInventory, NoFreePorts, ProbeResult
 from remit.world.process.cgroup_discovery import own_groups
 
 _MEMORY: Final = Path("/proc/meminfo")
 _DEVICES: Final = Path("/dev")
 _GPU_TOOL: Final = "nvidia-smi"
-_GPU_WORDS: Final = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
-_GPU_WAIT_S: Final = 10
+_GPU_ARGS: Final = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
+_GPU_TIMEOUT_S: Final = 10
 _GPUS_MAX: Final = 64
 
-PORTS_KEPT_MS: Final = 60_000
+PORT_REUSE_MS_MIN: Final = 60_000
 """For this long a port that was returned is not returned again: the caller needs time to listen on it."""
 _TRIES_MAX: Final = 20
 
 
-class ThisHost:
+class LocalHost:
     """Inventory of the machine this process runs on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def equipment(self) -> Equipment:
+    def inventory(self) -> HostInventory:
         system = os.uname()
-        return Equipment(
+        return HostInventory(
             hostname=system.nodename,
             kernel=f"{system.sysname} {system.release} {system.machine}",
             boot=self._clock.boot(),
             cpu_milli=_cpu_milli(),
             memory_bytes=_memory_bytes(),
-            gpus=gpus(),
+            gpus=list_gpus(),
         )
 
 
@@ -54,13 +54,13 @@ class KernelPorts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._given: dict[int, int] = {}
+        self._allocated: dict[int, int] = {}
 
-    async def free(self, count: int, /) -> list[int]:
+    async def find_free(self, count: int, /) -> list[int]:
         if count < 0:
             raise ValueError(f"count: must not be negative, is {count}")
         now_ms = self._clock.now_ms()
-        self._given = {port: at_ms for port, at_ms in self._given.items() if now_ms - at_ms < PORTS_KEPT_MS}
+        self._allocated = {port: at_ms for port, at_ms in self._allocated.items() if now_ms - at_ms < PORT_REUSE_MS_MIN}
         held: list[socket.socket] = []
         found: list[int] = []
         try:
@@ -71,11 +71,11 @@ class KernelPorts:
                 # Bind on all interfaces: a port that is free on the loopback interface may be in use on another one.
                 held[-1].bind(("", 0))
                 port: int = held[-1].getsockname()[1]
-                if port not in self._given:
+                if port not in self._allocated:
                     found.append(port)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
-            raise NoPorts(
+            raise NoFreePorts(
                 f"cannot allocate {count} ports ({why})",
                 "raise the limit of open files (ulimit -n), or stop processes that listen",
             ) from error
@@ -84,8 +84,8 @@ class KernelPorts:
                 one.close()
         if len(found) < count:
             cause = f"only {len(found)} of {count} ports are free and were not allocated in the last minute"
-            raise NoPorts(cause, "widen net.ipv4.ip_local_port_range, or allocate fewer ports at a time")
-        self._given |= dict.fromkeys(found, now_ms)
+            raise NoFreePorts(cause, "widen net.ipv4.ip_local_port_range, or allocate fewer ports at a time")
+        self._allocated |= dict.fromkeys(found, now_ms)
         return found
 
 
@@ -130,12 +130,12 @@ def _memory_bytes() -> int:
 # -- GPUs ----------------------------------------------------------------------------------------------------------------------
 
 
-def gpus() -> tuple[Gpu, ...]:
+def list_gpus() -> tuple[Gpu, ...]:
     """List GPUs with nvidia-smi. If it is missing or fails, list the device files, which give neither model nor memory."""
-    return listed_gpus(_smi()) or device_gpus(_names(_DEVICES))
+    return parse_nvidia_smi(_run_nvidia_smi()) or gpus_of_devices(_names(_DEVICES))
 
 
-def listed_gpus(text: str) -> tuple[Gpu, ...]:
+def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
     found = []
     for line in text.splitlines()[:_GPUS_MAX]:
         words = [word.strip() for word in line.split(",")]
@@ -144,19 +144,19 @@ def listed_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def device_gpus(names: Iterable[str]) -> tuple[Gpu, ...]:
+def gpus_of_devices(names: Iterable[str]) -> tuple[Gpu, ...]:
     numbers = sorted(int(name.removeprefix("nvidia")) for name in names if re.fullmatch(r"nvidia\d{1,4}", name))
     return tuple(Gpu(f"gpu-{number}") for number in numbers[:_GPUS_MAX])
 
 
-def _smi() -> str:
+def _run_nvidia_smi() -> str:
     tool = shutil.which(_GPU_TOOL)
     if tool is None:
         return ""
-    return said_by((tool, *_GPU_WORDS), wait_s=_GPU_WAIT_S)
+    return tool_output((tool, *_GPU_ARGS), timeout_s=_GPU_TIMEOUT_S)
 
 
-def said_by(words: tuple[str, ...], *, wait_s: float, uid: int | None = None) -> str:
+def tool_output(args: tuple[str, ...], *, timeout_s: float, uid: int | None = None) -> str:
     """Return the standard output of a tool; empty if it fails or does not end within `wait_s`.
 
     The timeout keeps a hanging driver from blocking the caller. With `uid` the tool runs as that user, which needs root.
@@ -164,7 +164,7 @@ def said_by(words: tuple[str, ...], *, wait_s: float, uid: int | None = None) ->
     who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": (), "cwd": "/"}
     try:
         done = subprocess.run(  # noqa: S603
-            words, capture_output=True, timeout=wait_s, check=False, text=True, errors="replace", **who
+            args, capture_output=True, timeout=timeout_s, check=False, text=True, errors="replace", **who
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
@@ -187,7 +187,7 @@ def _text(path: Path) -> str:
 
 HEAD_BYTES_MAX: Final = 16 << 10
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]{0,100}))?\r?\n")
-_BAD: Final = re.compile(r"[\x00-\x20\x7f]")
+_INVALID_IN_PATH: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 class SocketProber:
@@ -196,28 +196,28 @@ class SocketProber:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
-        if _BAD.search(path) or not path.startswith("/"):
-            return Probed(ok=False, detail="the probe path is invalid")
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> ProbeResult:
+        if _INVALID_IN_PATH.search(path) or not path.startswith("/"):
+            return ProbeResult(ok=False, detail="the probe path is invalid")
         head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: remit-probe\r\nConnection: close\r\n\r\n"
-        return await self._asked(host, port, head.encode(), timeout_ms)
+        return await self._probe(host, port, head.encode(), timeout_ms)
 
-    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
-        return await self._asked(host, port, b"", timeout_ms)
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> ProbeResult:
+        return await self._probe(host, port, b"", timeout_ms)
 
-    async def _asked(self, host: str, port: int, head: bytes, timeout_ms: int) -> Probed:
+    async def _probe(self, host: str, port: int, head: bytes, timeout_ms: int) -> ProbeResult:
         try:
             async with self._clock.timeout_ms(timeout_ms), _connection(host, port) as (reader, writer):
                 if not head:
-                    return Probed(ok=True, detail=f"port {port} accepts connections")
+                    return ProbeResult(ok=True, detail=f"port {port} accepts connections")
                 writer.write(head)
-                return _judged(await _first_line(reader))
+                return _probe_result(await _first_line(reader))
         except TimeoutError:
-            return Probed(ok=False, detail=f"no answer within {timeout_ms} ms")
+            return ProbeResult(ok=False, detail=f"no answer within {timeout_ms} ms")
         except OSError as error:
             # The text of asyncio's connection errors repeats the address and adds nothing.
             why = (os.strerror(error.errno) if error.errno else str(error)).lower()
-            return Probed(ok=False, detail=f"cannot connect to port {port} ({why})")
+            return ProbeResult(ok=False, detail=f"cannot connect to port {port} ({why})")
 
 
 @asynccontextmanager
@@ -241,12 +241,12 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
         return b"too long"
 
 
-def _judged(line: bytes) -> Probed:
+def _probe_result(line: bytes) -> ProbeResult:
     if not line:
-        return Probed(ok=False, detail="the connection was closed without an answer")
+        return ProbeResult(ok=False, detail="the connection was closed without an answer")
     found = _STATUS.fullmatch(line)
     if found is None:
-        return Probed(ok=False, detail="the answer is not HTTP")
+        return ProbeResult(ok=False, detail="the answer is not HTTP")
     status, word = int(found[1]), (found[2] or b"").decode("ascii", "replace").strip()
     shown = "".join(letter if letter.isprintable() else "?" for letter in word)
-    return Probed(ok=200 <= status < 400, detail=f"status {status} {shown}".strip())
+    return ProbeResult(ok=200 <= status < 400, detail=f"status {status} {shown}".strip())

@@ -21,18 +21,18 @@ from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 from remit.world.clock import BootClock
-from remit.world.host import KernelPorts, ThisHost, port_is_free, said_by
+from remit.world.host import KernelPorts, LocalHost, port_is_free, tool_output
 from remit.world.interfaces import Clock, WorldError
-from remit.world.process.isolation import FIRST, PROGRAM
+from remit.world.process.isolation import BUBBLEWRAP, UID_FIRST
 from remit.world.process.runner import ProcessRunner
 
-FILES_MIN: Final = 4_096
-ROOM_MIN: Final = 1 << 30
+OPEN_FILES_MIN: Final = 4_096
+FREE_BYTES_MIN: Final = 1 << 30
 SYNC_MS_SLOW: Final = 50
-SYNCS: Final = 5
-PORTS: Final = 32
-UNSANDBOXED: Final = "cannot create a sandbox for unprivileged users, which replicas run as"
-NAMESPACES: Final = (
+SYNC_SAMPLES: Final = 5
+TEST_PORTS: Final = 32
+NO_UNPRIVILEGED_SANDBOX: Final = "cannot create a sandbox for unprivileged users, which replicas run as"
+USER_NAMESPACES_FIX: Final = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
     "or run the agent with --sandbox none or --work-user root"
 )
@@ -44,7 +44,7 @@ _ADJTIMEX_BYTES: Final = 512
 State = Literal["ok", "warn", "fail"]
 
 
-class Finding(NamedTuple):
+class HostCheck(NamedTuple):
     """Result of one check. `warn`: replicas run, but some feature is missing. `fail`: replicas cannot run."""
 
     name: str
@@ -53,9 +53,9 @@ class Finding(NamedTuple):
     cure: str = ""
 
 
-def examined(data: Path, port: int) -> list[Finding]:
+def run_host_checks(data: Path, port: int) -> list[HostCheck]:
     """Run all checks, in the order in which problems should be fixed. Blocks for about a second."""
-    looks: tuple[Callable[[], Finding], ...] = (
+    looks: tuple[Callable[[], HostCheck], ...] = (
         _system,
         _clock,
         _wall_clock,
@@ -70,45 +70,45 @@ def examined(data: Path, port: int) -> list[Finding]:
     return [look() for look in looks]
 
 
-def _system() -> Finding:
+def _system() -> HostCheck:
     system = os.uname()
     if not hasattr(os, "pidfd_open"):
-        return Finding("system", "fail", f"{system.sysname} {system.release}", "run on Linux 5.3 or newer")
+        return HostCheck("system", "fail", f"{system.sysname} {system.release}", "run on Linux 5.3 or newer")
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
-        return Finding("system", "fail", f"{system.sysname} {system.release} has no pidfd", "run on Linux 5.3 or newer")
-    return Finding("system", "ok", f"{system.sysname} {system.release} {system.machine}")
+        return HostCheck("system", "fail", f"{system.sysname} {system.release} has no pidfd", "run on Linux 5.3 or newer")
+    return HostCheck("system", "ok", f"{system.sysname} {system.release} {system.machine}")
 
 
-def _clock() -> Finding:
+def _clock() -> HostCheck:
     try:
         clock = BootClock()
     except WorldError as error:
-        return Finding("clock", "fail", error.cause, error.cure)
+        return HostCheck("clock", "fail", error.cause, error.cure)
     before, began_s = clock.now_ns(), time.monotonic()
     time.sleep(0.05)
     passed_ms, counted_ms = (time.monotonic() - began_s) * 1000, (clock.now_ns() - before) / 1e6
     if abs(passed_ms - counted_ms) > 1 + passed_ms / 100:
-        return Finding(
+        return HostCheck(
             "clock",
             "fail",
             f"the boot clock counted {counted_ms:.0f} ms in {passed_ms:.0f} ms",
             "check the machine's clock source",
         )
-    return Finding("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, advances during suspend")
+    return HostCheck("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, advances during suspend")
 
 
-def _wall_clock() -> Finding:
+def _wall_clock() -> HostCheck:
     """Remit only displays the wall clock, but users compare its values between machines."""
     shown = BootClock().wall()
-    if synchronised() is False:
+    if wall_clock_synchronised() is False:
         cure = "run chrony or systemd-timesyncd; only displayed times depend on it"
-        return Finding("wall clock", "warn", f"{shown}, not synchronised", cure)
-    return Finding("wall clock", "ok", shown)
+        return HostCheck("wall clock", "warn", f"{shown}, not synchronised", cure)
+    return HostCheck("wall clock", "ok", shown)
 
 
-def synchronised() -> bool | None:
+def wall_clock_synchronised() -> bool | None:
     """Return whether the wall clock is synchronised; None if the system does not report it."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_ADJTIMEX_BYTES))
@@ -117,29 +117,29 @@ def synchronised() -> bool | None:
     return None if state < 0 else bool(state != _UNSYNCHRONISED)
 
 
-def _directory(data: Path) -> Finding:
+def _directory(data: Path) -> HostCheck:
     """Check that the data directory can be written durably, how fast, and its free space. If it is absent, its nearest existing
     parent is checked.
     """
     place = next(one for one in (data, *data.absolute().parents) if one.is_dir())
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".remit-doctor-") as file:
-            times = sorted(_synced_ms(file.fileno()) for _ in range(SYNCS))
+            times = sorted(_synced_ms(file.fileno()) for _ in range(SYNC_SAMPLES))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        return Finding(
+        return HostCheck(
             "data directory",
             "fail",
             f"{place} cannot be written ({why})",
             "choose another directory with --data, or change its owner",
         )
     free = shutil.disk_usage(place).free
-    found = f"{place}: {free >> 30} GiB free, a durable write takes {times[SYNCS // 2]:.1f} ms"
-    if free < ROOM_MIN:
-        return Finding("data directory", "warn", found, "free at least 1 GiB: commits fail when the disk is full")
-    if times[SYNCS // 2] > SYNC_MS_SLOW:
-        return Finding("data directory", "warn", found, "use a faster disk: every commit waits for one durable write")
-    return Finding("data directory", "ok", found)
+    found = f"{place}: {free >> 30} GiB free, a durable write takes {times[SYNC_SAMPLES // 2]:.1f} ms"
+    if free < FREE_BYTES_MIN:
+        return HostCheck("data directory", "warn", found, "free at least 1 GiB: commits fail when the disk is full")
+    if times[SYNC_SAMPLES // 2] > SYNC_MS_SLOW:
+        return HostCheck("data directory", "warn", found, "use a faster disk: every commit waits for one durable write")
+    return HostCheck("data directory", "ok", found)
 
 
 def _synced_ms(descriptor: int) -> float:
@@ -149,98 +149,100 @@ def _synced_ms(descriptor: int) -> float:
     return (time.monotonic() - began_s) * 1000
 
 
-def _api_port(port: int) -> Finding:
+def _api_port(port: int) -> HostCheck:
     if port_is_free(port):
-        return Finding("API port", "ok", f"127.0.0.1:{port} is free")
+        return HostCheck("API port", "ok", f"127.0.0.1:{port} is free")
     cure = "if that is Remit, all is well (check with `remit get nodes`); else choose another with --listen 127.0.0.1:PORT"
-    return Finding("API port", "warn", f"127.0.0.1:{port} is in use", cure)
+    return HostCheck("API port", "warn", f"127.0.0.1:{port} is in use", cure)
 
 
-def _ports() -> Finding:
+def _ports() -> HostCheck:
     try:
-        found = asyncio.run(KernelPorts(BootClock()).free(PORTS))
+        found = asyncio.run(KernelPorts(BootClock()).find_free(TEST_PORTS))
     except WorldError as error:
-        return Finding("ports for work", "fail", error.cause, error.cure)
-    return Finding("ports for work", "ok", f"{len(found)} of {PORTS} test ports were free")
+        return HostCheck("ports for work", "fail", error.cause, error.cure)
+    return HostCheck("ports for work", "ok", f"{len(found)} of {TEST_PORTS} test ports were free")
 
 
-def _files() -> Finding:
+def _files() -> HostCheck:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < FILES_MIN:
+    if soft < OPEN_FILES_MIN:
         most = "unlimited" if hard == resource.RLIM_INFINITY else hard
-        return Finding("open files", "warn", f"limit is {soft}", f"run `ulimit -n 65536` first (hard limit: {most})")
-    return Finding("open files", "ok", f"limit is {soft}")
+        return HostCheck("open files", "warn", f"limit is {soft}", f"run `ulimit -n 65536` first (hard limit: {most})")
+    return HostCheck("open files", "ok", f"limit is {soft}")
 
 
-def _cgroups() -> Finding:
-    found = ProcessRunner(BootClock()).confinement()
+def _cgroups() -> HostCheck:
+    found = ProcessRunner(BootClock()).isolation_support()
     missing = [name for name in ("cpu", "memory", "pids") if name not in found.controllers]
     if not missing:
-        return Finding("cgroups", "ok", f"{found.cgroups}: limits on cpu, memory and pids, process trees can be killed")
+        return HostCheck("cgroups", "ok", f"{found.cgroups}: limits on cpu, memory and pids, process trees can be killed")
     cure = "run the agent as root, or let systemd delegate: systemd-run --user --scope -p Delegate=yes remit agent ..."
-    return Finding("cgroups", "warn", f"{found.cgroups}: {found.why}", cure)
+    return HostCheck("cgroups", "warn", f"{found.cgroups}: {found.reason}", cure)
 
 
-def _sandbox() -> Finding:
-    program = shutil.which(PROGRAM)
+def _sandbox() -> HostCheck:
+    program = shutil.which(BUBBLEWRAP)
     if program is None:
         cure = "apt-get install bubblewrap; until then replicas run without a sandbox, and `sandbox: bwrap` is refused"
-        return Finding("bubblewrap", "warn", "not installed", cure)
-    if not makes_sandboxes(program):
+        return HostCheck("bubblewrap", "warn", "not installed", cure)
+    if not can_create_sandbox(program):
         cure = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run the agent as root"
-        return Finding("bubblewrap", "warn", f"{program} is installed but cannot create a sandbox", cure)
-    if os.geteuid() == 0 and not makes_sandboxes(program, FIRST):
-        return Finding("bubblewrap", "warn", f"{program} {UNSANDBOXED}", NAMESPACES)
-    return Finding("bubblewrap", "ok", f"{program} can create sandboxes")
+        return HostCheck("bubblewrap", "warn", f"{program} is installed but cannot create a sandbox", cure)
+    if os.geteuid() == 0 and not can_create_sandbox(program, UID_FIRST):
+        return HostCheck("bubblewrap", "warn", f"{program} {NO_UNPRIVILEGED_SANDBOX}", USER_NAMESPACES_FIX)
+    return HostCheck("bubblewrap", "ok", f"{program} can create sandboxes")
 
 
-def makes_sandboxes(program: str, uid: int | None = None) -> bool:
+def can_create_sandbox(program: str, uid: int | None = None) -> bool:
     """Return whether bubblewrap can create a sandbox, for this process's user or for the user `uid`."""
     words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
-    return "inside" in (said_by(words, wait_s=_TRY_S) if uid is None else said_by(words, wait_s=_TRY_S, uid=uid))
+    return "inside" in (tool_output(words, timeout_s=_TRY_S) if uid is None else tool_output(words, timeout_s=_TRY_S, uid=uid))
 
 
-def _machine() -> Finding:
+def _machine() -> HostCheck:
     clock: Clock = BootClock()
-    found = ThisHost(clock).equipment()
+    found = LocalHost(clock).inventory()
     gpus = f", {len(found.gpus)} GPUs" if found.gpus else ", no GPU"
-    return Finding("machine", "ok", f"{found.hostname}: {found.cpu_milli / 1000:g} CPUs, {found.memory_bytes >> 20} MiB{gpus}")
+    return HostCheck(
+        "machine", "ok", f"{found.hostname}: {found.cpu_milli / 1000:g} CPUs, {found.memory_bytes >> 20} MiB{gpus}"
+    )
 
 
-STANDS_MAX: Final = 200
+STACKS_MAX: Final = 200
 DEPTH_MAX: Final = 30
 
 
-def threads() -> dict[str, list[str]]:
+def thread_stacks() -> dict[str, list[str]]:
     """Return the stack of each thread by thread name, innermost frame first."""
     names = {one.ident: one.name for one in threading.enumerate()}
-    frames = list(sys._current_frames().items())[:STANDS_MAX]
-    return {f"{names.get(ident, 'unknown')} {ident}": _places(frame) for ident, frame in frames}
+    frames = list(sys._current_frames().items())[:STACKS_MAX]
+    return {f"{names.get(ident, 'unknown')} {ident}": _frames(frame) for ident, frame in frames}
 
 
-def tasks() -> list[str]:
+def task_stacks() -> list[str]:
     """Return, for each task of the running event loop, its coroutine and where it waits."""
     found = sorted((_task(one) for one in asyncio.all_tasks()), key=str)
-    return found[:STANDS_MAX] + ([f"and {len(found) - STANDS_MAX} more"] if len(found) > STANDS_MAX else [])
+    return found[:STACKS_MAX] + ([f"and {len(found) - STACKS_MAX} more"] if len(found) > STACKS_MAX else [])
 
 
 def _task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
-    where = _place(frames[-1]) if frames else "done"
+    where = _frame(frames[-1]) if frames else "done"
     coroutine = getattr(task.get_coro(), "__qualname__", "")
     # Not the task's name, which may contain the name of an object: a dump must hold no user data.
     return f"{coroutine} at {where}"
 
 
-def _places(frame: FrameType | None) -> list[str]:
+def _frames(frame: FrameType | None) -> list[str]:
     found: list[str] = []
     while frame is not None and len(found) < DEPTH_MAX:
-        found.append(_place(frame))
+        found.append(_frame(frame))
         frame = frame.f_back
     return found
 
 
-def _place(frame: FrameType) -> str:
+def _frame(frame: FrameType) -> str:
     code = frame.f_code
     return (
         f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from remit.world.files.artifacts import Carrier
-    from remit.world.process.exec_session import Session, Window
+    from remit.world.files.artifacts import ArtifactFetcher
+    from remit.world.process.exec_session import ExecSession, PtySize
 
 T = TypeVar("T")
 
@@ -61,14 +61,14 @@ class Clock(Protocol):
         ...
 
 
-class Chance(Protocol):
+class Randomness(Protocol):
     """One stream of pseudo-random numbers. The same seed and the same calls give the same numbers."""
 
-    def below(self, limit: int) -> int:
+    def randrange(self, limit: int) -> int:
         """Return an integer from 0 up to but not including `limit`, uniformly distributed."""
         ...
 
-    def uniform_ms(self, limit: int) -> int:
+    def jitter_ms(self, limit: int) -> int:
         """Return a delay from 0 up to and including `limit` milliseconds, uniformly distributed."""
         ...
 
@@ -78,7 +78,7 @@ class Chance(Protocol):
         """Return a shuffled copy of `items`."""
         ...
 
-    def stream(self, name: str) -> Chance:
+    def stream(self, name: str) -> Randomness:
         """Return an independent stream for `name`, so that draws by one component never shift the numbers another one gets."""
         ...
 
@@ -150,20 +150,20 @@ class Disk(Protocol):
         ...
 
 
-class Piece(NamedTuple):
+class LogChunk(NamedTuple):
     """A part of a log file. `start` is the offset of its first byte, counted over all bytes ever written to that log."""
 
     start: int
     data: bytes
 
 
-class Spool(Protocol):
+class LogFiles(Protocol):
     """Log files of unbounded writers, rotated to a bounded size by dropping the oldest bytes.
 
     Symbolic links are not followed and only regular files are read. Calls block: async code calls them through an `Offload`.
     """
 
-    def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+    def rotate(self, directory: Path, name: str, *, bytes_max: int, rotated_max: int) -> bool:
         """If the file is larger than `bytes_max`, move its content to a rotated file and truncate it. Returns whether it did
         so.
 
@@ -175,11 +175,11 @@ class Spool(Protocol):
         """Return the offsets of the first retained byte and of the end. Raises `FileMissing` if nothing was ever written."""
         ...
 
-    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
+    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> LogChunk:
         """Read from offset `start`, or from the first retained byte after it. Raises `FileMissing`."""
         ...
 
-    def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
+    def prune(self, directory: Path, keep: Collection[str], *, files_max: int, bytes_max: int, age_ms_max: int) -> None:
         """Delete log files older than `age_ms`, then the oldest ones until at most `files` and `bytes_max` are left.
 
         Files are grouped by the part of their name before the last dot, and a group is deleted as a whole. Groups listed in
@@ -243,7 +243,7 @@ class Limits(NamedTuple):
     pids: int = 0
 
 
-class Mounted(NamedTuple):
+class BindMount(NamedTuple):
     """A file or directory of the host that a sandbox shows at another path."""
 
     source: Path
@@ -251,7 +251,7 @@ class Mounted(NamedTuple):
     writable: bool = False
 
 
-class Order(NamedTuple):
+class ProcessSpec(NamedTuple):
     """A process to start. It is never run through a shell.
 
     - `env`: the complete environment.
@@ -279,7 +279,7 @@ class Order(NamedTuple):
     with_parent: bool = False
     not_after_ms: int | None = None
     root: Path | None = None
-    mounts: tuple[Mounted, ...] = ()
+    mounts: tuple[BindMount, ...] = ()
     hidden: tuple[Path, ...] = ()
 
 
@@ -287,30 +287,30 @@ _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """No leading dot: these names are reserved for the runner."""
 
 
-def check_group(name: str) -> None:
+def check_group_name(name: str) -> None:
     if not _GROUP_NAME.fullmatch(name):
         raise ValueError(f"group: {name!r} is invalid; use 1 to 200 of A-Z a-z 0-9 . _ - with a letter or digit first")
 
 
-def check_order(order: Order) -> None:
+def check_process_spec(order: ProcessSpec) -> None:
     """Raise ValueError for a spec that no runner accepts on any machine. Such a spec is a bug of the caller."""
     if not order.argv:
         raise ValueError("argv is empty")
     if order.group:
-        check_group(order.group)
+        check_group_name(order.group)
     elif any(order.limits):
         raise ValueError("limits need a process group; set group")
     if (order.root is not None or order.mounts) and order.sandbox == "none":
         raise ValueError("root and mounts need a sandbox; set sandbox")
 
 
-def check_in_time(order: Order, now_ms: int) -> None:
+def check_start_deadline(order: ProcessSpec, now_ms: int) -> None:
     """Raise `NotStarted` if the start deadline has passed. Call this right before the start, without an await in between."""
     if order.not_after_ms is not None and now_ms >= order.not_after_ms:
         raise NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
 
 
-class Running(NamedTuple):
+class ProcessHandle(NamedTuple):
     """Identity of a started process. A pid is reused over time; a pid with its start time is not.
 
     `group` is the runner's internal reference to the process group. A caller that stores all three fields can find the
@@ -318,11 +318,11 @@ class Running(NamedTuple):
     """
 
     pid: int
-    began: str
+    start_time: str
     group: str = ""
 
 
-class Ended(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a process ended: its exit `code`, or the `signal` that killed it. Both are None if it was not our child and is gone.
 
     `oom`: the kernel killed one of its processes because the group exceeded its memory limit.
@@ -341,7 +341,7 @@ class Usage(NamedTuple):
     pids: int = 0
 
 
-class Confinement(NamedTuple):
+class IsolationSupport(NamedTuple):
     """What this host can isolate: the cgroup version, the usable controllers, and the `reason` why there are no more.
 
     `sandbox`: bubblewrap is installed.
@@ -349,31 +349,31 @@ class Confinement(NamedTuple):
 
     cgroups: Literal["v2", "v1", "none"]
     controllers: tuple[str, ...]
-    why: str
+    reason: str
     sandbox: bool
 
 
 class Runner(Protocol):
     """Runs processes on this machine, each in its own process group. They outlive their starter unless `with_parent` is set."""
 
-    async def start(self, order: Order, /) -> Running:
+    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
         """Start a process. Raises `NotStarted`; then nothing is running."""
         ...
 
-    async def wait(self, running: Running, /) -> Ended:
+    async def wait(self, running: ProcessHandle, /) -> ExitStatus:
         """Return when the process has ended. It may have been started by an earlier process of ours."""
         ...
 
-    def alive(self, running: Running, /) -> bool: ...
+    def is_alive(self, running: ProcessHandle, /) -> bool: ...
 
-    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+    async def stop(self, running: ProcessHandle, /, *, grace_ms: int) -> None:
         """Send SIGTERM, and SIGKILL after `grace_ms`. Returns when no process of the tree is left.
 
         Also stops the children of a process that has ended itself.
         """
         ...
 
-    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+    async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
         """Start a command in the environment of a running process: same user, group, limits, directory and sandbox.
 
         `order` is the spec that the process was started with, changed for the command; only `argv`, `env`, `directory`,
@@ -382,19 +382,19 @@ class Runner(Protocol):
         """
         ...
 
-    def usage(self, running: Running, /) -> Usage:
+    def usage(self, running: ProcessHandle, /) -> Usage:
         """Return the usage of the process tree; all zeros once it is gone."""
         ...
 
-    def confinement(self) -> Confinement:
+    def isolation_support(self) -> IsolationSupport:
         """Return what limits and sandboxes this host supports. Limits are enforced only by the listed `controllers`."""
         ...
 
-    def leftovers(self) -> tuple[str, ...]:
+    def live_groups(self) -> tuple[str, ...]:
         """Return the sorted names of groups with live processes, also of earlier starters. Empty groups are removed."""
         ...
 
-    async def clear(self, group: str, /) -> None:
+    async def kill_group(self, group: str, /) -> None:
         """Kill all processes of the named group, whichever process started them. Returns when none is left."""
         ...
 
@@ -407,7 +407,7 @@ class Gpu(NamedTuple):
     memory_bytes: int = 0
 
 
-class Equipment(NamedTuple):
+class HostInventory(NamedTuple):
     """Hardware of a machine, as far as the limits of this process allow its use."""
 
     hostname: str
@@ -421,7 +421,7 @@ class Equipment(NamedTuple):
 class Host(Protocol):
     """The machine this process runs on."""
 
-    def equipment(self) -> Equipment:
+    def inventory(self) -> HostInventory:
         """Read the hardware anew. Blocks: async code calls it through an `Offload`."""
         ...
 
@@ -429,12 +429,12 @@ class Host(Protocol):
 class Ports(Protocol):
     """Allocates free TCP ports of this machine."""
 
-    async def free(self, count: int, /) -> list[int]:
+    async def find_free(self, count: int, /) -> list[int]:
         """Return `count` different free ports, none of which was returned within the last minute. Raises `NoFreePorts`."""
         ...
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """Result of a probe. `detail` is a short text for users."""
 
     ok: bool
@@ -444,11 +444,11 @@ class Probed(NamedTuple):
 class Prober(Protocol):
     """Probes a replica over the network. Every failure is a result; only cancellation is raised."""
 
-    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> ProbeResult:
         """GET `path`: 200 to 399 is a success. Redirects are not followed and the body is not read."""
         ...
 
-    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> ProbeResult:
         """Open a TCP connection: success if it is accepted."""
         ...
 
@@ -458,7 +458,7 @@ class World:
     """All interfaces that a component gets. `dataclasses.replace` exchanges one of them, for example the offload."""
 
     clock: Clock
-    chance: Chance
+    randomness: Randomness
     ids: Ids
     disk: Disk
     offload: Offload
@@ -467,7 +467,7 @@ class World:
     host: Host
     ports: Ports
     prober: Prober
-    carrier: Carrier
+    artifacts: ArtifactFetcher
 
 
 class WorldError(Exception):
@@ -478,7 +478,7 @@ class WorldError(Exception):
         super().__init__(f"{cause}; {cure}")
 
 
-class NoBoot(WorldError):
+class BootIdUnavailable(WorldError):
     """The boot id cannot be read, so instants of different processes cannot be compared."""
 
 
@@ -490,27 +490,27 @@ class DiskError(WorldError):
     """A file system call failed. Nothing has changed, except after `NotDurable`."""
 
 
-class Missing(DiskError):
+class FileMissing(DiskError):
     """The file or directory does not exist."""
 
 
-class TooLarge(DiskError):
+class FileTooLarge(DiskError):
     """The file is larger than the reader allows."""
 
 
-class NoRoom(DiskError):
+class DiskFull(DiskError):
     """The file system or the quota is full."""
 
 
-class Forbidden(DiskError):
+class AccessDenied(DiskError):
     """The path cannot be read or written for lack of permission."""
 
 
-class Busy(DiskError):
+class FileBusy(DiskError):
     """The file is locked or being written by another process, or the name is taken."""
 
 
-class Unsettled(DiskError):
+class NotDurable(DiskError):
     """The change is visible, but may not survive a crash of the machine. Repeat the write before relying on it."""
 
 
@@ -518,15 +518,15 @@ class LinkError(WorldError):
     """No reply was received."""
 
 
-class Unreached(LinkError):
+class NotSent(LinkError):
     """The peer has not received the request."""
 
 
-class Unheard(LinkError):
+class ReplyLost(LinkError):
     """The peer may have received the request, or may still receive it; its reply did not arrive."""
 
 
-class NotServed(WorldError):
+class ListenFailed(WorldError):
     """Listening failed: the address is in use, or the system refused it."""
 
 
@@ -534,5 +534,5 @@ class NotStarted(WorldError):
     """Nothing was started: the program does not exist, or the system refused it."""
 
 
-class NoPorts(WorldError):
+class NoFreePorts(WorldError):
     """Too few free ports."""

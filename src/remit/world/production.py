@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from remit.world.clock import BootClock
 from remit.world.concurrency import ThreadOffload
-from remit.world.files.artifacts import FileCarrier
+from remit.world.files.artifacts import FileArtifactFetcher
 from remit.world.files.disk import FileDisk
-from remit.world.host import KernelPorts, SocketProber, ThisHost
+from remit.world.host import KernelPorts, LocalHost, SocketProber
 from remit.world.interfaces import World
 from remit.world.net.rpc_client import SocketLink
 from remit.world.process.runner import ProcessRunner
-from remit.world.randomness import RandomIds, seeded_by_the_system
+from remit.world.randomness import RandomIds, system_seeded
 
 
 def production(addresses: Mapping[str, str] | None = None) -> World:
@@ -23,14 +23,14 @@ def production(addresses: Mapping[str, str] | None = None) -> World:
     clock = BootClock()
     return World(
         clock=clock,
-        chance=seeded_by_the_system(),
+        randomness=system_seeded(),
         ids=RandomIds(),
         disk=FileDisk(),
         offload=ThreadOffload(),
         link=SocketLink(addresses or {}),
         runner=ProcessRunner(clock),
-        host=ThisHost(clock),
+        host=LocalHost(clock),
         ports=KernelPorts(clock),
         prober=SocketProber(clock),
-        carrier=FileCarrier(),
+        artifacts=FileArtifactFetcher(),
     )

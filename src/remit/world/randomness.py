@@ -14,44 +14,44 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 
-class SeededChance:
+class SeededRandomness:
     """A pseudo-random stream. `seed` is public so that it can be printed with the command that replays a run."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
         # A text seed is hashed with SHA-512, so similar seeds give unrelated streams and PYTHONHASHSEED has no effect.
-        self._lots = random.Random(seed)  # noqa: S311 - not used for secrets
+        self._rng = random.Random(seed)  # noqa: S311 - not used for secrets
 
-    def below(self, limit: int) -> int:
-        return self._lots.randrange(limit)
+    def randrange(self, limit: int) -> int:
+        return self._rng.randrange(limit)
 
-    def uniform_ms(self, limit: int) -> int:
-        return self._lots.randrange(limit + 1)
+    def jitter_ms(self, limit: int) -> int:
+        return self._rng.randrange(limit + 1)
 
     def choice(self, items: Sequence[T], /) -> T:
-        return items[self._lots.randrange(len(items))]
+        return items[self._rng.randrange(len(items))]
 
     def shuffled(self, items: Sequence[T], /) -> list[T]:
         lots = list(items)
-        self._lots.shuffle(lots)
+        self._rng.shuffle(lots)
         return lots
 
-    def stream(self, name: str) -> SeededChance:
-        return SeededChance(f"{self.seed}/{name}")
+    def stream(self, name: str) -> SeededRandomness:
+        return SeededRandomness(f"{self.seed}/{name}")
 
 
-def seeded_by_the_system() -> SeededChance:
-    return SeededChance(os.urandom(16).hex())
+def system_seeded() -> SeededRandomness:
+    return SeededRandomness(os.urandom(16).hex())
 
 
-_NONCE_SIGNS: Final = 16
+_NONCE_CHARACTERS: Final = 16
 """80 bits: among 10^9 ids alive at a time, the probability of a collision is about one in two million."""
 
-_INCARNATION_SIGNS: Final = 8
+_INCARNATION_CHARACTERS: Final = 8
 """40 bits: a scope gets a new incarnation only after a restore. Every operation id contains it, so it is short."""
 
 _ALPHABET: Final = b"abcdefghijklmnopqrstuvwxyz234567"
-_SIGNS: Final = bytes([_ALPHABET[byte % len(_ALPHABET)] for byte in range(256)])
+_CHARACTER_OF_BYTE: Final = bytes([_ALPHABET[byte % len(_ALPHABET)] for byte in range(256)])
 """Maps a byte to a character. 256 is a multiple of 32, so all characters are equally likely. Ids are created for every claim;
 `bytes.translate` maps all bytes in one call.
 """
@@ -61,7 +61,7 @@ class RandomIds:
     """Ids in lower-case base 32: no character that is special in a shell, a URL or a case-insensitive file system."""
 
     def nonce(self) -> str:
-        return os.urandom(_NONCE_SIGNS).translate(_SIGNS).decode()
+        return os.urandom(_NONCE_CHARACTERS).translate(_CHARACTER_OF_BYTE).decode()
 
     def incarnation(self) -> str:
-        return os.urandom(_INCARNATION_SIGNS).translate(_SIGNS).decode()
+        return os.urandom(_INCARNATION_CHARACTERS).translate(_CHARACTER_OF_BYTE).decode()

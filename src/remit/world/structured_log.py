@@ -21,15 +21,15 @@ import msgspec
 from remit.model.counters import BoundedCounter
 from remit.model.problems import escaped
 
-Form = Literal["json", "text"]
-Level = Literal["debug", "info", "warning", "error"]
-LEVELS: Final[tuple[Level, ...]] = ("debug", "info", "warning", "error")
+LogFormat = Literal["json", "text"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LEVELS: Final[tuple[LogLevel, ...]] = ("debug", "info", "warning", "error")
 
 VALUE_MAX: Final = 2_000
 FIELDS_MAX: Final = 40
-QUIET_MS: Final = 10_000
+RATE_LIMIT_MS: Final = 10_000
 """Interval in which a rate-limited entry is written at most once."""
-KINDS_MAX: Final = 1_000
+RATE_LIMIT_KEYS_MAX: Final = 1_000
 """Number of rate-limit keys that are remembered."""
 RECENT_MAX: Final = 500
 """Number of recent lines kept in memory for support reports."""
@@ -39,10 +39,10 @@ _SECRET: Final = re.compile(r"remit_[A-Za-z0-9]{12,}|(?i:bearer)[ \t]+\S+")
 _PRIVATE: Final = frozenset(("authorization", "token", "secret", "password", "cookie", "key"))
 _CONTROL: Final = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Characters that JSON leaves unescaped and a terminal would interpret."""
-_NUMBERS: Final[dict[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_NUMBERS: Final[dict[LogLevel, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-class Chronicle:
+class StructuredLog:
     """The log of one component of a process. `bind` returns a log that adds fields to each line."""
 
     def __init__(
@@ -51,20 +51,20 @@ class Chronicle:
         *,
         wall: Callable[[], str],
         now_ms: Callable[[], int],
-        form: Form = "text",
-        level: Level = "info",
+        form: LogFormat = "text",
+        level: LogLevel = "info",
         file: BinaryIO | None = None,
     ) -> None:
         self.part, self.level, self.counts = part, level, BoundedCounter(LEVELS)
         self._now_ms = now_ms
-        self._told: dict[str, tuple[int, int]] = {}
+        self._last_written: dict[str, tuple[int, int]] = {}
         """By rate-limit key: when an entry was last written, and how many were suppressed since."""
         self._write = _Writer(form, wall, self.counts, file)
         self._fields: dict[str, object] = {"part": part}
 
-    def bind(self, **fields: object) -> Chronicle:
+    def bind(self, **fields: object) -> StructuredLog:
         """Return a log that adds these fields to each line. Rate limits and counters are shared with this one."""
-        one = object.__new__(Chronicle)
+        one = object.__new__(StructuredLog)
         one.__dict__.update(self.__dict__)
         one._fields = {**self._fields, **fields}
         return one
@@ -73,40 +73,38 @@ class Chronicle:
         """Return the last lines as they were written."""
         return [line.decode() for line in self._write.recent]
 
-    def tells(self, level: Level) -> bool:
+    def is_enabled(self, level: LogLevel) -> bool:
         """Return whether entries of this level are written."""
         return _NUMBERS[level] >= _NUMBERS[self.level]
 
     def debug(self, event: str, **fields: object) -> None:
-        self._tell("debug", event, fields)
+        self._log("debug", event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        self._tell("info", event, fields)
+        self._log("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._tell("warning", event, fields)
+        self._log("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._tell("error", event, fields)
+        self._log("error", event, fields)
 
-    def seldom(self, level: Level, sort: str, event: str, **fields: object) -> None:
-        """Write an entry at most once per `QUIET_MS` and `sort`. It carries the number of entries suppressed since the last
-        one.
-        """
-        if not self.tells(level):
+    def rate_limited(self, level: LogLevel, key: str, event: str, **fields: object) -> None:
+        """Write an entry at most once per `RATE_LIMIT_MS` and `key`. It carries the number of suppressed entries."""
+        if not self.is_enabled(level):
             return
         now_ms = self._now_ms()
-        at_ms, passed = self._told.pop(sort, (now_ms - QUIET_MS, 0))
-        if now_ms - at_ms < QUIET_MS:
-            self._told[sort] = at_ms, passed + 1
+        at_ms, passed = self._last_written.pop(key, (now_ms - RATE_LIMIT_MS, 0))
+        if now_ms - at_ms < RATE_LIMIT_MS:
+            self._last_written[key] = at_ms, passed + 1
             return
-        while len(self._told) >= KINDS_MAX:
-            del self._told[next(iter(self._told))]
-        self._told[sort] = now_ms, 0
+        while len(self._last_written) >= RATE_LIMIT_KEYS_MAX:
+            del self._last_written[next(iter(self._last_written))]
+        self._last_written[key] = now_ms, 0
         more = {"passed_over": passed} if passed else {}
-        self._tell(level, event, {**fields, **more})
+        self._log(level, event, {**fields, **more})
 
-    def _tell(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
+    def _log(self, level: LogLevel, event: str, fields: Mapping[str, object]) -> None:
         if _NUMBERS[level] >= _NUMBERS[self.level]:
             self._write(level, event, {**self._fields, **fields})
 
@@ -118,13 +116,13 @@ class _Writer:
     heartbeats.
     """
 
-    def __init__(self, form: Form, wall: Callable[[], str], counts: BoundedCounter, file: BinaryIO | None) -> None:
+    def __init__(self, form: LogFormat, wall: Callable[[], str], counts: BoundedCounter, file: BinaryIO | None) -> None:
         self._form, self._wall, self._counts, self._file = form, wall, counts, file
         self.recent: deque[bytes] = deque(maxlen=RECENT_MAX)
 
-    def __call__(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
+    def __call__(self, level: LogLevel, event: str, fields: Mapping[str, object]) -> None:
         self._counts.add(level)
-        told = {"time": self._wall(), **_tidied(level, {**fields, "event": event})}
+        told = {"time": self._wall(), **_sanitize(level, {**fields, "event": event})}
         line = _json(told) if self._form == "json" else _text(told)
         self.recent.append(line)
         file = sys.stderr.buffer if self._file is None else self._file
@@ -133,7 +131,7 @@ class _Writer:
             file.flush()
 
 
-def _tidied(level: Level, fields: Mapping[str, object]) -> dict[str, Any]:
+def _sanitize(level: LogLevel, fields: Mapping[str, object]) -> dict[str, Any]:
     """Drop empty fields, redact secrets, and bound the number and length of fields."""
     found: dict[str, Any] = {"level": level}
     for field, value in fields.items():
@@ -141,11 +139,11 @@ def _tidied(level: Level, fields: Mapping[str, object]) -> dict[str, Any]:
             continue
         if len(found) >= FIELDS_MAX:
             break
-        found[field] = HIDDEN if field.lower() in _PRIVATE else _plain(value)
+        found[field] = HIDDEN if field.lower() in _PRIVATE else _printable(value)
     return found
 
 
-def _plain(value: object) -> object:
+def _printable(value: object) -> object:
     if isinstance(value, bool | int | float):
         return value
     text = str(value)

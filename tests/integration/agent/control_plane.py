@@ -23,11 +23,11 @@ from aiohttp import web
 from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.setup import AgentDirectory, build_secret_files
-from remit.assembly import controllers, scheduler, server
+from remit.assembly import build_controllers, build_scheduler, run_server
 from remit.cli.local.down import end_keeper
 from remit.client.authority_client import AuthorityClient
 from remit.client.rpc import EndpointStub
-from remit.correction.framework.loop import Cadence
+from remit.correction.framework.loop import LoopTiming
 from remit.law.timing import Timing
 from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Role
 from remit.model.kinds import Region, RegionSpec, Template, Tenant, TenantSpec, Workload, WorkloadSpec
@@ -247,14 +247,14 @@ async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
 
 async def _serve(made: Scope) -> None:
     world, store, tempo = made.world, made.store, made.tempo
-    placing = scheduler(
+    placing = build_scheduler(
         store, store, made.client(Actor("scheduler", Role.SCHEDULER)), world, name="scheduler",
         rhythm=SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.heartbeat_ms),
     )  # fmt: skip
-    crew = controllers(store, store, made.client, world, name="crew", cadence=Cadence(tempo.heartbeat_ms))
+    crew = build_controllers(store, store, made.client, world, name="crew", cadence=LoopTiming(tempo.heartbeat_ms))
     async with asyncio.TaskGroup() as group:
         group.create_task(
-            server(
+            run_server(
                 store,
                 world,
                 scope="local",

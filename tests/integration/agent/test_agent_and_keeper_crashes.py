@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path, PurePosixPath
 
+import pytest
+
 from remit.agent.keeper.protocol import is_locked
 from remit.agent.setup import build_secret_files
 from remit.world.files.disk import FileDisk
@@ -51,6 +53,7 @@ async def pid_in(path: Path) -> int:
     return int(lines(path)[-1].split()[0])
 
 
+@pytest.mark.smoke
 def test_an_agent_that_was_killed_finds_its_work_again_and_starts_nothing_twice() -> None:
     """F36 F37."""
 
@@ -85,6 +88,7 @@ def test_an_agent_that_was_killed_finds_its_work_again_and_starts_nothing_twice(
     play(scene, SLOW_MS)
 
 
+@pytest.mark.smoke
 def test_an_agent_that_is_stopped_for_ever_is_fenced_by_its_keeper_and_eager_work_runs_on() -> None:
     """F18 F34."""
 

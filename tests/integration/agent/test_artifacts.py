@@ -53,6 +53,7 @@ def once(**more: object) -> dict[str, object]:
     return {"type": "job", "retries": 0, **more}
 
 
+@pytest.mark.smoke
 def test_a_service_is_deployed_from_a_tarball__fetched_once_and_told_of_while_it_comes() -> None:
     async def scene(scope: Scope) -> None:
         await permit(scope)
@@ -205,6 +206,7 @@ def test_the_cache_outlives_its_agent__and_a_file_that_was_changed_there_is_fetc
     play(scene)
 
 
+@pytest.mark.smoke
 def test_volumes_are_there__scratch_goes_with_the_copy_and_a_host_path_stays() -> None:
     async def scene(scope: Scope) -> None:
         lent, other = scope.root / "lent", scope.root / "other"

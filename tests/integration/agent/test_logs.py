@@ -74,6 +74,7 @@ def test_whoever_follows_gets_every_line_once_over_many_cuts_until_the_copy_has_
     play(scene)
 
 
+@pytest.mark.smoke
 def test_the_last_lines_of_either_stream_are_told_and_nothing_to_whoever_has_no_right_or_asks_for_a_path() -> None:
     async def scene(scope: Scope) -> None:
         agent = scope.agent()

@@ -30,18 +30,19 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount, Duration
 from remit.world.clock import BootClock
-from remit.world.process.isolation import user_of_tenant
+from remit.world.process.isolation import tenant_user
 from remit.world.process.runner import ProcessRunner
 from tests.integration.agent.control_plane import Scope, forever, gone, lines, play, shell, until
 
 SERVICE = {"type": "service", "replicas": 1}
-LIMITED = "memory" in ProcessRunner(BootClock()).confinement().controllers
+LIMITED = "memory" in ProcessRunner(BootClock()).isolation_support().controllers
 
 
 def once(**more: object) -> dict[str, object]:
     return {"type": "job", "retries": 0, **more}
 
 
+@pytest.mark.smoke
 def test_words_environment_directory_and_ports_are_as_the_manifest_says_and_nothing_is_left() -> None:
     async def scene(scope: Scope) -> None:
         agent = scope.agent("--name", "n1")
@@ -137,6 +138,7 @@ async def _is_gone(scope: Scope, name: str) -> bool:
     return found is None or found.status.phase == "released"
 
 
+@pytest.mark.smoke
 def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is_ready_and_when_not_alive() -> None:
     async def scene(scope: Scope) -> None:
         scope.agent()
@@ -221,7 +223,7 @@ def test_work_of_another_user_owns_its_directory_and_can_write_nowhere_else() ->
 @pytest.mark.parametrize(
     ("words", "number"),
     [
-        ((), user_of_tenant("t")[1:]),
+        ((), tenant_user("t")[1:]),
         (("--work-user", "daemon"), str(pwd.getpwnam("daemon").pw_uid)),
         (("--work-user", "root"), "0"),
     ],

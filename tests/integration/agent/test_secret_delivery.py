@@ -77,6 +77,7 @@ def nowhere(scope: Scope, agent: AgentProcess) -> None:
             assert CANARY.encode() not in words, words
 
 
+@pytest.mark.smoke
 def test_a_service_reads_files_and_variables__new_ones_at_its_next_start__and_nothing_of_them_is_left() -> None:
     async def scene(scope: Scope) -> None:
         agent, said = scope.agent("--name", "n1"), scope.root / "said"
@@ -89,7 +90,7 @@ def test_a_service_reads_files_and_variables__new_ones_at_its_next_start__and_no
         first = await told(said, 1)
         assert first[:5] == [digest(CANARY), digest(CANARY + "-token"), "ann", "mode = 1", "live live $(TOKEN)"]
         assert first[5] == "400"
-        place = build_secret_files(agent.directory).place(f"{found.metadata.uid}.1")
+        place = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
         assert first[6] == str(place / "secrets/db") and first[6].startswith("/dev/shm/")
         nowhere(scope, agent)
 
@@ -134,8 +135,8 @@ def test_an_agent_that_was_killed_finds_what_runs_with_its_files__and_removes_th
         await declare(scope)
         await scope.run("web", *telling(said), spec=SERVICE, secrets=READ, configs=CONFIGS, restart=AGAIN)
         found = await scope.until("web-0", "ready", "serving")
-        place = build_secret_files(agent.directory).place(f"{found.metadata.uid}.1")
-        stranger = build_secret_files(agent.directory).place("gone.1")
+        place = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
+        stranger = build_secret_files(agent.directory).path_of("gone.1")
         stranger.mkdir()
         agent.kill()
         await declare(scope, "-2")

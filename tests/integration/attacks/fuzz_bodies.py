@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest, NodeState, RunState
-from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
+from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, RunState, SecretMaterialRequest
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from remit.serve.http.openapi import EXAMPLE_MANIFESTS
 from tests.integration.attacks.attack_server import Stage
 from tests.integration.attacks.fuzz_decoders import _encode
@@ -63,7 +63,9 @@ def doors(stage: Stage) -> list[Door]:
         Door("member", "POST", "/v1/apply", b"\n".join(_json(workload(f"l{number}")) for number in range(3))),
         Door("member", "POST", "/v1/plan", _json([workload("a1", replicas=3)])),
         Door("member", "POST", "/v1/capacity", _json(_rich())),
-        Door("member", "POST", f"{mine}/replicas/web-0/exec", encode_frame(ExecFrameType.START, ExecStart(("id",))), MEDIA_TYPE),
+        Door(
+            "member", "POST", f"{mine}/replicas/web-0/exec", encode_frame(ExecFrameType.START, ExecStart(("id",))), MEDIA_TYPE
+        ),
         Door("admin", "POST", "/v1/apply", _json([node("f1"), tenant("fuzzed")])),
         Door("join", "POST", "/v1/join", _json({"digest": "0" * 64, "nodes": ["f1"], "request": ""})),
     ]

@@ -40,7 +40,7 @@ from remit.serve.components import component_rpc
 from remit.serve.http import bodies
 from remit.serve.http.openapi import EXAMPLE_MANIFESTS
 from remit.serve.http.replies import ApiProblem
-from remit.world.net.frames import NoFrame, next_frame
+from remit.world.net.frames import FrameError, read_frame
 from tests.integration.attacks.mutations import mutated
 
 REFUSALS: Final = (msgspec.DecodeError, ValueError, RecursionError)
@@ -69,11 +69,11 @@ def _framed(data: bytes) -> object:
         reader.feed_data(data)
         reader.feed_eof()
         while True:
-            await next_frame(reader)
+            await read_frame(reader)
 
     try:
         asyncio.run(frames())
-    except (NoFrame, asyncio.IncompleteReadError) as error:
+    except (FrameError, asyncio.IncompleteReadError) as error:
         return error
     return None
 
@@ -140,12 +140,19 @@ def seeds() -> list[bytes]:
         _encode(_OPERATION),
         _encode(AssignmentsRequest(("n1",))),
     ]
-    good += [_encode(remote_store.RangeRequest("a/")), _encode(remote_store.WatchRequest("")), _encode(JoinRequest("a" * 64, ("n1",)))]
+    good += [
+        _encode(remote_store.RangeRequest("a/")),
+        _encode(remote_store.WatchRequest("")),
+        _encode(JoinRequest("a" * 64, ("n1",))),
+    ]
     good += [
         _encode(agent_messages.SecretMaterialRequest(_ACTOR, "replica/a/b", "u", 1)),
         b'{"verdicts":[{"verdict":"accepted","revision":3}]}',
     ]
-    good += [_encode(agent_messages.SecretMaterial({"a": {"b": "c"}})), b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}']
+    good += [
+        _encode(agent_messages.SecretMaterial({"a": {"b": "c"}})),
+        b'{"incarnation":"i","revision":3,"whole":true,"gone":["a"]}',
+    ]
     good += [protocol.encode(protocol.ProcessTable(whole=True)), b'{"copy":["a","b",1],"number":3,"began_ms":1}\n{"copy"']
     good += [
         exec_frames.encode_frame(exec_frames.ExecFrameType.START, exec_frames.ExecStart(("id",)))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from remit.law.certificate_identity import agent_identity
 from remit.model.identity import token_digest
-from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
+from remit.world.net.certificates import CertificateAuthority, KeyPair, create_key, create_request
 from tests.integration.attacks.attack_server import Intruder, Refusal, attack, refusal
 from tests.integration.serve.server_process import Reply, ask_on
 from tests.integration.serve.test_tls import serving
@@ -61,7 +61,7 @@ def an_agents_certificate_in_another_role(by: Intruder) -> list[Refusal]:
     with secured(by) as (server, sign):
         mine, admin = sign("n1"), server.admin
         certified = server.ask(
-            "POST", "/v1/join", {**joining(by, "n1"), "request": request_for(made_key()).decode()}, server.made("join")
+            "POST", "/v1/join", {**joining(by, "n1"), "request": create_request(create_key()).decode()}, server.made("join")
         )
         assert certified.status == 200, certified
         agent = f"{by.name}ab"
@@ -120,9 +120,12 @@ class Secured:
 
     def foreign(self) -> Path:
         """What another authority would have signed for the same node."""
-        key, file = made_key(), self.data / "foreign.pem"
+        key, file = create_key(), self.data / "foreign.pem"
         file.write_bytes(
-            key + CertificateAuthority(CertificateAuthority.made("another")).agent(request_for(key), agent_identity(["n1"])).calling
+            key
+            + CertificateAuthority(CertificateAuthority.create("another"))
+            .issue_agent(create_request(key), agent_identity(["n1"]))
+            .calling
         )
         return file
 
@@ -136,8 +139,8 @@ def secured(by: Intruder) -> Iterator[tuple[Secured, Any]]:
         authority = CertificateAuthority(KeyPair((data / "tls/ca.pem").read_bytes(), (data / "tls/ca.key").read_bytes()))
 
         def sign(node: str) -> Path:
-            key, file = made_key(), data / f"{node}.pem"
-            file.write_bytes(key + authority.agent(request_for(key), agent_identity([node])).calling)
+            key, file = create_key(), data / f"{node}.pem"
+            file.write_bytes(key + authority.issue_agent(create_request(key), agent_identity([node])).calling)
             return file
 
         yield server, sign

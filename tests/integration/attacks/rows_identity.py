@@ -18,8 +18,8 @@ from remit.client.remote_store import RangeRequest, WatchRequest
 from remit.client.rpc import EndpointCall
 from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
 from remit.model.kinds import Node, Taint
-from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest, NodeState, AssignmentsRequest
-from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
+from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState, SecretMaterialRequest
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Intruder, Refusal, attack
 from tests.unit.serve.in_memory_server import node, tenant
 
@@ -131,9 +131,19 @@ def a_node_writes_about_another(by: Intruder) -> list[Refusal]:
     claims = (Acquire("agent/n2", LEASE), Vacate("agent/n2"), Apply(other), Delete("Node", "n2"), Acquire("scheduler", LEASE))
     found = [by.claim(text, me, claim) for claim in claims]
     found += [by.claim(text, as_other, Apply(other)), by.claim(text, Actor("x", Role.SCHEDULER), Acquire("scheduler", LEASE))]
-    found += [by.claim(text, Actor("x", Role.OPERATOR), Apply(other)), by.door(text, EndpointCall(beats=(NodeHeartbeat(me, NodeState("n2")),)))]
-    found += [by.door(text, EndpointCall(beats=(NodeHeartbeat(as_other, NodeState(name)),))), by.door(text, EndpointCall(renew=as_other))]
-    found += [by.door(text, RangeRequest("secret/")), by.door(text, EndpointCall(heard=True)), by.door(text, EndpointCall(states=("n2",)))]
+    found += [
+        by.claim(text, Actor("x", Role.OPERATOR), Apply(other)),
+        by.door(text, EndpointCall(beats=(NodeHeartbeat(me, NodeState("n2")),))),
+    ]
+    found += [
+        by.door(text, EndpointCall(beats=(NodeHeartbeat(as_other, NodeState(name)),))),
+        by.door(text, EndpointCall(renew=as_other)),
+    ]
+    found += [
+        by.door(text, RangeRequest("secret/")),
+        by.door(text, EndpointCall(heard=True)),
+        by.door(text, EndpointCall(states=("n2",))),
+    ]
     return [*found, by.door(text, AssignmentsRequest(("n2",)), "/v1/follow"), by.door(text, WatchRequest(""), "/v1/follow")]
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from remit.cli.main import remit
 from remit.world.clock import BootClock
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 from remit.world.process.runner import ProcessRunner
 from tests.integration.attacks.attack_server import Intruder, Refusal, attack
 from tests.unit.serve.in_memory_server import tenant, workload
@@ -204,7 +204,9 @@ def a_path_in_the_place_of_a_name(by: Intruder) -> list[Refusal]:
 def what_a_shell_would_read(by: Intruder) -> None:
     """A30: words of a command are words. Nothing is refused; with a whole agent: test_hostile_workloads.py."""
     words = (";$(id)", "`id`", "a|b", "&&", "$HOME", "*", "\n", "-x", "$(PORT)")
-    told = asyncio.run(_ran(Order(("printf", "<%s>", *words), {"PATH": os.defpath}, stdout=by.stage.server.data / "said")))
+    told = asyncio.run(
+        _ran(ProcessSpec(("printf", "<%s>", *words), {"PATH": os.defpath}, stdout=by.stage.server.data / "said"))
+    )
     assert told == 0
     assert (by.stage.server.data / "said").read_text() == "".join(f"<{word}>" for word in words)
 
@@ -212,7 +214,7 @@ def what_a_shell_would_read(by: Intruder) -> None:
 @attack(0, noted=())
 def a_library_for_the_agent(by: Intruder) -> None:
     """A31: what steers a loader reaches the work alone. Nothing is refused; with a whole agent and bubblewrap: test_hostile_workloads.py."""
-    order = Order(
+    order = ProcessSpec(
         ("sh", "-c", "echo $LD_PRELOAD"), {"PATH": os.defpath, "LD_PRELOAD": "/x/e.so"}, stdout=by.stage.server.data / "heard"
     )
     assert asyncio.run(_ran(order)) == 0
@@ -220,7 +222,7 @@ def a_library_for_the_agent(by: Intruder) -> None:
     assert "e.so" not in os.environ.get("LD_PRELOAD", "")
 
 
-async def _ran(order: Order) -> int | None:
+async def _ran(order: ProcessSpec) -> int | None:
     runner = ProcessRunner(BootClock())
     running = await runner.start(order)
     async with asyncio.timeout(20):

@@ -25,12 +25,14 @@ LATER: Final = {
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "faults.md"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("one", ATTACKS, ids=str)
 def test_it_is_refused_as_the_table_says(one: Attack, stage: Stage, record_property: Callable[[str, object], None]) -> None:
     record_property("row", one.row)
     record_property("requests", run(stage, one))
 
 
+@pytest.mark.smoke
 def test_no_row_is_left_out() -> None:
     rows = {line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| A")}
     assert rows == {one.row for one in ATTACKS} | set(LATER)

@@ -14,6 +14,8 @@ from tests.integration.attacks.fuzz_bodies import fuzz
 from tests.integration.attacks.fuzz_decoders import DECODERS, seeds, tried
 from tests.integration.attacks.mutations import mutated
 
+pytestmark = pytest.mark.smoke
+
 BODIES = 400
 INPUTS = 150
 

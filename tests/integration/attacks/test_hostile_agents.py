@@ -13,14 +13,16 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameReader, ExecExit, ExecFrameType, encode_frame
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecExit, ExecFrameReader, ExecFrameType, ExecStart, encode_frame
 from remit.serve.components import exec_sessions, replica_logs
-from remit.world.net.frames import BODY_BYTES_MAX, Kind, framed
+from remit.world.net.frames import BODY_BYTES_MAX, FrameKind, pack_frame
 from tests.unit.observation.row_fixtures import replica, tenant, work
 from tests.unit.serve import in_memory_server as asking
 from tests.unit.serve.components.test_exec_sessions import BEGUN, agents, at, free_port
 from tests.unit.serve.in_memory_server import Api, Reply, api
 from tests.unit.serve.watch_cache_fixtures import Told
+
+pytestmark = pytest.mark.smoke
 
 MIB: Final = 1 << 20
 GROWTH_MIB_MAX: Final = 50
@@ -52,24 +54,24 @@ async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
 
 
 async def announces_too_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
-    writer.write(struct.pack(">IBQ", 0xFFFFFFFF, Kind.ITEM, await _tag(reader)))
+    writer.write(struct.pack(">IBQ", 0xFFFFFFFF, FrameKind.ITEM, await _tag(reader)))
     await asyncio.sleep(30)
 
 
 async def sends_a_huge_frame(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
-    writer.write(framed(Kind.ITEM, await _tag(reader), bytes(BODY_BYTES_MAX)))
+    writer.write(pack_frame(FrameKind.ITEM, await _tag(reader), bytes(BODY_BYTES_MAX)))
     await writer.drain()
 
 
 async def answers_another_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
     tag = await _tag(reader)
     for other in range(1_000):
-        writer.write(framed(Kind.ITEM, tag + 1 + other, b"not for you"))
-    writer.write(framed(Kind.BROKEN, tag))
+        writer.write(pack_frame(FrameKind.ITEM, tag + 1 + other, b"not for you"))
+    writer.write(pack_frame(FrameKind.BROKEN, tag))
 
 
 async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
-    writer.write(framed(Kind.REFUSED, await _tag(reader)))
+    writer.write(pack_frame(FrameKind.REFUSED, await _tag(reader)))
 
 
 HOSTILE: Final[list[Answers]] = [
@@ -80,8 +82,8 @@ HOSTILE: Final[list[Answers]] = [
 async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
     """Endless, and heedless of how much was taken."""
     tag = await _tag(reader)
-    piece = framed(Kind.ITEM, tag, bytes((ExecFrameType.STDOUT,)) + b"x" * 65_536)
-    writer.write(framed(Kind.ITEM, tag, BEGUN))
+    piece = pack_frame(FrameKind.ITEM, tag, bytes((ExecFrameType.STDOUT,)) + b"x" * 65_536)
+    writer.write(pack_frame(FrameKind.ITEM, tag, BEGUN))
     with suppress(OSError):
         for _ in range(20_000):
             writer.write(piece)
@@ -178,14 +180,21 @@ def test_row_13__an_endless_stream_that_does_not_wait_is_broken_off(what: str, m
 
 @pytest.mark.parametrize(
     "item",
-    [b"", b"\x00", b"\xff" * 100, bytes((ExecFrameType.START,)) + b"{}", bytes((ExecFrameType.REFUSED,)) + b"\xff", bytes((ExecFrameType.EXITED,)) + b"[["],
+    [
+        b"",
+        b"\x00",
+        b"\xff" * 100,
+        bytes((ExecFrameType.START,)) + b"{}",
+        bytes((ExecFrameType.REFUSED,)) + b"\xff",
+        bytes((ExecFrameType.EXITED,)) + b"[[",
+    ],
     ids=repr,
 )
 def test_row_13__in_the_middle_of_a_session_nonsense_ends_it(item: bytes) -> None:
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
         tag = await _tag(reader)
         for one in (BEGUN, bytes((ExecFrameType.STDOUT,)) + b"so far", item):
-            writer.write(framed(Kind.ITEM, tag, one))
+            writer.write(pack_frame(FrameKind.ITEM, tag, one))
         await asyncio.sleep(5)
 
     async def scene() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 from remit.world.process.runner import ProcessRunner
 from tests.integration.cli.test_up import REMIT, Ups
 
@@ -97,6 +97,7 @@ def test_row_30__what_a_shell_would_read_is_literal(ups: Ups) -> None:
     assert done.stdout == told
 
 
+@pytest.mark.smoke
 def test_row_31__what_steers_a_loader_reaches_the_task_alone(ups: Ups) -> None:
     """A library that is not there makes a loader complain: so it shows who has heeded it."""
     env = {"LD_PRELOAD": "/nowhere/evil.so", "LD_AUDIT": "/nowhere/audit.so", "PYTHONPATH": "/nowhere", "PYTHONSTARTUP": "/x"}
@@ -132,7 +133,7 @@ def test_row_31__bubblewrap_itself_is_started_without_it(tmp_path: Path, monkeyp
 
     async def scene() -> None:
         runner = ProcessRunner(BootClock())
-        running = await runner.start(Order(("true",), {"PATH": os.defpath, "MODE": "live", **steering}, sandbox="bwrap"))
+        running = await runner.start(ProcessSpec(("true",), {"PATH": os.defpath, "MODE": "live", **steering}, sandbox="bwrap"))
         async with asyncio.timeout(20):
             await runner.wait(running)
 

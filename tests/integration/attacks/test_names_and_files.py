@@ -42,6 +42,7 @@ TAGS: Final = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("what", list(NAMES))
 def test_row_28__a_name_that_is_none_is_a_422(what: str) -> None:
     name = NAMES[what]

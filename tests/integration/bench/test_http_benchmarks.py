@@ -31,6 +31,7 @@ def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, 
     assert rows["yardstick: raw store"]["rows_per_s"] > rows["yardstick: raw store"]["commits_per_s"] > 0
 
 
+@pytest.mark.smoke
 def test_requests_watches_and_heartbeats_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WATCHERS", 5)
     monkeypatch.setattr(api, "AGENTS", 100)

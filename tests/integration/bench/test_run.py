@@ -12,6 +12,7 @@ from remit.bench.run import AUDIT_NAMES, RunSizes
 from remit.cli.main import remit
 
 
+@pytest.mark.smoke
 def test_every_job_is_run_and_its_steps_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "QUICK", RunSizes(jobs=12, idle=3, forks=3))
     result = CliRunner().invoke(remit, ["bench", "run", "--quick", "--json"], prog_name="remit")

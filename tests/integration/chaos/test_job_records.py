@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.chaos.job_records import Judged, Line, Stall, crowds, judge, lives, read, still_alive
+
+pytestmark = pytest.mark.smoke
 
 JOB = "replica/chaos/job-1-0"
 SERVICE = "replica/chaos/service-0-0"

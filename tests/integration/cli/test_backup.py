@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from remit.cli.main import remit
-from remit.store.sqlite.backup import Label, opening
-from remit.store.sqlite.database_file import SIGN
+from remit.store.sqlite.backup import BackupLabel, archive_head
+from remit.store.sqlite.database_file import SQLITE_MAGIC
 from tests.integration.cli.test_up import SERVICE, Ups, alive
 
 JOB = """
@@ -142,6 +142,7 @@ def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_ru
     assert "restored from a backup" in ups._log.read_text()
 
 
+@pytest.mark.smoke
 def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) -> None:
     ups.start("--nodes", "0")
     ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
@@ -162,7 +163,7 @@ def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) 
 @pytest.mark.parametrize("spoilt", ["no tar", "cut off", "a store that is not ours"])
 def test_what_is_no_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: Path, place: str, spoilt: str) -> None:
     backup = tmp_path / "bad.tar"
-    label = Label(
+    label = BackupLabel(
         version="0.1",
         scope="local",
         incarnation="i1",
@@ -176,8 +177,8 @@ def test_what_is_no_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: 
     backup.write_bytes(
         {
             "no tar": b"dear reader",
-            "cut off": opening(label) + bytes(5_000),
-            "a store that is not ours": SIGN + bytes(5_000),
+            "cut off": archive_head(label) + bytes(5_000),
+            "a store that is not ours": SQLITE_MAGIC + bytes(5_000),
         }[spoilt]
     )
     (tmp_path / "empty").mkdir()

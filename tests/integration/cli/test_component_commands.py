@@ -12,6 +12,7 @@ from tests.integration.cli.test_up import REMIT
 from tests.integration.serve.server_process import Server
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("part", ["scheduler", "controllers"])
 def test_a_part_with_the_token_of_people_says_so__with_the_cure(part: str, tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:

@@ -54,6 +54,7 @@ def run(ups: Ups, *words: str, fed: bytes = b"") -> tuple[int, bytes, str]:
     return done.returncode, done.stdout, done.stderr.decode()
 
 
+@pytest.mark.smoke
 def test_it_runs_as_the_replica_does_and_ends_with_its_own_code(ups: Ups) -> None:
     code, out, err = run(ups, "web-0", "--", "sh", "-c", "echo $REMIT_REPLICA $MODE; pwd; echo wrong >&2; exit 7")
     assert code == 7

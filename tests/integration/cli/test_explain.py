@@ -75,6 +75,7 @@ def as_json(*words: str) -> Any:
     return json.loads(told(*words, "-o", "json"))
 
 
+@pytest.mark.smoke
 def test_a_workload_that_waits_for_room(data: Path) -> None:
     text = told("explain", "workload/web", "--data", str(data))
     assert "queued 2, bound 4 of 6 wanted" in text
@@ -105,6 +106,7 @@ def test_work_that_fits_on_no_node_is_never(data: Path) -> None:
     assert found["waits"]["unblocks"][0]["changes"] == [{"kind": "grow", "what": "n1", "amount": {"cpu": "22"}}]
 
 
+@pytest.mark.smoke
 def test_bound_work_is_told_why_it_is_there_and_why_not_elsewhere(data: Path) -> None:
     text = told("explain", "replica/web-0", "--node", "g1", "--data", str(data), "-v")
     assert "bound on n" in text
@@ -130,6 +132,7 @@ def test_where_no_node_has_devices_bound_work_is_where_most_is_left(deviceless: 
     assert "least-allocated" in text and "fragmentation" not in text
 
 
+@pytest.mark.smoke
 def test_the_shape_of_the_json_is_stable(data: Path) -> None:
     workload = as_json("explain", "workload/web", "--data", str(data))
     assert list(workload) == [
@@ -167,6 +170,7 @@ def test_the_shape_of_the_json_is_stable(data: Path) -> None:
     ]
 
 
+@pytest.mark.smoke
 def test_capacity_of_a_scope(data: Path) -> None:
     text = told("capacity", "-f", str(MORE), "--data", str(data))
     assert "4 fit now: room for 4, quota for 52" in text

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remit.commitment.rulings.declarations import FILL_MAX
+from remit.commitment.rulings.declarations import INITIAL_REPLICAS_MAX
 from remit.model.manifests.reader import read
 from tests.integration.cli.test_explain import MORE, settled
 
@@ -81,6 +81,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scope]:
 # -- looking -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_list_of_workloads_says_what_limits_each(scope: Scope) -> None:
     lines = scope.told("get", "wl", "-A").splitlines()
     assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY", "STAGES", "LIMITED", "BY", "AGE"]
@@ -89,6 +90,7 @@ def test_a_list_of_workloads_says_what_limits_each(scope: Scope) -> None:
     assert any("over_quota: tenant/lab has too little quota left" in line for line in lines)
 
 
+@pytest.mark.smoke
 def test_a_list_of_replicas_says_why_they_wait(scope: Scope) -> None:
     text = scope.told("get", "replicas")
     assert re.search(r"web-0 +bound +n[12] +1 ", text)
@@ -132,6 +134,7 @@ def test_a_name_that_is_not_there_is_guessed(scope: Scope) -> None:
     assert scope.told("get", "workload/lab/train", "-o", "name") == "workload/lab/train\n"
 
 
+@pytest.mark.smoke
 def test_describe_is_all_on_one_page(scope: Scope) -> None:
     text = scope.told("describe", "workload", "web")
     for part in (
@@ -163,6 +166,7 @@ def test_explain_and_capacity_say_over_http_what_they_say_of_the_data(scope: Sco
     assert "no node" in scope.complained("explain", "replica/web-4", "--node", "n99")
 
 
+@pytest.mark.smoke
 def test_events_of_all_and_of_one(scope: Scope) -> None:
     text = scope.told("events", "--for", "replica/web-0")
     assert text.splitlines()[0].split() == ["TYPE", "REASON", "AGE", "FROM", "MESSAGE"]
@@ -196,7 +200,7 @@ spec: {type: job, replicas: MANY, template: {command: ["true"], resources: {cpu:
 """
 
 
-MANY = FILL_MAX + 1
+MANY = INITIAL_REPLICAS_MAX + 1
 """So many that none of them comes with its workload: nobody here would end those, and it goes as soon as it is deleted."""
 
 
@@ -204,6 +208,7 @@ def job(name: str, cpu: str = "1", replicas: int = 2) -> str:
     return JOB.replace("NAME", name).replace("CPU", f'"{cpu}"').replace("MANY", str(replicas))
 
 
+@pytest.mark.smoke
 def test_a_plan_is_applied_exactly_or_not_at_all(scope: Scope) -> None:
     text = scope.told("plan", "-f", "-", stdin=job("planned"))
     assert "+ workload/planned  create" in text and "2 of 2 new replicas would be placed" in text

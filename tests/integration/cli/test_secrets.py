@@ -75,6 +75,7 @@ def test_a_secret_is_made_shown_by_its_keys_and_turned__and_its_value_is_nowhere
     assert (scope.root / "data" / "seal.keys").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.smoke
 def test_a_refusal_says_no_value_again(scope: Scope, tmp_path: Path) -> None:
     for wrong in ("[canary-list]", "47114711", "{canary: map}"):
         done = scope.run("apply", "-f", "-", stdin=manifest(wrong))

@@ -13,6 +13,8 @@ import pytest
 from remit.cli.local.doctor import Cleaner
 from tests.integration.cli.test_up import Ups
 
+pytestmark = pytest.mark.smoke
+
 CANARY = "c4n4ry"
 HOSTILE = f"""
 apiVersion: remit/v1

@@ -60,6 +60,7 @@ def lasted_s(ended: Callable[[], bool], since: float) -> float:
     return time.monotonic() - since
 
 
+@pytest.mark.smoke
 def test_revoked__a_persons_watch_log_and_session_end__then_an_agents_orders_and_its_node_is_silent(
     ups: Ups, tmp_path: Path
 ) -> None:

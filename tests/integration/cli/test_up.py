@@ -171,6 +171,7 @@ def test_up_and_its_agent_and_keeper_are_killed__down_ends_what_is_left(ups: Ups
     assert not [pid for pid in work if alive(pid)]
 
 
+@pytest.mark.smoke
 def test_regions_are_dealt_out_over_the_nodes(ups: Ups) -> None:
     ups.start("--nodes", "4", "--regions", "eu-central,eu-west")
     ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())

@@ -74,6 +74,7 @@ def web(ups: Ups) -> str:
     return "web"
 
 
+@pytest.mark.smoke
 def test_apply_and_wait__it_serves_and_its_endpoints_answer(ups: Ups, web: str) -> None:
     assert re.search(r"web +service +3/3 +serving 3 +-", told(ups, "get", "wl"))
     found = json.loads(told(ups, "get", "endpoints", "-o", "json"))["items"]
@@ -84,6 +85,7 @@ def test_apply_and_wait__it_serves_and_its_endpoints_answer(ups: Ups, web: str) 
     assert told(ups, "wait", "workload/web", "--for=condition=Available") == "workload/web has condition=Available\n"
 
 
+@pytest.mark.smoke
 def test_logs_of_one_and_of_all_each_line_with_its_name(ups: Ups, web: str) -> None:
     assert told(ups, "logs", "replica/web-0", "--stream", "stdout").splitlines()[0] == "hello"
     lines = told(ups, "logs", web, "--stream", "stdout").splitlines()
@@ -113,6 +115,7 @@ def test_what_is_used_is_told_by_the_nodes(ups: Ups, web: str) -> None:
     assert all(one["memoryBytes"] > 0 for one in found if one["workload"] == web)
 
 
+@pytest.mark.smoke
 def test_scale_and_wait(ups: Ups, web: str) -> None:
     done = ups.remit("scale", web, "--replicas", "4", "--wait")
     assert done.returncode == 0 and "serving 4 of 4" in done.stderr, done.stderr

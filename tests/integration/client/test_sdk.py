@@ -142,6 +142,7 @@ def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tm
     asyncio.run(main())
 
 
+@pytest.mark.smoke
 def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
     """The wire is cut after the server has taken the request, and before its answer is through."""
 
@@ -213,6 +214,7 @@ def test_a_server_that_ends_well_says_so_to_its_watchers(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+@pytest.mark.smoke
 def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()

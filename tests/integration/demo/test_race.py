@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, AuthorityStatus, NotLeader
+from remit.client.endpoint import AuthorityStatus, EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import batch_key
 from remit.demo.authority_process import AUTHORITY, DemoFailed, EpochStampingService, RecordingEndpoint, address_of
@@ -73,6 +73,7 @@ def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
     assert not [line for line in lines if len(line) > 80 or line != line.rstrip()]
 
 
+@pytest.mark.smoke
 def test_without_a_terminal_there_is_no_colour_and_no_progress_bar() -> None:
     code, said = shown()
     assert code == 0, said
@@ -123,9 +124,9 @@ def test_the_longer_race_of_the_help_is_longer() -> None:
 )
 def test_one_was_sent_again_and_two_were(tmp_path: Path, count: int, told: str) -> None:
     world = production()
-    race = Race(tmp_path, tmp_path / "s", world, world.chance, 2)
+    race = Race(tmp_path, tmp_path / "s", world, world.randomness, 2)
     race.retried = count
-    assert _one_outcome(race).told.startswith(f"{told} retried with the same id")
+    assert _one_outcome(race).result.startswith(f"{told} retried with the same id")
 
 
 @pytest.mark.mounts
@@ -207,8 +208,8 @@ async def written(data: Path, change: Callable[[SqliteStore], Awaitable[tuple[li
     store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
     try:
         puts, deletes = await change(store)
-        head = chain.advance(store.place.head, puts, deletes)
-        assert isinstance(await store.commit(chain.batch(store.place, head, puts, deletes)), Committed)
+        head = chain.advance(store.position.head, puts, deletes)
+        assert isinstance(await store.commit(chain.batch(store.position, head, puts, deletes)), Committed)
     finally:
         await store.close()
 
@@ -287,6 +288,7 @@ def test_an_acknowledged_operation_that_is_gone_is_counted_as_lost(monkeypatch: 
     assert "checks failed" in said
 
 
+@pytest.mark.smoke
 def test_a_second_owner_is_noticed_by_history_and_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "data"
     after_the_race(monkeypatch, second_owner, data)

@@ -18,8 +18,8 @@ from remit.model.claims import Code
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.observation.node_columns import Columns, Left
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.explain.pending import explain_pending
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.kernel import Kernel
@@ -27,6 +27,8 @@ from remit.proposal.placement.plugins import UnblockEvent, installed_filters, in
 from tests.properties.authority_world import workload
 from tests.unit.observation.row_fixtures import ready
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster, rich
+
+pytestmark = pytest.mark.smoke
 
 PACKAGE = Path(__file__).resolve().parents[3] / "examples" / "plugins"
 NODES = {
@@ -57,10 +59,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
     sys.modules.pop("remit_example_plugins", None)
 
 
-def node(name: str, labels: dict[str, str]) -> Left:
+def node(name: str, labels: dict[str, str]) -> NodeFree:
     spec = NodeSpec(region="eu", zone="eu-a", capacity=Amount({"cpu": 16_000}))
     one = Node(metadata=Metadata(name=name, labels=labels), spec=spec, status=NodeStatus(health=NodeHealth.READY))
-    return Left(one, {"cpu": 16_000}, {})
+    return NodeFree(one, {"cpu": 16_000}, {})
 
 
 def ask(name: str, cpu: int) -> Requirements:
@@ -69,13 +71,13 @@ def ask(name: str, cpu: int) -> Requirements:
 
 
 def kernel() -> Kernel:
-    columns = Columns([node(name, labels) for name, labels in NODES.items()])
+    columns = NodeColumns([node(name, labels) for name, labels in NODES.items()])
     scores = (*DEFAULT_SCORES, *installed_scores())
-    return Kernel(columns, ColumnPeers(columns, {}), filters=installed_filters(), scores=scores)
+    return Kernel(columns, ColumnPeerCounts(columns, {}), filters=installed_filters(), scores=scores)
 
 
 def places(told: Kernel, one: Requirements, count: int) -> list[str]:
-    return [list(NODES)[row] for row in told.run(told.known(one.generation, one), count).rows]
+    return [list(NODES)[row] for row in told.place_run(told.class_for(one.generation, one), count).rows]
 
 
 def test_without_the_package_there_are_no_plug_ins() -> None:
@@ -84,7 +86,11 @@ def test_without_the_package_there_are_no_plug_ins() -> None:
 
 def test_the_package_is_found_by_its_entry_points(installed: dict[str, Any]) -> None:
     (filter_,), (score,) = installed_filters(), installed_scores()
-    assert (filter_.name, filter_.code, filter_.cures) == ("rack-power", Code.SELECTOR, (UnblockEvent.NODE, UnblockEvent.WORKLOAD))
+    assert (filter_.name, filter_.code, filter_.unblock_events) == (
+        "rack-power",
+        Code.SELECTOR,
+        (UnblockEvent.NODE, UnblockEvent.WORKLOAD),
+    )
     assert filter_.reason == "the rack has less power than the workload needs"
     assert (score.name, score.weight, score.static) == ("tier", 5, True)
     assert installed["dependencies"] == ["remit"]
@@ -128,9 +134,9 @@ def test_it_goes_by_nothing_that_work_of_one_shape_may_differ_in(installed: dict
 def test_a_node_that_gets_more_power_or_another_tier_is_seen(installed: dict[str, Any]) -> None:
     told = kernel()
     hungry = ask("hungry", 9)
-    one = told.known("hungry", hungry)
-    assert told.place(one) == -1
+    one = told.class_for("hungry", hungry)
+    assert told.best_row(one) == -1
     told.columns.put(node("bare", {"rack-power": "1000"}).node)
-    assert told.place(one) == 0
+    assert told.best_row(one) == 0
     told.columns.put(node("strong", {"rack-power": "950", "tier": "gold"}).node)
-    assert told.place(one) == 2
+    assert told.best_row(one) == 2

@@ -6,13 +6,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from remit.assembly import served
+from remit.assembly import api_server
 from remit.cli.session.token_files import token_in
 from remit.law.timing import Timing
 from remit.serve.auth import enrollment
-from remit.world.net.certificates import Lifespans
-from remit.world.net.connections import Listen
-from remit.world.net.server_keys import Secured
+from remit.world.net.certificates import CertificateLifetimes
+from remit.world.net.connections import ListenAddress
+from remit.world.net.server_keys import TlsOptions
 from remit.world.production import production
 
 
@@ -20,11 +20,11 @@ async def main(data: Path, seconds: int) -> None:
     world = production()
     enrollment.AGENT_TOKEN_TTL_MS = seconds * 1000  # type: ignore[misc]
     token, _ = token_in(data / "token", world.ids)
-    secured = Secured(lifespans=Lifespans(agent_s=seconds))
-    async with served(
+    secured = TlsOptions(lifetimes=CertificateLifetimes(agent_s=seconds))
+    async with api_server(
         data,
         world,
-        listen=Listen(port=0),
+        listen=ListenAddress(port=0),
         token=token,
         tempo=Timing(200),
         secured=secured,

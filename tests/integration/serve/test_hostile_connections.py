@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from remit.world.net import connections, http_server
-from remit.world.net.connections import Bound
+from remit.world.net.connections import BoundSocket
 from tests.integration.serve.test_http_listener import GET, ask, listening, said
+
+pytestmark = pytest.mark.smoke
 
 POST = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 MUCH = b"a" * 300_000
@@ -35,7 +37,7 @@ async def slow(scope: Any, receive: Any, send: Any) -> None:
     await said(send, b"at last")
 
 
-async def heard(bound: Bound, *words: bytes, wait_s: float = 10) -> bytes:
+async def heard(bound: BoundSocket, *words: bytes, wait_s: float = 10) -> bytes:
     """All that is answered until the connection is closed."""
     reader, writer = await ask(bound, words[0])
     found, reading = b"", asyncio.create_task(reader.read())

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import NotServed
+from remit.world.interfaces import ListenFailed
 from remit.world.net import http_server
-from remit.world.net.connections import FEW, Bound, Listen
-from remit.world.net.http_server import http_listening
+from remit.world.net.connections import ALWAYS_ADMITTED, BoundSocket, ListenAddress
+from remit.world.net.http_server import serve_http
+
+pytestmark = pytest.mark.smoke
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -30,16 +32,16 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def listening(app: App, closing: Callable[[], None] = lambda: None, **more: Any) -> AsyncIterator[Bound]:
-    bound = Bound(Listen("127.0.0.1", 0))
+async def listening(app: App, closing: Callable[[], None] = lambda: None, **more: Any) -> AsyncIterator[BoundSocket]:
+    bound = BoundSocket(ListenAddress("127.0.0.1", 0))
     try:
-        async with http_listening(app, bound, closing=closing, **more):
+        async with serve_http(app, bound, on_closing=closing, **more):
             yield bound
     finally:
         bound.close()
 
 
-async def ask(bound: Bound, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def ask(bound: BoundSocket, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", bound.port)
     writer.write(words)
     return reader, writer
@@ -66,7 +68,7 @@ def test_one_connection_too_many_is_told_so() -> None:
     asyncio.run(main())
 
 
-async def from_(address: str, bound: Bound, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def from_(address: str, bound: BoundSocket, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", bound.port, local_addr=(address, 0))
     writer.write(words)
     return reader, writer
@@ -90,7 +92,7 @@ def test_one_address_does_not_have_all_connections__and_those_of_it_that_say_not
             for _ in range(40):
                 held.append(await from_("127.0.0.3", bound))
                 assert b"200 OK" in await held[-1][0].readline()
-            silent = [await from_("127.0.0.4", bound, b"") for _ in range(FEW)]
+            silent = [await from_("127.0.0.4", bound, b"") for _ in range(ALWAYS_ADMITTED)]
             await asyncio.sleep(0.05)
             held.append(await from_("127.0.0.4", bound))
             assert b"200 OK" in await held[-1][0].readline()
@@ -151,18 +153,18 @@ def test_what_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", "", "127.0.0.1 "])
 def test_nobody_listens_beyond_this_machine(host: str) -> None:
     """A06."""
-    with pytest.raises(NotServed) as refused:
-        Bound(Listen(host, 0))
+    with pytest.raises(ListenFailed) as refused:
+        BoundSocket(ListenAddress(host, 0))
     assert refused.value.cure
 
 
 def test_a_port_has_one_listener() -> None:
-    first = Bound(Listen("localhost", 0))
+    first = BoundSocket(ListenAddress("localhost", 0))
     try:
-        with pytest.raises(NotServed, match="listens at"):
-            Bound(Listen("127.0.0.1", first.port))
-        with pytest.raises(NotServed):
-            Bound(Listen("127.0.0.1", 70_000))
+        with pytest.raises(ListenFailed, match="listens at"):
+            BoundSocket(ListenAddress("127.0.0.1", first.port))
+        with pytest.raises(ListenFailed):
+            BoundSocket(ListenAddress("127.0.0.1", 70_000))
     finally:
         first.close()
 

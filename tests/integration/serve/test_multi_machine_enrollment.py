@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from remit.law.certificate_identity import agent_identity
-from remit.world.net.certificates import CertificateAuthority, KeyPair, made_key, request_for
+from remit.world.net.certificates import CertificateAuthority, KeyPair, create_key, create_request
 from tests.integration.serve.deploy_guide import Machine, blocks
 from tests.integration.serve.network_namespaces import HERE, THERE, YONDER, Machines, machines, why_not
 
@@ -134,7 +134,7 @@ def _ended_by_revoking(place: Place, root: Path) -> None:
         one["metadata"]["name"] for one in listed if one["spec"]["role"] == "agent" and "node-a" in one["spec"]["nodes"]
     )
     assert place.remit("token", "revoke", name).returncode == 0
-    body = {"request": request_for(made_key()).decode()}
+    body = {"request": create_request(create_key()).decode()}
     until("it is ended", lambda: place.curl("/v1/renew", mine, body, show=calling)[0] == "401")
     again, _ = place.join_token("node-a")
     assert place.curl("/v1/join", again, {"digest": "cd" * 32, "nodes": ["node-a"], **body})[0] == "200"
@@ -144,7 +144,7 @@ def _turned_away(place: Place, root: Path, spent: str, tmp_path: Path) -> None:
     joined = root / "run" / "joined"
     assert {oct(file.stat().st_mode & 0o777) for file in joined.iterdir()} == {"0o600"}
     mine, calling = (joined / "token").read_text().strip(), joined / "calling.pem"
-    request = request_for(made_key()).decode()
+    request = create_request(create_key()).decode()
     body = {"digest": "ab" * 32, "nodes": ["node-a"], "request": request}
     assert place.curl("/v1/join", spent, body)[0] == "401"  # A04: it was used
     again, _ = place.join_token("node-a")
@@ -158,9 +158,9 @@ def _turned_away(place: Place, root: Path, spent: str, tmp_path: Path) -> None:
     authority = CertificateAuthority(
         KeyPair((place.data / "tls/ca.pem").read_bytes(), (place.data / "tls/ca.key").read_bytes())
     )
-    key = made_key()
+    key = create_key()
     foreign = tmp_path / "foreign.pem"
-    foreign.write_bytes(key + authority.agent(request_for(key), agent_identity(["n9"])).calling)
+    foreign.write_bytes(key + authority.issue_agent(create_request(key), agent_identity(["n9"])).calling)
     assert place.curl("/v1/renew", mine, {"request": request}, show=foreign)[0] == "403"  # the right authority, another node
     server = place.data / "tls" / "caller.pem"
     assert place.curl("/v1/renew", mine, {"request": request}, show=server)[0] == "403"  # the right authority, another role

@@ -84,6 +84,7 @@ def _operations() -> list[Any]:
 OPERATIONS: Final = _operations()
 
 
+@pytest.mark.smoke
 def test_everything_that_is_served_is_described() -> None:
     assert len(OPERATIONS) + len(CONVERSING) == len(ROUTES)
 

@@ -24,6 +24,7 @@ from tests.unit.serve.in_memory_server import tenant, workload
 WORKLOADS = "/v1/tenants/acme/workloads"
 
 
+@pytest.mark.smoke
 def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
@@ -48,6 +49,7 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
         assert code == 130 and "Traceback" not in said
 
 
+@pytest.mark.smoke
 def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_used_to_join(tmp_path: Path) -> None:
     """A03, A04: whoever was let in by the server's first life is turned out by its second."""
     viewer, join = "remit_" + "v" * 40, "remit_" + "j" * 40

@@ -63,10 +63,11 @@ def remit(*words: str, before: Sequence[str] = (), **env: str) -> Done:
     return Done(done.returncode, done.stderr)
 
 
+@pytest.mark.smoke
 def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path) -> None:
     data = tmp_path / "data"
     other = tmp_path / "other.pem"
-    other.write_bytes(CertificateAuthority.made("other").certificate)
+    other.write_bytes(CertificateAuthority.create("other").certificate)
     with serving(data, "--tls", "--tls-name", "remit.example") as url:
         token, ca = data / "token", str(data / "tls" / "ca.pem")
         port = url.rpartition(":")[2]

@@ -18,12 +18,14 @@ import uvloop
 from remit.law.certificate_identity import SERVER_IDENTITY, CertificateIdentity, agent_identity
 from remit.world.files.disk import FileDisk
 from remit.world.net import tls
-from remit.world.net.certificates import Lifespans, made_key, request_for
-from remit.world.net.connections import Bound, Listen
-from remit.world.net.http_server import http_listening
-from remit.world.net.server_keys import Secured, TlsKeys
-from remit.world.net.tls import Trust, calling
+from remit.world.net.certificates import CertificateLifetimes, create_key, create_request
+from remit.world.net.connections import BoundSocket, ListenAddress
+from remit.world.net.http_server import serve_http
+from remit.world.net.server_keys import TlsKeys, TlsOptions
+from remit.world.net.tls import ClientTlsFiles, client_context
 from remit.world.production import production
+
+pytestmark = pytest.mark.smoke
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -44,10 +46,10 @@ def played(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def listening(keys: TlsKeys, **more: Any) -> AsyncIterator[Bound]:
-    bound = Bound(Listen("127.0.0.1", 0), secure=True)
+async def listening(keys: TlsKeys, **more: Any) -> AsyncIterator[BoundSocket]:
+    bound = BoundSocket(ListenAddress("127.0.0.1", 0), secure=True)
     try:
-        async with http_listening(who, bound, closing=lambda: None, secure=lambda: keys.context, **more):
+        async with serve_http(who, bound, on_closing=lambda: None, tls_context=lambda: keys.server_context, **more):
             yield bound
     finally:
         bound.close()
@@ -55,11 +57,15 @@ async def listening(keys: TlsKeys, **more: Any) -> AsyncIterator[Bound]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> TlsKeys:
-    return TlsKeys(tmp_path / "tls", FileDisk(), Secured(), "127.0.0.1")
+    return TlsKeys(tmp_path / "tls", FileDisk(), TlsOptions(), "127.0.0.1")
 
 
-async def ask(bound: Bound, trust: Trust, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", bound.port, ssl=calling(trust), server_hostname="localhost")
+async def ask(
+    bound: BoundSocket, trust: ClientTlsFiles, words: bytes = GET
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", bound.port, ssl=client_context(trust), server_hostname="localhost"
+    )
     writer.write(words)
     return reader, writer
 
@@ -71,10 +77,10 @@ async def told(reader: asyncio.StreamReader) -> Any:
 
 
 def test_the_application_is_told_who_calls(keys: TlsKeys, tmp_path: Path) -> None:
-    key = made_key()
-    pair = keys.authority.agent(request_for(key), agent_identity(["n1", "n2"]))
+    key = create_key()
+    pair = keys.authority.issue_agent(create_request(key), agent_identity(["n1", "n2"]))
     (tmp_path / "agent.pem").write_bytes(key + pair.calling)
-    trust = Trust(str(keys.ca_file))
+    trust = ClientTlsFiles(str(keys.ca_file))
 
     async def main() -> None:
         async with listening(keys) as bound:
@@ -106,7 +112,7 @@ def test_whoever_does_not_speak_tls_is_told_so(keys: TlsKeys) -> None:
                 with suppress(ConnectionError):
                     assert b"200" not in await reader.read()
                 writer.close()
-            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
             assert (await told(reader))[0] == "https"
             writer.close()
 
@@ -141,7 +147,7 @@ def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) 
             idle = [await asyncio.open_connection("127.0.0.1", bound.port, local_addr=("127.0.0.2", 0)) for _ in range(60)]
             await asyncio.sleep(0.1)
             assert turned == ["127.0.0.2"] * 10, "half of all"
-            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
             await told(reader)
             for _, one in (*idle, (reader, writer)):
                 one.close()
@@ -152,7 +158,7 @@ def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) 
 def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
     async def main() -> None:
         async with listening(keys, connections_max=4) as bound:
-            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
             await told(reader)
             idle = [await asyncio.open_connection("127.0.0.1", bound.port) for _ in range(3)]
             await asyncio.sleep(0.1)
@@ -165,7 +171,7 @@ def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
             for _, one in idle:
                 one.close()
             await asyncio.sleep(0.1)
-            again, again_writer = await ask(bound, Trust(str(keys.ca_file)))
+            again, again_writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
             await told(again)
             for one in (writer, again_writer):
                 one.close()
@@ -178,7 +184,7 @@ def test_it_ends_while_somebody_is_half_way_in(keys: TlsKeys) -> None:
         async with asyncio.timeout(10):
             async with listening(keys) as bound:
                 _, idle = await asyncio.open_connection("127.0.0.1", bound.port)
-                reader, writer = await ask(bound, Trust(str(keys.ca_file)))
+                reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
                 await told(reader)
             assert await reader.read() == b""
             for one in (idle, writer):
@@ -191,7 +197,7 @@ def test_it_ends_while_somebody_is_half_way_in(keys: TlsKeys) -> None:
 
 def test_a_certificate_is_renewed_while_it_is_in_use(tmp_path: Path) -> None:
     """Whoever comes next is shown the new one, and whoever is there stays."""
-    keys = TlsKeys(tmp_path / "tls", FileDisk(), Secured(lifespans=Lifespans(server_s=4)), "127.0.0.1")
+    keys = TlsKeys(tmp_path / "tls", FileDisk(), TlsOptions(lifetimes=CertificateLifetimes(server_s=4)), "127.0.0.1")
 
     def serial(writer: asyncio.StreamWriter) -> str:
         found: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -199,9 +205,9 @@ def test_a_certificate_is_renewed_while_it_is_in_use(tmp_path: Path) -> None:
 
     async def main() -> None:
         world, said = production(), list[str]()
-        renewing = asyncio.create_task(keys.renewing(world.clock, world.offload, said.append))
+        renewing = asyncio.create_task(keys.run_renewal(world.clock, world.offload, said.append))
         async with listening(keys) as bound:
-            trust = Trust(str(keys.ca_file))
+            trust = ClientTlsFiles(str(keys.ca_file))
             reader, writer = await ask(bound, trust)
             await told(reader)
             first = serial(writer)
@@ -226,7 +232,7 @@ def test_a_certificate_is_renewed_while_it_is_in_use(tmp_path: Path) -> None:
 
 def test_a_socket_beyond_this_machine_is_bound_only_for_tls() -> None:
     """A06."""
-    bound = Bound(Listen("0.0.0.0", 0), secure=True)
+    bound = BoundSocket(ListenAddress("0.0.0.0", 0), secure=True)
     try:
         assert bound.url.startswith("https://127.0.0.1:")
         with socket.create_connection(("127.0.0.1", bound.port), timeout=5):

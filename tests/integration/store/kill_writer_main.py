@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "src")) if place not in sys.path]
 
 from remit.store import chain  # noqa: E402
-from remit.store.protocol import Commit, Committed, Event, Guard, Head, Store, StoreError  # noqa: E402
+from remit.store.protocol import Commit, Committed, Guard, Head, Store, StoreError, WatchEvent  # noqa: E402
 from remit.store.sqlite import maintenance  # noqa: E402
 from remit.store.sqlite.database_file import FILE_NAME, load_checksums  # noqa: E402
 from remit.store.sqlite.store import SqliteStore  # noqa: E402
@@ -85,7 +85,7 @@ async def committer(store: Store, which: int) -> None:
         tell(f"A {which} {number} {revision}")
 
 
-async def chain_writer(store: Store, place: chain.Place) -> None:
+async def chain_writer(store: Store, place: chain.ChainPosition) -> None:
     while True:
         pairs = (("chained", b"%d" % place.head.sequence),)
         head = chain.advance(place.head, pairs, ())
@@ -93,7 +93,7 @@ async def chain_writer(store: Store, place: chain.Place) -> None:
         if not isinstance(answer, Committed):
             tell(f"V the chain was refused: {answer}")
             return
-        place = chain.Place(head, answer.revision)
+        place = chain.ChainPosition(head, answer.revision)
         tell(f"H {head.sequence} {answer.revision}")
         await asyncio.sleep(0.001)
 
@@ -120,7 +120,7 @@ async def child(directory: Path, seed: int, compact_up_to: int) -> None:
     async with asyncio.TaskGroup() as group:
         for which in range(COMMITTERS):
             group.create_task(committer(store, which))
-        group.create_task(chain_writer(store, store.place))
+        group.create_task(chain_writer(store, store.position))
         group.create_task(watcher(store, compact_up_to))
         group.create_task(compactor(store, compact_up_to, random.Random(seed)))
 
@@ -191,7 +191,7 @@ async def check_history(store: Store, after: int, seen: Head | None) -> tuple[li
     watch = await store.watch("", after=after)
     stream = aiter(watch)
     while after < now:
-        event: Event = await anext(stream)
+        event: WatchEvent = await anext(stream)
         if event.after != after:
             said.append(f"the history goes from {after} to {event.after}")
         if event.head is not None and event.span is not None:
@@ -238,8 +238,8 @@ class Parent:
         said = list(told.complaints)
         for which in range(COMMITTERS):
             said += await check_committer(store, which, told.last.get(which))
-        if told.head_sequence and store.place.head.sequence - told.head_sequence not in (1, 2):
-            said.append(f"head {told.head_sequence} was acknowledged; reopening made {store.place.head.sequence}")
+        if told.head_sequence and store.position.head.sequence - told.head_sequence not in (1, 2):
+            said.append(f"head {told.head_sequence} was acknowledged; reopening made {store.position.head.sequence}")
         history, self.seen = await check_history(store, self.checked, self.seen)
         self.checked = await store.revision()
         return said + history

@@ -9,13 +9,25 @@ from pathlib import Path
 import pytest
 
 from remit.store import chain
-from remit.store.protocol import HEAD, Commit, Committed, Corrupt, NewerSchema, Row, StoreError, Unanswered, Unavailable
+from remit.store.protocol import (
+    HEAD,
+    Commit,
+    CommitOutcomeUnknown,
+    Committed,
+    Corrupt,
+    NewerSchema,
+    Row,
+    StoreError,
+    Unavailable,
+)
 from remit.store.sqlite import maintenance
 from remit.store.sqlite.backup import restore
 from remit.store.sqlite.database_file import FILE_NAME, SCHEMA
 from remit.store.sqlite.store import SqliteStore
 from tests.contracts.stores import put, run
 from tests.integration.store.failing_disks import failing_files, opened
+
+pytestmark = pytest.mark.smoke
 
 PAGE = 8192
 
@@ -185,18 +197,18 @@ def test_a_damaged_store_is_replaced_and_kept_aside(tmp_path: Path) -> None:
 # The disk fails under a running store
 
 
-async def settle_one(store: SqliteStore, place: chain.Place, value: bytes) -> chain.Place:
+async def settle_one(store: SqliteStore, place: chain.ChainPosition, value: bytes) -> chain.ChainPosition:
     """Write one batch of the chain as an authority does; a lost answer is settled."""
     pairs = (("settled", value),)
     head = chain.advance(place.head, pairs, ())
     try:
         answer = await store.commit(chain.batch(place, head, pairs))
-    except Unanswered:
+    except CommitOutcomeUnknown:
         settled = await chain.settle(store, place, head)
-        assert isinstance(settled, chain.Place)
+        assert isinstance(settled, chain.ChainPosition)
         return settled
     assert isinstance(answer, Committed)
-    return chain.Place(head, answer.revision)
+    return chain.ChainPosition(head, answer.revision)
 
 
 @pytest.mark.parametrize("call", ["wal sync", "wal write"])
@@ -208,15 +220,15 @@ def test_the_disk_fails_while_committing__unanswered__and_the_chain_settles_it(t
             async with opened(tmp_path) as store:
                 first = await put(store, ("a", b"1"))
                 faults.arm(call)
-                with pytest.raises(Unanswered, match="settle it, and check the disk"):
+                with pytest.raises(CommitOutcomeUnknown, match="settle it, and check the disk"):
                     await put(store, ("a", b"2"))
                 assert faults.struck == [call]
                 row = await store.get("a")
                 assert row is not None
                 assert row.value in (b"1", b"2")
                 faults.arm(call)
-                place = await settle_one(store, store.place, b"3")
-                assert await chain.read_place(store) == place
+                place = await settle_one(store, store.position, b"3")
+                assert await chain.read_position(store) == place
                 place = await settle_one(store, place, b"4")
                 last = await put(store, ("a", b"5"))
                 assert last > first
@@ -236,9 +248,9 @@ def test_the_disk_fails_for_a_whole_group__each_is_unanswered(tmp_path: Path) ->
                 faults.arm("wal sync")
                 commits = [Commit(puts=((f"k{n}", b""),)) for n in range(10)]
                 answers = await asyncio.gather(*(store.commit(commit) for commit in commits), return_exceptions=True)
-                assert [type(answer) for answer in answers] == [Unanswered] * 10
+                assert [type(answer) for answer in answers] == [CommitOutcomeUnknown] * 10
                 assert faults.struck == ["wal sync"], "one group, one fsync"
-                assert await put(store, ("after", b"")) == store.place.revision + 1
+                assert await put(store, ("after", b"")) == store.position.revision + 1
 
     run(story())
 

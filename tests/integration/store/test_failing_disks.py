@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from remit.store.protocol import Commit, Committed, NoSpace, Owned, ReadOnly
+from remit.store.protocol import Commit, Committed, NoSpace, ReadOnly, StoreInUse
 from remit.store.sqlite.backup import restore
 from remit.store.sqlite.database_file import FILE_NAME
-from remit.store.sqlite.directory_lock import LOCK_NAME, Ownership
+from remit.store.sqlite.directory_lock import LOCK_NAME, DirectoryLock
 from tests.contracts.stores import put, run
 from tests.integration.store.failing_disks import opened, read_only_view, small_disk
+
+pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
@@ -145,11 +147,11 @@ def test_a_second_owner_is_refused__also_in_the_same_process(tmp_path: Path) -> 
     async def story() -> None:
         async with opened(tmp_path) as store:
             revision = await put(store, ("a", b"1"))
-            with pytest.raises(Owned, match="stop it, or use another --data directory") as caught:
+            with pytest.raises(StoreInUse, match="stop it, or use another --data directory") as caught:
                 async with opened(tmp_path):
                     pass
             assert caught.value.pid == os.getpid()
-            with pytest.raises(Owned):
+            with pytest.raises(StoreInUse):
                 restore(tmp_path / FILE_NAME, tmp_path, incarnation="second")
             assert (tmp_path / LOCK_NAME).read_text() == f"{os.getpid()}\n"
             assert await put(store, ("a", b"2")) == revision + 1
@@ -163,14 +165,14 @@ def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path:
     """F02."""
 
     async def refused(pid: int) -> None:
-        with pytest.raises(Owned, match=f"owned by process {pid};") as caught:
+        with pytest.raises(StoreInUse, match=f"owned by process {pid};") as caught:
             async with opened(tmp_path):
                 pass
         assert caught.value.pid == pid
 
     async def free() -> None:
         async with opened(tmp_path) as store:
-            assert store.place.head.epoch == 2
+            assert store.position.head.epoch == 2
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, env=environment) as process:
@@ -188,17 +190,17 @@ def test_a_lock_that_was_taken_away_while_it_was_waited_for_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused restore takes its own away: whoever had opened that one would keep nobody out."""
-    path, first, flock = tmp_path / LOCK_NAME, Ownership(tmp_path), fcntl.flock
+    path, first, flock = tmp_path / LOCK_NAME, DirectoryLock(tmp_path), fcntl.flock
 
     def late(fd: int, how: int) -> None:
         first.undo()
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    second = Ownership(tmp_path)
+    second = DirectoryLock(tmp_path)
     assert path.read_text() == f"{os.getpid()}\n"
-    with pytest.raises(Owned):
-        Ownership(tmp_path)
+    with pytest.raises(StoreInUse):
+        DirectoryLock(tmp_path)
     second.undo()
     assert not path.exists()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from remit.store.protocol import Commit, Corrupt, Unavailable
-from remit.store.sqlite.database_file import FILE_NAME, File, create
-from remit.store.sqlite.offline_reader import Glimpse, NoStore
+from remit.store.sqlite.database_file import FILE_NAME, DatabaseFile, create_database
+from remit.store.sqlite.offline_reader import OfflineReader, StoreNotFound
 
 WRITER = """
 import sys
@@ -57,7 +57,7 @@ def test_while_it_is_written_every_copy_is_one_state(tmp_path: Path) -> None:
             scratch = tmp_path / "copy"
             scratch.mkdir()
             try:
-                with Glimpse(data, scratch) as glimpse:
+                with OfflineReader(data, scratch) as glimpse:
                     first, last = glimpse.get("first"), glimpse.get("last")
                     assert (first is None) == (last is None)
                     if first is not None and last is not None:
@@ -79,21 +79,23 @@ def test_while_it_is_written_every_copy_is_one_state(tmp_path: Path) -> None:
     assert len(set(seen)) > 5, (len(seen), missed)
 
 
+@pytest.mark.smoke
 def test_what_its_owner_left_is_read_and_not_touched(tmp_path: Path) -> None:
     data, scratch = tmp_path / "data", tmp_path / "scratch"
     data.mkdir()
     scratch.mkdir()
-    create(data / FILE_NAME)
-    file = File(data / FILE_NAME)
+    create_database(data / FILE_NAME)
+    file = DatabaseFile(data / FILE_NAME)
     file.write([Commit(puts=(("a", b"1"), ("b", b"2")))])
     file.close()
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in data.iterdir()}
-    with Glimpse(data, scratch) as glimpse:
+    with OfflineReader(data, scratch) as glimpse:
         assert [row.key for row in glimpse.rows("")] == ["a", "b"]
         assert glimpse.head() is None
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in data.iterdir()} == before
 
 
+@pytest.mark.smoke
 def test_a_log_that_was_left_behind_counts(tmp_path: Path) -> None:
     """The owner was killed: what it committed is in the log alone."""
     data, scratch = tmp_path / "data", tmp_path / "scratch"
@@ -105,7 +107,7 @@ def test_a_log_that_was_left_behind_counts(tmp_path: Path) -> None:
     )
     assert done.returncode == 9
     assert (data / f"{FILE_NAME}-wal").stat().st_size > 0
-    with Glimpse(data, scratch) as glimpse:
+    with OfflineReader(data, scratch) as glimpse:
         found = glimpse.get("last")
         assert found is not None and found.value == b"7"
     assert (data / f"{FILE_NAME}-wal").stat().st_size > 0
@@ -121,6 +123,6 @@ def test_what_is_no_store_is_said_to_be_none(tmp_path: Path, made: str) -> None:
         data.mkdir()
     if made == "text":
         (data / FILE_NAME).write_text("not a database" * 20)
-    with pytest.raises(Corrupt if made == "text" else NoStore) as caught:
-        Glimpse(data, scratch)
+    with pytest.raises(Corrupt if made == "text" else StoreNotFound) as caught:
+        OfflineReader(data, scratch)
     assert str(data) in str(caught.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from remit.store.protocol import Commit
 from remit.store.sqlite.store import SqliteStore
 from tests.contracts.stores import OneThread
@@ -21,6 +23,7 @@ def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path) -> None:
     assert report.commits_acknowledged > KILLS
 
 
+@pytest.mark.smoke
 def test_the_check_sees_what_is_missing(tmp_path: Path) -> None:
     """The checker itself, with planted losses: a commit that is not there, half of one, and a head that went back."""
     told = Acknowledged({0: (1, 7)}, 5, 1, [])

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import Ended, Limits, NotStarted, Order, Running
-from remit.world.process.exec_session import Entered, Said, Session, Window
+from remit.world.interfaces import ExitStatus, Limits, NotStarted, ProcessHandle, ProcessSpec
+from remit.world.process.exec_session import CommandOutput, ExecSession, ProcessExecSession, PtySize
 from remit.world.process.runner import ProcessRunner
 from tests.contracts.worlds import remove_groups
+
+pytestmark = pytest.mark.smoke
 
 ENV = {"PATH": os.defpath, "MODE": "live"}
 FOREVER = ("/bin/sh", "-c", "while :; do sleep 0.1; done")
@@ -33,17 +35,19 @@ exec unshare --mount --pid --ipc --fork -- sh -c 'mount -t proc proc /proc; moun
 
 
 class Work:
-    def __init__(self, runner: ProcessRunner, running: Running, order: Order) -> None:
+    def __init__(self, runner: ProcessRunner, running: ProcessHandle, order: ProcessSpec) -> None:
         self.runner, self.running, self.order = runner, running, order
 
-    async def enter(self, *argv: str, window: Window | None = None, **more: Any) -> Session:
-        return await self.runner.enter(self.running, self.order._replace(argv=argv, **more), window=window)
+    async def enter(self, *argv: str, window: PtySize | None = None, **more: Any) -> ExecSession:
+        return await self.runner.start_exec(self.running, self.order._replace(argv=argv, **more), window=window)
 
-    async def said(self, *argv: str, fed: bytes = b"", window: Window | None = None, **more: Any) -> tuple[str, str, Ended]:
+    async def said(
+        self, *argv: str, fed: bytes = b"", window: PtySize | None = None, **more: Any
+    ) -> tuple[str, str, ExitStatus]:
         session = await self.enter(*argv, window=window, **more)
         try:
-            await session.feed(fed)
-            session.end_input()
+            await session.write(fed)
+            session.close_input()
             told = {"stdout": b"", "stderr": b""}
             async with asyncio.timeout(20):
                 while (said := await session.read()) is not None:
@@ -57,13 +61,13 @@ class Work:
 async def working(place: Path, **more: Any) -> AsyncIterator[Work]:
     groups = f"remit-tests/{os.getpid()}-{place.name}"
     runner = ProcessRunner(BootClock(), parent=groups)
-    order = Order(FOREVER, ENV, directory=place, group="work.1")._replace(**more)
+    order = ProcessSpec(FOREVER, ENV, directory=place, group="work.1")._replace(**more)
     running = await runner.start(order)
     try:
         yield Work(runner, running, order)
     finally:
         await runner.stop(running, grace_ms=0)
-        assert runner.leftovers() == ()
+        assert runner.live_groups() == ()
         remove_groups(groups)
 
 
@@ -72,21 +76,21 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def grouped(work: Work) -> None:
-    if "memory" not in work.runner.confinement().controllers:
-        pytest.skip(f"no cgroups here: {work.runner.confinement().why}")
+    if "memory" not in work.runner.isolation_support().controllers:
+        pytest.skip(f"no cgroups here: {work.runner.isolation_support().reason}")
 
 
 def test_its_streams_are_apart_and_its_words_are_never_read_by_a_shell(tmp_path: Path) -> None:
     async def scene() -> None:
         async with working(tmp_path) as work:
             out, err, ended = await work.said("sh", "-c", "pwd; echo $MODE; echo wrong >&2; exit 7")
-            assert (out, err, ended) == (f"{tmp_path}\nlive\n", "wrong\n", Ended(code=7))
+            assert (out, err, ended) == (f"{tmp_path}\nlive\n", "wrong\n", ExitStatus(code=7))
             out, _, _ = await work.said("printf", "%s|", ";$(id)", "`id`", "a\nb", "")
             assert out == ";$(id)|`id`|a\nb||"
             data = os.urandom(3 * MIB)
             session = await work.enter("sha256sum")
-            await session.feed(data)
-            session.end_input()
+            await session.write(data)
+            session.close_input()
             said = await session.read()
             assert said is not None
             assert said.data.endswith(b"-\n")
@@ -120,7 +124,7 @@ def test_nothing_of_ours_is_inherited(tmp_path: Path) -> None:
 def test_a_terminal_has_a_size_that_changes_and_keys_that_interrupt(tmp_path: Path) -> None:
     async def scene() -> None:
         async with working(tmp_path) as work:
-            session = await work.enter("sh", window=Window(30, 100))
+            session = await work.enter("sh", window=PtySize(30, 100))
             told = b""
 
             async def until(word: bytes) -> None:
@@ -131,18 +135,18 @@ def test_a_terminal_has_a_size_that_changes_and_keys_that_interrupt(tmp_path: Pa
                         assert said is not None, told
                         told += said.data
 
-            await session.feed(b"test -t 0 && stty size\n")
+            await session.write(b"test -t 0 && stty size\n")
             await until(b"30 100")
-            session.resize(Window(44, 120))
-            await session.feed(b"stty size\n")
+            session.resize(PtySize(44, 120))
+            await session.write(b"stty size\n")
             await until(b"44 120")
-            await session.feed(b"sleep 100\n")
+            await session.write(b"sleep 100\n")
             await until(b"sleep 100\r\n")
             await asyncio.sleep(0.3)
-            await session.feed(b"\x03")
-            await session.feed(b"echo it was $?\n")
+            await session.write(b"\x03")
+            await session.write(b"echo it was $?\n")
             await until(b"it was 130")
-            session.end_input()  # as the key for that does
+            session.close_input()  # as the key for that does
             async with asyncio.timeout(20):
                 assert (await session.wait()).code is not None
             await session.close()
@@ -162,10 +166,10 @@ def test_it_counts_against_the_limits_of_the_work_and_is_ended_apart_from_it(tmp
             assert work.runner.usage(work.running).pids >= 6
             await session.close()
             assert len(work.runner._members(work.running)) <= 2, "the work itself, and its own child"
-            assert work.runner.alive(work.running)
+            assert work.runner.is_alive(work.running)
             greedy = "import time; held = bytearray(b'x') * (256 << 20); time.sleep(300)"
             _, _, ended = await work.said(shutil.which("python3") or "python3", "-c", greedy)
-            assert ended == Ended(signal=9), "what is over the work's limit is killed, in a session too"
+            assert ended == ExitStatus(signal=9), "what is over the work's limit is killed, in a session too"
 
     play(scene)
 
@@ -176,8 +180,8 @@ def test_what_a_command_leaves_behind_holds_no_stream_open_once_it_is_ended(tmp_
             grouped(work)
             session = await work.enter("sh", "-c", "sleep 300 & echo last words")
             async with asyncio.timeout(20):
-                assert await session.wait() == Ended(code=0)
-                await session.end()
+                assert await session.wait() == ExitStatus(code=0)
+                await session.kill_all()
                 said = await session.read()
                 assert said is not None
                 assert said.data == b"last words\n"
@@ -192,7 +196,7 @@ def test_a_feeder_whose_command_never_reads_is_let_go_when_it_ends(tmp_path: Pat
         async with working(tmp_path) as work:
             session = await work.enter("sleep", "300")
             async with asyncio.TaskGroup() as group, asyncio.timeout(20):
-                feeding = group.create_task(session.feed(bytes(10 * MIB)))
+                feeding = group.create_task(session.write(bytes(10 * MIB)))
                 await asyncio.sleep(0.2)
                 assert not feeding.done()
                 await session.close()
@@ -205,7 +209,7 @@ def test_it_is_the_works_user_who_runs_it_and_owns_its_terminal(tmp_path: Path) 
     async def scene() -> None:
         place = Path("/")
         async with working(tmp_path, user="nobody", directory=place) as work:
-            out, _, _ = await work.said("sh", "-c", "id -un; id -u; stat -c %U $(tty); echo x > $(tty)", window=Window())
+            out, _, _ = await work.said("sh", "-c", "id -un; id -u; stat -c %U $(tty); echo x > $(tty)", window=PtySize())
             assert out.split()[::2] == ["nobody", "nobody"]
             with pytest.raises(NotStarted, match="directory"):
                 await work.enter("true", directory=tmp_path / "no")
@@ -235,22 +239,22 @@ def test_it_is_in_the_sandbox_of_the_work_and_has_no_rights_there(tmp_path: Path
                         pass
                     await asyncio.sleep(0.05)
             lines = out.split()
-            assert ended == Ended(code=5)
+            assert ended == ExitStatus(code=5)
             assert int(lines[1]) < 1_000, "a number of the sandbox's own space"
             assert lines[3::2] == ["0" * 16, "0" * 16, "1"]
             assert not os.path.exists("/mnt/mark")  # noqa: PTH110, ASYNC240
-            out, _, ended = await work.said("sh", "-c", "tty >&2; kill -9 $$", window=Window())
-            assert ended == Ended(signal=9)
+            out, _, ended = await work.said("sh", "-c", "tty >&2; kill -9 $$", window=PtySize())
+            assert ended == ExitStatus(signal=9)
             session = await work.enter("sh", "-c", "trap '' TERM; echo deaf; read line; exit 6")
-            assert (await session.read() or Said("stderr", b"")).data == b"deaf\n"
-            assert isinstance(session, Entered)
+            assert (await session.read() or CommandOutput("stderr", b"")).data == b"deaf\n"
+            assert isinstance(session, ProcessExecSession)
             os.kill(session.pid, signal.SIGTERM)  # as all of the run is told
-            await session.feed(b"go\n")
-            assert await session.wait() == Ended(code=6), "told by its own end"
+            await session.write(b"go\n")
+            assert await session.wait() == ExitStatus(code=6), "told by its own end"
             await session.close()
             session = await work.enter("sh", "-c", "sleep 300 & sleep 300")
             await asyncio.sleep(0.2)
             await session.close()
-            assert work.runner.alive(work.running)
+            assert work.runner.is_alive(work.running)
 
     play(scene)

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import Ended, Limits, NotStarted, Order, Running
+from remit.world.interfaces import ExitStatus, Limits, NotStarted, ProcessHandle, ProcessSpec
 from remit.world.process import runner as module
-from remit.world.process.cgroup_discovery import find, mounted, try_one
-from remit.world.process.cgroups import V1, Cgroups, Hierarchy
+from remit.world.process.cgroup_discovery import find_cgroups, parse_mounts, try_hierarchy
+from remit.world.process.cgroups import CgroupHierarchy, Cgroups, CgroupV1
 from remit.world.process.runner import ProcessRunner
 from tests.contracts.worlds import remove_groups
 
@@ -44,9 +44,9 @@ def parent() -> Iterator[str]:
 
 @pytest.fixture
 def grouped(parent: str) -> str:
-    found = find(parent)
+    found = find_cgroups(parent)
     if "memory" not in found.controllers:
-        pytest.skip(f"cgroups here: {found.name}; {found.why}")
+        pytest.skip(f"cgroups here: {found.name}; {found.reason}")
     return parent
 
 
@@ -58,12 +58,12 @@ def play(scene: Scene, parent: str) -> None:
     asyncio.run(bounded())
 
 
-def shell(script: str) -> Order:
-    return Order(("/bin/sh", "-c", script), ENV)
+def shell(script: str) -> ProcessSpec:
+    return ProcessSpec(("/bin/sh", "-c", script), ENV)
 
 
-def python(script: str) -> Order:
-    return Order((sys.executable, "-c", script), ENV)
+def python(script: str) -> ProcessSpec:
+    return ProcessSpec((sys.executable, "-c", script), ENV)
 
 
 async def text(path: Path) -> str:
@@ -84,7 +84,7 @@ def gone(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def started(one: ProcessRunner, order: Order) -> AsyncIterator[Running]:
+async def started(one: ProcessRunner, order: ProcessSpec) -> AsyncIterator[ProcessHandle]:
     """Whatever the test finds, nothing is left."""
     running = await one.start(order)
     try:
@@ -109,6 +109,7 @@ time.sleep(600)
 """A daemon as the books say: forked twice, in a session of its own, its parent gone, deaf to the request to end."""
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("adopted", [False, True], ids=["own", "adopted"])
 def test_a_daemon_that_left_its_group_its_session_and_its_parents_ends_all_the_same(
     grouped: str, tmp_path: Path, adopted: bool
@@ -120,10 +121,10 @@ def test_a_daemon_that_left_its_group_its_session_and_its_parents_ends_all_the_s
             assert os.getsid(pid) != running.pid
             assert os.getpgid(pid) != running.pid
             stopper = ProcessRunner(BootClock(), parent=grouped) if adopted else one
-            await stopper.stop(Running(*running), grace_ms=100)
+            await stopper.stop(ProcessHandle(*running), grace_ms=100)
             assert gone(pid)
             assert gone(running.pid)
-            assert stopper.leftovers() == ()
+            assert stopper.live_groups() == ()
 
     play(scene, grouped)
 
@@ -132,14 +133,14 @@ def test_what_a_leader_left_behind_ends_too_even_if_the_leader_was_reaped_long_a
     async def scene(one: ProcessRunner) -> None:
         script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' & while ! test -s {tmp_path}/pid; do :; done"
         async with started(one, shell(script)._replace(group="left")) as running:
-            assert await one.wait(running) == Ended(code=0)
+            assert await one.wait(running) == ExitStatus(code=0)
             pid = int(await text(tmp_path / "pid"))
             assert not listed(running.pid), "a zombie lingers"
             assert not gone(pid)
-            assert one.leftovers() == ("left",)
+            assert one.live_groups() == ("left",)
             await one.stop(running, grace_ms=5_000)
             assert gone(pid)
-            assert one.leftovers() == ()
+            assert one.live_groups() == ()
 
     play(scene, grouped)
 
@@ -156,11 +157,11 @@ def test_without_a_cgroup_those_who_left_the_group_end_while_their_parents_are_k
     play(scene, "unused")
 
 
-def old_only(parent: str) -> list[Hierarchy]:
+def old_only(parent: str) -> list[CgroupHierarchy]:
     """What a machine with only version 1 has: no killing at a stroke."""
-    mounts = mounted(Path("/proc/self/mountinfo").read_text())
-    tries = [try_one(mount, parent) for mount in mounts if mount.version == 1 and mount.controllers]
-    return [one.found for one in tries if isinstance(one.found, V1)]
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
+    tries = [try_hierarchy(mount, parent) for mount in mounts if mount.version == 1 and mount.controllers]
+    return [one.hierarchy for one in tries if isinstance(one.hierarchy, CgroupV1)]
 
 
 def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_killed(
@@ -172,7 +173,7 @@ def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_kill
     monkeypatch.setattr(module, "find", lambda _: Cgroups(hierarchies))
 
     async def scene(one: ProcessRunner) -> None:
-        assert one.confinement().cgroups == "v1"
+        assert one.isolation_support().cgroups == "v1"
         script = "import os, time\nwhile True:\n    if not os.fork():\n        time.sleep(0.02)"
         order = python(
             script.replace(
@@ -186,7 +187,7 @@ def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_kill
             began_s = time.monotonic()
             await one.stop(running, grace_ms=0)
             assert time.monotonic() - began_s < 20
-            assert one.leftovers() == ()
+            assert one.live_groups() == ()
 
     play(scene, parent)
 
@@ -218,13 +219,13 @@ def test_work_that_is_tied_to_its_starter_dies_with_it_and_other_work_does_not(g
         assert keeper.stdout is not None
         lines = [keeper.stdout.readline().split() for _ in range(2)]
         keeper.kill()
-    tied, free = (Running(int(pid), began, group) for pid, began, group in lines)
+    tied, free = (ProcessHandle(int(pid), began, group) for pid, began, group in lines)
 
     async def scene(one: ProcessRunner) -> None:
-        assert await one.wait(tied) == Ended()
+        assert await one.wait(tied) == ExitStatus()
         await asyncio.sleep(0.1)
-        assert one.alive(free)
-        assert one.leftovers() == ("tied-False",)
+        assert one.is_alive(free)
+        assert one.live_groups() == ("tied-False",)
         await one.stop(free, grace_ms=1_000)
 
     play(scene, grouped)
@@ -265,21 +266,21 @@ def test_what_came_of_tied_work_dies_with_its_starter_too_also_if_nobody_comes_a
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as starter:
         assert starter.stdout is not None
         lines = [starter.stdout.readline().split() for _ in range(2)]
-        groups = find(grouped)
+        groups = find_cgroups(grouped)
         until_s = time.monotonic() + 10
         trees = ("tree-True", "tree-False")
         while any(len(groups.members(tree)) < 2 for tree in trees) and time.monotonic() < until_s:
             time.sleep(0.02)
         assert [len(groups.members(tree)) for tree in trees] == [2, 2]
         starter.kill()
-    free = Running(int(lines[1][0]), *lines[1][1:])
+    free = ProcessHandle(int(lines[1][0]), *lines[1][1:])
 
     async def scene(one: ProcessRunner) -> None:
         while groups.members("tree-True"):  # noqa: ASYNC110 - it is looked at, and tells nobody
             await asyncio.sleep(0.02)
         assert len(groups.members("tree-False")) == 2
         await one.stop(free, grace_ms=1_000)
-        assert one.leftovers() == ()
+        assert one.live_groups() == ()
 
     play(scene, grouped)
 
@@ -298,6 +299,7 @@ def test_memory_that_a_child_takes_counts_and_its_end_is_named(grouped: str) -> 
     play(scene, grouped)
 
 
+@pytest.mark.smoke
 def test_the_limits_are_set_and_the_time_is_counted_also_that_of_children_who_have_ended(grouped: str) -> None:
     async def scene(one: ProcessRunner) -> None:
         limits = Limits(memory_bytes=256 * MIB, cpu_milli=500, pids=7)
@@ -336,7 +338,7 @@ def test_it_runs_as_the_user_with_no_group_of_ours_and_cannot_come_back(parent: 
     async def scene(one: ProcessRunner) -> None:
         script = "grep -E '^(Uid|Gid|Groups|CapEff):' /proc/self/status; echo again >> /dev/stdout"
         order = shell(script)._replace(user="nobody", stdout=said)
-        assert await one.wait(await one.start(order)) == Ended(code=0)
+        assert await one.wait(await one.start(order)) == ExitStatus(code=0)
 
     play(scene, parent)
     uid, gid = nobody.pw_uid, nobody.pw_gid
@@ -354,7 +356,7 @@ def test_what_it_says_is_added_to_its_files_which_only_their_owner_reads(parent:
     async def scene(one: ProcessRunner) -> None:
         for n in range(2):
             running = await one.start(shell(f"echo {n}; echo {n}! >&2")._replace(stdout=out, stderr=err))
-            assert await one.wait(running) == Ended(code=0)
+            assert await one.wait(running) == ExitStatus(code=0)
 
     play(scene, parent)
     assert (out.read_text(), err.read_text()) == ("0\n1\n", "0!\n1!\n")
@@ -382,6 +384,7 @@ def test_nobody_can_have_it_write_elsewhere(parent: str, tmp_path: Path, sort: s
 # -- sandbox -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @with_bwrap
 def test_a_sandbox_lets_it_write_where_it_may_and_nowhere_else(parent: str, tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
@@ -393,7 +396,7 @@ def test_a_sandbox_lets_it_write_where_it_may_and_nowhere_else(parent: str, tmp_
         script = f"echo a > here; echo b > {other}/x; echo c > {elsewhere}; echo d > /tmp/private; cat /tmp/private"
         script += "; echo $$; ls /proc"
         order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), stdout=tmp_path / "out")
-        assert await one.wait(await one.start(order)) == Ended(code=0)
+        assert await one.wait(await one.start(order)) == ExitStatus(code=0)
 
     play(scene, parent)
     assert (mine / "here").read_text() == "a\n"
@@ -435,14 +438,14 @@ def test_a_sandbox_ends_gently_and_tells_how_and_a_deaf_one_is_killed(grouped: s
         async with started(one, order) as running:
             await text(tmp_path / "up")
             await one.stop(running, grace_ms=10_000)
-            assert await one.wait(running) == Ended(code=7)
+            assert await one.wait(running) == ExitStatus(code=7)
         (tmp_path / "up").unlink()
         deaf = order._replace(argv=(*order.argv[:2], gentle.replace("'sleep 0.2; exit 7'", "''")))
         async with started(one, deaf) as running:
             await text(tmp_path / "up")
             await one.stop(running, grace_ms=100)
-            assert await one.wait(running) in (Ended(signal=signal.SIGKILL), Ended(code=128 + signal.SIGKILL))
-        assert one.leftovers() == ()
+            assert await one.wait(running) in (ExitStatus(signal=signal.SIGKILL), ExitStatus(code=128 + signal.SIGKILL))
+        assert one.live_groups() == ()
 
     play(scene, grouped)
 
@@ -452,7 +455,7 @@ def test_a_sandbox_ends_gently_and_tells_how_and_a_deaf_one_is_killed(grouped: s
 def test_a_sandbox_of_another_user_is_that_users(parent: str, tmp_path: Path) -> None:
     async def scene(one: ProcessRunner) -> None:
         order = shell("id -u")._replace(sandbox="bwrap", user="nobody", stdout=tmp_path / "out", stderr=tmp_path / "err")
-        assert await one.wait(await one.start(order)) == Ended(code=0), (tmp_path / "err").read_text()
+        assert await one.wait(await one.start(order)) == ExitStatus(code=0), (tmp_path / "err").read_text()
 
     play(scene, parent)
     assert (tmp_path / "out").read_text() == f"{pwd.getpwnam('nobody').pw_uid}\n"
@@ -462,9 +465,9 @@ def test_a_sandbox_of_another_user_is_that_users(parent: str, tmp_path: Path) ->
 def test_a_program_that_is_not_there_does_not_start_in_a_sandbox_either(parent: str, tmp_path: Path) -> None:
     async def scene(one: ProcessRunner) -> None:
         with pytest.raises(NotStarted, match="no-such-program"):
-            await one.start(Order(("no-such-program",), ENV, sandbox="bwrap"))
+            await one.start(ProcessSpec(("no-such-program",), ENV, sandbox="bwrap"))
         with pytest.raises(NotStarted, match="sandbox"):
-            await one.start(Order(("/bin/true",), ENV, sandbox="bwrap", writable=(tmp_path / "no",)))
+            await one.start(ProcessSpec(("/bin/true",), ENV, sandbox="bwrap", writable=(tmp_path / "no",)))
 
     play(scene, parent)
 
@@ -474,10 +477,10 @@ def test_a_program_that_is_not_there_does_not_start_in_a_sandbox_either(parent: 
 
 def test_hundreds_at_once_are_waited_for_and_none_is_left_as_a_zombie(grouped: str) -> None:
     async def scene(one: ProcessRunner) -> None:
-        runs = [await one.start(Order(("/bin/sleep", "0.3"), group=f"many-{n}")) for n in range(200)]
+        runs = [await one.start(ProcessSpec(("/bin/sleep", "0.3"), group=f"many-{n}")) for n in range(200)]
         ends = await asyncio.gather(*(one.wait(running) for running in runs))
-        assert ends == [Ended(code=0)] * 200
+        assert ends == [ExitStatus(code=0)] * 200
         assert not [running for running in runs if listed(running.pid)]
-        assert one.leftovers() == ()
+        assert one.live_groups() == ()
 
     play(scene, grouped)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import Ended, NotStarted, Order
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec
 from remit.world.process import spawn_server
-from remit.world.process.cgroup_discovery import find
+from remit.world.process.cgroup_discovery import find_cgroups
 from remit.world.process.runner import ProcessRunner
-from remit.world.process.spawn_server import Starter
+from remit.world.process.spawn_server import SpawnServer
 from tests.contracts.worlds import remove_groups
 
 ENV = {"PATH": os.defpath}
@@ -25,7 +25,7 @@ ENV = {"PATH": os.defpath}
 @pytest.fixture
 def parent() -> Iterator[str]:
     name = f"remit-tests/{os.getpid()}"
-    if find(name).name == "none":
+    if find_cgroups(name).name == "none":
         pytest.skip("no cgroups here")
     yield name
     remove_groups(name)
@@ -39,29 +39,30 @@ def play(scene: Callable[[ProcessRunner], Coroutine[Any, Any, None]], parent: st
     asyncio.run(bounded())
 
 
-def order(script: str, group: str = "one", **more: Any) -> Order:
-    return Order(("/bin/sh", "-c", script), ENV, group=group, **more)
+def order(script: str, group: str = "one", **more: Any) -> ProcessSpec:
+    return ProcessSpec(("/bin/sh", "-c", script), ENV, group=group, **more)
 
 
 def listed(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def starter_of(one: ProcessRunner) -> Starter:
-    assert one._starter is not None
-    return one._starter
+def starter_of(one: ProcessRunner) -> SpawnServer:
+    assert one._spawn_server is not None
+    return one._spawn_server
 
 
+@pytest.mark.smoke
 def test_it_is_our_child_in_a_session_of_its_own_and_in_every_group_from_its_first_instruction(
     parent: str, tmp_path: Path
 ) -> None:
     async def scene(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup; echo $PPID", stdout=tmp_path / "out"))
-        assert await one.wait(running) == Ended(code=0)
+        assert await one.wait(running) == ExitStatus(code=0)
         *groups, above = (tmp_path / "out").read_text().splitlines()
         assert int(above) == os.getpid()
         inside = [line for line in groups if line.endswith(f"{parent}/one")]
-        assert len(inside) == len(find(parent).places("one"))
+        assert len(inside) == len(find_cgroups(parent).directories("one"))
         await one.stop(running, grace_ms=0)
 
     play(scene, parent)
@@ -72,7 +73,7 @@ def test_it_hears_every_signal_that_its_starter_does_not(parent: str) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             running = await one.start(order("exec sleep 600"))
             os.kill(running.pid, number)
-            assert await one.wait(running) == Ended(signal=number)
+            assert await one.wait(running) == ExitStatus(signal=number)
             await one.stop(running, grace_ms=0)
 
     play(scene, parent)
@@ -86,8 +87,8 @@ def test_a_starter_that_was_killed_is_followed_by_another_and_ends_nobody(parent
         await asyncio.sleep(0.2)
         second = await one.start(order("exit 3", "two"))
         assert starter_of(one).pid not in (0, killed)
-        assert await one.wait(second) == Ended(code=3)
-        assert one.alive(first)
+        assert await one.wait(second) == ExitStatus(code=3)
+        assert one.is_alive(first)
         await one.stop(first, grace_ms=0)
 
     play(scene, parent)
@@ -96,17 +97,17 @@ def test_a_starter_that_was_killed_is_followed_by_another_and_ends_nobody(parent
 def test_of_a_starter_that_does_not_answer_nothing_comes_also_not_later(
     parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawn_server, "ANSWER_S", 0.3)
+    monkeypatch.setattr(spawn_server, "ANSWER_S_MAX", 0.3)
 
     async def scene(one: ProcessRunner) -> None:
-        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
         stopped = starter_of(one).pid
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(NotStarted):
             await one.start(order(f"touch {tmp_path}/ran", "two"))
         assert not listed(stopped), "it might go on, and begin it then"
         assert not (tmp_path / "ran").exists()
-        assert await one.wait(await one.start(order("exit 0", "two"))) == Ended(code=0)
+        assert await one.wait(await one.start(order("exit 0", "two"))) == ExitStatus(code=0)
 
     play(scene, parent)
 
@@ -115,7 +116,7 @@ def test_what_was_too_late_when_its_turn_came_is_not_begun(parent: str, tmp_path
     """The deadline was ahead when it was asked for, and has passed when a starter that stood still goes on."""
 
     async def scene(one: ProcessRunner) -> None:
-        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
         os.kill(starter_of(one).pid, signal.SIGSTOP)
         late = order(f"touch {tmp_path}/ran", "two", not_after_ms=BootClock().now_ms() + 200)
         async with asyncio.TaskGroup() as group:
@@ -128,7 +129,7 @@ def test_what_was_too_late_when_its_turn_came_is_not_begun(parent: str, tmp_path
     play(scene, parent)
 
 
-async def _refused(one: ProcessRunner, late: Order) -> str:
+async def _refused(one: ProcessRunner, late: ProcessSpec) -> str:
     with pytest.raises(NotStarted) as caught:
         await one.start(late)
     return caught.value.cause
@@ -136,14 +137,14 @@ async def _refused(one: ProcessRunner, late: Order) -> str:
 
 def test_whoever_is_cancelled_has_begun_nothing(parent: str, tmp_path: Path) -> None:
     async def scene(one: ProcessRunner) -> None:
-        assert await one.wait(await one.start(order("exit 0"))) == Ended(code=0)
+        assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
         os.kill(starter_of(one).pid, signal.SIGSTOP)
         task = asyncio.create_task(one.start(order(f"touch {tmp_path}/ran; sleep 600", "two")))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert one.leftovers() == ()
+        assert one.live_groups() == ()
         assert not (tmp_path / "ran").exists()
 
     play(scene, parent)
@@ -167,10 +168,10 @@ def test_where_nobody_may_be_born_inside_it_joins(parent: str, tmp_path: Path, m
 
     async def scene(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup", stdout=tmp_path / "out"))
-        assert one._starter is None
-        assert await one.wait(running) == Ended(code=0)
+        assert one._spawn_server is None
+        assert await one.wait(running) == ExitStatus(code=0)
         assert f"{parent}/one" in (tmp_path / "out").read_text()
-        assert await one.wait(await one.start(order("exit 4", "two"))) == Ended(code=4)
+        assert await one.wait(await one.start(order("exit 4", "two"))) == ExitStatus(code=4)
 
     play(scene, parent)
 
@@ -180,11 +181,15 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp
     garbled.write_bytes(b"\x00\x01\x02")
     garbled.chmod(0o755)
     told = [
-        (Order(("no-such-program",), ENV, group="one"), "no-such-program cannot be run", "install it"),
-        (Order((str(garbled),), group="one"), "exec format error", "built for this machine"),
-        (Order(("/bin/sh",), {}, tmp_path / "no", group="one"), f"the directory {tmp_path}/no cannot be entered", "make it"),
-        (Order(("/bin/sh", "a\0b"), group="one"), "null", "mend the order"),
-        (Order(("/bin/sh", "x" * (1 << 22)), group="one"), "argument list too long", "shorter"),
+        (ProcessSpec(("no-such-program",), ENV, group="one"), "no-such-program cannot be run", "install it"),
+        (ProcessSpec((str(garbled),), group="one"), "exec format error", "built for this machine"),
+        (
+            ProcessSpec(("/bin/sh",), {}, tmp_path / "no", group="one"),
+            f"the directory {tmp_path}/no cannot be entered",
+            "make it",
+        ),
+        (ProcessSpec(("/bin/sh", "a\0b"), group="one"), "null", "mend the order"),
+        (ProcessSpec(("/bin/sh", "x" * (1 << 22)), group="one"), "argument list too long", "shorter"),
     ]
 
     async def scene(one: ProcessRunner) -> None:
@@ -192,15 +197,15 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp
             with pytest.raises(NotStarted) as caught:
                 await one.start(asked)
             assert (cause in caught.value.cause, cure in caught.value.cure) == (True, True), caught.value
-        assert one.leftovers() == ()
+        assert one.live_groups() == ()
 
     play(scene, parent)
 
 
 def test_it_ends_with_its_starter() -> None:
     async def scene() -> int:
-        one = Starter()
-        one._anew()
+        one = SpawnServer()
+        one._start_server()
         pid = one.pid
         del one
         return pid
@@ -217,13 +222,13 @@ def test_a_program_is_looked_for_as_a_shell_does__past_what_is_absent_or_may_not
 
     async def scene(one: ProcessRunner) -> None:
         path = f"/absent:{tmp_path}/first:{tmp_path}/second"
-        running = await one.start(Order(("greet",), {"PATH": path}, group="one"))
-        assert await one.wait(running) == Ended(code=5)
-        near = await one.start(Order(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
-        assert await one.wait(near) == Ended(code=5)
+        running = await one.start(ProcessSpec(("greet",), {"PATH": path}, group="one"))
+        assert await one.wait(running) == ExitStatus(code=5)
+        near = await one.start(ProcessSpec(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
+        assert await one.wait(near) == ExitStatus(code=5)
         with pytest.raises(NotStarted, match="permission denied"):
-            await one.start(Order(("greet",), {"PATH": f"{tmp_path}/first:/absent"}, group="three"))
+            await one.start(ProcessSpec(("greet",), {"PATH": f"{tmp_path}/first:/absent"}, group="three"))
         with pytest.raises(NotStarted, match="no such file"):
-            await one.start(Order(("greet",), {"PATH": "/absent:/gone"}, group="four"))
+            await one.start(ProcessSpec(("greet",), {"PATH": "/absent:/gone"}, group="four"))
 
     play(scene, parent)

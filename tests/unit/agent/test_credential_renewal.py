@@ -14,7 +14,7 @@ import pytest
 from remit.agent import credentials as credentials_module
 from remit.agent.credentials import Credentials, NotJoined
 from remit.model.identity import JoinResponse, expiry_after
-from remit.world.interfaces import Unreached, World
+from remit.world.interfaces import NotSent, World
 from tests.unit.world.virtual_world import VirtualClock, run_virtually, virtual_world
 
 DAY_S = 86_400
@@ -41,7 +41,7 @@ class Asked:
     async def __call__(self, url: str, path: str, *_: Any) -> JoinResponse:
         self.at_s.append((self.world.clock.now_ms() / 1000, url))
         if url in self.down:
-            raise Unreached(f"nobody is at {url}", "start it")
+            raise NotSent(f"nobody is at {url}", "start it")
         if self.refuses:
             raise NotJoined("the token was revoked", "join again", status=401)
         return JoinResponse("agent-1", expiry_after(self.world.clock.wall(), TERM_MS))
@@ -57,7 +57,7 @@ def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, *, down:
         asked.down, asked.refuses = down, refuses
         monkeypatch.setattr(credentials_module, "_request", asked)
         said = JoinResponse("agent-1", expiry_after(world.clock.wall(), TERM_MS))
-        credentials.keep(world.disk, key=b"", said=said, begun=world.clock.wall(), token="remit_mine")
+        credentials.save(world.disk, key=b"", response=said, valid_from=world.clock.wall(), token="remit_mine")
         task = asyncio.ensure_future(
             credentials_module.run_renewals(
                 credentials, ("http://a:1", "http://b:1"), world, lambda _: pytest.fail("no TLS"), told.append
@@ -111,11 +111,11 @@ def test_nothing_says_when_it_ends__it_is_renewed_at_once(tmp_path: Path, monkey
     async def life() -> float:
         world = replace(virtual_world(), clock=Calendar())
         credentials = Credentials(tmp_path / "joined")
-        credentials.keep(world.disk, key=b"", said=JoinResponse("", ""), token="remit_mine")
+        credentials.save(world.disk, key=b"", response=JoinResponse("", ""), token="remit_mine")
         monkeypatch.setattr(credentials_module, "_request", Asked(world))
-        assert credentials_module.remaining_validity(credentials, world).due_s == 0
+        assert credentials_module.remaining_validity(credentials, world).renew_in_s == 0
         await credentials_module.renew(credentials, ("http://a:1",), world)
-        return credentials_module.remaining_validity(credentials, world).due_s
+        return credentials_module.remaining_validity(credentials, world).renew_in_s
 
     assert 5 * DAY_S < run_virtually(life()) <= 6 * DAY_S
 
@@ -123,11 +123,11 @@ def test_nothing_says_when_it_ends__it_is_renewed_at_once(tmp_path: Path, monkey
 def test_who_is_going_to_join_is_on_the_disk_before_it_asks__and_is_the_same_after_a_kill(tmp_path: Path) -> None:
     """F03, F20."""
     world, place = virtual_world(), tmp_path / "joined"
-    first = Credentials(place).asking(world, secure=True)
+    first = Credentials(place).pending_identity(world, uses_tls=True)
     assert b"PRIVATE KEY" in first.key and (place / "asking").stat().st_mode & 0o777 == 0o600
-    assert Credentials(place).asking(world, secure=True) == first
-    assert not Credentials(place).known
-    assert Credentials(place).asking(world, secure=True, anew=True).token != first.token
-    assert Credentials(place).asking(world, secure=False).key == b"", "it has no use for a key there"
-    Credentials(place).keep(world.disk, key=b"", said=JoinResponse("a", "2999-01-01T00:00:00Z"), token="remit_mine")
-    assert Credentials(place).known and not (place / "asking").exists()
+    assert Credentials(place).pending_identity(world, uses_tls=True) == first
+    assert not Credentials(place).is_joined
+    assert Credentials(place).pending_identity(world, uses_tls=True, replace=True).token != first.token
+    assert Credentials(place).pending_identity(world, uses_tls=False).key == b"", "it has no use for a key there"
+    Credentials(place).save(world.disk, key=b"", response=JoinResponse("a", "2999-01-01T00:00:00Z"), token="remit_mine")
+    assert Credentials(place).is_joined and not (place / "asking").exists()

@@ -16,13 +16,13 @@ from remit.agent.attempts import AttemptId
 from remit.agent.callbacks import RunningAttempt, CallbackRejected, ExecService
 from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest
 from remit.model.wire.exec_frames import ExecStart, ExecExit, ExecFrameType, ExecRejected, TerminalSize
-from remit.world.interfaces import Ended, NotStarted, Order, Running
-from remit.world.process.exec_session import Said, Session
-from remit.world.process.exec_session import Window as Size
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
+from remit.world.process.exec_session import CommandOutput, ExecSession
+from remit.world.process.exec_session import PtySize as Size
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
 KEY, UID = "replica/t/a-0", "u1"
-ORDER = Order(("serve",), {"PATH": "/bin", "A": "1"}, group="u1.1", user="nobody", sandbox="bwrap")
+ORDER = ProcessSpec(("serve",), {"PATH": "/bin", "A": "1"}, group="u1.1", user="nobody", sandbox="bwrap")
 
 
 class Command:
@@ -32,50 +32,50 @@ class Command:
         self.fed: list[bytes] = []
         self.sizes: list[Size] = []
         self.input_over = self.closed = self.lingers = False
-        self.says: asyncio.Queue[Said | None] = asyncio.Queue()
-        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.says: asyncio.Queue[CommandOutput | None] = asyncio.Queue()
+        self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
 
-    async def read(self) -> Said | None:
+    async def read(self) -> CommandOutput | None:
         return await self.says.get()
 
-    async def feed(self, data: bytes, /) -> None:
+    async def write(self, data: bytes, /) -> None:
         self.fed.append(data)
 
-    def end_input(self) -> None:
+    def close_input(self) -> None:
         self.input_over = True
 
     def resize(self, window: Size, /) -> None:
         self.sizes.append(window)
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ExitStatus:
         return await asyncio.shield(self.ended)
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: ExitStatus) -> None:
         if not self.ended.done():
             self.ended.set_result(ended)
         if not self.lingers:
             self.says.put_nowait(None)
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         self.lingers = False
-        self.finish(Ended(signal=9))
+        self.finish(ExitStatus(signal=9))
 
     async def close(self) -> None:
-        await self.end()
+        await self.kill_all()
         self.closed = True
 
 
 class Hand(NoRunner):
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.orders: list[tuple[Order, Size | None]] = []
+        self.orders: list[tuple[ProcessSpec, Size | None]] = []
         self.refuses = ""
         self.running = True
 
-    def alive(self, running: Running, /) -> bool:
+    def is_alive(self, running: ProcessHandle, /) -> bool:
         return self.running
 
-    async def enter(self, running: Running, order: Order, /, *, window: Size | None = None) -> Session:
+    async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: Size | None = None) -> ExecSession:
         if self.refuses:
             raise NotStarted(self.refuses, "install it")
         self.orders.append((order, window))
@@ -91,7 +91,7 @@ class Scene:
         self.sessions = ExecService(self.world, "token", self._find)
 
     def _find(self, copy: AttemptId) -> RunningAttempt | None:
-        return RunningAttempt("n1", Running(7, "b/7"), ORDER) if self.running and copy == AttemptId(KEY, UID, 1) else None
+        return RunningAttempt("n1", ProcessHandle(7, "b/7"), ORDER) if self.running and copy == AttemptId(KEY, UID, 1) else None
 
     def ask(self, name: str = "session1", begin: ExecStart = ExecStart(("id",)), **more: Any) -> AsyncGenerator[bytes, None]:
         words = {"token": "token", "session": name, "key": KEY, "uid": UID, "attempt": 1, "begin": begin, **more}
@@ -127,11 +127,11 @@ def test_it_runs_as_the_copy_does_and_only_its_words_are_its_own() -> None:
             await one.feed(window=TerminalSize(3, 4))
             await one.feed(over=True)
             assert (command.fed, command.sizes, command.input_over) == ([b"abc", b"", b""], [Size(3, 4)], True)
-            command.says.put_nowait(Said("stdout", b"out"))
-            command.says.put_nowait(Said("stderr", b"err"))
+            command.says.put_nowait(CommandOutput("stdout", b"out"))
+            command.says.put_nowait(CommandOutput("stderr", b"err"))
             assert await anext(told) == bytes((ExecFrameType.STDOUT,)) + b"out"
             assert await anext(told) == bytes((ExecFrameType.STDERR,)) + b"err"
-            command.finish(Ended(code=3))
+            command.finish(ExitStatus(code=3))
             assert over(await anext(told)) == ExecExit(code=3)
             assert await anext(told, None) is None
         assert one.hand.orders == [(ORDER._replace(argv=("echo", ";$(id)")), None)]
@@ -221,8 +221,8 @@ def test_what_a_command_has_left_running_is_ended_with_it_and_what_was_written_i
             await anext(told)
             command = one.hand.commands[0]
             command.lingers = True  # somebody holds its output open
-            command.says.put_nowait(Said("stdout", b"last words"))
-            command.finish(Ended(code=0))
+            command.says.put_nowait(CommandOutput("stdout", b"last words"))
+            command.finish(ExitStatus(code=0))
             assert (await anext(told))[1:] == b"last words"
             assert over(await anext(told)) == ExecExit(code=0)
 
@@ -256,7 +256,7 @@ def test_it_does_not_last_for_ever_however_much_is_said() -> None:
             began_ms = one.world.clock.now_ms()
             command = one.hand.commands[0]
             while True:
-                command.says.put_nowait(Said("stdout", b"x"))
+                command.says.put_nowait(CommandOutput("stdout", b"x"))
                 item = await anext(told)
                 if item[0] == ExecFrameType.EXITED:
                     break
@@ -273,7 +273,7 @@ def test_that_its_replica_ended_is_said() -> None:
         async with aclosing(one.ask()) as told:
             await anext(told)
             one.hand.running = False
-            one.hand.commands[0].finish(Ended(signal=9))
+            one.hand.commands[0].finish(ExitStatus(signal=9))
             assert over(await anext(told)) == ExecExit(signal=9, why="its replica ended")
 
     play(scene())

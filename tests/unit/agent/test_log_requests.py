@@ -12,7 +12,7 @@ import pytest
 from remit.agent.attempts import AttemptId
 from remit.agent.callbacks import CHUNK_BYTES, LogService, CallbackRejected
 from remit.model.wire.agent_messages import LogsRequest
-from remit.world.files.log_files import FileSpool
+from remit.world.files.log_files import FileLogFiles
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
@@ -22,7 +22,7 @@ ONE = AttemptId("replica/t/a-0", "u1", 1)
 class Scene:
     def __init__(self, place: Path, world: World, *, goes_on: bool = False) -> None:
         self.place, self.world, self.goes_on = place, world, goes_on
-        self.logs = LogService(world, FileSpool(), "token", self._places)
+        self.logs = LogService(world, FileLogFiles(), "token", self._places)
         self.out, self.err = place / "u1.1.out", place / "u1.1.err"
 
     def _places(self, copy: AttemptId) -> tuple[Iterable[Path], bool]:
@@ -35,7 +35,7 @@ class Scene:
 
     def cut(self) -> None:
         size = self.out.stat().st_size
-        assert FileSpool().rotate(self.place, self.out.name, bytes_max=size - 1, older=2)
+        assert FileLogFiles().rotate(self.place, self.out.name, bytes_max=size - 1, rotated_max=2)
 
 
 def test_tails_are_found_over_pieces_and_chunks(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_is_not_kept_any_more_is_said_to_be_missing(tmp_path: Path) -> None
             scene.cut()
         assert await scene.told() == b"3\n4\n"
         positions = {scene.out.name: 0}
-        new = [item async for item in scene.logs._new(tmp_path, scene.out.name, positions)]
+        new = [item async for item in scene.logs._new_output(tmp_path, scene.out.name, positions)]
         assert b"".join(new) == b"-- 6 bytes are not kept any more --\n3\n4\n"
 
     run_virtually(play())

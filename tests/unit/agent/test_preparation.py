@@ -23,19 +23,19 @@ from remit.model.kinds import Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
 from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
-from remit.world.files.artifacts import Reach
-from remit.world.interfaces import Confinement, Mounted, World
+from remit.world.files.artifacts import FetchPermissions
+from remit.world.interfaces import IsolationSupport, BindMount, World
 from tests.unit.agent import test_reconciler as core
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
 ROOT = Path("/d/cache")
-REACH = Reach(directories=(Path("/srv"),), hosts=("files",))
+REACH = FetchPermissions(directories=(Path("/srv"),), hosts=("files",))
 KIB = 1 << 10
 
 
 class Sandboxes(NoRunner):
-    def confinement(self) -> Confinement:
-        return Confinement("none", (), "", sandbox=True)
+    def isolation_support(self) -> IsolationSupport:
+        return IsolationSupport("none", (), "", sandbox=True)
 
 
 class Bench:
@@ -45,7 +45,7 @@ class Bench:
         self.disk, self.depot = SimDisk(), ArtifactSources()
         self.mount = self.disk.mount(lambda: True)
         carrier = SimArtifactFetcher(self.disk, self.depot, lambda: True)
-        self.world: World = replace(virtual_world(), disk=self.mount, carrier=carrier)
+        self.world: World = replace(virtual_world(), disk=self.mount, artifacts=carrier)
         self.bytes_max = bytes_max
         self.told: list[str] = []
         self.mount.make_directory(ROOT / "files")
@@ -193,14 +193,14 @@ def test_what_was_changed_on_the_shelf_is_fetched_anew() -> None:
 def test_what_cannot_be_reached_is_tried_again_with_pauses_and_then_given_up() -> None:
     async def scene(bench: Bench) -> None:
         wanted = bench.put("a")
-        bench.depot.fails = True
+        bench.depot.unavailable = True
         began_ms = bench.world.clock.now_ms()
         with pytest.raises(NotPrepared, match="cannot be reached"):
             await bench.use(wanted)
         assert len(bench.fetches) == 4
         assert 7_000 <= bench.world.clock.now_ms() - began_ms < 9_000
         assert any("it is tried again" in one for one in bench.told)
-        bench.depot.fails = False
+        bench.depot.unavailable = False
         assert await bench.use(wanted)
 
     play(scene)
@@ -236,8 +236,8 @@ async def prepared(bench: Bench, *, sandbox: bool = False, steps: Sequence[Prepa
     own: list[PreparationStep] = [ArtifactStep(bench.world, bench.shelf), RootfsStep(bench.world, bench.shelf, lent), VolumeStep(bench.world, lent)]
     preparer, making = Preparer(bench.world, [*steps, *own]), PreparationProgress()
     await preparer.prepare(place, COPY, replica, generation, making)
-    if making.prepared is not None:  # it must make an order that a runner takes
-        build_order(place, COPY, replica, generation, {}, making.prepared)
+    if making.inputs is not None:  # it must make an order that a runner takes
+        build_order(place, COPY, replica, generation, {}, making.inputs)
     return making
 
 
@@ -249,7 +249,7 @@ def test_a_room_is_there_whole_with_all_that_belongs_in_it() -> None:
         making = await prepared(
             bench, artifacts=(app, model, named), volumes=(Volume(name="s", path="tmp", scratch=Scratch()),)
         )
-        assert making.prepared == NO_INPUTS
+        assert making.inputs == NO_INPUTS
         room = Path("/d/work/uid.1")
         assert bench.mount.list(room) == ("a b.txt", "bin", "conf", "data", "tmp")
         assert bench.mount.read(room / "data/model") == b"weights"
@@ -263,9 +263,9 @@ def test_what_fails_leaves_no_room_and_says_why() -> None:
         good = artifact(bench, "http://files/good", b"x")
         bad = artifact(bench, "http://files/bad", b"y", unpack=True)
         making = await prepared(bench, artifacts=(good, bad))
-        assert making.prepared is None
-        assert making.failed.startswith("template.artifacts[1] cannot be put in its place: it is no archive")
-        assert "; make a tar" in making.failed
+        assert making.inputs is None
+        assert making.failure.startswith("template.artifacts[1] cannot be put in its place: it is no archive")
+        assert "; make a tar" in making.failure
         assert bench.mount.list(Path("/d/work")) == ()
 
     play(scene)
@@ -277,7 +277,7 @@ def test_a_room_that_stands_is_left_as_the_work_made_it() -> None:
         await prepared(bench, artifacts=(asks,))
         bench.mount.write_atomically(Path("/d/work/uid.1/data"), b"as the work made it")
         making = await prepared(bench, artifacts=(asks,))
-        assert making.prepared == NO_INPUTS
+        assert making.inputs == NO_INPUTS
         assert bench.mount.read(Path("/d/work/uid.1/data")) == b"as the work made it"
 
     play(scene)
@@ -291,7 +291,7 @@ def test_one_that_is_cancelled_is_prepared_anew_from_nothing() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert bench.mount.list(Path("/d/work")) == ("uid.1.making",)
-        assert (await prepared(bench, artifacts=asks)).prepared is not None
+        assert (await prepared(bench, artifacts=asks)).inputs is not None
         assert bench.mount.list(Path("/d/work/uid.1")) == ("one", "two")
 
     play(scene)
@@ -299,7 +299,7 @@ def test_one_that_is_cancelled_is_prepared_anew_from_nothing() -> None:
 
 def test_steps_join_what_they_say_of_the_order() -> None:
     class Says:
-        def wanted(self, template: Template, /) -> bool:
+        def applies_to(self, template: Template, /) -> bool:
             return True
 
         async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
@@ -308,12 +308,12 @@ def test_steps_join_what_they_say_of_the_order() -> None:
         def forget(self, copy: AttemptId, /) -> None:
             pass
 
-        def forget_all_but(self, known: Collection[str], /) -> None:
+        def retain_only(self, known: Collection[str], /) -> None:
             pass
 
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, steps=[Says()], volumes=(Volume(name="s", path="tmp", scratch=Scratch()),))
-        assert making.prepared == PreparedInputs(env={"A": "1"})
+        assert making.inputs == PreparedInputs(env={"A": "1"})
 
     play(scene)
 
@@ -324,7 +324,7 @@ def test_steps_join_what_they_say_of_the_order() -> None:
 def test_a_root_needs_bubblewrap_and_says_so() -> None:
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, rootfs=Rootfs(directory="/srv/lent/root"))
-        assert making.failed.startswith("a root of its own needs bubblewrap, which this node does not have; install bubblewrap")
+        assert making.failure.startswith("a root of its own needs bubblewrap, which this node does not have; install bubblewrap")
 
     play(scene)
 
@@ -339,7 +339,7 @@ def test_a_root_is_unpacked_once_and_stays_while_it_is_used() -> None:
         for _ in range(2):
             making = await prepared(bench, sandbox=True, rootfs=asks)
             tree = ROOT / "trees" / f"{root.sha256}.t"
-            assert making.prepared == PreparedInputs(root=tree), making.failed
+            assert making.inputs == PreparedInputs(root=tree), making.failure
             assert bench.mount.list(tree) == ("usr",)
         assert bench.fetches == [root.source]
         for name in "abc":
@@ -360,12 +360,12 @@ def test_a_directory_of_the_node_is_had_where_it_is_lent() -> None:
             Volume(name="c", path="c", host=HostPath(path="/srv/lent/data", read_only=False)),
         )
         making = await prepared(bench, sandbox=True, rootfs=Rootfs(directory="/srv/lent/root"), volumes=volumes)
-        assert making.prepared is not None
-        assert making.prepared.root == Path("/srv/lent/root")
-        assert making.prepared.mounts == (
-            Mounted(Path("/srv/lent/data"), Path("/data"), writable=False),
-            Mounted(Path("/d/work/uid.1/.volumes/b"), Path("/tmp/b"), writable=True),
-            Mounted(Path("/srv/lent/data"), Path("/work/c"), writable=True),
+        assert making.inputs is not None
+        assert making.inputs.root == Path("/srv/lent/root")
+        assert making.inputs.mounts == (
+            BindMount(Path("/srv/lent/data"), Path("/data"), writable=False),
+            BindMount(Path("/d/work/uid.1/.volumes/b"), Path("/tmp/b"), writable=True),
+            BindMount(Path("/srv/lent/data"), Path("/work/c"), writable=True),
         )
         for asks in (
             {"rootfs": Rootfs(directory="/srv/other")},
@@ -373,7 +373,7 @@ def test_a_directory_of_the_node_is_had_where_it_is_lent() -> None:
         ):
             bench.mount.remove_tree(Path("/d/work/uid.1"))
             refused = await prepared(bench, sandbox=True, **asks)
-            assert "/srv/other is no directory that this node lends; start its agent with --host-path" in refused.failed
+            assert "/srv/other is no directory that this node lends; start its agent with --host-path" in refused.failure
 
     play(scene)
 
@@ -382,7 +382,7 @@ def test_without_a_sandbox_nothing_holds_work_to_reading() -> None:
     async def scene(bench: Bench) -> None:
         bench.mount.make_directory(Path("/srv/lent"))
         making = await prepared(bench, volumes=(Volume(name="a", path="a", host=HostPath(path="/srv/lent")),))
-        assert making.failed.startswith("nothing holds it to reading /srv/lent without a sandbox; write readOnly: false")
+        assert making.failure.startswith("nothing holds it to reading /srv/lent without a sandbox; write readOnly: false")
 
     play(scene)
 
@@ -397,7 +397,7 @@ def mind(phase: Phase = Phase.STARTING, **template: object) -> core.Bench:
 
 def done(prepared: PreparedInputs | None = None, failed: str = "") -> PreparationProgress:
     making = PreparationProgress()
-    making.prepared, making.failed = prepared, failed
+    making.inputs, making.failure = prepared, failed
     return making
 
 
@@ -405,9 +405,9 @@ def test_what_needs_something_is_prepared_first_and_started_only_then() -> None:
     bench = mind()
     (deed,) = bench.look()
     assert isinstance(deed, PrepareAction)
-    bench.mind.making[core.COPY] = PreparationProgress()
+    bench.mind.preparations[core.COPY] = PreparationProgress()
     assert bench.look() == [], "it is under way"
-    bench.mind.making[core.COPY] = done(NO_INPUTS)
+    bench.mind.preparations[core.COPY] = done(NO_INPUTS)
     (deed,) = bench.look()
     assert isinstance(deed, StartAction)
 
@@ -420,7 +420,7 @@ def test_nothing_is_prepared_before_its_start_is_committed_nor_without_the_lease
 
 def test_what_cannot_be_prepared_ends_the_attempt_with_the_reason() -> None:
     bench = mind()
-    bench.mind.making[core.COPY] = done(failed="it was not fetched; see whether it is there")
+    bench.mind.preparations[core.COPY] = done(failed="it was not fetched; see whether it is there")
     assert bench.says() == ("crash", "not started")
     (said,) = bench.look()
     assert isinstance(said, ReportAction)
@@ -432,10 +432,10 @@ def test_what_is_started_again_by_another_agent_is_prepared_again() -> None:
     bench.ended(code=1)
     (deed,) = bench.look(core.NOW_MS + 10_000)
     assert isinstance(deed, PrepareAction)
-    bench.mind.making[core.COPY] = done(NO_INPUTS)
+    bench.mind.preparations[core.COPY] = done(NO_INPUTS)
     (deed,) = bench.look(core.NOW_MS + 10_000)
     assert isinstance(deed, StartAction)
-    assert deed.number == 1
+    assert deed.restarts == 1
 
 
 @pytest.mark.parametrize(
@@ -444,14 +444,14 @@ def test_what_is_started_again_by_another_agent_is_prepared_again() -> None:
 )
 def test_what_leaves_is_not_prepared_any_further(phase: Phase, wanted: bool) -> None:
     bench = mind(phase)
-    assert bench.mind.wanted(bench.orders, core.COPY) is wanted
+    assert bench.mind.should_run(bench.orders, core.COPY) is wanted
 
 
 def test_work_that_asks_for_nothing_is_started_at_once() -> None:
     bench = core.Bench(Phase.STARTING, kind="service")
     (deed,) = bench.look()
     assert isinstance(deed, StartAction)
-    assert bench.mind.making == {}
+    assert bench.mind.preparations == {}
 
 
 def test_what_filled_its_scratch_is_not_started_again_within_its_attempt() -> None:

@@ -18,16 +18,16 @@ def asked_first(status: ReplicaStatus, number: int = 0) -> bool:
     probes = Probes(start=Probe(http=HttpProbe(port=80)), ready=Probe(http=HttpProbe(port=80)))
     course = AttemptProgress()
     patient: Any = ProbeTarget(
-        place=None,  # type: ignore[arg-type]
-        kept=SimpleNamespace(number=number, key="replica/t/a-0"),  # type: ignore[arg-type]
+        settings=None,  # type: ignore[arg-type]
+        record=SimpleNamespace(number=number, key="replica/t/a-0"),  # type: ignore[arg-type]
         replica=SimpleNamespace(status=status),  # type: ignore[arg-type]
         generation=SimpleNamespace(spec=SimpleNamespace(template=SimpleNamespace(probes=probes))),  # type: ignore[arg-type]
-        course=course,
+        progress=course,
     )
     world: Any = SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: 0))
     run_due_probes(world, patient, lambda work, _: work.close(), lambda: None)
     assert course.health is not None
-    return "start" in course.health.tries
+    return "start" in course.health.states
 
 
 @pytest.mark.parametrize("before", [Phase.RUNNING, Phase.READY, Phase.SERVING])

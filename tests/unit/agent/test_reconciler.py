@@ -32,7 +32,7 @@ from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
 from remit.model.wire.agent_messages import AssignmentRow, AssignmentsUpdate
-from remit.world.interfaces import Ended
+from remit.world.interfaces import ExitStatus
 from tests.unit.world.virtual_world import VirtualClock, run_virtually
 
 TEMPO = Timing(100)
@@ -77,7 +77,7 @@ class Bench:
         rows = (AssignmentRow(KEY, 7, replica),)
 
         async def take() -> None:
-            self.orders.take(AssignmentsUpdate("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,)))
+            self.orders.apply(AssignmentsUpdate("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,)))
 
         run_virtually(take())
 
@@ -86,10 +86,10 @@ class Bench:
         self.kept[COPY] = ProcessRecord(**{**common, **more})
 
     def ended(self, *, code: int | None = 0, signal: int | None = None, oom: bool = False, **more: Any) -> None:
-        self.runs(ended=Ended(code, signal, oom), ended_ms=NOW_MS, **more)
+        self.runs(ended=ExitStatus(code, signal, oom), ended_ms=NOW_MS, **more)
 
     def look(self, at_ms: int = NOW_MS, *, may_act: bool = True) -> list[AgentAction]:
-        return self.mind.look(at_ms, self.orders, self.kept, may_act=may_act)
+        return self.mind.reconcile(at_ms, self.orders, self.kept, holds_lease=may_act)
 
     def says(self, at_ms: int = NOW_MS) -> tuple[str, str]:
         """The one move that is said, and its result."""
@@ -106,12 +106,12 @@ class Bench:
 def test_until_orders_are_known_nothing_is_done() -> None:
     mind = NodeReconciler("n1", TEMPO)
     kept = {COPY: ProcessRecord("n1", "local", KEY, "u1", 1, pid=5)}
-    assert mind.look(NOW_MS, Assignments(VirtualClock()), kept, may_act=True) == []
+    assert mind.reconcile(NOW_MS, Assignments(VirtualClock()), kept, holds_lease=True) == []
 
 
 def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
     bench = Bench(Phase.BOUND)
-    bench.mind.renewed(NOW_MS)
+    bench.mind.on_lease_renewed(NOW_MS)
     assert bench.says() == ("start", "")
     bench.phase(Phase.STARTING)
     assert [type(deed) for deed in bench.look(NOW_MS + 50)] == [StartAction]
@@ -121,16 +121,16 @@ def test_what_is_bound_is_asked_to_start_and_only_then_started() -> None:
 def test_work_that_reads_is_started_once_it_is_there__and_asked_for_anew_at_each_start(asked: dict[str, Any]) -> None:
     bench = Bench(Phase.STARTING, made=replace(template(), **asked), kind="service")
     (deed,) = bench.look()
-    assert isinstance(deed, PrepareAction) and deed.number == 0
-    making = bench.mind.making[COPY] = PreparationProgress()
+    assert isinstance(deed, PrepareAction) and deed.restarts == 0
+    making = bench.mind.preparations[COPY] = PreparationProgress()
     assert bench.look() == [], "it is under way"
-    making.prepared = NO_INPUTS
+    making.inputs = NO_INPUTS
     assert [type(deed) for deed in bench.look()] == [StartAction]
     bench.ended(code=1)
     (deed,) = [deed for deed in bench.look(NOW_MS + 60_000) if not isinstance(deed, ReportAction)]
-    assert isinstance(deed, PrepareAction) and deed.number == 1, "what was read for the first start is not good for the second"
-    bench.mind.making[COPY] = PreparationProgress(1)
-    bench.mind.making[COPY].prepared = NO_INPUTS
+    assert isinstance(deed, PrepareAction) and deed.restarts == 1, "what was read for the first start is not good for the second"
+    bench.mind.preparations[COPY] = PreparationProgress(1)
+    bench.mind.preparations[COPY].inputs = NO_INPUTS
     assert [type(deed) for deed in bench.look(NOW_MS + 60_000)] == [StartAction]
 
 
@@ -149,11 +149,11 @@ def test_a_start_that_this_agent_did_not_ask_for_itself_is_void_if_it_is_fenced(
 
 def test_a_silence_as_long_as_its_fence_makes_a_start_void() -> None:
     bench = Bench(Phase.BOUND, fence=Duration(1_000))
-    bench.mind.renewed(NOW_MS)
+    bench.mind.on_lease_renewed(NOW_MS)
     assert bench.says() == ("start", "")
     bench.phase(Phase.STARTING)
     assert bench.says(NOW_MS + 1_000) == ("crash", "gone")
-    bench.mind.renewed(NOW_MS + 500)
+    bench.mind.on_lease_renewed(NOW_MS + 500)
     assert [type(deed) for deed in bench.look(NOW_MS + 1_200)] == [StartAction]
 
 
@@ -181,20 +181,20 @@ def test_probes_hold_back_what_is_said_and_end_what_is_dead() -> None:
     bench = Bench(Phase.STARTING, kind="service", made=template(probes=Probes(start=probe, ready=probe, live=probe)))
     bench.runs()
     assert bench.look() == [], "nothing was answered yet"
-    health = bench.mind.course(COPY).health = ProcessHealth(bench.spec.template.probes, NOW_MS)
-    health.told("start", True, "", NOW_MS)
+    health = bench.mind.progress_of(COPY).health = ProcessHealth(bench.spec.template.probes, NOW_MS)
+    health.record("start", True, "", NOW_MS)
     assert bench.says() == ("run", "")
     bench.phase(Phase.RUNNING)
     assert bench.look() == []
-    health.told("ready", True, "", NOW_MS)
+    health.record("ready", True, "", NOW_MS)
     assert bench.says() == ("ready", "")
     bench.phase(Phase.SERVING)
-    health.told("ready", False, "status 503", NOW_MS)
+    health.record("ready", False, "status 503", NOW_MS)
     assert bench.look() == [], "once is not too often"
-    health.told("ready", False, "status 503", NOW_MS)
+    health.record("ready", False, "status 503", NOW_MS)
     assert bench.says() == ("unready", "")
     for _ in range(2):
-        health.told("live", False, "no answer", NOW_MS)
+        health.record("live", False, "no answer", NOW_MS)
     assert bench.look() == [StopAction(COPY, 30_000, "unwell")]
     bench.runs(number=1)
     bench.phase(Phase.RUNNING)
@@ -205,7 +205,7 @@ def test_a_timeout_ends_it_and_is_its_result_also_for_an_agent_that_did_not_see_
     bench = Bench(Phase.RUNNING, timeout=Duration(5_000), made=template(stop_grace=Duration(700)))
     bench.runs()
     assert bench.look(NOW_MS + 4_999) == []
-    assert min(bench.mind.wakes.values()) == NOW_MS + 5_000
+    assert min(bench.mind.requeue_at_ms.values()) == NOW_MS + 5_000
     assert bench.look(NOW_MS + 5_000) == [StopAction(COPY, 700, "timeout")]
     bench.ended(code=None, signal=15, why="timeout")
     bench.mind = NodeReconciler("n1", TEMPO)
@@ -270,10 +270,10 @@ def test_a_service_is_started_again_after_its_pause_once_nobody_is_sent_to_it() 
     for number, pause_ms in enumerate((1_000, 2_000, 3_000, 3_000)):
         bench.ended(code=1, number=number)
         assert bench.look(NOW_MS + pause_ms - 1, may_act=False) == []
-        assert min(bench.mind.wakes.values()) == NOW_MS + pause_ms
+        assert min(bench.mind.requeue_at_ms.values()) == NOW_MS + pause_ms
         deed = bench.look(NOW_MS + pause_ms, may_act=False)[0]
         assert isinstance(deed, StartAction), "its attempt goes on: no lease is needed for that"
-        assert deed.number == number + 1
+        assert deed.restarts == number + 1
 
 
 def test_one_that_is_not_to_be_restarted_or_was_fenced_is_not() -> None:
@@ -293,14 +293,14 @@ def test_what_must_never_run_twice_is_not_started_again_after_a_silence_in_which
     """F34: it ended by itself while its node was silent. Its orders are those of before, and the node renews again."""
     again = template(restart=Restart(when="failure", backoff=Duration(10)))
     bench = Bench(Phase.RUNNING, made=again, fence=Duration(1_000))
-    bench.mind.renewed(NOW_MS)
+    bench.mind.on_lease_renewed(NOW_MS)
     bench.ended(code=1)
     assert [type(deed) for deed in bench.look(NOW_MS + 500)] == [StartAction]
     assert bench.look(NOW_MS + 1_001, may_act=False) == []
-    bench.mind.renewed(NOW_MS + 1_100)
+    bench.mind.on_lease_renewed(NOW_MS + 1_100)
     assert bench.says(NOW_MS + 1_101) == ("crash", "exit 1")
     eager = Bench(Phase.RUNNING, made=again, fence=Duration(1_000), replace="eager")
-    eager.mind.renewed(NOW_MS)
+    eager.mind.on_lease_renewed(NOW_MS)
     eager.ended(code=1)
     assert [type(deed) for deed in eager.look(NOW_MS + 5_000, may_act=False)] == [StartAction]
 
@@ -308,11 +308,11 @@ def test_what_must_never_run_twice_is_not_started_again_after_a_silence_in_which
 def test_an_agent_that_comes_back_starts_nothing_again_on_orders_from_before_it_held_its_node() -> None:
     """F36."""
     bench = Bench(Phase.RUNNING, made=template(restart=Restart(when="failure", backoff=Duration(10))), fence=Duration(1_000))
-    bench.mind.took_over(NOW_MS, follows=True, revision=bench.orders.revision + 1)
-    bench.mind.renewed(NOW_MS)
+    bench.mind.on_lease_acquired(NOW_MS, continuous=True, revision=bench.orders.revision + 1)
+    bench.mind.on_lease_renewed(NOW_MS)
     bench.ended(code=1)
     assert bench.look(NOW_MS + 100) == []
-    assert bench.mind.wakes
+    assert bench.mind.requeue_at_ms
     bench.phase(Phase.RUNNING)
     assert [type(deed) for deed in bench.look(NOW_MS + 100)] == [StartAction]
 
@@ -376,24 +376,24 @@ def test_a_copy_that_is_not_the_one_ordered_is_ended(other: dict[str, Any]) -> N
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.STOPPING])
 def test_an_heir_without_the_data_says_that_nothing_runs_only_when_it_was_surely_fenced(phase: Phase) -> None:
     bench = Bench(phase, fence=Duration(2_000))
-    bench.mind.took_over(NOW_MS, follows=False)
+    bench.mind.on_lease_acquired(NOW_MS, continuous=False)
     sure_ms = NOW_MS + lost_after_ms(2_000, TEMPO)
     assert bench.look(sure_ms - 1) == []
-    assert min(bench.mind.wakes.values()) == sure_ms
+    assert min(bench.mind.requeue_at_ms.values()) == sure_ms
     assert bench.says(sure_ms)[0] in ("crash", "stopped")
     follower = Bench(phase, fence=Duration(2_000))
-    follower.mind.took_over(NOW_MS, follows=True)
+    follower.mind.on_lease_acquired(NOW_MS, continuous=True)
     assert follower.says()[0] in ("crash", "stopped")
     eager = Bench(Phase.RUNNING, kind="service", fence=Duration(2_000))
-    eager.mind.took_over(NOW_MS, follows=False)
+    eager.mind.on_lease_acquired(NOW_MS, continuous=False)
     assert eager.says() == ("crash", "gone")
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
 def test_what_was_still_bound_once_the_heir_held_the_node_was_begun_by_nobody_else(phase: Phase) -> None:
     bench = Bench(Phase.BOUND, fence=Duration(2_000))
-    bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision)
-    bench.mind.renewed(NOW_MS)
+    bench.mind.on_lease_acquired(NOW_MS, continuous=False, revision=bench.orders.revision)
+    bench.mind.on_lease_renewed(NOW_MS)
     assert bench.says() == ("start", "")
     bench.phase(phase)
     assert bench.says(NOW_MS + 2_001)[0] in ("crash", "stopped"), "and long before another's would be fenced"
@@ -403,13 +403,13 @@ def test_what_was_still_bound_once_the_heir_held_the_node_was_begun_by_nobody_el
 def test_an_heir_waits_where_it_cannot_tell_who_began_it(lacking: str) -> None:
     bench = Bench(Phase.BOUND, fence=Duration(2_000))
     stale = lacking == "orders from after the lease"
-    bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision + stale)
+    bench.mind.on_lease_acquired(NOW_MS, continuous=False, revision=bench.orders.revision + stale)
     assert bench.says() == ("start", "")
     if lacking == "nobody between":
-        bench.mind.took_over(NOW_MS, follows=False, revision=bench.orders.revision)
+        bench.mind.on_lease_acquired(NOW_MS, continuous=False, revision=bench.orders.revision)
     bench.phase(Phase.STOPPING, attempt=2 if lacking == "the same attempt" else 1)
     if lacking == "this incarnation":
         bench.orders.incarnation = "i2"
     assert bench.look() == []
     sure_ms = NOW_MS + lost_after_ms(2_000, TEMPO)
-    assert min(bench.mind.wakes.values()) == sure_ms
+    assert min(bench.mind.requeue_at_ms.values()) == sure_ms

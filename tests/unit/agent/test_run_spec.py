@@ -21,9 +21,9 @@ from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount, Duration
 from remit.world.files.disk import FileDisk
-from remit.world.files.log_files import FileSpool
-from remit.world.interfaces import Ended, Limits, Order
-from remit.world.process.isolation import EACH, user_of_tenant
+from remit.world.files.log_files import FileLogFiles
+from remit.world.interfaces import ExitStatus, Limits, ProcessSpec
+from remit.world.process.isolation import USER_PER_TENANT, tenant_user
 from tests.unit.agent.virtual_machines import Machine, world_on
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
@@ -42,8 +42,8 @@ def test_a_journal_tells_the_last_of_each_copy_and_not_what_was_forgotten(tmp_pa
     journal = Journal(FileDisk(), path)
     assert journal.read() == {}
     journal.write([begun(), begun("u2")], durably=True)
-    journal.write([begun(ended=Ended(code=1)), tombstone(begun("u2"))], durably=False)
-    assert Journal(FileDisk(), path).read() == {ONE: begun(ended=Ended(code=1))}
+    journal.write([begun(ended=ExitStatus(code=1)), tombstone(begun("u2"))], durably=False)
+    assert Journal(FileDisk(), path).read() == {ONE: begun(ended=ExitStatus(code=1))}
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
@@ -63,9 +63,9 @@ def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) ->
     path = tmp_path / "journal"
     journal = Journal(FileDisk(), path)
     journal.write([begun()] * (COMPACT_LINES + 5), durably=False)
-    assert journal.grown(1)
-    journal.rewrite([begun()])
-    assert not journal.grown(1)
+    assert journal.needs_compaction(1)
+    journal.compact([begun()])
+    assert not journal.needs_compaction(1)
     assert Journal(FileDisk(), path).read() == {ONE: begun()}
     assert len(path.read_text().splitlines()) == 1
 
@@ -76,19 +76,19 @@ def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) ->
 def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -> None:
     probe = Probe(tcp=TcpProbe(port=1), period=Duration(100), timeout=Duration(50), failures=2)
     health = ProcessHealth(Probes(start=probe, ready=probe), 1_000)
-    assert list(health.due(1_000)) == ["start"]
-    health.asked("start", 1_000)
-    assert list(health.due(1_100)) == []
-    health.told("start", False, "refused", 1_020)
-    assert health.next_ms() == 1_120
-    health.told("start", True, "", 1_120)
-    assert list(health.due(1_120)) == ["ready"], "one that has passed is not asked any more"
+    assert list(health.due_probes(1_000)) == ["start"]
+    health.mark_running("start", 1_000)
+    assert list(health.due_probes(1_100)) == []
+    health.record("start", False, "refused", 1_020)
+    assert health.next_run_ms() == 1_120
+    health.record("start", True, "", 1_120)
+    assert list(health.due_probes(1_120)) == ["ready"], "one that has passed is not asked any more"
     assert (health.is_ready, health.is_unready) == (False, False), "nothing is known yet"
-    health.told("ready", False, "status 500", 1_130)
-    assert health.said == "its ready probe failed: status 500"
+    health.record("ready", False, "status 500", 1_130)
+    assert health.failure_message == "its ready probe failed: status 500"
     ready = []
     for ok in (True, False, False):
-        health.told("ready", ok, "status 500", 1_330)
+        health.record("ready", ok, "status 500", 1_330)
         ready.append(health.is_ready)
     assert ready == [True, True, False], "it stays so until it has failed often enough"
     assert not health.is_dead, "not ready is not dead"
@@ -96,8 +96,8 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
 
 def test_a_start_probe_that_fails_too_often_ends_it() -> None:
     health = ProcessHealth(Probes(start=Probe(tcp=TcpProbe(port=1), failures=2)), 0)
-    health.told("start", False, "", 1)
-    health.told("start", False, "", 2)
+    health.record("start", False, "", 1)
+    health.record("start", False, "", 2)
     assert health.is_dead
 
 
@@ -172,15 +172,15 @@ def test_an_order_is_what_the_template_says() -> None:
     assert build_order(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
     held = place._replace(user="nobody")
     assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
-    held = place._replace(user=EACH)
-    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [user_of_tenant("t"), "web"]
+    held = place._replace(user=USER_PER_TENANT)
+    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [tenant_user("t"), "web"]
 
 
 def test_names_of_copies_are_no_paths() -> None:
     assert AttemptId("k", "../../etc/passwd", 2).file_name == ".._.._etc_passwd.2"
     assert "/" not in "".join(AttemptId("k", "a/b", 1).log_names)
     assert expand_variables("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "what stands for something is not looked at again"
-    assert result_of(Ended(code=0, oom=True)) == "oom"
+    assert result_of(ExitStatus(code=0, oom=True)) == "oom"
 
 
 # -- who held the node last ----------------------------------------------------------------------------------------------------
@@ -190,13 +190,13 @@ def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
     async def scene() -> None:
         world, path = virtual_world(), tmp_path / "run" / "epochs"
         first = LeaseContinuity(world, path)
-        assert await first.took_over({"n1": 1, "n2": 4}) == {"n1"}, "of a node that had holders before nothing is known"
-        assert await first.took_over({"n1": 2}) == {"n1"}
-        assert await LeaseContinuity(world, path).took_over({"n1": 3, "n2": 5}) == {"n1", "n2"}
-        assert await LeaseContinuity(world, path).took_over({"n1": 5}) == frozenset(), "somebody held it in between"
-        assert await LeaseContinuity(world, None).took_over({"n1": 5}) == {"n1"}
+        assert await first.record_acquired({"n1": 1, "n2": 4}) == {"n1"}, "of a node that had holders before nothing is known"
+        assert await first.record_acquired({"n1": 2}) == {"n1"}
+        assert await LeaseContinuity(world, path).record_acquired({"n1": 3, "n2": 5}) == {"n1", "n2"}
+        assert await LeaseContinuity(world, path).record_acquired({"n1": 5}) == frozenset(), "somebody held it in between"
+        assert await LeaseContinuity(world, None).record_acquired({"n1": 5}) == {"n1"}
         path.write_text("not json")
-        assert await LeaseContinuity(world, path).took_over({"n1": 6}) == frozenset()
+        assert await LeaseContinuity(world, path).record_acquired({"n1": 6}) == frozenset()
 
     run_virtually(scene())
 
@@ -206,7 +206,7 @@ def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
 
 def test_bounds_are_read_as_they_are_written() -> None:
     assert parse_log_bounds("") == LogBounds()
-    assert parse_log_bounds(LogBounds(older=7).written()) == LogBounds(older=7)
+    assert parse_log_bounds(LogBounds(older=7).to_text()) == LogBounds(older=7)
     assert parse_log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
     for wrong in ("older", "older=-1", "colour=1", "older=1,"):
         with pytest.raises(ValueError, match="is no bound"):
@@ -223,9 +223,9 @@ def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_pa
     async def scene() -> None:
         world = virtual_world()
         bounds = LogBounds(file_bytes=50, older=1, copies=2)
-        sayings = LogRetention(world, FileSpool(), tmp_path, bounds)
+        sayings = LogRetention(world, FileLogFiles(), tmp_path, bounds)
         async with world.clock.timeout_ms(3_000):
-            await sayings.hold({ONE: begun()})
+            await sayings.run({ONE: begun()})
 
     with pytest.raises(TimeoutError):
         run_virtually(scene())
@@ -238,20 +238,20 @@ def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Pa
     world, bounds = world_on(Machine()), LogBounds(file_bytes=100, older=1)
     looks: list[tuple[int, str]] = []
 
-    class Counted(FileSpool):
-        def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
+    class Counted(FileLogFiles):
+        def rotate(self, directory: Path, name: str, *, bytes_max: int, rotated_max: int) -> bool:
             looks.append((world.clock.now_ms(), name))
             if name == TWO.log_names[0]:
                 with (directory / name).open("ab") as file:
                     file.write(b"x" * 101)
-            return super().rotate(directory, name, bytes_max=bytes_max, older=older)
+            return super().rotate(directory, name, bytes_max=bytes_max, rotated_max=rotated_max)
 
     async def scene() -> None:
         (tmp_path / "n1").mkdir()
         sayings = LogRetention(world, Counted(), tmp_path, bounds)
         with suppress(TimeoutError):
             async with world.clock.timeout_ms(2_950):
-                await sayings.hold({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
+                await sayings.run({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
 
     run_virtually(scene())
     times = {name: [at_ms for at_ms, one in looks if one == name] for name in (ONE.log_names[0], TWO.log_names[0])}
@@ -264,7 +264,7 @@ def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_an
 
     async def scene() -> None:
         world = world_on(machine)
-        revive = KeeperLauncher(world, Order(("keeper",)), lock, told.append)
+        revive = KeeperLauncher(world, ProcessSpec(("keeper",)), lock, told.append)
         with world.disk.lock(lock):
             await revive()
         assert not machine.runs, "one holds the lock: it may be stopped, and goes on one day"
@@ -274,7 +274,7 @@ def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_an
         assert len(machine.runs) == 1
         starts = 1
         for _ in range(4):
-            machine.end(machine.pids, Ended(code=1))
+            machine.end(machine.pids, ExitStatus(code=1))
             await revive()
             await world.clock.sleep_ms(BACKOFF_MS << starts)
             await revive()

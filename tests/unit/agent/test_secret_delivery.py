@@ -18,7 +18,7 @@ from remit.model.kinds import Mount, Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
-from remit.world.interfaces import Unreached
+from remit.world.interfaces import NotSent
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 CANARY = "canary-4711"
@@ -45,7 +45,7 @@ def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> No
     given = SecretMaterial({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
     delivered = plan_delivery(made, given)
     assert delivered.files == {PurePosixPath("a/x"): b"1", PurePosixPath("a/b/y"): b"2"}
-    assert (delivered.env, delivered.hidden) == ({"MODE": "live"}, {"password": CANARY})
+    assert (delivered.env, delivered.secret_env) == ({"MODE": "live"}, {"password": CANARY})
     assert list(outermost_paths(made)) == [PurePosixPath("a")]
     assert CANARY not in repr(delivered) and CANARY not in repr(given)
 
@@ -69,18 +69,18 @@ def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], dat
 
 def test_no_word_of_a_command_stands_for_what_is_secret() -> None:
     one = subject(PLAIN)
-    prepared = PreparedInputs(env={"MODE": "live"}, hidden={"password": CANARY, "MODE": "not this"})
-    order = build_order(one.place, COPY, one.replica, one.generation, {}, prepared)
+    prepared = PreparedInputs(env={"MODE": "live"}, secret_env={"password": CANARY, "MODE": "not this"})
+    order = build_order(one.settings, COPY, one.replica, one.generation, {}, prepared)
     assert order.argv == ("run", "live", "$(password)"), "whoever lists processes sees the words"
     assert order.env["password"] == CANARY and order.env["MODE"] == "live"
-    joined = PreparedInputs(hidden={"a": "1"}).joined(prepared).joined(PreparedInputs(env={"x": "y"}))
-    assert joined.hidden == {"a": "1", **prepared.hidden} and joined.env == {"MODE": "live", "x": "y"}
+    joined = PreparedInputs(secret_env={"a": "1"}).merged_with(prepared).merged_with(PreparedInputs(env={"x": "y"}))
+    assert joined.secret_env == {"a": "1", **prepared.secret_env} and joined.env == {"MODE": "live", "x": "y"}
 
 
 class NoCarrier:
     """Makes directories that nobody looks into."""
 
-    async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
+    async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
         assert directory.is_relative_to(below)
 
 
@@ -92,9 +92,9 @@ class MemoryVault:
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
         self.held[name] = dict(files)
-        return self.place(name)
+        return self.path_of(name)
 
-    def place(self, name: str, /) -> Path:
+    def path_of(self, name: str, /) -> Path:
         return Path("/vault") / name
 
     def has(self, name: str, /) -> bool:
@@ -111,12 +111,12 @@ class Bench:
     """A delivering that asks whatever `answers` say, one after another; the last one again and again."""
 
     def __init__(self, *answers: SecretMaterial | Exception) -> None:
-        self.world = dataclasses.replace(virtual_world(), carrier=NoCarrier())  # type: ignore[arg-type]
+        self.world = dataclasses.replace(virtual_world(), artifacts=NoCarrier())  # type: ignore[arg-type]
         self.took_ms = 0
         self.vault, self.asked, self.said = MemoryVault(), list[SecretMaterialRequest](), list[str]()
         self._answers = list(answers)
         self.delivering = SecretAndConfigStep(self.world, self._ask, self.vault)
-        self.delivering.speaks = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
+        self.delivering.actor_for = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
 
     async def _ask(self, asked: SecretMaterialRequest) -> SecretMaterial:
         self.asked.append(asked)
@@ -142,7 +142,7 @@ MISSING = SecretMaterial(failed="missing", why="there is no secret s", cure="cre
 
 
 def test_it_waits_for_what_is_missing_says_so_and_goes_on_when_it_comes() -> None:
-    bench = Bench(Unreached("nobody is there", "start it"), MISSING, SecretMaterial(failed="later", why="busy", cure=""), GIVEN)
+    bench = Bench(NotSent("nobody is there", "start it"), MISSING, SecretMaterial(failed="later", why="busy", cure=""), GIVEN)
     bench.prepare(subject(FILES, sandbox=True))
     assert [one.actor.lease for one in bench.asked] == ["agent/n1"] * 4
     assert "nobody is there" in bench.said[1]
@@ -161,7 +161,7 @@ def test_it_does_not_wait_for_ever() -> None:
 def test_nothing_is_asked_while_its_node_is_not_ours() -> None:
     bench = Bench(GIVEN)
     turns = iter([None, None, Actor("agent", Role.AGENT, "agent/n1", 4)])
-    bench.delivering.speaks = lambda _: next(turns)
+    bench.delivering.actor_for = lambda _: next(turns)
     bench.prepare(subject(FILES, sandbox=True))
     assert [one.actor.epoch for one in bench.asked] == [4]
 
@@ -180,7 +180,7 @@ def test_a_sandbox_shows_the_files_and_what_runs_keeps_its_own() -> None:
 def test_what_was_left_by_one_that_was_killed_is_removed() -> None:
     bench = Bench(GIVEN)
     bench.vault.held = {"old.1": {}, COPY.file_name: {}}
-    bench.delivering.forget_all_but({COPY.file_name})
+    bench.delivering.retain_only({COPY.file_name})
     assert list(bench.vault.held) == [COPY.file_name]
     bench.delivering.forget(COPY)
     assert not bench.vault.held

@@ -15,8 +15,8 @@ from remit.agent.attempts import AttemptId
 from remit.agent.keeper.keeper import Keeper
 from remit.agent.keeper.log_retention import LogRetention
 from remit.agent.keeper.protocol import KeeperReply, StartProcess, ProcessRecord, ProcessTable, KeeperMessage, encode
-from remit.world.interfaces import Confinement, DiskError, Ended, NoRoom, NotStarted, Order, Running, Usage, World
-from remit.world.process.exec_session import Session, Window
+from remit.world.interfaces import IsolationSupport, DiskError, ExitStatus, DiskFull, NotStarted, ProcessSpec, ProcessHandle, Usage, World
+from remit.world.process.exec_session import ExecSession, PtySize
 from tests.unit.world.virtual_world import VirtualClock, virtual_world
 
 NODE = "n1"
@@ -26,8 +26,8 @@ class Machine:
     """What runs on it, which outlives every keeper. `deaf`: it has to be killed; `stuck` cannot be ended at all."""
 
     def __init__(self) -> None:
-        self.runs: dict[int, Order] = {}
-        self.ended: dict[int, Ended] = {}
+        self.runs: dict[int, ProcessSpec] = {}
+        self.ended: dict[int, ExitStatus] = {}
         self.told: list[tuple[int, str]] = []
         self.deaf = self.stuck = False
         self.refuses = ""
@@ -35,13 +35,13 @@ class Machine:
         self.children: dict[int, list[int]] = {}
         self._over: dict[int, asyncio.Event] = {}
 
-    def begin(self, order: Order) -> int:
+    def begin(self, order: ProcessSpec) -> int:
         self.pids += 1
         self.runs[self.pids] = order
         self._over[self.pids] = asyncio.Event()
         return self.pids
 
-    def end(self, pid: int, ended: Ended) -> None:
+    def end(self, pid: int, ended: ExitStatus) -> None:
         if self.runs.pop(pid, None) is not None:
             self.ended[pid] = ended
             self._over[pid].set()
@@ -58,23 +58,23 @@ class Hand:
         self.machine, self._clock = machine, clock
         self._mine: set[int] = set()
 
-    async def start(self, order: Order, /) -> Running:
+    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
         if self.machine.refuses:
             raise NotStarted(self.machine.refuses, "install it")
         if order.not_after_ms is not None and self._clock.now_ms() >= order.not_after_ms:
             raise NotStarted("too late", "order it anew")
         pid = self.machine.begin(order)
         self._mine.add(pid)
-        return Running(pid, f"virtual/{pid}", f"{order.group}#{pid}")
+        return ProcessHandle(pid, f"virtual/{pid}", f"{order.group}#{pid}")
 
-    async def wait(self, running: Running, /) -> Ended:
+    async def wait(self, running: ProcessHandle, /) -> ExitStatus:
         await self.machine.wait(running.pid)
-        return self.machine.ended[running.pid] if running.pid in self._mine else Ended()
+        return self.machine.ended[running.pid] if running.pid in self._mine else ExitStatus()
 
-    def alive(self, running: Running, /) -> bool:
-        return running.pid in self.machine.runs and running.began == f"virtual/{running.pid}"
+    def is_alive(self, running: ProcessHandle, /) -> bool:
+        return running.pid in self.machine.runs and running.start_time == f"virtual/{running.pid}"
 
-    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+    async def stop(self, running: ProcessHandle, /, *, grace_ms: int) -> None:
         machine = self.machine
         if machine.stuck:
             raise NotStarted("it may not be ended", "run as root")
@@ -84,25 +84,25 @@ class Hand:
                 if machine.deaf:
                     await self._clock.sleep_ms(grace_ms)
                     machine.told.append((pid, "kill"))
-                machine.end(pid, Ended(signal=9 if machine.deaf else 15))
+                machine.end(pid, ExitStatus(signal=9 if machine.deaf else 15))
 
-    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+    async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
         raise NotStarted("nothing begins beside what is only written down", "use a world with a machine in it")
 
-    def usage(self, running: Running, /) -> Usage:
+    def usage(self, running: ProcessHandle, /) -> Usage:
         return Usage(1_000, 1 << 20, 1) if running.pid in self.machine.runs else Usage()
 
-    def confinement(self) -> Confinement:
-        return Confinement("none", (), "only written down", sandbox=False)
+    def isolation_support(self) -> IsolationSupport:
+        return IsolationSupport("none", (), "only written down", sandbox=False)
 
-    def leftovers(self) -> tuple[str, ...]:
+    def live_groups(self) -> tuple[str, ...]:
         return ()
 
-    async def clear(self, group: str, /) -> None:
+    async def kill_group(self, group: str, /) -> None:
         for pid, order in tuple(self.machine.runs.items()):
             if order.group == group:
                 self.machine.told.append((pid, "clear"))
-                self.machine.end(pid, Ended(signal=9))
+                self.machine.end(pid, ExitStatus(signal=9))
 
 
 class BadDisk:
@@ -131,7 +131,7 @@ class FullDisk:
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
         if self.full:
-            raise NoRoom("no room", "free space there")
+            raise DiskFull("no room", "free space there")
         self._disk.append(path, data, durably=durably)
 
 
@@ -159,7 +159,7 @@ class Talk:
             table = msgspec.json.decode(await anext(stream), type=ProcessTable)
         finally:
             await stream.aclose()
-        return {one.copy: one for one in table.kept}
+        return {one.attempt_id: one for one in table.kept}
 
     async def until_ended(self, copy: AttemptId) -> ProcessRecord:
         while True:
@@ -171,8 +171,8 @@ class Talk:
 
 def begin_word(copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> StartProcess:
     env = {"REMIT_NODE": NODE, "REMIT_SCOPE": "local", "REMIT_REPLICA": copy.key, "REMIT_UID": copy.uid,
-           "REMIT_ATTEMPT": str(copy.attempt)}  # fmt: skip
-    order = Order(("work",), env, group=copy.file_name, with_parent=fence_ms > 0)
+           "REMIT_ATTEMPT": str(copy.number)}  # fmt: skip
+    order = ProcessSpec(("work",), env, group=copy.file_name, with_parent=fence_ms > 0)
     return StartProcess(order, number, fence_ms, grace_ms, {"http": 8080})
 
 
@@ -188,7 +188,7 @@ async def keeping(
 ) -> AsyncGenerator[Talk, None]:
     """A keeper that runs meanwhile, and is killed at the end: what is not tied to it goes on."""
     world = world_on(machine) if world is None else world
-    keeper = Keeper(world, journal, sayings, rooms=rooms, tell=tell)
+    keeper = Keeper(world, journal, sayings, work_directory=rooms, log=tell)
     task = asyncio.create_task(keeper.run())
     try:
         yield Talk(keeper, world)

@@ -80,7 +80,7 @@ def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) ->
         assert sum(used) == round(found.given[1] * trace.capacity / 100)
         assert all(share <= WHOLE_DEVICE for one in ours.columns.used for share in one.values())
         assert (ours.columns.amounts >= 0).all()
-        one = ours.kernel.known(0, ours._asks[0])
+        one = ours.kernel.class_for(0, ours._asks[0])
         assert [score.name for score in one.scores] == ["fragmentation"], "it is the kernel's own score that decides"
     else:
         yard = BASELINES[policy](trace, arrivals)

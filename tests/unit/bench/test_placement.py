@@ -29,7 +29,7 @@ from remit.bench.placement import (
     baseline_loops,
 )
 from remit.cli.main import remit
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.kernel import Kernel
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -76,18 +76,18 @@ def test_each_feature_is_asked_for(feature: PlacementFeature) -> None:
 
 
 def test_masks_tell_nodes_apart(cluster: SyntheticCluster) -> None:
-    kernel = Kernel(cluster.columns, ColumnPeers(cluster.columns, {}))
-    shares = [float((kernel.refresh(kernel.known(at, ask)) >= 0).mean()) for at, ask in enumerate(class_requirements(40, RESOURCES))]
+    kernel = Kernel(cluster.columns, ColumnPeerCounts(cluster.columns, {}))
+    shares = [float((kernel.refresh(kernel.class_for(at, ask)) >= 0).mean()) for at, ask in enumerate(class_requirements(40, RESOURCES))]
     assert min(shares) < 0.35 and max(shares) == 1.0
 
 
 def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: SyntheticCluster) -> None:
     loop, first = baseline_loops(cluster)
     columns = cluster.columns.freeze()
-    kernel = Kernel(columns, ColumnPeers(columns, {}))
+    kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
     for at, ask in enumerate(class_requirements(20, RESOURCES)):
-        one = kernel.known(at, ask)
-        row = kernel.place(one)
+        one = kernel.class_for(at, ask)
+        row = kernel.best_row(one)
         assert loop._best(ask) == row
         assert first._first(ask) == int((one.score >= 0).argmax())
         kernel.post(one, row)

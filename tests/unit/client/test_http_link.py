@@ -16,8 +16,8 @@ from remit.client.endpoint import NotLeader, OutcomeUnknown, Overloaded
 from remit.client.http_link import HttpLink, ServerBackoff
 from remit.client.rpc import EndpointStub, RetryLater
 from remit.world.clock import BootClock
-from remit.world.interfaces import LinkError, NotServed, Unheard, Unreached
-from remit.world.randomness import SeededChance
+from remit.world.interfaces import LinkError, ListenFailed, ReplyLost, NotSent
+from remit.world.randomness import SeededRandomness
 from tests.unit.client.raw_http import Cut, Said, raw_server
 from tests.unit.client.test_rpc import Wire as OtherLink
 
@@ -54,10 +54,10 @@ def test_a_server_that_says_it_has_not_begun_is_unreached_in_its_own_words(statu
         async with raw_server(handler) as url:
             link = link_to(url)
             error = await failure(link)
-            assert isinstance(error, Unreached)
+            assert isinstance(error, NotSent)
             assert "these are its words" in error.cause
             assert error.cure == "do this"
-            with pytest.raises(Unreached, match="these are its words"):
+            with pytest.raises(NotSent, match="these are its words"):
                 await anext(link.stream("eu", b"{}"))
             await link.close()
 
@@ -78,11 +78,11 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
                 said.problem(401, "unauthenticated", "the token was revoked", cure="join again")
 
         async with raw_server(handler) as url:
-            link = HttpLink({"eu": url}, TOKEN, backoff=ServerBackoff(clock, SeededChance("1"), told.append))
+            link = HttpLink({"eu": url}, TOKEN, backoff=ServerBackoff(clock, SeededRandomness("1"), told.append))
             for _ in range(3_000):
                 error = await failure(link)
                 assert "the token was revoked" in error.cause, "whoever asks meanwhile hears why"
-                with pytest.raises(Unreached, match="revoked"):
+                with pytest.raises(NotSent, match="revoked"):
                     await anext(link.stream("eu", b"{}"))
                 clock.at_ms += 100
             pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
@@ -116,7 +116,7 @@ def test_a_server_that_may_have_begun_is_unheard(status: int, code: str) -> None
 
         async with raw_server(handler) as url:
             link = link_to(url)
-            assert isinstance(await failure(link), Unheard)
+            assert isinstance(await failure(link), ReplyLost)
             await link.close()
 
     asyncio.run(scene())
@@ -169,7 +169,7 @@ def test_what_was_cut_off_after_it_was_sent_is_unheard_wherever_it_was_cut() -> 
         async with raw_server(handler) as url:
             link = link_to(url)
             for _ in cuts:
-                assert isinstance(await failure(link), Unheard)
+                assert isinstance(await failure(link), ReplyLost)
             await link.close()
 
     asyncio.run(scene())
@@ -275,7 +275,7 @@ def test_a_redirect_is_not_followed() -> None:
 
         async with raw_server(handler) as url:
             link = link_to(url)
-            assert isinstance(await failure(link), Unreached)
+            assert isinstance(await failure(link), NotSent)
             assert asked == ["/v1/ask"]
             await link.close()
 
@@ -326,7 +326,7 @@ def test_a_line_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
 
         async with raw_server(handler) as url:
             link = link_to(url)
-            with pytest.raises(Unheard, match="1048576"):
+            with pytest.raises(ReplyLost, match="1048576"):
                 await anext(link.stream("eu", b"{}"))
             await asyncio.wait_for(gone.wait(), 10)
             await link.close()
@@ -350,7 +350,7 @@ def test_half_a_line_is_no_line(ends: bool) -> None:
             link = link_to(url)
             async with aclosing(link.stream("eu", b"{}")) as lines:
                 assert await anext(lines) == b"whole"
-                with pytest.raises(Unheard):
+                with pytest.raises(ReplyLost):
                     await anext(lines)
             await link.close()
 
@@ -419,7 +419,7 @@ def test_any_other_name_is_reached_by_the_link_beside() -> None:
         assert [item async for item in link.stream("keeper", b"y")] == [b"y"]
         async with link.serve("keeper", Echo()):
             pass
-        with pytest.raises(NotServed):
+        with pytest.raises(ListenFailed):
             async with link.serve("eu", Echo()):
                 pytest.fail("nothing is served over HTTP here")
         await link.close()
@@ -429,7 +429,7 @@ def test_any_other_name_is_reached_by_the_link_beside() -> None:
 
 def test_a_name_that_nobody_knows_is_unreached() -> None:
     async def scene() -> None:
-        with pytest.raises(Unreached, match="no address is configured for us"):
+        with pytest.raises(NotSent, match="no address is configured for us"):
             await link_to("http://127.0.0.1:1").request("us", b"{}")
 
     asyncio.run(scene())
@@ -439,7 +439,7 @@ def test_a_closed_link_reaches_nobody() -> None:
     async def scene() -> None:
         link = link_to("http://127.0.0.1:1")
         await link.close()
-        assert isinstance(await failure(link), Unreached)
+        assert isinstance(await failure(link), NotSent)
 
     asyncio.run(scene())
 

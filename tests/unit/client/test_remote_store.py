@@ -14,7 +14,7 @@ from remit.store.memory import MemoryStore
 from remit.store.protocol import (
     Commit,
     Compacted,
-    Event,
+    WatchEvent,
     Head,
     Invalid,
     Page,
@@ -26,7 +26,7 @@ from remit.store.protocol import (
     StoreError,
     Unavailable,
 )
-from remit.world.interfaces import LinkError, Service, Unheard, Unreached
+from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent
 from tests.unit.world.virtual_world import run_virtually
 
 JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()
@@ -121,7 +121,7 @@ def test_a_watch_tells_each_event_as_the_store_tells_it() -> None:
 def test_a_span_and_a_head_travel_whole() -> None:
     head = Head("one", 2, 7, "a", 3, "digest")
     told = msgspec.json.encode(RowsEvent(1, 9, (), 4, 2, Span(5, 7, 2), head))
-    assert _decode_event(msgspec.json.decode(told, type=RowsEvent)) == Event(1, 9, (), 4, 2, Span(5, 7, 2), head)
+    assert _decode_event(msgspec.json.decode(told, type=RowsEvent)) == WatchEvent(1, 9, (), 4, 2, Span(5, 7, 2), head)
 
 
 REFUSALS: list[Callable[[], StoreError]] = [
@@ -148,7 +148,7 @@ def test_what_a_store_refuses_keeps_its_meaning(why: Callable[[], StoreError]) -
     run_virtually(scene())
 
 
-@pytest.mark.parametrize("failure", [Unreached("nobody is there", "start it"), Unheard("it was lost", "ask again")])
+@pytest.mark.parametrize("failure", [NotSent("nobody is there", "start it"), ReplyLost("it was lost", "ask again")])
 def test_after_a_failure_the_next_server_is_asked__and_stays_the_one(failure: LinkError) -> None:
     async def scene() -> None:
         rows, net = wired(await filled(), await filled())
@@ -165,7 +165,7 @@ def test_after_a_failure_the_next_server_is_asked__and_stays_the_one(failure: Li
 def test_a_watch_whose_server_goes_is_unavailable__and_the_next_is_watched() -> None:
     async def scene() -> None:
         rows, net = wired(await filled(), await filled())
-        net.down = {"s0": Unheard("it was lost", "ask again")}
+        net.down = {"s0": ReplyLost("it was lost", "ask again")}
         with pytest.raises(Unavailable):
             await anext(aiter(await rows.watch("", after=0)))
         event = await anext(aiter(await rows.watch("", after=0)))

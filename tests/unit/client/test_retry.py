@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.client.retry import RetryBudget, RetryPolicy
-from remit.world.randomness import SeededChance
+from remit.world.randomness import SeededRandomness
 
 T = TypeVar("T")
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 class Highest:
     """A chance that always draws the last lot, so that a ceiling can be read off."""
 
-    def below(self, limit: int) -> int:
+    def randrange(self, limit: int) -> int:
         return limit - 1
 
-    def uniform_ms(self, limit: int) -> int:
+    def jitter_ms(self, limit: int) -> int:
         return limit
 
     def choice(self, items: Sequence[T], /) -> T:
@@ -47,13 +47,13 @@ def test_half_of_what_is_left_is_kept_for_the_try() -> None:
 
 @given(failures=st.integers(0, 100), left_ms=st.integers(-10, 100_000), seed=st.integers(0, 1 << 32))
 def test_a_pause_is_within_its_bounds(failures: int, left_ms: int, seed: int) -> None:
-    pause_ms = RetryPolicy().backoff_ms(failures, left_ms, SeededChance(str(seed)))
+    pause_ms = RetryPolicy().backoff_ms(failures, left_ms, SeededRandomness(str(seed)))
     assert 0 <= pause_ms <= min(2_000, max(0, left_ms // 2), 50 * 2 ** max(0, failures - 1))
 
 
 def test_jitter_is_full_and_repeats_with_its_seed() -> None:
     def pauses(seed: str) -> list[int]:
-        chance = SeededChance(seed)
+        chance = SeededRandomness(seed)
         return [RetryPolicy().backoff_ms(10, 1 << 40, chance) for _ in range(2_000)]
 
     assert pauses("7") == pauses("7") != pauses("8")

@@ -12,7 +12,7 @@ from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotL
 from remit.client.rpc import EndpointService, EndpointStub, UnreadableRequest
 from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
-from remit.world.interfaces import LinkError, Service, Unheard, Unreached
+from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent
 from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
@@ -129,7 +129,7 @@ def test_what_the_far_side_says_of_itself_travels_exactly(failure: EndpointError
 
 @pytest.mark.parametrize(
     ("failure", "meaning"),
-    [(Unreached("nobody is at eu", "start it"), NotLeader), (Unheard("the line broke", "ask again"), OutcomeUnknown)],
+    [(NotSent("nobody is at eu", "start it"), NotLeader), (ReplyLost("the line broke", "ask again"), OutcomeUnknown)],
 )
 def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(
     failure: LinkError, meaning: type[EndpointError]

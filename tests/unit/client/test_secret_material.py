@@ -13,7 +13,7 @@ from remit.client.rpc import MATERIAL_TIMEOUT_MS, MaterialSource, material_sourc
 from remit.model.claims import Actor, Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.serve.auth.secrets import encode_material
-from remit.world.interfaces import Clock, LinkError, Unheard, Unreached
+from remit.world.interfaces import Clock, LinkError, ReplyLost, NotSent
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 ASKED = SecretMaterialRequest(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)
@@ -37,7 +37,7 @@ class Ways:
 
 
 def unreached() -> bytes:
-    raise Unreached("nobody is there", "")
+    raise NotSent("nobody is there", "")
 
 
 def told(ways: Any, story: Callable[[MaterialSource, Clock], Any]) -> None:
@@ -48,7 +48,7 @@ def told(ways: Any, story: Callable[[MaterialSource, Clock], Any]) -> None:
     run_virtually(whole())
 
 
-@pytest.mark.parametrize(("one", "failure"), [(unreached, Unreached), (lambda: b"{", Unheard), (None, Unheard)])
+@pytest.mark.parametrize(("one", "failure"), [(unreached, NotSent), (lambda: b"{", ReplyLost), (None, ReplyLost)])
 def test_whoever_does_not_tell_is_not_asked_first_again(one: Callable[[], bytes] | None, failure: type[LinkError]) -> None:
     ways = Ways(one=one, two=lambda: encode_material(FOUND))
 
@@ -65,7 +65,7 @@ def test_whoever_does_not_tell_is_not_asked_first_again(one: Callable[[], bytes]
 
 def test_a_question_that_was_lost_says_who_was_asked_and_for_how_long() -> None:
     async def story(source: MaterialSource, clock: Clock) -> None:
-        with pytest.raises(Unheard, match="one has not answered for 10 s"):
+        with pytest.raises(ReplyLost, match="one has not answered for 10 s"):
             await source(ASKED)
 
     told(Ways(one=None, two=None), story)

@@ -221,7 +221,7 @@ def test_part_of_a_large_ask_that_was_done_is_silence_when_the_rest_fails() -> N
 async def test_an_idle_authority_beats_so_that_standbys_see_it_live(scope: Scope) -> None:
     before = scope.row("head")["sequence"]
     await scope.lead.stop()
-    beating = asyncio.create_task(scope.lead.authority.run(beat_ms=10))
+    beating = asyncio.create_task(scope.lead.authority.run(heartbeat_ms=10))
     await asyncio.sleep(0.1)
     beating.cancel()
     await asyncio.wait({beating})

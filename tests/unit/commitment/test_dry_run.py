@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remit.commitment import dry_run
+from remit.commitment import dry_run as dry_run_module
 from remit.commitment.decide import decide
-from remit.commitment.dry_run import tried
+from remit.commitment.dry_run import dry_run
 from remit.model.claims import Apply, Code, Delete, Refused
 from remit.model.kinds import Workload
 from tests.properties.authority_world import OPERATOR, USER, Scope, story, workload
@@ -18,13 +18,13 @@ from tests.properties.authority_world import OPERATOR, USER, Scope, story, workl
 async def test_what_is_tried_is_ruled_as_it_would_be_and_forgotten(scope: Scope) -> None:
     authority = scope.lead.authority
     before = authority.head
-    found = tried(authority, USER, [Apply(workload("w")), Apply(workload("w", replicas=2)), Delete("Workload", "w", "t1")])
-    assert [one.ruled for one in found] == [1, 2, 1]
-    assert isinstance(found[1].thing, Workload) and found[1].thing.metadata.generation == 2
-    assert found[2].thing is None
-    assert tried(authority, USER, [Apply(workload("w"))])[0].ruled == 1, "the draft before is still there"
+    found = dry_run(authority, USER, [Apply(workload("w")), Apply(workload("w", replicas=2)), Delete("Workload", "w", "t1")])
+    assert [one.result for one in found] == [1, 2, 1]
+    assert isinstance(found[1].obj, Workload) and found[1].obj.metadata.generation == 2
+    assert found[2].obj is None
+    assert dry_run(authority, USER, [Apply(workload("w"))])[0].result == 1, "the draft before is still there"
     assert authority.head == before and await scope.store.get("workload/t1/w") is None
-    refused = tried(authority, USER, [Delete("Workload", "w", "t1")])[0].ruled
+    refused = dry_run(authority, USER, [Delete("Workload", "w", "t1")])[0].result
     assert isinstance(refused, Refused) and refused.code is Code.NOT_FOUND
 
 
@@ -39,8 +39,8 @@ async def test_a_bug_in_deciding_is_told_and_spoils_no_other(scope: Scope) -> No
         return ruled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dry_run, "decide", broken)
-        found = tried(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
-    first = found[0].ruled
+        patch.setattr(dry_run_module, "decide", broken)
+        found = dry_run(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
+    first = found[0].result
     assert isinstance(first, Refused) and first.code is Code.FAULT
-    assert found[1].ruled == 1
+    assert found[1].result == 1

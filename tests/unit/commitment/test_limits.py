@@ -6,7 +6,7 @@ import pytest
 
 from remit.commitment import books
 from remit.commitment.rulings import declarations, evidence, leases
-from remit.commitment.rulings.registry import DETAIL_MAX
+from remit.commitment.rulings.registry import DETAIL_CHARS_MAX
 from remit.model.claims import (
     Acquire,
     Actor,
@@ -222,7 +222,7 @@ def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_refusal_quotes_no_more_of_the_asker_than_it_can_keep(scope: Scope) -> None:
     (verdict,) = await scope.ask(USER, Delete("Secret", "x" * 512, "t" * 512))
     assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
-    assert len(verdict.detail) == DETAIL_MAX + 1 and verdict.detail.endswith("…")
+    assert len(verdict.detail) == DETAIL_CHARS_MAX + 1 and verdict.detail.endswith("…")
 
 
 # -- how long a phase has lasted --------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_wait_is_never_taken_for_longer_than_it_is_and_for_little_shorter(afte
         await scope.must(scheduler, Reserve(second, scope.at(second), "n1", T1))
         scope.clock.at_ms += 59_999
         assert await scope.refused(*moving(scope, second, "reclaim")) is Code.WAIT
-        scope.clock.at_ms += 1 + books.TIMES_EVERY_MS
+        scope.clock.at_ms += 1 + books.TIME_SAMPLE_MS
         await move(scope, second, "reclaim")
         assert scope.phase(second) == "pending"
 
@@ -254,12 +254,12 @@ async def test_samples_of_time_are_few_and_old_ones_go(scope: Scope) -> None:
     (key,) = await spawned(scope, "w")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))
     for _ in range(20):
-        scope.clock.at_ms += books.TIMES_EVERY_MS // 5
+        scope.clock.at_ms += books.TIME_SAMPLE_MS // 5
         await scope.ask(USER, Delete("Secret", "none", "t1"))
     assert len(scope.books.times) <= 6, "20 batches in one second"
     for _ in range(50):
-        scope.clock.at_ms += books.LIMIT_MS_MAX // 10
+        scope.clock.at_ms += books.PHASE_LIMIT_MS_MAX // 10
         await scope.ask(USER, Delete("Secret", "none", "t1"))
     assert len(scope.books.times) <= 22
-    assert scope.books.times[0][1] >= scope.clock.at_ms - 2 * books.LIMIT_MS_MAX
+    assert scope.books.times[0][1] >= scope.clock.at_ms - 2 * books.PHASE_LIMIT_MS_MAX
     await move(scope, key, "reclaim")

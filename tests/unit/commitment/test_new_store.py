@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from remit.commitment.authority import Authority
-from remit.commitment.rulings.leases import ANY_LEASE
+from remit.commitment.rulings.leases import LEASE_EPOCH_RECORD
 from remit.commitment.standby import Standby
 from remit.model.objects import key_of
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from tests.properties.authority_world import CountedIds, FakeClock
 
-FLOOR = key_of("Lease", ANY_LEASE)
+FLOOR = key_of("Lease", LEASE_EPOCH_RECORD)
 
 
 async def led(store: MemoryStore, holder: str) -> Authority:
@@ -33,7 +33,7 @@ def test_where_nobody_has_ever_led_a_standby_waits_for_nobody() -> None:
 def test_two_who_race_for_a_new_store__the_second_does_not_take_it_for_a_restored_one() -> None:
     async def scene() -> tuple[int, object]:
         store = MemoryStore()
-        await chain.seize(store, "first", "inc")  # it is deposed before it has written anything
+        await chain.raise_epoch(store, "first", "inc")  # it is deposed before it has written anything
         authority = await led(store, "second")
         return authority.head.epoch, await store.get(FLOOR)
 
@@ -43,7 +43,7 @@ def test_two_who_race_for_a_new_store__the_second_does_not_take_it_for_a_restore
 def test_a_backup_of_an_empty_store_is_restored__epochs_of_before_do_not_come_again() -> None:
     async def scene() -> object:
         store = MemoryStore()
-        await chain.seize(store, "first", "inc")
+        await chain.raise_epoch(store, "first", "inc")
         empty = await store.backup()
         await led(store, "second")  # leases are taken from here on, which the backup knows nothing of
         restored, _ = MemoryStore.restore(empty, incarnation="other", replacing=store)

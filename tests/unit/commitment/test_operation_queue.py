@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from remit.commitment.operation_queue import Piece, Queue, cut
+from remit.commitment.operation_queue import BatchSlice, OperationQueue, split_slices
 from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
 
 
@@ -20,7 +20,7 @@ def scheduler(count: int) -> list[Operation]:
     return operations("scheduler", count, Role.SCHEDULER)
 
 
-def names(pieces: Sequence[Piece]) -> list[tuple[str, int]]:
+def names(pieces: Sequence[BatchSlice]) -> list[tuple[str, int]]:
     return [(piece.operations[0].actor.name, len(piece.operations)) for piece in pieces]
 
 
@@ -37,7 +37,7 @@ def story(test: Callable[[], None]) -> Callable[[], None]:
 
 @story
 def test_a_bind_waits_for_one_turn_of_a_flood__not_for_the_flood() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     for _ in range(50):
         _ = queue.put(operations("flood", 10))
     _ = queue.put(scheduler(3))
@@ -51,7 +51,7 @@ def test_a_bind_waits_for_one_turn_of_a_flood__not_for_the_flood() -> None:
 
 @story
 def test_tenants_take_turns__one_batch_each_at_most() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     _ = queue.put(operations("flood", 1_000))
     for _ in range(100):
         _ = queue.put(operations("flood", 10))
@@ -64,7 +64,7 @@ def test_tenants_take_turns__one_batch_each_at_most() -> None:
 
 @story
 def test_a_small_ask_is_not_split__and_begins_the_next_batch() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     _ = queue.put(scheduler(6))
     _ = queue.put(operations("a", 7))
     _ = queue.put(operations("b", 2))
@@ -77,25 +77,25 @@ def test_a_small_ask_is_not_split__and_begins_the_next_batch() -> None:
 
 @story
 def test_each_lane_has_its_own_bound__so_a_flood_turns_nobody_else_away() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     _ = queue.put(operations("flood", 90))
-    assert not queue.has_room(operations("flood", 20), 100)
-    assert queue.has_room(operations("gentle", 20), 100) and queue.has_room(scheduler(100), 100)
+    assert not queue.has_capacity(operations("flood", 20), 100)
+    assert queue.has_capacity(operations("gentle", 20), 100) and queue.has_capacity(scheduler(100), 100)
     queue.take()
-    assert queue.has_room(operations("flood", 20), 100)
+    assert queue.has_capacity(operations("flood", 20), 100)
 
 
 @story
 def test_what_is_given_back_comes_first_in_its_order__also_one_by_one() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     _ = queue.put(operations("a", 4))
     _ = queue.put(scheduler(4))
     taken = queue.take()
     _ = queue.put(operations("b", 1))
     _ = queue.put(scheduler(1))
-    queue.give_back(taken)
+    queue.return_to_queue(taken)
     assert queue.count == 10
-    alone = [queue.take(one=True) for _ in range(8)]
+    alone = [queue.take(single=True) for _ in range(8)]
     assert [names(one)[0][0] for one in alone] == ["scheduler"] * 4 + ["a"] * 4
     assert sorted(names(queue.take())) == [("b", 1), ("scheduler", 1)]
     assert not queue and queue.count == 0
@@ -103,11 +103,11 @@ def test_what_is_given_back_comes_first_in_its_order__also_one_by_one() -> None:
 
 @story
 def test_a_large_ask_that_is_given_back_goes_on_where_it_was() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     answer = queue.put(operations("a", 25))
     first, second = queue.take(), queue.take()
-    queue.give_back(second)
-    queue.give_back(first)
+    queue.return_to_queue(second)
+    queue.return_to_queue(first)
     seen: list[Any] = []
     while queue:
         seen += [operation.id for piece in queue.take() for operation in piece.operations]
@@ -116,7 +116,7 @@ def test_a_large_ask_that_is_given_back_goes_on_where_it_was() -> None:
 
 @story
 def test_those_who_left_are_passed_over_in_every_lane() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     for who in ("a", "b"):
         _ = queue.put(operations(who, 3)).cancel()
     _ = queue.put(scheduler(3)).cancel()
@@ -125,14 +125,14 @@ def test_those_who_left_are_passed_over_in_every_lane() -> None:
 
 @story
 def test_what_is_put_off_stands_before_nobody_else__nor_before_others_of_its_lane() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     first = queue.put(operations("flood", 10))
     _ = queue.put(operations("flood", 5))
     pieces = queue.take()
     _ = queue.put(scheduler(2))
     _ = queue.put(operations("gentle", 1))
-    decided, rest = cut(pieces, 3)
-    queue.put_off(rest, decided)
+    decided, rest = split_slices(pieces, 3)
+    queue.defer(rest, decided)
     queue.answer(decided, [Accepted(1)] * 3)
     assert names(queue.take()) == [("scheduler", 2), ("flood", 5), ("gentle", 1)]
     assert not first.done()
@@ -142,25 +142,25 @@ def test_what_is_put_off_stands_before_nobody_else__nor_before_others_of_its_lan
 
 @story
 def test_a_bind_does_not_wait_until_a_controller_has_made_all_that_it_asked_for() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     _ = queue.put(operations("controller", 10, Role.WORKLOADS))
     pieces = queue.take()
     _ = queue.put(scheduler(2))
-    decided, rest = cut(pieces, 1)
-    queue.put_off(rest, decided)
+    decided, rest = split_slices(pieces, 1)
+    queue.defer(rest, decided)
     assert names(queue.take())[0] == ("scheduler", 2)
 
 
 @story
 def test_whoever_was_only_put_off_is_decided_in_the_next_batch__however_little_each_has_room_for() -> None:
-    queue = Queue(10)
+    queue = OperationQueue(10)
     for _ in range(5):
         _ = queue.put(operations("flood", 4))
     gentle, own = queue.put(operations("gentle", 1)), queue.put(scheduler(1))
     turns = 0
     while not (gentle.done() and own.done()):
-        decided, rest = cut(queue.take(), 2)  # no more fit into a batch than two
-        queue.put_off(rest, decided)
+        decided, rest = split_slices(queue.take(), 2)  # no more fit into a batch than two
+        queue.defer(rest, decided)
         queue.answer(decided, [Accepted(1)] * sum(len(piece.operations) for piece in decided))
         turns += 1
     assert turns <= 3

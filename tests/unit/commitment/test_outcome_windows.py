@@ -9,7 +9,7 @@ import pytest
 from remit.client.endpoint import AuthorityStatus, NotLeader
 from remit.commitment import outcomes as kept
 from remit.commitment.authority import Authority
-from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, batch_key
+from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, batch_key
 from remit.model.claims import Abandon, Accepted, Actor, Apply, Bind, Code, Delete, Operation, OperationID, Refused, Role
 from tests.properties.authority_world import USER, Scope, story, workload
 from tests.unit.commitment.authority_fixture import T1, spawned
@@ -149,7 +149,7 @@ async def test_outcomes_are_kept_for_ten_windows_and_not_one_more(scope: Scope) 
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await verdict(scope, operation)
     unused = await scope.operation(USER, Apply(workload("v")))
-    for _ in range(WINDOWS_KEPT):
+    for _ in range(WINDOWS_RETAINED):
         scope.clock.at_ms += WINDOW_MS
         await scope.ask(USER, NOTHING)
     assert await verdict(scope, operation) == first
@@ -157,7 +157,7 @@ async def test_outcomes_are_kept_for_ten_windows_and_not_one_more(scope: Scope) 
     await scope.ask(USER, NOTHING)
     said = await verdict(scope, operation)
     assert isinstance(said, Refused) and said.code is Code.OPERATION_EXPIRED
-    assert said.detail == "window 1 is not kept; those from 2 to 12 are"
+    assert said.detail == "id: window 1 is not retained; windows 2 to 12 are"
     assert await code(scope, unused) is Code.OPERATION_EXPIRED, "also if it never happened: who could tell?"
     assert "workload/t1/v" not in scope.checker.rows
 
@@ -188,7 +188,7 @@ async def test_nobody_abandons_at_an_epoch_that_is_over_or_as_the_authority(scop
 @story
 async def test_what_is_too_old_to_be_known_cannot_be_abandoned_and_need_not_be(scope: Scope) -> None:
     old = await scope.operation(USER, Apply(workload("w")))
-    scope.clock.at_ms += (WINDOWS_KEPT + 1) * WINDOW_MS
+    scope.clock.at_ms += (WINDOWS_RETAINED + 1) * WINDOW_MS
     await scope.ask(USER, NOTHING)
     assert await scope.refused(USER, Abandon(old.id)) is Code.OPERATION_EXPIRED
     assert await scope.refused(USER, Abandon("elsewhere.12.x")) is Code.OPERATION_EXPIRED

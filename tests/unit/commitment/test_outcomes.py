@@ -6,7 +6,7 @@ import pytest
 
 from remit.commitment import batch as module
 from remit.commitment import outcomes as kept
-from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Batch, Entry, Outcomes, batch_key
+from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, BatchRecord, AuditEntry, Outcomes, batch_key
 from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec
@@ -34,7 +34,7 @@ async def test_after_a_quiet_time_the_first_id_of_the_new_window_is_taken(scope:
 @story
 async def test_an_id_from_before_the_horizon_is_refused_and_never_executed(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
-    scope.clock.at_ms += (WINDOWS_KEPT + 2) * WINDOW_MS
+    scope.clock.at_ms += (WINDOWS_RETAINED + 2) * WINDOW_MS
     await scope.ask(USER, NOTHING)
     assert code(await scope.send([operation])) is Code.OPERATION_EXPIRED
     assert "workload/t1/w" not in scope.checker.rows
@@ -52,7 +52,7 @@ async def test_a_retry_within_the_kept_windows_finds_the_first_answer_also_after
     """F01"""
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
-    for _ in range(WINDOWS_KEPT - 1):
+    for _ in range(WINDOWS_RETAINED - 1):
         scope.clock.at_ms += WINDOW_MS
         await scope.ask(USER, NOTHING)
     assert await scope.send([operation]) == first
@@ -105,8 +105,8 @@ async def test_abandoning_within_one_batch_takes_the_order_of_asking(scope: Scop
     assert [code([answer]) for answer in answers] == [Code.ABANDONED, Code.ABANDONED, None, None]
 
 
-def entry(name: str) -> Entry:
-    return Entry(name, "d", "note", "", "", "", "", 0, 0, 0, 0, "", "", "")
+def entry(name: str) -> AuditEntry:
+    return AuditEntry(name, "d", "note", "", "", "", "", 0, 0, 0, 0, "", "", "")
 
 
 def test_too_many_outcomes_move_the_horizon_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,20 +114,20 @@ def test_too_many_outcomes_move_the_horizon_up_early(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kept, "OUTCOMES_MAX", 5)
     outcomes = Outcomes("i", 1, 1)
     for window in (1, 2):
-        batch = Batch(1, window, outcomes.next_horizon(window), 1, "", tuple(entry(f"i.{window}.{n}") for n in range(3)))
+        batch = BatchRecord(1, window, outcomes.next_horizon(window), 1, "", tuple(entry(f"i.{window}.{n}") for n in range(3)))
         outcomes.record(window, batch, window)
     assert outcomes.next_horizon(3) == 2
-    outcomes.record(3, Batch(1, 3, 2, 2, "", ()), 3)
+    outcomes.record(3, BatchRecord(1, 3, 2, 2, "", ()), 3)
     assert len(outcomes) == 3
-    judged = outcomes.judge("i.1.0", "d")
+    judged = outcomes.check_id("i.1.0", "d")
     assert isinstance(judged, Refused) and judged.code is Code.OPERATION_EXPIRED
-    assert isinstance(outcomes.judge("i.2.0", "d"), Accepted)
-    assert outcomes.first(2, 9) == 2
+    assert isinstance(outcomes.check_id("i.2.0", "d"), Accepted)
+    assert outcomes.first_sequence(2, 9) == 2
 
 
 def test_a_batch_whose_outcomes_are_promised_is_not_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     """F01 F20: else a new authority would not find the outcome, and would do the deed again."""
-    monkeypatch.setattr(module, "AUDIT_BATCHES_KEPT", 10)
+    monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
     @story
     async def within_one_window(scope: Scope) -> None:
@@ -143,7 +143,7 @@ def test_a_batch_whose_outcomes_are_promised_is_not_pruned(monkeypatch: pytest.M
 
 def test_a_batch_outlives_the_audit_while_its_window_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast batches follow each other, a retry within the kept windows gets the first answer."""
-    monkeypatch.setattr(module, "AUDIT_BATCHES_KEPT", 10)
+    monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
     @story
     async def over_many_windows(scope: Scope) -> None:
@@ -171,7 +171,7 @@ async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) ->
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
     for _ in range(10_050):
-        await chain.seize(scope.store.inner, "crashing", "x")
+        await chain.raise_epoch(scope.store.inner, "crashing", "x")
     scope.store.judged = None
     await scope.take_over()
     again = await scope.lead.ask([operation])

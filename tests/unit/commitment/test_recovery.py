@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remit.commitment.recovery import LEASE_EPOCHS, acknowledged_after
+from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged_after
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, BindGang, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
@@ -186,13 +186,13 @@ async def test_an_epoch_that_was_handed_out_after_the_backup_does_not_come_back(
     zombie = scope.actors["scheduler/x"]
     assert zombie.epoch == known + 3, "the backup knows nothing of the last three"
     epoch = scope.row("head")["epoch"]
-    assert scope.row("lease/scheduler/x")["spec"]["epoch"] == epoch * LEASE_EPOCHS
+    assert scope.row("lease/scheduler/x")["spec"]["epoch"] == epoch * LEASE_EPOCHS_PER_STORE_EPOCH
     taken: list[int] = []
     for _ in range(4):
         (number,) = await scope.must(Actor(zombie.name, zombie.role), Acquire("scheduler/x", HOUR))
         taken.append(number)
         assert await scope.refused(zombie, Vacate("scheduler/x")) is Code.STALE_EPOCH
-    assert taken == [epoch * LEASE_EPOCHS + n for n in (1, 2, 3, 4)]
+    assert taken == [epoch * LEASE_EPOCHS_PER_STORE_EPOCH + n for n in (1, 2, 3, 4)]
 
 
 @story
@@ -246,7 +246,7 @@ async def test_a_lease_that_the_backup_does_not_know_does_not_begin_anew(scope: 
     assert old.epoch == 3
     for _ in range(3):
         await led_again(scope, "scheduler/x")
-    assert scope.actors["scheduler/x"].epoch > LEASE_EPOCHS
+    assert scope.actors["scheduler/x"].epoch > LEASE_EPOCHS_PER_STORE_EPOCH
     assert await scope.refused(old, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH
     await led_again(scope, "scheduler/y")
     before = scope.actors["scheduler/y"].epoch

@@ -59,23 +59,23 @@ async def told(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]:
     ("name", "spec", "code", "words"),
     [
         ("No Name", SLICE, Code.INVALID, "name: "),
-        ("g", replace(SLICE, amount=Amount()), Code.INVALID, "spec.amount: something"),
-        ("g", replace(SLICE, amount=Amount({"cpu": -1})), Code.INVALID, "nothing negative"),
-        ("g", replace(BUDGET, shares={"t1": Amount({"cpu": -1})}), Code.INVALID, "nothing negative"),
+        ("g", replace(SLICE, amount=Amount()), Code.INVALID, "spec.amount: must be positive"),
+        ("g", replace(SLICE, amount=Amount({"cpu": -1})), Code.INVALID, "no part of it, or of spec.shares, may be negative"),
+        ("g", replace(BUDGET, shares={"t1": Amount({"cpu": -1})}), Code.INVALID, "no part of it, or of spec.shares, may be negative"),
         ("g", replace(SLICE, issuer="scope/global"), Code.INVALID, "spec.issuer: "),
         ("g", replace(SLICE, shares={"t1": amounts(cpu="1")}), Code.INVALID, "spec.shares: "),
         ("g", replace(BUDGET, shares={}), Code.INVALID, "spec.shares: "),
-        ("g", replace(BUDGET, shares={"t1": amounts(cpu="3")}), Code.INVALID, "at most the budget itself"),
+        ("g", replace(BUDGET, shares={"t1": amounts(cpu="3")}), Code.INVALID, "must not exceed the budget's amount of cpu 2"),
         ("g", replace(SLICE, tenant=""), Code.INVALID, "spec.tenant, spec.parent: "),
         ("g", replace(SLICE, parent=""), Code.INVALID, "spec.tenant, spec.parent: "),
         ("g", replace(SLICE, ttl=Duration(0)), Code.INVALID, "spec.ttl: "),
         ("g", replace(SLICE, parent="none"), Code.NOT_FOUND, "spec.parent: "),
         ("g", replace(SLICE, parent="taken/t1"), Code.NOT_FOUND, "spec.parent: "),
         ("g", replace(BUDGET, shares={"t9": amounts(cpu="1")}), Code.NOT_FOUND, "tenant/t9/emergency"),
-        ("g", replace(SLICE, parent="tenant/t2"), Code.NOT_OWNER, "tenant/t2 is not of tenant t1"),
+        ("g", replace(SLICE, parent="tenant/t2"), Code.NOT_OWNER, "tenant/t2 belongs to tenant t2, not to t1"),
         ("g", replace(SLICE, parent="away"), Code.NOT_OWNER, "held by another scope"),
         ("g", replace(SLICE, amount=amounts(cpu="99")), Code.GRANT_SHORT, "99 is needed"),
-        ("taken", SLICE, Code.EXISTS, "taken already"),
+        ("taken", SLICE, Code.EXISTS, "grant taken exists already"),
     ],
 )
 def test_a_grant_that_contradicts_itself_or_the_books_is_not_issued(name: str, spec: Any, code: Code, words: str) -> None:
@@ -123,7 +123,7 @@ async def test_what_is_given_back_is_held_from_elsewhere_and_not_drawn(scope: Sc
     assert (await told(scope, budgets, ReturnCapacity("own", amounts(cpu="1"))))[0] is Code.INVALID
     assert (await told(scope, budgets, ReturnCapacity("held", Amount({"cpu": -1}))))[0] is Code.INVALID
     code, said = await told(scope, budgets, ReturnCapacity("held", amounts(cpu="2")))
-    assert code is Code.GRANT_SHORT and said == "held has 1 cpu left, 2 is needed"
+    assert code is Code.GRANT_SHORT and said == "grant held has 1 cpu free, 2 is needed"
     assert await scope.must(budgets, ReturnCapacity("held", amounts(cpu="1"))) == [1]
     assert await scope.must(budgets, Close("held")) == [2], "each report has its number"
     assert scope.row("grant/held")["spec"]["amount"] == {"cpu": "1"}, "what is drawn stays"
@@ -196,16 +196,16 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
     twice = (Device(name="gpu-0", kind="gpu"), Device(name="gpu-0", kind="gpu"))
     same = node("n9")
     wrong: list[tuple[Any, AnyClaim, Code, str]] = [
-        (OPERATOR, Apply(own), Code.INVALID, "the authority's own record"),
+        (OPERATOR, Apply(own), Code.INVALID, "a Lease is a record of the authority and cannot be declared"),
         (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is missing: a Workload belongs to a tenant"),
         (OPERATOR, Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))), Code.INVALID, "belongs to no tenant"),
-        (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "there is no tenant t9"),
+        (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "tenant t9 does not exist"),
         (USER, Apply(workload("w", priority="none")), Code.NOT_FOUND, "spec.priorityClass: "),
-        (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "any more"),
+        (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "no longer exists"),
         (OPERATOR, Apply(replace(same, spec=replace(same.spec, devices=twice))), Code.INVALID, "is named twice"),
-        (USER, Delete("Lease", "scheduler"), Code.INVALID, "not declared, so not deleted"),
-        (USER, Delete("Node", "n1"), Code.ROLE, "a Node is not deleted by user"),
-        (USER, Delete("Workload", "none", "t1"), Code.NOT_FOUND, "there is no workload/t1/none"),
+        (USER, Delete("Lease", "scheduler"), Code.INVALID, "a Lease is a record of the authority and cannot be deleted"),
+        (USER, Delete("Node", "n1"), Code.ROLE, "role user may not delete a Node"),
+        (USER, Delete("Workload", "none", "t1"), Code.NOT_FOUND, "workload/t1/none does not exist"),
     ]
     for actor, claim, code, words in wrong:
         found, said = await told(scope, actor, claim)
@@ -219,7 +219,7 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
 async def test_a_region_with_nodes_stays(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
     code, said = await told(scope, OPERATOR, Delete("Region", "r1"))
-    assert code is Code.IN_USE and said == "region r1 has 2 nodes; delete them first"
+    assert code is Code.IN_USE and said == "region r1 has 2 nodes; delete these first"
     await scope.must(OPERATOR, Delete("Node", "n1"), Delete("Node", "n2"), Delete("Region", "r1"))
 
 
@@ -241,14 +241,14 @@ async def test_a_move_is_of_what_is_there_and_stands_where_it_starts(scope: Scop
     workloads, nodes = scope.actors["workloads"], scope.actors["node-lifecycle"]
     assert (await told(scope, workloads, Forget("replica/t1/none-0", 1)))[0] is Code.NOT_FOUND
     code, said = await told(scope, workloads, Forget(key, scope.at(key)))
-    assert code is Code.PHASE and said.endswith("only a released replica is forgotten")
+    assert code is Code.PHASE and said.endswith("only a released replica can be forgotten")
     assert (await told(scope, nodes, Mark("none", 1, NodeHealth.READY)))[0] is Code.NOT_FOUND
     assert (await told(scope, nodes, Mark("n1", scope.at("node/n1") - 1, NodeHealth.SUSPECT)))[0] is Code.REVISION
     assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "bind", 1)))[0] is Code.INVALID
     assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "cancel", 1)))[0] is Code.ROLE
     assert (await told(scope, workloads, Spawn("t1", "none", 1, 0)))[0] is Code.NOT_FOUND
     code, said = await told(scope, scope.actors["repair"], Move(key, scope.at(key), "requeue", 1))
-    assert code is Code.PHASE and said == f"{key} is pending; requeue does not start there"
+    assert code is Code.PHASE and said == f"{key} is pending; requeue does not start from that phase"
 
 
 @story
@@ -259,7 +259,7 @@ async def test_what_has_done_its_work_or_lost_its_workload_is_not_queued_again(s
     await scope.must(scope.actors["agent/n1"], Move(done, scope.at(done), "finish", 1, "ok"))
     await move(scope, done, "settle")
     code, said = await told(scope, *moving(scope, done, "requeue"))
-    assert code is Code.PHASE and said.endswith("has done its work")
+    assert code is Code.PHASE and said.startswith(f"{done} completed its work")
     await move(scope, cancelled, "cancel")
     await scope.must(USER, Delete("Workload", "w", "t1"))
     assert (await told(scope, *moving(scope, cancelled, "requeue")))[0] is Code.DELETING

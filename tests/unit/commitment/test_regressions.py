@@ -100,7 +100,7 @@ async def test_nobody_without_a_lease_of_their_own_renews_one(scope: Scope) -> N
     named = Actor(OPERATOR.name, OPERATOR.role, "agent/n1", scope.actors["agent/n1"].epoch)
     scope.clock.at_ms += 1
     assert not await scope.lead.authority.renew(named)
-    assert scope.lead.authority.hearing.at_ms["agent/n1"] == scope.clock.at_ms - 1
+    assert scope.lead.authority.renewals.renewed_ms["agent/n1"] == scope.clock.at_ms - 1
 
 
 @story

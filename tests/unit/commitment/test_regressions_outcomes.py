@@ -8,7 +8,7 @@ import pytest
 
 from remit.commitment import authority
 from remit.commitment import batch as module
-from remit.commitment.outcomes import WINDOW_MS, WINDOWS_KEPT, Entry, batch_key, decode_batch
+from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, batch_key, decode_batch
 from remit.commitment.rulings import declarations
 from remit.model.claims import Apply, Bind, Code, Delete, RecordDecision, Forget, Issue, RecordEvent, Operation, OperationID, Refused
 from remit.model.records import DecisionSpec, EventSpec
@@ -123,7 +123,7 @@ def test_after_a_takeover_it_is_still_the_oldest_that_go(monkeypatch: pytest.Mon
 # -- audit ------------------------------------------------------------------------------------------------------------------
 
 
-async def audited(scope: Scope) -> list[Entry]:
+async def audited(scope: Scope) -> list[AuditEntry]:
     """What the last batch says that it decided, as it stands in the store."""
     row = await scope.store.inner.get(batch_key(scope.lead.authority.head.sequence))
     assert row is not None
@@ -148,7 +148,7 @@ async def test_where_work_went_and_how_it_ended_is_on_record(scope: Scope) -> No
 @story
 async def test_the_refusal_of_an_expired_id_is_on_record(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
-    scope.clock.at_ms += (WINDOWS_KEPT + 2) * WINDOW_MS
+    scope.clock.at_ms += (WINDOWS_RETAINED + 2) * WINDOW_MS
     await scope.ask(USER, NOTHING)
     assert await refusal(scope, operation) is Code.OPERATION_EXPIRED
     (entry,) = await audited(scope)
@@ -192,8 +192,8 @@ async def test_the_refusal_of_an_id_used_twice_in_one_batch_is_on_record(scope: 
 
 
 def test_the_authority_compacts_history_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authority, "COMPACT_EVERY", 4)
-    monkeypatch.setattr(authority, "HISTORY_KEPT", 6)
+    monkeypatch.setattr(authority, "COMPACT_EVERY_BATCHES", 4)
+    monkeypatch.setattr(authority, "HISTORY_REVISIONS", 6)
 
     @story
     async def batch_after_batch(scope: Scope) -> None:

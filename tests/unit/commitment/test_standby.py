@@ -13,7 +13,7 @@ import pytest
 
 from remit.client.endpoint import NotLeader
 from remit.commitment import authority as module
-from remit.commitment.authority import Authority, Deposed
+from remit.commitment.authority import Authority, LeadershipLost
 from remit.commitment.standby import Standby
 from remit.model.claims import Accepted, Apply
 from remit.store import chain
@@ -146,7 +146,7 @@ async def test_a_leader_that_was_restarted_leads_again_at_once(scope: Scope) -> 
 @story
 async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(scope: Scope) -> None:
     waiting = standby(scope)
-    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
     leading = await led_by(waiting)
     again = await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
     running = asyncio.create_task(again.run())
@@ -172,14 +172,14 @@ async def test_one_that_failed_to_take_over_lets_the_others_have_their_turn__and
 
     async def take_over(beat_ms: int) -> Authority:
         tried.append(clock.at_ms)
-        await chain.seize(scope.store, "s", "unused")
+        await chain.raise_epoch(scope.store, "s", "unused")
         if next(failing):
             raise Unavailable("the store is gone")
         return await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
 
     began_ms = clock.at_ms
     with mock.patch.object(waiting, "take_over", take_over):
-        serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+        serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
         for _ in range(4 * 7 + 4):  # four looks a term
             await clock.step()
         assert (await led_by(waiting)).head.holder == "s"
@@ -216,7 +216,7 @@ async def test_a_store_that_cannot_be_read_proves_nothing(scope: Scope) -> None:
 async def test_a_standby_leads_after_silence_and_waits_again_when_deposed(scope: Scope) -> None:
     """F15 F16: whichever of the two is wrong about the other, the store lets only one of them write."""
     waiting = standby(scope)
-    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
     await led_by(waiting)
     assert waiting.leading is not None and waiting.leading.head.holder == "s"
     await scope.take_over()
@@ -243,7 +243,7 @@ def test_a_store_that_fails_at_the_takeover_does_not_end_the_standby(failing: st
         else:
             # Four looks at the chain and the one that seizes it; then what the last authority left is read.
             scope.store.reads.extend(["ok"] * 8 + ["unavailable"])
-        serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+        serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
         await led_by(waiting)
         serving.cancel()
         await asyncio.wait({serving})
@@ -267,7 +267,7 @@ async def slowly(
         return await inner(*arguments, **more)
 
     with mock.patch.object(store, "range", slow):
-        work = Authority.take_over(store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), beat_ms=beat_ms)
+        work = Authority.take_over(store, scope="r1", holder="b", clock=clock, ids=CountedIds("b"), heartbeat_ms=beat_ms)
         yield asyncio.create_task(work), read
 
 
@@ -321,9 +321,9 @@ async def test_whoever_is_deposed_while_it_reads_leaves_off(scope: Scope) -> Non
     clock = BeatingClock()
     async with slowly(scope.store, clock) as (taking, _):
         await clock.beat()
-        await chain.seize(scope.store, "c", "x")
+        await chain.raise_epoch(scope.store, "c", "x")
         await clock.beat()
-        with pytest.raises(Deposed) as deposed:
+        with pytest.raises(LeadershipLost) as deposed:
             await asyncio.wait_for(taking, 5)
     assert deposed.value.by is not None and deposed.value.by.holder == "c"
 
@@ -351,14 +351,14 @@ def test_a_store_that_nobody_ever_led_stays_new__one_that_was_restored_beats(fir
 
 async def _as_many_epochs_as_batches(store: Store) -> None:
     """As after a restore, which counts the epoch up by more than one."""
-    place = await chain.read_place(store)
+    place = await chain.read_position(store)
     assert place is not None
     head = chain.advance(place.head, (), ())
     await store.commit(chain.batch(place, msgspec.structs.replace(head, epoch=head.sequence), ()))
 
 
 async def _sequence(store: Store) -> int:
-    place = await chain.read_place(store)
+    place = await chain.read_position(store)
     return 0 if place is None else place.head.sequence
 
 
@@ -382,7 +382,7 @@ async def test_a_standby_that_takes_over_beats_as_it_will_when_it_leads(scope: S
     waiting.clock = clock
     async with slowly(scope.store, clock) as (other, read):
         other.cancel()
-        serving = asyncio.create_task(waiting.serve(beat_ms=50))
+        serving = asyncio.create_task(waiting.serve(heartbeat_ms=50))
         await seized(scope)
         before = scope.row("head")["sequence"]
         for _ in range(3):
@@ -400,7 +400,7 @@ async def test_one_that_never_comes_to_the_end_of_its_reading_stops_beating(scop
     clock = BeatingClock()
     async with slowly(scope.store, clock) as (taking, _):
         await clock.beat()
-        clock.at_ms += module.READING_MS_MAX
+        clock.at_ms += module.LOAD_HEARTBEATS_MS_MAX
         await clock.beat()
         before = scope.row("head")["sequence"]
         for _ in range(3):
@@ -421,7 +421,7 @@ async def test_a_history_that_is_compacted_while_it_reads_is_not_missed(scope: S
         await scope.store.inner.compact(await scope.store.inner.revision())
         read.set()
         leading = await taking
-    found = [key for key in leading.books.things if key.startswith("workload/")]
+    found = [key for key in leading.books.objects if key.startswith("workload/")]
     assert found == [key for key in scope.books.things if key.startswith("workload/")] != []
 
 
@@ -443,7 +443,7 @@ def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> N
     async def tell(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
         waiting, clock, held = standby(scope), BeatingClock(), asyncio.Event()
-        inner, read_place, waiting.clock = scope.store.range, chain.read_place, clock
+        inner, read_place, waiting.clock = scope.store.range, chain.read_position, clock
 
         async def slow(*arguments: Any, **more: Any) -> Page:
             if more.get("limit") == 1:
@@ -463,12 +463,12 @@ def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> N
 
         tried: list[int] = []
         with mock.patch.object(scope.store, "range", slow):
-            serving = asyncio.create_task(waiting.serve(beat_ms=50))
+            serving = asyncio.create_task(waiting.serve(heartbeat_ms=50))
             await seized(scope)
             await clock.beat()
             if failing == "beat":
-                await chain.seize(scope.store, "c", "x")
-                with mock.patch.object(chain, "read_place", cancelling):
+                await chain.raise_epoch(scope.store, "c", "x")
+                with mock.patch.object(chain, "read_position", cancelling):
                     await clock.beat()
             for _ in range(50):
                 await asyncio.sleep(0)
@@ -480,14 +480,14 @@ def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> N
 @story
 async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> None:
     """F12: a leader needs as long for a beat; standbys would depose each other because the store is slow."""
-    waiting, inner = standby(scope), chain.read_place
+    waiting, inner = standby(scope), chain.read_position
     looks: list[int] = []
 
     async def slow(store: Any) -> Any:
         scope.clock.at_ms += looks.pop(0)
         return await inner(store)
 
-    with mock.patch.object(chain, "read_place", slow):
+    with mock.patch.object(chain, "read_position", slow):
         for drawn, waited_ms in (
             ([0] * 9, 4 * 25),
             ([60] * 9, 60 + 3 * 85),
@@ -503,8 +503,8 @@ async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> No
 async def test_one_that_lost_a_race_for_the_lead_waits_no_longer_than_others_once_somebody_has_led(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
-    with mock.patch.object(waiting, "take_over", mock.AsyncMock(side_effect=Deposed(None))):
-        serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    with mock.patch.object(waiting, "take_over", mock.AsyncMock(side_effect=LeadershipLost(None))):
+        serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
         for _ in range(50):
             await asyncio.sleep(0)
         await ended(serving)
@@ -541,7 +541,7 @@ async def test_a_standby_that_reads_so_slowly_that_its_history_is_gone_waits_aga
 
     patch = mock.patch.object(scope.store, "range", overtaken)
     patch.start()
-    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
     await led_by(waiting)
     assert outcomes == [Compacted]
     await ended(serving)
@@ -552,9 +552,9 @@ async def test_a_standby_ends_with_damage_that_no_waiting_mends_and_says_so(scop
     """Else nobody would learn that nobody can lead."""
     damaged = mock.AsyncMock(side_effect=Corrupt("the head row does not decode; restore a backup"))
     waiting = standby(scope)
-    with mock.patch.object(chain, "read_place", damaged):
+    with mock.patch.object(chain, "read_position", damaged):
         with pytest.raises(Corrupt, match="restore a backup"):
-            await waiting.serve(beat_ms=1_000_000)
+            await waiting.serve(heartbeat_ms=1_000_000)
         with pytest.raises(NotLeader, match="restore a backup"):
             await waiting.status()
 
@@ -568,7 +568,7 @@ async def test_a_standby_that_finds_what_it_cannot_read_does_not_depose_others_o
         mock.patch.object(module, "load", mock.AsyncMock(side_effect=Corrupt("row node/n1 does not decode"))),
         pytest.raises(Corrupt, match="node/n1"),
     ):
-        await waiting.serve(beat_ms=1_000_000)
+        await waiting.serve(heartbeat_ms=1_000_000)
     assert scope.row("head")["epoch"] == epoch + 1
     assert waiting.leading is None
 
@@ -576,7 +576,7 @@ async def test_a_standby_that_finds_what_it_cannot_read_does_not_depose_others_o
 @story
 async def test_while_a_standby_leads_it_answers_itself(scope: Scope) -> None:
     waiting = standby(scope)
-    serving = asyncio.create_task(waiting.serve(beat_ms=1_000_000))
+    serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
     await led_by(waiting)
     assert (await waiting.status()).leader == "s"
     await ended(serving)
@@ -596,9 +596,9 @@ def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() ->
 
     async def main() -> None:
         store, clock = MemoryStore(), FakeClock()
-        place = await chain.seize(store, "s", "i1")
-        waiting = Standby(store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, place=place)
-        serving = asyncio.ensure_future(waiting.serve(beat_ms=0))
+        place = await chain.raise_epoch(store, "s", "i1")
+        waiting = Standby(store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, position=place)
+        serving = asyncio.ensure_future(waiting.serve(heartbeat_ms=0))
         leads = await led_by(waiting)
         assert leads.head.epoch == place.head.epoch and clock.at_ms == FakeClock().at_ms
         await ended(serving)

@@ -133,7 +133,7 @@ async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_ba
     assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted, Refused, Accepted]
     for verdict, name in zip(verdicts[1::2], ("decision/t1/d", "event/e"), strict=True):
         assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
-        assert verdict.detail.startswith(f"{name} would not be readable: ")
+        assert verdict.detail.startswith(f"{name} cannot be stored: the row would not decode: ")
     assert await scope.send(operations) == verdicts, "each has one outcome, whatever the batch it was decided in"
     await scope.take_over()
     assert await scope.send(operations) == verdicts
@@ -333,8 +333,8 @@ def cycle() -> list[tuple[str, bytes]]:
 
 DAMAGE = {
     "does not decode": [("node/n1", b"{")],
-    "is a Lease": [("replica/t1/w-0", encode(Lease(metadata=RecordMetadata(name="w-0"), spec=LeaseSpec())))],
-    "carved out of each other": cycle(),
+    "contains a Lease": [("replica/t1/w-0", encode(Lease(metadata=RecordMetadata(name="w-0"), spec=LeaseSpec())))],
+    "form a cycle of parents": cycle(),
 }
 
 
@@ -344,7 +344,7 @@ def test_rows_that_make_no_sense_are_told_with_a_cure(told: str) -> None:
 
     async def tell() -> None:
         scope = await furnished(checked=False)
-        place = await chain.read_place(scope.store)
+        place = await chain.read_position(scope.store)
         assert place is not None
         puts = DAMAGE[told]
         await scope.store.inner.commit(chain.batch(place, chain.advance(place.head, puts, ()), puts))
@@ -361,11 +361,11 @@ def test_a_batch_that_does_not_decode_is_told_with_a_cure() -> None:
     async def tell() -> None:
         scope = await furnished(checked=False)
         await scope.must(USER, Apply(workload("w")))
-        place = await chain.read_place(scope.store)
+        place = await chain.read_position(scope.store)
         assert place is not None
         puts = [(batch_key(place.head.sequence), b"{}")]
         await scope.store.inner.commit(chain.batch(place, chain.advance(place.head, puts, ()), puts))
-        with pytest.raises(Corrupt, match=r"does not decode .* restore a backup"):
+        with pytest.raises(Corrupt, match=r"does not decode: .* restore a backup"):
             await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=scope.ids)
         await scope.close()
 

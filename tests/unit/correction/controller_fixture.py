@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.framework.actions import Again, Deed
-from remit.correction.framework.loop import Controller, Times
+from remit.correction.framework.actions import RequeueAfter, Action
+from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.law.overrides import Instant
 from remit.law.timing import Timing
 from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, SetCondition, Spawn
@@ -16,8 +16,8 @@ from remit.model.kinds import Node, NodeHealth, NodeStatus, Workload, WorkloadSt
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Generation
-from remit.observation.watch_cache import Board
-from remit.store.protocol import Change, Event, Head, Row
+from remit.observation.watch_cache import WatchCache
+from remit.store.protocol import RowChange, WatchEvent, Head, Row
 from tests.properties.authority_world import FakeClock, node, workload
 from tests.unit.observation.row_fixtures import generation, replica
 
@@ -43,29 +43,29 @@ class Table:
 
     def __init__(self, *things: AnyObject) -> None:
         self.clock = FakeClock()
-        self.board = Board(self.clock)
+        self.board = WatchCache(self.clock)
         self.revision = 1
         self.authority: Instant | None = None
-        self.board.begin(HEAD, 1)
-        self.board.page([Row(key(thing), encode(thing), 1) for thing in things] + [Row("incarnation", b"one", 1)])
-        self.board.end()
+        self.board.begin_list(HEAD, 1)
+        self.board.add_page([Row(key(thing), encode(thing), 1) for thing in things] + [Row("incarnation", b"one", 1)])
+        self.board.end_list()
 
     def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
         self.revision += 1
-        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
-        changes += [Change(name, None, self.revision) for name in drop]
-        self.board.apply(Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD))
+        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [RowChange(name, None, self.revision) for name in drop]
+        self.board.apply(WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD))
 
-    def times(self) -> Times:
-        return Times(self.clock.now_ms(), "2026-01-01T00:00:00.000Z", TEMPO, self.authority)
+    def times(self) -> ReconcileTime:
+        return ReconcileTime(self.clock.now_ms(), "2026-01-01T00:00:00.000Z", TEMPO, self.authority)
 
     def look(self, controller: Controller, at: str) -> list[AnyClaim]:
         """What is asked for now."""
-        return [wish.claim for wish in controller.reconcile(at, self.times()) if isinstance(wish, Deed)]
+        return [wish.claim for wish in controller.reconcile(at, self.times()) if isinstance(wish, Action)]
 
     def again_in(self, controller: Controller, at: str) -> int | None:
         """After how long it wants to look again, at the latest."""
-        return min((wish.in_ms for wish in controller.reconcile(at, self.times()) if isinstance(wish, Again)), default=None)
+        return min((wish.in_ms for wish in controller.reconcile(at, self.times()) if isinstance(wish, RequeueAfter)), default=None)
 
     def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
         """As it stands once these conditions were accepted; written down too."""

@@ -13,7 +13,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Device, DeviceRequest, Node, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
 
 if TYPE_CHECKING:
-    from remit.observation.node_columns import Left  # the record of a node and what is left of it
+    from remit.observation.node_columns import NodeFree  # the record of a node and what is left of it
 
 
 class Work(NamedTuple):
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 class Scene(NamedTuple):
     """Nodes, replicas that stand on them, policies, and a workload of which one more replica is to be placed."""
 
-    left: list[Left]
+    left: list[NodeFree]
     standing: list[tuple[Work, int]]
     policies: list[PolicySpec]
     work: Work

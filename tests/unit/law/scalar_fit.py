@@ -9,13 +9,13 @@ from typing import Any
 from remit.law import fit
 from remit.law.selectors import match_labels, selects
 from remit.model.kinds import Node, NodeExpression, NodeHealth
-from remit.observation.node_columns import Left
+from remit.observation.node_columns import NodeFree
 
 
 class OneNode:
     """A `fit.Site` of plain values."""
 
-    def __init__(self, left: Left) -> None:
+    def __init__(self, left: NodeFree) -> None:
         self.node = node = left.node
         self.free: Any = left.free
         self.whole_devices: Any = Counter()

@@ -31,7 +31,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
-from remit.observation.node_columns import Left
+from remit.observation.node_columns import NodeFree
 from tests.unit.law.fit_oracle import Scene, Work
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def shelves(draw: st.DrawFn) -> tuple[tuple[Device, ...], dict[str, int]]:
 
 
 @st.composite
-def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> Left:
+def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> NodeFree:
     devices, used = draw(shelves()) if "devices" in loud else ((), {})
     spec = NodeSpec(
         region=draw(one_of(REGIONS)),
@@ -120,7 +120,7 @@ def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> Lef
     if draw(st.booleans()):  # an Amount leaves out what is zero, so books may or may not name it
         free = {name: count for name, count in free.items() if count}
         used = {name: count for name, count in used.items() if count}
-    return Left(node, free, used)
+    return NodeFree(node, free, used)
 
 
 @st.composite

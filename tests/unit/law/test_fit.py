@@ -29,7 +29,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
-from remit.observation.node_columns import Left
+from remit.observation.node_columns import NodeFree
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 
 
@@ -41,15 +41,15 @@ def ask_for(
     return requirements.compile_requirements("risk", "api", {"app": "api"}, spec, policies)
 
 
-def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> Left:
+def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> NodeFree:
     """`models` are the models of its GPUs, a letter each; `-` is one without a model."""
     devices = tuple(Device(name=f"gpu-{n}", kind="gpu", model=m.strip("-")) for n, m in enumerate(models))
     spec = NodeSpec(region="north", zone=zone, capacity=Amount({"cpu": 1000}), devices=devices, taints=taints)
     made = Node(metadata=Metadata(name=name, labels=labels), spec=spec, status=NodeStatus(health=NodeHealth.READY))
-    return Left(made, {"cpu": 1000}, {})
+    return NodeFree(made, {"cpu": 1000}, {})
 
 
-def misfits(ask: fit.Requirements, *left: Left, standing: tuple[tuple[fit.Requirements, int], ...] = ()) -> list[tuple[Code, ...]]:
+def misfits(ask: fit.Requirements, *left: NodeFree, standing: tuple[tuple[fit.Requirements, int], ...] = ()) -> list[tuple[Code, ...]]:
     sites = [OneNode(one) for one in left]
     peers = PlainPeers(sites, [(other, left[row].node) for other, row in standing])
     return [fit.misfits(ask, site, peers) for site in sites]
@@ -83,8 +83,8 @@ def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say
         ([DeviceRequest(kind="gpu", share="250m"), DeviceRequest(kind="gpu", share="250m")], "two shares of gpu"),
         ([DeviceRequest(kind="gpu", share="250m"), DeviceRequest(kind="gpu", count=1)], "a share and whole devices of gpu"),
         ([DeviceRequest(kind="gpu", share="lots")], "not a quantity"),
-        ([DeviceRequest(kind="gpu", share="0")], "more than nothing"),
-        ([DeviceRequest(kind="gpu", share="1000m")], "less than one device"),
+        ([DeviceRequest(kind="gpu", share="0")], "between 1m and 999m"),
+        ([DeviceRequest(kind="gpu", share="1000m")], "between 1m and 999m"),
         ([DeviceRequest(kind="gpu", count=1, models=("A", ""))], "without a name"),
     ],
 )

@@ -49,34 +49,34 @@ def test_each_effect_is_taken_with_what_it_needs__and_stored_as_it_was_read(effe
 def test_an_empty_scope_is_never_everything(effect: str) -> None:
     more = GOOD[effect].partition("}")[2]
     problems = told(effect, "{}" + more)
-    assert problems and all(problem.startswith(f"spec.scope: {effect} must say ") for problem in problems)
+    assert problems and all(problem.startswith(f"spec.scope: {effect} must name ") for problem in problems)
     assert told(effect, "{tenants: [], nodes: []}" + more) == problems
 
 
 @pytest.mark.parametrize(
     ("effect", "scope", "says"),
     [
-        ("pin", "{nodes: [n1]}", "spec.scope: pin must say whose work; add tenants or workloads"),
-        ("pin", "{tenants: [t]}", "spec.scope: pin must say which places; add regions, zones, pools or nodes"),
+        ("pin", "{nodes: [n1]}", "spec.scope: pin must name tenants or workloads; add tenants or workloads"),
+        ("pin", "{tenants: [t]}", "spec.scope: pin must name places; add regions, zones, pools or nodes"),
         (
             "avoid",
             "{zones: [a], tenants: [t]}",
-            "spec.scope.tenants: avoid says nothing about tenants; remove it",
+            "spec.scope.tenants: avoid does not use tenants; remove it",
         ),
-        ("boost", "{tenants: [t], nodes: [n]}, by: 5", "spec.scope.nodes: boost says nothing about nodes; remove it"),
-        ("freeze-autoscaler", "{pools: [p], nodes: [n]}", "spec.scope.nodes: freeze-autoscaler says nothing about nodes"),
+        ("boost", "{tenants: [t], nodes: [n]}, by: 5", "spec.scope.nodes: boost does not use nodes; remove it"),
+        ("freeze-autoscaler", "{pools: [p], nodes: [n]}", "spec.scope.nodes: freeze-autoscaler does not use nodes"),
         ("boost", "{tenants: [t]}", "spec.by: is missing: boost needs it; add by: and how much"),
         ("boost", "{tenants: [t]}, by: 0", "spec.by: is missing: boost needs it"),
         ("boost", "{tenants: [t]}, by: -5", "spec.by: -5 is too small"),
         ("boost", "{tenants: [t]}, by: 1000000001", "spec.by: 1000000001 is too large"),
-        ("avoid", "{zones: [a]}, by: 5", "spec.by: only boost has by, and this is avoid; remove it, or write effect: boost"),
+        ("avoid", "{zones: [a]}, by: 5", "spec.by: only boost uses by, and this is avoid; remove it, or write effect: boost"),
         ("lend-budget", "{tenants: [t]}", "spec.budget: is missing: lend-budget needs it"),
-        ("pin", "{tenants: [t], nodes: [n]}, budget: b", "spec.budget: only lend-budget has budget"),
-        ("boost", "{workloads: [shop]}, by: 5", 'spec.scope.workloads[0]: "shop" does not name a tenant and what is its own'),
+        ("pin", "{tenants: [t], nodes: [n]}, budget: b", "spec.budget: only lend-budget uses budget"),
+        ("boost", "{workloads: [shop]}, by: 5", 'spec.scope.workloads[0]: "shop" is not TENANT/NAME'),
         ("boost", "{workloads: [a/b/c]}, by: 5", "write both, as in risk/risk-api"),
-        ("avoid", "{zones: [a, a]}", 'spec.scope.zones[1]: "a" is named twice'),
+        ("avoid", "{zones: [a, a]}", 'spec.scope.zones[1]: "a" is listed twice'),
         ("avoid", "{zones: a}", "spec.scope.zones: expected a list"),
-        ("shun", "{zones: [a]}", 'spec.effect: "shun" is not known here'),
+        ("shun", "{zones: [a]}", 'spec.effect: "shun" is not allowed here'),
     ],
 )
 def test_what_an_effect_needs_and_what_it_cannot_mean(effect: str, scope: str, says: str) -> None:
@@ -98,14 +98,14 @@ def test_each_list_is_bounded(sort: str) -> None:
     ("term", "says"),
     [
         ("reason: r, author: a", "spec.ttl: is missing"),
-        ("ttl: 0s, reason: r, author: a", "spec.ttl: it would be over before it began; write how long it holds"),
+        ("ttl: 0s, reason: r, author: a", "spec.ttl: an override with a ttl of 0 would have no effect; write how long it is in force"),
         ("ttl: 7d1ms, reason: r, author: a", 'spec.ttl: "7d1ms" is longer than 7d; use at most 7d'),
         ("ttl: 169h, reason: r, author: a", 'spec.ttl: "169h" is longer than 7d'),
         ("ttl: 1h, author: a", "spec.reason: is missing"),
-        ('ttl: 1h, reason: "", author: a', 'spec.reason: "" is not a reason; say why'),
+        ('ttl: 1h, reason: "", author: a', 'spec.reason: "" is not a reason; write why it is needed'),
         ("ttl: 1h, reason: r", "spec.author: is missing"),
-        ('ttl: 1h, reason: r, author: " "', 'spec.author: " " is not an author; say who answers for it'),
-        ('ttl: 1h, reason: r, author: "a\\nb"', "spec.author: has a line break in it"),
+        ('ttl: 1h, reason: r, author: " "', 'spec.author: " " is not an author; write the name of the responsible person'),
+        ('ttl: 1h, reason: r, author: "a\\nb"', "spec.author: contains a line break"),
         ("ttl: 1h, reason: r, author: a, duration: 5m", "spec.duration: unknown field; did you mean ttl?"),
     ],
 )
@@ -118,7 +118,7 @@ def test_it_has_a_term_a_reason_and_an_author(term: str, says: str) -> None:
 def test_the_deadline_is_not_the_writers() -> None:
     text = HEAD % "Override" + f"  effect: avoid\n  scope: {{zones: [a]}}\n  {TERM.replace(', ', chr(10) + '  ')}\n"
     (problem,) = read((text + "status: {deadline: {boot: b, atMs: 9}}\n").encode(), "f.yaml").problems
-    assert (problem.path, problem.message) == ("status", "is what Remit reports, and cannot be asked for")
+    assert (problem.path, problem.message) == ("status", "is set by Remit")
     tenanted = text.replace("{name: thing}", "{name: thing, tenant: t}")
     (problem,) = read(tenanted.encode(), "f.yaml").problems
     assert problem.message == "an Override belongs to no tenant"

@@ -21,9 +21,9 @@ from remit.model.records import (
     ReplicaSpec,
     ReplicaStatus,
 )
-from remit.observation.frozen_view import recount
-from remit.observation.scheduler_view import View
-from remit.store.protocol import Change, Event, Head, Row
+from remit.observation.frozen_view import recompute
+from remit.observation.scheduler_view import SchedulerView
+from remit.store.protocol import RowChange, WatchEvent, Head, Row
 from tests.properties.authority_world import FakeClock, amounts, node, workload
 
 HEAD_1 = Head("one", 1, 1, "a", 0, "")
@@ -68,37 +68,37 @@ class Told:
 
     def __init__(self, *things: AnyObject) -> None:
         self.clock = FakeClock()
-        self.view = View(self.clock)
+        self.view = SchedulerView(self.clock)
         self.rows: dict[str, Row] = {}
         self.revision = 1
         for thing in things:
             self.rows[key(thing)] = Row(key(thing), encode(thing), 1)
         self.list()
-        self.view.take_news()
+        self.view.take_changes()
 
     def list(self, head: Head = HEAD_1) -> None:
-        self.view.begin(head, self.revision)
+        self.view.begin_list(head, self.revision)
         order = ("incarnation", "node", "tenant", "policyrevision", "workload", "generation", "grant", "replica")
-        self.view.page(sorted(self.rows.values(), key=lambda row: order.index(row.key.split("/")[0])))
-        self.view.end()
+        self.view.add_page(sorted(self.rows.values(), key=lambda row: order.index(row.key.split("/")[0])))
+        self.view.end_list()
 
-    def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> Event:
+    def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> WatchEvent:
         """Into the rows alone, as one batch; the view has not heard of it yet."""
         self.revision += 1
-        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
-        changes += [Change(name, None, self.revision) for name in drop]
+        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [RowChange(name, None, self.revision) for name in drop]
         for change in changes:
             self.rows.pop(change.key, None)
             if change.value is not None:
                 self.rows[change.key] = Row(change.key, change.value, self.revision)
-        return Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1)
+        return WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1)
 
     def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
         self.view.apply(self.write(*things, drop=drop))
         self.checked()
 
     def checked(self) -> None:
-        found = list(recount(self.view))
+        found = list(recompute(self.view))
         assert not found, "\n".join(found)
 
     def slot(self, name: str) -> int:
@@ -113,4 +113,4 @@ class Told:
     def shape(self, name: str) -> int:
         found = self.view.shapes.find("t1", name, 1)
         assert found is not None
-        return self.view.shapes.seen(found).shape
+        return self.view.shapes.info(found).shape

@@ -8,13 +8,13 @@ import numpy as np
 from remit.law import fit, requirements
 from remit.model.kinds import Device, Placement, Spread, Taint
 from remit.model.metadata import Metadata
-from remit.observation.column_table import CHANGES_MAX, Changes
-from remit.observation.node_columns import Columns, Left, over
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.column_table import CHANGES_MAX, ChangeLog
+from remit.observation.node_columns import NodeColumns, NodeFree, translate_requirements
+from remit.observation.topology_counts import ColumnPeerCounts
 from tests.unit.law.test_fit import ask_for, node
 
 
-def three() -> list[Left]:
+def three() -> list[NodeFree]:
     return [
         node("n1", zone="a", models="AAB", rack="r1"),
         node("n2", zone="b", models="-", taints=(Taint(key="t", effect="NoSchedule"),)),
@@ -22,22 +22,22 @@ def three() -> list[Left]:
     ]
 
 
-def as_site(columns: Columns) -> fit.NodeView:
+def as_site(columns: NodeColumns) -> fit.NodeView:
     return columns
 
 
-def as_peers(peers: ColumnPeers) -> fit.PeerCounts:
+def as_peers(peers: ColumnPeerCounts) -> fit.PeerCounts:
     return peers
 
 
 def test_columns_are_a_site_and_their_peers_are_peers() -> None:
-    columns = Columns(three())
-    peers = ColumnPeers(columns, {})
+    columns = NodeColumns(three())
+    peers = ColumnPeerCounts(columns, {})
     assert as_site(columns) is columns and as_peers(peers) is peers
 
 
 def test_names_are_ids_into_distinct_values() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     assert (columns.zone.tolist(), columns.zones) == ([0, 1, 0], ["a", "b"])
     assert (columns.region.tolist(), columns.regions) == ([0, 0, 0], ["north"])
     assert (columns.pool.tolist(), columns.pools) == ([0, 0, 0], ["default"])
@@ -46,7 +46,7 @@ def test_names_are_ids_into_distinct_values() -> None:
 
 
 def test_a_domain_is_a_place_or_a_label__and_minus_one_where_there_is_none() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     for key, ids, values in (
         ("node", [0, 1, 2], ["n1", "n2", "n3"]),
         ("zone", [0, 1, 0], ["a", "b"]),
@@ -60,7 +60,7 @@ def test_a_domain_is_a_place_or_a_label__and_minus_one_where_there_is_none() -> 
 
 
 def test_a_label_with_an_empty_value_is_there_but_names_no_domain() -> None:
-    columns = Columns([node("n1", rack=""), node("n2", rack="r")])
+    columns = NodeColumns([node("n1", rack=""), node("n2", rack="r")])
     assert columns.label("rack").ids.tolist() == [0, 1]
     assert columns.domain("rack")[0].tolist() == [False, True]
 
@@ -68,14 +68,14 @@ def test_a_label_with_an_empty_value_is_there_but_names_no_domain() -> None:
 def test_a_label_called_like_a_place_is_no_place() -> None:
     left = node("n1", zone="a")
     misled = msgspec.structs.replace(left.node, metadata=Metadata(name="n1", labels={"zone": "b"}))
-    columns = Columns([left._replace(node=misled), node("n2", zone="b")])
+    columns = NodeColumns([left._replace(node=misled), node("n2", zone="b")])
     assert columns.label("zone").values == ["b"]
     assert columns.label("zone").ids.tolist() == [0, -1]
     assert columns.domain("zone")[1].tolist() == [0, 1]
 
 
 def test_a_label_column_is_made_once__and_follows_its_nodes() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     assert columns.label("rack").values is columns.label("rack").values
     columns.drop("n1")
     columns.put(node("n4", rack="r9").node)
@@ -85,24 +85,24 @@ def test_a_label_column_is_made_once__and_follows_its_nodes() -> None:
 
 
 def test_a_hole_fits_nothing__and_the_next_node_fills_it() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     columns.label("rack")
     columns.drop("n3")
-    ask = over(ask_for(), columns)
-    assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, False]
-    assert fit.mask(ask, columns, ColumnPeers(columns, {}), fit.STATIC_RULES).tolist() == [True, False, False]
+    ask = translate_requirements(ask_for(), columns)
+    assert fit.mask(ask, columns, ColumnPeerCounts(columns, {})).tolist() == [True, False, False]
+    assert fit.mask(ask, columns, ColumnPeerCounts(columns, {}), fit.STATIC_RULES).tolist() == [True, False, False]
     assert columns.put(node("n4").node) == 2
-    assert fit.mask(ask, columns, ColumnPeers(columns, {})).tolist() == [True, False, True]
+    assert fit.mask(ask, columns, ColumnPeerCounts(columns, {})).tolist() == [True, False, True]
 
 
 def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None:
-    columns = Columns(three())
-    before, stood = columns.changed.count, columns.restood.count
+    columns = NodeColumns(three())
+    before, stood = columns.changed.count, columns.attributes_changed.count
     columns.post(1, [("cpu", 1)])
-    columns.post_run(np.array([0, 2]), np.array([1, 1]), [("cpu", 1)])
+    columns.post_many(np.array([0, 2]), np.array([1, 1]), [("cpu", 1)])
     found = columns.changed.since(before)
     assert found is not None and found.tolist() == [1, 0, 2]
-    assert columns.restood.count == stood
+    assert columns.attributes_changed.count == stood
     for _ in range(2 * CHANGES_MAX):
         columns.changed.add(0)
     assert columns.changed.since(before) is None
@@ -111,11 +111,11 @@ def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None
 
 
 def test_frozen_columns_may_be_written_to__and_tell_their_own_changes() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     twin = columns.freeze()
     before = twin.changed.count
     twin.post(1, [("cpu", 1)])
-    twin.post_run(np.array([0, 2]), np.array([1, 2]), [("cpu", 1)])
+    twin.post_many(np.array([0, 2]), np.array([1, 2]), [("cpu", 1)])
     assert columns.changed.count == before
     found = twin.changed.since(before)
     assert found is not None and found.tolist() == [1, 0, 2]
@@ -124,7 +124,7 @@ def test_frozen_columns_may_be_written_to__and_tell_their_own_changes() -> None:
 
 def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
     """A part of them would pass for all: rows that are not named would keep their old answers."""
-    changes = Changes()
+    changes = ChangeLog()
     changes.add(7)
     before = changes.count
     changes.extend(np.arange(CHANGES_MAX + 1))
@@ -140,9 +140,9 @@ def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
 
 
 def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     index = fit.PeerIndex("risk", (("app", "api"),), "zone")
-    peers = ColumnPeers(columns, {index: {"a": 5, "b": 1}})
+    peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 1}})
     assert peers.counts(index).tolist() == [5, 1, 0]
     columns.put(node("n4", zone="c").node)
     peers.add(index, "c")
@@ -151,18 +151,18 @@ def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
 
 def test_amounts_keep_all_their_bits() -> None:
     huge = (1 << 63) - 1
-    columns = Columns([node()._replace(free={"cpu": huge})])
+    columns = NodeColumns([node()._replace(free={"cpu": huge})])
     assert columns.free["cpu"].dtype == np.int64
     assert columns.free["cpu"].tolist() == [huge]
 
 
 def test_what_is_in_no_nodes_capacity_has_no_column() -> None:
-    columns = Columns([node()._replace(free={"cpu": 1, "@gpu-0": 1000})])
+    columns = NodeColumns([node()._replace(free={"cpu": 1, "@gpu-0": 1000})])
     assert list(columns.free) == ["cpu"]
 
 
 def test_devices_count_by_model_and_by_kind() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     assert columns.whole_devices["gpu", "A"].tolist() == [2, 0, 0]
     assert columns.whole_devices["gpu", "B"].tolist() == [1, 0, 0]
     assert columns.whole_devices["gpu", fit.ANY_MODEL].tolist() == [3, 1, 0]
@@ -186,54 +186,54 @@ def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
 
 
 def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
-    columns = Columns([node()._replace(free={})])
+    columns = NodeColumns([node()._replace(free={})])
     assert columns.free["cpu"].tolist() == [0]
     columns.post(0, [("cpu", 700)], sign=-1)
     assert columns.free["cpu"].tolist() == [700]
 
 
 def test_columns_of_no_nodes_fit_nothing_and_do_not_fail() -> None:
-    columns = Columns([])
+    columns = NodeColumns([])
     placement = Placement(topology_spread=(Spread(topology_key="zone"),), regions=("north",))
-    asked = over(ask_for(placement=placement, cpu=1), columns)
-    assert fit.mask(asked, columns, ColumnPeers(columns, {})).tolist() == []
+    asked = translate_requirements(ask_for(placement=placement, cpu=1), columns)
+    assert fit.mask(asked, columns, ColumnPeerCounts(columns, {})).tolist() == []
 
 
 def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes_but_in_the_total() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     index = fit.PeerIndex("risk", (("app", "api"),), "rack")
-    peers = ColumnPeers(columns, {index: {"r2": 4, "gone": 3}})
+    peers = ColumnPeerCounts(columns, {index: {"r2": 4, "gone": 3}})
     assert peers.counts(index).tolist() == [0, 4, 0]
     assert peers.counts(index)[columns.domain("rack")[1]].tolist() == [0, 0, 4]
     assert peers.total(index) == 7
 
 
 def test_an_index_that_nobody_counted_is_empty() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     index = fit.PeerIndex("risk", (("app", "api"),), "zone")
-    peers = ColumnPeers(columns, {})
+    peers = ColumnPeerCounts(columns, {})
     assert peers.counts(index).tolist() == [0, 0, 0]
     assert peers.total(index) == 0
 
 
 def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
-    peers = ColumnPeers(columns, {index: {"a": 5, "b": 0}})
+    peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 0}})
     anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
     nowhere = ask_for(placement=Placement(zones=("z",)))
     # The node in b is tainted, so b does not hold the least down either.
-    assert [peers.min_count(over(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
+    assert [peers.min_count(translate_requirements(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
 
 
 def test_a_node_outside_every_domain_does_not_hold_the_least_down() -> None:
-    columns = Columns([node("n1", rack="r1"), node("n2")])
+    columns = NodeColumns([node("n1", rack="r1"), node("n2")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
-    assert ColumnPeers(columns, {index: {"r1": 3}}).min_count(over(ask_for(), columns), index) == 3
+    assert ColumnPeerCounts(columns, {index: {"r1": 3}}).min_count(translate_requirements(ask_for(), columns), index) == 3
 
 
 def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> None:
-    columns = Columns(three())
+    columns = NodeColumns(three())
     picks = fit.PeerIndex("risk", (("app", "api"),), "zone", owners=True)
     counted = {
         picks: {"a": 1},
@@ -241,16 +241,16 @@ def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> N
         picks._replace(selector=(("app", "db"),)): {"a": 1},
         picks._replace(owners=False): {"a": 1},
     }
-    peers = ColumnPeers(columns, counted)
-    asked = over(ask_for(), columns)
+    peers = ColumnPeerCounts(columns, counted)
+    asked = translate_requirements(ask_for(), columns)
     assert list(peers.anti_affinity_owners(asked)) == [picks]
     assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [False, True, False]
 
 
 def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_before() -> None:
-    columns = Columns(three())
-    peers = ColumnPeers(columns, {})
-    asked = over(ask_for(), columns)
+    columns = NodeColumns(three())
+    peers = ColumnPeerCounts(columns, {})
+    asked = translate_requirements(ask_for(), columns)
     carriers = fit.PeerIndex("risk", (("app", "api"),), "node", owners=True)
     assert list(peers.anti_affinity_owners(asked)) == []
     peers.add(carriers, "n2")
@@ -262,19 +262,19 @@ def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_b
 
 def test_asks_of_one_run_do_not_see_each_others_places() -> None:
     """`least` keeps where the last ask could stand; another ask must not be given that answer."""
-    columns = Columns([node("n1", zone="a"), node("n2", zone="b")])
+    columns = NodeColumns([node("n1", zone="a"), node("n2", zone="b")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
-    peers = ColumnPeers(columns, {index: {"a": 5, "b": 2}})
-    in_a, in_b = (over(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
+    peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 2}})
+    in_a, in_b = (translate_requirements(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
     assert [peers.min_count(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
 
 
 def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:
-    columns = Columns([node("n1"), node("n2")])
+    columns = NodeColumns([node("n1"), node("n2")])
     twin = columns.freeze()
     before = twin.changed.count
     twin.post(1, [("cpu", 500)])
-    twin.post_run(np.array([0]), np.array([2]), [("cpu", 100)])
+    twin.post_many(np.array([0]), np.array([2]), [("cpu", 100)])
     found = twin.changed.since(before)
     assert found is not None and found.tolist() == [1, 0]
     assert twin.changed.since(before - 1) is None
@@ -282,7 +282,7 @@ def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:
 
 
 def test_more_rows_at_once_than_are_remembered__who_looked_before_looks_at_everything() -> None:
-    changes = Changes()
+    changes = ChangeLog()
     changes.add(5)
     before = changes.count
     changes.extend(np.arange(CHANGES_MAX + 1))

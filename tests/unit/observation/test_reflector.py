@@ -11,10 +11,10 @@ from remit.commitment.authority import Authority
 from remit.model.claims import Actor, Apply, Role
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
-from remit.observation.reflector import Follower
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
-from remit.store.protocol import HEAD, Event, Page, Row, Watch
+from remit.store.protocol import HEAD, WatchEvent, Page, Row, Watch
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
@@ -46,7 +46,7 @@ class Afar:
         self.watches += 1
         return Generated(self._events(await self._store.watch(prefix, after=after)))
 
-    async def _events(self, watch: Watch) -> AsyncGenerator[Event, None]:
+    async def _events(self, watch: Watch) -> AsyncGenerator[WatchEvent, None]:
         try:
             async for event in watch:
                 if self.mute:
@@ -57,10 +57,10 @@ class Afar:
 
 
 class Generated:
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+    def __init__(self, events: AsyncGenerator[WatchEvent, None]) -> None:
         self._events = events
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[WatchEvent]:
         return self._events
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class Following:
 
     def __init__(self, world: World, authority: Authority, afar: Afar) -> None:
         self.world, self.authority, self.afar = world, authority, afar
-        self.board = Board(world.clock)
+        self.board = WatchCache(world.clock)
 
     async def sleep(self, ms: int) -> None:
         await self.world.clock.sleep_ms(ms)
@@ -96,11 +96,11 @@ def following(test: Callable[[Following], Awaitable[None]]) -> Callable[[], None
             afar = Afar(store, world)
             made = Following(world, authority, afar)
             source: Any = afar
-            follower = Follower(source, source, world, made.board, idle_ms=IDLE_MS)
+            follower = Reflector(source, source, world, made.board, idle_ms=IDLE_MS)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(authority.run(beat_ms=BEAT_MS)), group.create_task(follower.follow())]
+                tasks = [group.create_task(authority.run(heartbeat_ms=BEAT_MS)), group.create_task(follower.run())]
                 async with asyncio.timeout(3_600):
-                    while not made.board.sober:
+                    while not made.board.is_current:
                         await made.sleep(10)
                 await test(made)
                 for task in tasks:
@@ -154,7 +154,7 @@ async def test_what_takes_long_to_list_is_listed_less_often(it: Following) -> No
 @following
 async def test_whoever_follows_can_be_ended_in_the_middle_of_a_watch(it: Following) -> None:
     source: Any = it.afar
-    task = asyncio.ensure_future(Follower(source, source, it.world, Board(it.world.clock), idle_ms=IDLE_MS).follow())
+    task = asyncio.ensure_future(Reflector(source, source, it.world, WatchCache(it.world.clock), idle_ms=IDLE_MS).run())
     await it.sleep(IDLE_MS)
     task.cancel()
     await asyncio.wait({task}, timeout=1)

@@ -10,9 +10,9 @@ from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, NodeStatus, P
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
-from remit.observation.frozen_view import differences
-from remit.observation.scheduler_view import ASSUMED_MS_MAX, View
-from remit.store.protocol import Change, Corrupt, Head
+from remit.observation.frozen_view import compare
+from remit.observation.scheduler_view import ASSUMED_MS_MAX, SchedulerView
+from remit.store.protocol import RowChange, Corrupt, Head
 from tests.properties.authority_world import amounts
 from tests.unit.observation.row_fixtures import HEAD_1, Told, ready, replica, tenant, work
 
@@ -45,30 +45,30 @@ def test_a_thousand_binds_in_one_batch_are_posted_as_one_by_one() -> None:
 def test_what_waits_and_what_no_longer_does_is_told_once() -> None:
     t = told("a")
     t.tell(*work("b"), replica("b"))
-    news = t.view.take_news()
+    news = t.view.take_changes()
     assert list(news.pending) == [t.slot("b-0")]
     t.tell(replica("b", phase="bound", on="n1"))
-    news = t.view.take_news()
-    assert (list(news.pending), list(news.settled)) == ([], [t.slot("b-0")])
+    news = t.view.take_changes()
+    assert (list(news.pending), list(news.no_longer_pending)) == ([], [t.slot("b-0")])
     t.tell(replica("b", attempt=2))
-    assert list(t.view.take_news().pending) == [t.slot("b-0")]
-    assert not t.view.take_news()
+    assert list(t.view.take_changes().pending) == [t.slot("b-0")]
+    assert not t.view.take_changes()
 
 
 def test_a_replica_that_waits_in_another_attempt_is_queued_anew() -> None:
     t = told("a")
     t.tell(replica("a", attempt=2))
-    news = t.view.take_news()
-    assert list(news.settled) == list(news.pending) == [t.slot("a-0")]
+    news = t.view.take_changes()
+    assert list(news.no_longer_pending) == list(news.pending) == [t.slot("a-0")]
 
 
 def test_freed_room_and_quota_are_cures() -> None:
     """L1: whoever waits for room or quota hears of it."""
     t = told("a")
     t.tell(replica("a", phase="bound", on="n2"))
-    t.view.take_news()
+    t.view.take_changes()
     t.tell(replica("a", phase="released", on="n2", grants=()))
-    cures = t.view.take_news().cures
+    cures = t.view.take_changes().unblock_events
     assert ("room", t.view.columns.rows["n2"]) in cures
     assert ("quota", "tenant/t1") in cures
 
@@ -76,20 +76,20 @@ def test_freed_room_and_quota_are_cures() -> None:
 def test_a_raised_quota_is_a_cure_and_a_lowered_one_is_not() -> None:
     t = told("a")
     t.tell(tenant("t1", "20"))
-    assert ("quota", "tenant/t1") in t.view.take_news().cures
+    assert ("quota", "tenant/t1") in t.view.take_changes().unblock_events
     t.tell(tenant("t1", "2"))
-    assert ("quota", "tenant/t1") not in t.view.take_news().cures
+    assert ("quota", "tenant/t1") not in t.view.take_changes().unblock_events
 
 
 def test_a_node_that_becomes_better_is_a_cure_and_one_that_becomes_worse_is_not() -> None:
     t = told("a")
     row = t.view.columns.rows["n1"]
     t.tell(replace(ready("n1", gpus=1), status=NodeStatus(health=NodeHealth.SUSPECT)))
-    assert ("node", row) not in t.view.take_news().cures
+    assert ("node", row) not in t.view.take_changes().unblock_events
     t.tell(ready("n1", gpus=1))
-    assert ("node", row) in t.view.take_news().cures
+    assert ("node", row) in t.view.take_changes().unblock_events
     t.tell(ready("n1", "8", gpus=1))
-    assert ("node", row) in t.view.take_news().cures
+    assert ("node", row) in t.view.take_changes().unblock_events
 
 
 def test_a_workload_that_is_being_deleted_is_closed() -> None:
@@ -97,11 +97,11 @@ def test_a_workload_that_is_being_deleted_is_closed() -> None:
     made, _ = work("a")
     found = t.view.shapes.find("t1", "a", 1)
     assert found is not None
-    assert t.view.shapes.seen(found).open
+    assert t.view.shapes.info(found).open
     t.tell(replace(made, metadata=replace(made.metadata, deleting=True)))
-    assert not t.view.shapes.seen(found).open
-    assert ("workload", "t1", "a") in t.view.take_news().cures
-    assert not t.view.shapes.opened()[found]
+    assert not t.view.shapes.info(found).open
+    assert ("workload", "t1", "a") in t.view.take_changes().unblock_events
+    assert not t.view.shapes.open_mask()[found]
 
 
 # -- what is assumed ---------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_an_assumption_on_a_node_that_goes_is_taken_back_and_told() -> None:
     t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.tell(drop=["node/n2"])
     assert not t.view.assumed
-    assert slot in t.view.take_news().pending
+    assert slot in t.view.take_changes().pending
     assert t.left() == 16_000
 
 
@@ -159,10 +159,10 @@ def test_an_assumption_without_a_word_is_dropped_in_time_and_the_replica_waits_a
     t = told("a")
     slot = t.slot("a-0")
     t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
-    assert t.view.expire(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
-    assert t.view.expire(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
+    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
+    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
     assert t.free("n2") == 4000
-    assert slot in t.view.take_news().pending
+    assert slot in t.view.take_changes().pending
 
 
 def test_only_what_waits_may_be_assumed_and_only_once() -> None:
@@ -170,7 +170,7 @@ def test_only_what_waits_may_be_assumed_and_only_once() -> None:
     t.view.assume(t.slot("a-0"), 0, {}, ("tenant/t1",))
     t.tell(replica("b", phase="bound", on="n1"))
     for name in ("a-0", "b-0"):
-        with pytest.raises(ValueError, match="does not wait"):
+        with pytest.raises(ValueError, match="is not pending"):
             t.view.assume(t.slot(name), 0, {}, ("tenant/t1",))
 
 
@@ -194,10 +194,10 @@ def test_a_reservation_holds_what_its_victims_do_not_free_and_is_ready_when_they
     victims = {"replica/t1/v-0": "uv0/1"}
     t.tell(replica("v", phase="draining", on="n1"), replica("p", phase="reserved", on="n1", victims=victims))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert not t.view.take_news().ready
+    assert not t.view.take_changes().ready
     t.tell(replica("v", phase="released", on="n1", grants=()))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert list(t.view.take_news().ready) == [t.slot("p-0")]
+    assert list(t.view.take_changes().ready) == [t.slot("p-0")]
     t.tell(replica("p", phase="bound", on="n1"))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
 
@@ -233,14 +233,14 @@ def test_a_list_over_what_is_known_applies_what_differs() -> None:
     t.write(tenant("t1", "8"), drop=gone)
     t.list()
     t.checked()
-    fresh = View(t.clock)
+    fresh = SchedulerView(t.clock)
     other = Told()
     other.rows, other.revision, other.view = t.rows, t.revision, fresh
     other.list()
-    assert not list(differences(t.view, fresh))
+    assert not list(compare(t.view, fresh))
     assert (t.free("n1"), t.free("n2"), t.left()) == (3000, 4000, 7000)
-    news = t.view.take_news()
-    assert not news.anew
+    news = t.view.take_changes()
+    assert not news.reset
     assert list(news.pending) == [t.slot("c-0")]
 
 
@@ -251,15 +251,15 @@ def test_another_incarnation_replaces_everything() -> None:
     t.rows = {name: row for name, row in t.rows.items() if not name.startswith("replica/")}
     t.list(Head("two", 1, 1, "a", 0, ""))
     assert (t.free("n1"), t.left(), len(t.view.replicas)) == (4000, 16_000, 0)
-    assert t.view.take_news().anew
-    assert not t.view.sober
+    assert t.view.take_changes().reset
+    assert not t.view.is_current
 
 
 def test_a_list_that_broke_off_leaves_nothing_behind() -> None:
     t = told("a")
-    view = View(t.clock)
-    view.begin(HEAD_1, 1)
-    view.page([row for row in t.rows.values() if not row.key.startswith("replica/")])
+    view = SchedulerView(t.clock)
+    view.begin_list(HEAD_1, 1)
+    view.add_page([row for row in t.rows.values() if not row.key.startswith("replica/")])
     assert view.head is None
     t.view = view
     t.list()
@@ -269,10 +269,10 @@ def test_a_list_that_broke_off_leaves_nothing_behind() -> None:
 
 def test_a_view_is_sober_once_its_incarnation_was_doubted() -> None:
     t = told("a")
-    assert not t.view.sober
+    assert not t.view.is_current
     event = t.write()
-    t.view.apply(event._replace(changes=(Change("incarnation", b"one", 2),)))
-    assert t.view.sober
+    t.view.apply(event._replace(changes=(RowChange("incarnation", b"one", 2),)))
+    assert t.view.is_current
 
 
 def test_a_generation_and_a_name_that_are_given_again_are_others() -> None:
@@ -299,7 +299,7 @@ def test_slots_and_ids_of_what_went_are_used_again() -> None:
         t.tell(drop=[f"replica/t1/{name}-0", f"generation/t1/{name}/00000001", f"workload/t1/{name}"])
     view = t.view
     assert (view.replicas.size, view.shapes.size, view.shapes.workloads.size) == (2, 2, 2)
-    assert (len(view.shapes.shapes), len(view.shapes.labelled), len(view.replicas)) == (1, 1, 1)
+    assert (len(view.shapes.shapes), len(view.shapes.label_sets), len(view.replicas)) == (1, 1, 1)
 
 
 # -- grants ------------------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_grants_burden_what_they_were_carved_out_of_in_whatever_order_they_are_t
     closed = GrantStatus(phase=GrantPhase.CLOSED, returned=amounts(cpu="1"))
     t.tell(replace(child, status=closed))
     assert t.left("parent") == 4000
-    assert ("quota", "parent") in t.view.take_news().cures
+    assert ("quota", "parent") in t.view.take_changes().unblock_events
     t.tell(drop=[key(child), key(parent)])
     assert (t.left(), "parent" in t.view.ledgers) == (16_000, False)
 
@@ -330,14 +330,14 @@ def test_a_row_that_does_not_decode_is_told(value: bytes) -> None:
     t = told("a")
     event = t.write()
     with pytest.raises(Corrupt, match="a-0 does not decode"):
-        t.view.apply(event._replace(changes=(Change("replica/t1/a-0", value, 2),)))
+        t.view.apply(event._replace(changes=(RowChange("replica/t1/a-0", value, 2),)))
 
 
 def test_a_replica_on_nothing_is_told() -> None:
     t = told("a")
-    with pytest.raises(Corrupt, match="n9, which is not there"):
+    with pytest.raises(Corrupt, match="n9, which does not exist"):
         t.tell(replica("a", phase="bound", on="n9"))
-    with pytest.raises(Corrupt, match="generation that is not there"):
+    with pytest.raises(Corrupt, match="generation that does not exist"):
         t.tell(replica("z"))
 
 
@@ -368,5 +368,5 @@ def test_an_apart_generation_and_its_like_are_told_apart_in_the_news() -> None:
     t = told("a")
     apart = Placement(anti_affinity=(Affinity(label_selector={"remit/workload": "a"}, topology_key="node"),))
     t.tell(*work("x", placement=apart))
-    news = t.view.take_news()
-    assert list(news.settled) == list(news.pending) == [t.slot("a-0")]
+    news = t.view.take_changes()
+    assert list(news.no_longer_pending) == list(news.pending) == [t.slot("a-0")]

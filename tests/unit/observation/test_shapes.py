@@ -47,9 +47,9 @@ def test_those_whom_an_anti_affinity_shuns_differ_from_those_it_does_not() -> No
     assert t.shape("a") == t.shape("b")
     t.tell(*work("x", placement=APART))
     assert t.shape("a") != t.shape("b") == t.shape("c")
-    shuns = list(t.view.shapes.carriers("t1"))
-    assert t.view.peers.anti_affinity_owners(t.view.shapes.ask(t.shape("b"))) == shuns
-    assert t.view.peers.anti_affinity_owners(t.view.shapes.ask(t.shape("a"))) == []
+    shuns = list(t.view.shapes.anti_affinity_of("t1"))
+    assert t.view.peers.anti_affinity_owners(t.view.shapes.requirements_of(t.shape("b"))) == shuns
+    assert t.view.peers.anti_affinity_owners(t.view.shapes.requirements_of(t.shape("a"))) == []
     t.tell(*work("d", labels={"app": "shy"}))
     assert t.shape("d") == t.shape("b")
 
@@ -60,7 +60,7 @@ def test_an_anti_affinity_that_is_gone_shuns_nobody_and_may_come_again() -> None
         t.tell(*work("x", placement=APART))
         assert t.shape("a") != t.shape("b")
         t.tell(drop=["generation/t1/x/00000001", "workload/t1/x"])
-        assert t.view.shapes.carriers("t1") == ()
+        assert t.view.shapes.anti_affinity_of("t1") == ()
     t.tell(*work("e"), *work("f", labels={"app": "shy"}))
     assert t.shape("e") == t.shape("f")
 
@@ -70,9 +70,9 @@ def test_a_rule_that_looks_at_labels_parts_those_it_speaks_of() -> None:
     rule = PolicyRule(match=PolicyMatch(labels={"app": "shy"}), allow=PolicyAllow(zones=("b",)))
     t.tell(policy(1, rule))
     assert t.shape("a") != t.shape("b")
-    ask = t.view.shapes.ask
+    ask = t.view.shapes.requirements_of
     assert (ask(t.shape("a")).allowed_zones["a"], ask(t.shape("b")).allowed_zones["a"]) == (True, False)
-    assert ("policy",) in t.view.take_news().cures
+    assert ("policy",) in t.view.take_changes().unblock_events
     t.tell(policy(2))
     assert t.shape("a") == t.shape("b")
 
@@ -81,18 +81,18 @@ def test_a_rule_for_everybody_parts_nobody_and_binds_all() -> None:
     t = told(a="", b="shy")
     t.tell(policy(1, PolicyRule(allow=PolicyAllow(zones=("b",)))))
     assert t.shape("a") == t.shape("b")
-    assert not t.view.shapes.ask(t.shape("a")).allowed_zones["a"]
+    assert not t.view.shapes.requirements_of(t.shape("a")).allowed_zones["a"]
 
 
 def test_asks_follow_the_policy_in_force() -> None:
     t = told(a="")
-    assert t.view.shapes.ask(t.shape("a")).policy == 0
+    assert t.view.shapes.requirements_of(t.shape("a")).policy == 0
     leased = policy(3)
     t.tell(replace(leased, spec=replace(leased.spec, deadline=Deadline(boot="b", at_ms=9))))
-    ask = t.view.shapes.ask(t.shape("a"))
+    ask = t.view.shapes.requirements_of(t.shape("a"))
     assert (ask.policy, ask.policy_deadline) == (3, Deadline(boot="b", at_ms=9))
     t.tell(policy(2))
-    assert t.view.shapes.ask(t.shape("a")).policy == 3
+    assert t.view.shapes.requirements_of(t.shape("a")).policy == 3
     assert t.view.policy is not None
     assert t.view.policy.spec.number == 3
 
@@ -109,6 +109,6 @@ def test_a_generation_shows_what_a_scheduler_asks_of_it() -> None:
     t.tell(*work("g", gang=2, priority="high", labels={"app": "x"}))
     found = t.view.shapes.find("t1", "g", 1)
     assert found is not None
-    seen = t.view.shapes.seen(found)
+    seen = t.view.shapes.info(found)
     assert (seen.tenant, seen.workload, seen.number, seen.gang, seen.priority_class) == ("t1", "g", 1, 2, "high")
     assert (seen.labels, seen.open, seen.min_available, seen.deadline_ms) == ((("app", "x"),), True, 0, 0)

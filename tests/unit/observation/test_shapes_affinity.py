@@ -8,55 +8,55 @@ from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import Generation, GenerationSpec
 from remit.model.resources import Amount
-from remit.observation.shapes import Shapes
+from remit.observation.shapes import ShapeTable
 
 APART = Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "x"}),))
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone", label_selector={"app": "x"}, max_skew=5),))
 
 
-def shape_of(shapes: Shapes, name: str, placement: Placement, **labels: str) -> int:
+def shape_of(shapes: ShapeTable, name: str, placement: Placement, **labels: str) -> int:
     spec = WorkloadSpec(type="job", template=Template(command=("x",), resources=Amount({"cpu": 100})), placement=placement)
     made = Generation(
         metadata=RecordMetadata(name=f"{name}/00000001", tenant="t1"),
         spec=GenerationSpec(workload=name, generation=1, labels=labels, spec=spec),
     )
-    return shapes.seen(shapes.put(f"t1/{name}/00000001", encode(made), 1)).shape
+    return shapes.info(shapes.put_generation(f"t1/{name}/00000001", encode(made), 1)).shape
 
 
 def test_whom_a_selector_picks_alike_is_of_one_shape() -> None:
     for placement in (APART, SPREAD):
-        shapes = Shapes()
+        shapes = ShapeTable()
         found = {shape_of(shapes, f"job-{i}", placement, app="x", number=str(i)) for i in range(1_000)}
         assert len(found) == 1
         assert len(shapes.shapes) == 1
 
 
 def test_whom_a_selector_picks_is_not_of_the_shape_of_whom_it_does_not() -> None:
-    shapes = Shapes()
+    shapes = ShapeTable()
     x, y, z = (shape_of(shapes, name, SPREAD, app=name) for name in "xyz")
     assert x != y == z
-    assert [term.own for term in (*shapes.ask(x).spread, *shapes.ask(y).spread)] == [1, 0]
+    assert [term.own for term in (*shapes.requirements_of(x).spread, *shapes.requirements_of(y).spread)] == [1, 0]
 
 
 def test_a_term_that_means_its_own_kind_keeps_its_name() -> None:
-    shapes = Shapes()
+    shapes = ShapeTable()
     own = Placement(topology_spread=(Spread(topology_key="zone"),))
     a, b = shape_of(shapes, "a", own), shape_of(shapes, "b", own)
     assert a != b
-    assert [shapes.ask(one).spread[0].peers.selector for one in (a, b)] == [((WORKLOAD_LABEL, "a"),), ((WORKLOAD_LABEL, "b"),)]
+    assert [shapes.requirements_of(one).spread[0].peers.selector for one in (a, b)] == [((WORKLOAD_LABEL, "a"),), ((WORKLOAD_LABEL, "b"),)]
 
 
 def test_a_selector_may_name_the_workload_that_it_picks() -> None:
-    shapes = Shapes()
+    shapes = ShapeTable()
     named = Placement(anti_affinity=(Affinity(topology_key="node", label_selector={WORKLOAD_LABEL: "a"}),))
     a, b, c = (shape_of(shapes, name, named) for name in "abc")
     assert a != b == c
 
 
 def test_whom_others_shun_differs_from_whom_they_do_not__also_if_its_own_terms_pick_both() -> None:
-    shapes = Shapes()
+    shapes = ShapeTable()
     old, other = (shape_of(shapes, name, SPREAD, app="x", tier=tier) for name, tier in (("a", "1"), ("b", "2")))
     assert old == other
     shape_of(shapes, "c", Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"tier": "2"}),)))
-    a, b = (shapes.seen(found).shape for name in "ab" if (found := shapes.find("t1", name, 1)) is not None)
+    a, b = (shapes.info(found).shape for name in "ab" if (found := shapes.find("t1", name, 1)) is not None)
     assert a != b

@@ -39,8 +39,8 @@ from remit.model.records import (
     ReplicaStatus,
 )
 from remit.model.resources import DEVICES_PREFIX, Amount
-from remit.observation.frozen_view import still
-from remit.observation.scheduler_view import View
+from remit.observation.frozen_view import frozen_view
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.proposal.explain.pending import PlacementInputs, explain_pending
 from remit.proposal.explain.result_types import Change, Remedy, PendingExplanation
@@ -102,13 +102,13 @@ class Cluster:
 
     # -- asking ------------------------------------------------------------------------------------------------------------
 
-    def view(self, clock: FakeClock | None = None) -> View:
+    def view(self, clock: FakeClock | None = None) -> SchedulerView:
         rows = {name: Row(name, encode(thing), 1) for name, thing in self.things.items()}
 
         def pages(prefix: str, after: str) -> Iterator[Page]:
             yield Page(tuple(sorted(row for name, row in rows.items() if name.startswith(prefix))), 1, more=False)
 
-        return still(clock or FakeClock(), HEAD_1, 1, pages)
+        return frozen_view(clock or FakeClock(), HEAD_1, 1, pages)
 
     def explained(self, workload: str = "w", tenant: str = "t1", priority: int = 0) -> PendingExplanation:
         view = self.view()
@@ -118,7 +118,7 @@ class Cluster:
 
     def scheduled(self) -> Result:
         cycle = Cycle(self.view(), lambda limit: 0, "t")
-        cycle.hear(NOW[1], NOW)
+        cycle.on_changes(NOW[1], NOW)
         proposal = cycle.propose(NOW[1], 1_000)
         found = Result({}, {}, {})
         for claim in proposal.claims:

@@ -13,8 +13,8 @@ from remit.model.claims import Accepted, AnyClaim, Apply, Bind, RecordDecision, 
 from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec, Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.records import DecisionSpec
-from remit.observation.frozen_view import recount
-from remit.observation.scheduler_view import View
+from remit.observation.frozen_view import recompute
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue.class_queues import QueueWait
@@ -29,7 +29,7 @@ class Mind:
 
     def __init__(self, scope: Scope, *, limit: int = 100, **shape: Any) -> None:
         self.scope, self.limit = scope, limit
-        self.view = View(scope.clock)
+        self.view = SchedulerView(scope.clock)
         self._shape = shape
         self.proposed: list[Proposal] = []
         self._by: dict[int, Cycle] = {}
@@ -42,7 +42,7 @@ class Mind:
 
     def deposed(self) -> None:
         """Its term ends, and another begins on the same view."""
-        self.cycle.resign()
+        self.cycle.step_down()
         self.cycle = self._cycle()
 
     @property
@@ -64,7 +64,7 @@ class Mind:
                 self.view.apply(event)
 
     def hear(self) -> None:
-        self.cycle.hear(self.now_ms, self.authority())
+        self.cycle.on_changes(self.now_ms, self.authority())
 
     def propose(self) -> Proposal:
         """On what it has heard; nothing is asked."""
@@ -83,11 +83,11 @@ class Mind:
     def learn(self, made: Proposal, verdicts: Sequence[Verdict]) -> bool:
         """Is it the cycle in office that is told?"""
         self.answered += zip(made.claims, verdicts, strict=True)
-        self._by[id(made)].learn(made, verdicts, self.now_ms)
+        self._by[id(made)].on_verdicts(made, verdicts, self.now_ms)
         return self._by[id(made)] is self.cycle
 
     def unanswered(self, made: Proposal) -> None:
-        self._by[id(made)].unanswered(made, self.now_ms)
+        self._by[id(made)].on_no_answer(made, self.now_ms)
 
     async def turn(self) -> Proposal:
         """See, propose, ask, learn."""
@@ -103,7 +103,7 @@ class Mind:
             await self.see()
             self.hear()
             if not made and not self.cycle.backlog.active:
-                held = any(not wait.cures for _, wait in self.cycle.backlog.waiting())
+                held = any(not wait.unblock_events for _, wait in self.cycle.backlog.waiting())
                 if not held:
                     self.checked()
                     return
@@ -111,7 +111,7 @@ class Mind:
         raise AssertionError(f"it does not come to rest: {list(self.cycle.backlog.waiting())}")
 
     def checked(self) -> None:
-        found = list(recount(self.view))
+        found = list(recompute(self.view))
         assert not found, "\n".join(found)
 
     # -- what came of it ---------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Mind:
         return self.view.replicas.slots[f"replica/{tenant}/{name}"]
 
     def wait(self, name: str, tenant: str = "t1") -> QueueWait | None:
-        line = self.cycle.backlog.line_of(self.slot(name, tenant))
+        line = self.cycle.backlog.queue_of(self.slot(name, tenant))
         assert line is not None, f"{name} is in no line"
         return line.wait
 

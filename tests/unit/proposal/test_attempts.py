@@ -39,7 +39,7 @@ def odd(ask: Requirements) -> bool:
 
 
 def foreign(check: Any, applies: Any = odd) -> Filter:
-    return Filter("theirs", Code.POLICY, check, applies=applies, foreign=True)
+    return Filter("theirs", Code.POLICY, check, applies=applies, third_party=True)
 
 
 class Fickle:
@@ -96,7 +96,7 @@ def test_a_filter_that_fails_half_way_leaves_nothing_posted(good: int) -> None:
 def test_a_score_that_fails_makes_only_its_own_wait(where: str) -> None:
     score = {"score": fails, "shape": lambda ask, site: [0.5, 0.5, 0.5, 0.5, 0.5]}.get(where, lambda ask, site: 0.5)
     applies = fails if where == "applies" else lambda ask: True
-    theirs = Score("theirs", score, applies=applies, epoch=fails if where == "epoch" else lambda: 1, foreign=True)
+    theirs = Score("theirs", score, applies=applies, epoch=fails if where == "epoch" else lambda: 1, third_party=True)
 
     async def test(m: Mind) -> None:
         await want(m.scope, "a", 2)
@@ -107,7 +107,7 @@ def test_a_score_that_fails_makes_only_its_own_wait(where: str) -> None:
 
 
 def test_scores_out_of_range_make_no_place_impossible() -> None:
-    theirs = Score("theirs", lambda ask, site: np.full(len(site), -np.inf), weight=1_000, foreign=True)
+    theirs = Score("theirs", lambda ask, site: np.full(len(site), -np.inf), weight=1_000, third_party=True)
 
     async def test(m: Mind) -> None:
         await want(m.scope, "a", 8)
@@ -118,7 +118,7 @@ def test_scores_out_of_range_make_no_place_impossible() -> None:
 
 
 def test_weights_that_no_number_holds_are_refused_at_once() -> None:
-    heavy = [Score(f"s{i}", lambda ask, site: 1.0, weight=1_000, foreign=True) for i in range(3)]
+    heavy = [Score(f"s{i}", lambda ask, site: 1.0, weight=1_000, third_party=True) for i in range(3)]
     with pytest.raises(PluginError, match="weights"):
         told(lambda m: want(m.scope, "a"), scores=heavy)
 
@@ -142,7 +142,7 @@ def test_each_waits_for_its_own_reason_with_cures_and_a_deadline() -> None:
         }  # fmt: skip
         for wait in found.values():
             assert wait is not None
-            assert wait.cures and m.now_ms < wait.until_ms <= m.now_ms + 60_000
+            assert wait.unblock_events and m.now_ms < wait.until_ms <= m.now_ms + 60_000
         assert all(one.never for one in m.decisions("waiting"))
 
     told(test)
@@ -189,14 +189,14 @@ def test_a_priority_class_that_changes_is_asked_anew() -> None:
         await m.settle()
         await want(m.scope, "meek", 1, priority="meek")
         await m.settle()
-        line = m.cycle.backlog.line_of(m.slot("meek-0"))
+        line = m.cycle.backlog.queue_of(m.slot("meek-0"))
         assert line is not None
         arrived = line.arrived_ms(m.slot("meek-0"))
         m.scope.clock.at_ms += 5_000
         await rank(m.scope, "meek", 50, preempts=True)
         await m.see()
         m.hear()
-        line = m.cycle.backlog.line_of(m.slot("meek-0"))
+        line = m.cycle.backlog.queue_of(m.slot("meek-0"))
         assert line is not None and line.arrived_ms(m.slot("meek-0")) == arrived
         await m.settle()
         assert m.where("meek")

@@ -85,7 +85,7 @@ async def test_refusals_of_one_batch_are_one_failure_of_their_line(m: Mind) -> N
     ]
     m.learn(made, verdicts)
     m.hear()
-    line = m.cycle.backlog.line_of(m.slot("a-0"))
+    line = m.cycle.backlog.queue_of(m.slot("a-0"))
     assert line is not None
     assert line.failures == 1
 
@@ -132,7 +132,7 @@ async def test_an_answer_that_comes_after_everything_was_listed_anew_harms_nobod
     await m.see()
     made = m.propose()
     verdicts = await m.ask(made)
-    m.view._clear()
+    m.view._reset()
     await m.see()
     m.hear()
     m.learn(made, [Refused(Code.NO_ROOM, "", 1) for _ in verdicts])
@@ -148,8 +148,8 @@ async def test_a_lost_batch_is_tried_again_later(m: Mind) -> None:
     made = m.propose()
     m.unanswered(made)
     assert not m.view.assumed
-    line = m.cycle.backlog.line_of(m.slot("a-0"))
-    assert line is not None and line.standing == "backoff"
+    line = m.cycle.backlog.queue_of(m.slot("a-0"))
+    assert line is not None and line.state == "backoff"
     assert line.failures == 1, "one silence, however many were in it"
     await m.settle()
     assert len(m.where("a-")) == 3
@@ -165,7 +165,7 @@ async def test_a_deposed_scheduler_leaves_no_phantom_and_hears_nothing_more(m: M
     assert not m.view.assumed
     m.checked()
     verdicts = await m.ask(made)
-    old.learn(made, verdicts, m.now_ms)
+    old.on_verdicts(made, verdicts, m.now_ms)
     await m.settle()
     assert len(m.where("a-")) == 3
 
@@ -404,7 +404,7 @@ async def test_whoever_joins_a_line_that_is_being_tried_is_told_when_it_waits_ag
     for index in (6, 7, 8):
         await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "w", 1, index, 1))
         await m.see()
-        m.cycle.backlog.happened(("room",), m.view.version + 1)  # it is to be tried, and has not been yet
+        m.cycle.backlog.on_event(("room",), m.view.version + 1)  # it is to be tried, and has not been yet
         await m.settle()
         assert f"t1/w-{index}" in {name for one in m.decisions("waiting") for name in one.replicas}
 
@@ -442,8 +442,8 @@ async def test_two_tenants_gangs_compete_in_turns__nobody_is_lost(m: Mind) -> No
     assert len(m.where("g-")) in (0, 3, 4)
     assert len(m.where("h-")) in (0, 3, 4)
     assert len(m.where()) == 8
-    for line in m.cycle.backlog.lines():
-        assert not line.flying, f"{line} has somebody in flight for ever"
+    for line in m.cycle.backlog.queues():
+        assert not line.in_flight_count, f"{line} has somebody in flight for ever"
 
 
 @pytest.mark.parametrize("limit", [2, 3, 4, 5])
@@ -459,8 +459,8 @@ def test_gangs_are_tried_again_in_turns__those_beyond_the_limit_come_along(limit
         await want(m.scope, "h", 4, gang=3, type_="job", owner="t2")
         await m.settle()
         assert sorted((len(m.where("g-")), len(m.where("h-")))) in ([0, 3], [0, 4])
-        for line in m.cycle.backlog.lines():
-            assert not line.flying, f"{line} has somebody in flight for ever"
+        for line in m.cycle.backlog.queues():
+            assert not line.in_flight_count, f"{line} has somebody in flight for ever"
         for i in range(3):
             await move(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
         await m.settle()

@@ -20,9 +20,9 @@ def scene(count: int = 1) -> tuple[Told, DecisionRecorder, Kernel]:
 
 def test_a_record_says_what_was_seen_and_what_was_left() -> None:
     t, decisions, kernel = scene()
-    one = kernel.known("a", t.view.shapes.ask(t.shape("a")))
-    seen = decisions.look(kernel, one, 0)
-    made = decisions.records("t1", {t.slot("a-0"): "n1"}, DecisionOutcome("bound"), attempt=2, purse=quota_source(t.view, "t1", 0), seen=seen)
+    one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
+    seen = decisions.survey(kernel, one, 0)
+    made = decisions.records("t1", {t.slot("a-0"): "n1"}, DecisionOutcome("bound"), attempt=2, quota_source=quota_source(t.view, "t1", 0), survey=seen)
     said = made[0].decision
     assert (said.replicas, said.verdict, said.attempt) == ({"t1/a-0": "n1"}, "bound", 2)
     assert (said.nodes, said.fits, said.grant, said.left["cpu"]) == (2, 2, "tenant/t1", 7000)
@@ -39,20 +39,20 @@ def test_many_equal_ones_make_a_few_records_and_each_is_small() -> None:
 
 def test_the_funnel_is_found_once_in_a_while_unless_it_is_wanted_anew() -> None:
     t, decisions, kernel = scene()
-    one = kernel.known("a", t.view.shapes.ask(t.shape("a")))
-    first = decisions.look(kernel, one, 0)
+    one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
+    first = decisions.survey(kernel, one, 0)
     t.tell(replica("a", phase="bound", on="n2"))
-    assert decisions.look(kernel, one, SURVEY_AGE_MS_MAX) is first
-    assert decisions.look(kernel, one, SURVEY_AGE_MS_MAX, anew=True).funnel.fits == 1
-    assert decisions.look(kernel, one, 3 * SURVEY_AGE_MS_MAX).revision == t.view.revision
+    assert decisions.survey(kernel, one, SURVEY_AGE_MS_MAX) is first
+    assert decisions.survey(kernel, one, SURVEY_AGE_MS_MAX, refresh=True).funnel.fits == 1
+    assert decisions.survey(kernel, one, 3 * SURVEY_AGE_MS_MAX).revision == t.view.revision
 
 
 def test_what_was_found_out_about_a_class_goes_with_it() -> None:
     """Else the numbers of thousands of classes that the kernel has given up would be kept alive by their records."""
     t, decisions, kernel = scene()
-    one = kernel.known("a", t.view.shapes.ask(t.shape("a")))
-    decisions.look(kernel, one, 0)
-    assert one.looked is not None
+    one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
+    decisions.survey(kernel, one, 0)
+    assert one.survey is not None
     assert not any(value for value in vars(decisions).values() if isinstance(value, dict))
 
 
@@ -67,6 +67,6 @@ def test_names_of_two_terms_differ() -> None:
 def test_the_nearest_node_is_named_with_what_refuses_it() -> None:
     t, _, kernel = scene()
     t.tell(*work("big", "5"))
-    found = nearest_node(kernel, kernel.known("big", t.view.shapes.ask(t.shape("big"))))
+    found = nearest_node(kernel, kernel.class_for("big", t.view.shapes.requirements_of(t.shape("big"))))
     assert found is not None
     assert (found.node, found.refused, found.lacks) == ("n1", ("resources",), {"cpu": 1000})

@@ -21,7 +21,7 @@ def slice_(name: str, cpu: str, *, until_ms: int = NOW_MS + 60_000, phase: Grant
 def test_the_tenants_own_quota_covers_as_many_as_are_left() -> None:
     t = Told(ready("n1"), tenant("t1", "3"), *work("a"), replica("a", phase="bound", on="n1"))
     one = quota_source(t.view, "t1", NOW_MS)
-    assert (one.name, one.dead) == ("tenant/t1", None)
+    assert (one.name, one.unusable) == ("tenant/t1", None)
     assert one.covers([("cpu", 1000)], 5) == 2
     assert one.covers([("cpu", 0)], 5) == 5
     assert one.covers([("cpu", 1000), ("devices/gpu", 1000)], 5) == 2

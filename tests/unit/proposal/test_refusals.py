@@ -56,7 +56,7 @@ async def test_lines_that_are_refused_in_turn_do_not_wake_each_other_for_ever(m:
 async def test_whoever_was_refused_long_ago_begins_anew(m: Mind) -> None:
     await want(m.scope, "a", 1)
     await refuse_all(m, MINUTE_MS)
-    line = m.cycle.backlog.line_of(m.slot("a-0"))
+    line = m.cycle.backlog.queue_of(m.slot("a-0"))
     assert line is not None and line.failures > 3
     await m.settle()
     assert m.where("a-")

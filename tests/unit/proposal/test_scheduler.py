@@ -65,8 +65,8 @@ class Town:
         wire = Wire(self.authority)
         name = f"s{self._count}"
         client = AuthorityClient({"a": wire}, Actor(name, Role.SCHEDULER), self.world)
-        rhythm = SchedulerTiming(lease_ms=3_000, idle_ms=2_000, batch=10)
-        made = Scheduler(self.store, self.store, client, self.world, name=name, rhythm=rhythm, failed=self.failures.append)
+        rhythm = SchedulerTiming(lease_ms=3_000, idle_ms=2_000, batch_max=10)
+        made = Scheduler(self.store, self.store, client, self.world, name=name, timing=rhythm, on_failure=self.failures.append)
         return made, wire, self._group.create_task(made.run())
 
     async def want(self, name: str, count: int, cpu: str = "1") -> None:
@@ -182,13 +182,13 @@ def hears(made: Scheduler) -> list[int]:
     """When the cycle in office hears, from now on."""
     cycle = made.cycle
     assert cycle is not None
-    heard, hear = list[int](), cycle.hear
+    heard, hear = list[int](), cycle.on_changes
 
     def noted(now_ms: int, authority: Any) -> None:
         heard.append(now_ms)
         hear(now_ms, authority)
 
-    cycle.hear = noted  # type: ignore[method-assign]
+    cycle.on_changes = noted  # type: ignore[method-assign]
     return heard
 
 
@@ -198,8 +198,8 @@ async def test_a_wait_that_is_due_does_not_make_it_spin_while_its_view_is_in_dou
     await t.want("huge", 1, "99")
     await t.world.clock.sleep_ms(10_000)
     heard = hears(made)
-    made.view.doubted(b"another")
-    made.view.doubted = lambda marker: None  # type: ignore[method-assign]  # and nobody allays it
+    made.view.set_restore_marker(b"another")
+    made.view.set_restore_marker = lambda marker: None  # type: ignore[method-assign]  # and nobody allays it
     await t.world.clock.sleep_ms(100_000)
     assert len(heard) < 2_000
 
@@ -212,7 +212,7 @@ async def test_a_wait_that_is_due_does_not_make_it_spin_while_its_view_is_too_ol
     await t.world.clock.sleep_ms(10_000)
     heard = hears(made)
     made.view.apply = lambda event: None  # type: ignore[method-assign]
-    made.view.reached = lambda head, revision: None  # type: ignore[method-assign]
+    made.view.advance = lambda head, revision: None  # type: ignore[method-assign]
     await t.world.clock.sleep_ms(200_000)
     assert made.view.age_ms() > 120_000
     assert 0 < len(heard) < 4_000

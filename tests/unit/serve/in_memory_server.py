@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from remit.assembly import Serving, serving
+from remit.assembly import ServerParts, build_server
 from remit.law.timing import Timing
 from remit.model.identity import TokenRole
 from remit.serve.auth.enrollment import ensure_bootstrap_token
@@ -49,7 +49,7 @@ class Reply:
 class Api:
     """One server. `complaints` are the bugs that it told of: a test that expects none looks there."""
 
-    def __init__(self, app: Application, desk: ServerContext, one: Serving, store: Store) -> None:
+    def __init__(self, app: Application, desk: ServerContext, one: ServerParts, store: Store) -> None:
         self.app, self.desk, self.serving, self.store = app, desk, one, store
         self.complaints: list[str] = []
 
@@ -206,14 +206,14 @@ async def api(
     world, judging = production(), ThreadOffload("judge")
     store = MemoryStore() if store is None else store
     tempo = Timing(BEAT_MS)
-    one = serving(store, world, scope="test", name="server", beat_ms=BEAT_MS, term_ms=3 * BEAT_MS, tempo=tempo)
-    desk = ServerContext(one.standby, store, one.board, one.door, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max)
+    one = build_server(store, world, scope="test", name="server", beat_ms=BEAT_MS, term_ms=3 * BEAT_MS, tempo=tempo)
+    desk = ServerContext(one.standby, store, one.cache, one.door, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max)
     asked = Api(Application(routes, desk, lambda what, error: asked.complaints.append(f"{what}: {error!r}")), desk, one, store)
     running = asyncio.ensure_future(one.run()) if lead else None
     try:
         if lead:
             async with asyncio.timeout(10):
-                while one.standby.leading is None or not one.board.sober:  # noqa: ASYNC110 - nothing tells of it
+                while one.standby.leading is None or not one.cache.is_current:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.005)
                 for role, token in TOKENS.items():
                     await ensure_bootstrap_token(desk, token, role, subject=role, nodes=["n1"] if role == "agent" else ())

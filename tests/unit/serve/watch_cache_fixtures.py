@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from remit.model.objects import AnyObject, encode, key
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.pending import PlacementInputs
 from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots, CachedRows, build_view
 from remit.store.memory import MemoryStore
-from remit.store.protocol import Change, Commit, Event, Head, Row
+from remit.store.protocol import RowChange, Commit, WatchEvent, Head, Row
 from tests.properties.authority_world import FakeClock
 
 T = TypeVar("T")
@@ -39,19 +39,19 @@ class Told:
 
     def __init__(self, *things: AnyObject) -> None:
         self.clock = FakeClock()
-        self.board = Board(self.clock)
+        self.board = WatchCache(self.clock)
         self.store = MemoryStore()
         self.offload = Here()
         self.revision = 1
-        self.board.begin(HEAD_1, 1)
-        self.board.page([Row(key(thing), encode(thing), 1) for thing in things])
-        self.board.end()
+        self.board.begin_list(HEAD_1, 1)
+        self.board.add_page([Row(key(thing), encode(thing), 1) for thing in things])
+        self.board.end_list()
 
     def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
         self.revision += 1
-        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
-        changes += [Change(name, None, self.revision) for name in drop]
-        self.board.apply(Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1))
+        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [RowChange(name, None, self.revision) for name in drop]
+        self.board.apply(WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1))
 
     async def keep(self, *things: AnyObject, raw: Iterable[tuple[str, bytes]] = ()) -> None:
         """In the store alone: what a board does not show."""

@@ -233,7 +233,7 @@ def test_a_swarm_draws_few_kinds_for_each_seed_and_all_in_the_end() -> None:
     scenario = parse("swarm", GOOD + 'swarm = 4\nduration = "1h"')
     drawn = [{one.kind for one in draw_faults(scenario, seed)} for seed in range(300)]
     assert all(1 <= len(kinds) <= 4 for kinds in drawn)
-    able = {name for name, kind in KINDS.items() if kind.swarms and kind.meets(scenario)}
+    able = {name for name, kind in KINDS.items() if kind.swarms and kind.is_supported_by(scenario)}
     assert set().union(*drawn) == able
     assert "cut-scopes" not in able
 
@@ -289,9 +289,9 @@ def test_only_a_swarm_has_its_shape_drawn() -> None:
 def test_a_drawn_shape_is_what_runs__a_replay_keeps_it_and_draws_no_other() -> None:
     scenario = parse("swarm", GOOD + 'swarm = 1\nduration = "2s"\nheal = "1s"')
     first = Simulation(scenario, 5).run()
-    assert first.played == draw_shape(scenario, 5) != scenario
-    again = Simulation(first.played, 5, plan=first.plan).run()
-    assert (again.digest, again.played) == (first.digest, first.played)
+    assert first.effective_scenario == draw_shape(scenario, 5) != scenario
+    again = Simulation(first.effective_scenario, 5, plan=first.plan).run()
+    assert (again.digest, again.effective_scenario) == (first.digest, first.effective_scenario)
 
 
 def test_a_swarm_on_files_draws_nothing_that_needs_a_store_in_memory() -> None:

@@ -113,7 +113,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
 
     found = shrink(pretender(SCENARIO, 7), simulate=impatient)
     assert found.interrupted
-    assert not found.whole
+    assert not found.complete
     assert {5, 28} <= {one.number for one in found.replay.plan}
     assert len(found.replay.plan) < len(PLAN)
 

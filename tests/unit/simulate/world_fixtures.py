@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
-from remit.assembly import server
+from remit.assembly import run_server
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -43,9 +43,9 @@ from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network, NetworkConditions
 from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
 from remit.simulate.world.store import CommitOrigin, StoreService, run_sync
-from remit.store.memory import MemoryStore, Snapshot
+from remit.store.memory import MemoryStore, MemoryBackup
 from remit.store.protocol import Commit
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 
 T = TypeVar("T")
 HOUR = Duration(3_600_000)
@@ -59,34 +59,34 @@ class Listener:
         self.asked_count = 0
         self.given_up: list[str] = []
 
-    def asked(self, asker: str, scope: str, operation: str) -> None:
+    def operation_sent(self, asker: str, scope: str, operation: str) -> None:
         self.asked_count += 1
 
-    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
+    def operation_answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self.verdicts.append((scope, operation.id, verdict))
 
-    def gave_up(self, asker: str, scope: str, operation: str) -> None:
+    def operation_abandoned(self, asker: str, scope: str, operation: str) -> None:
         self.given_up.append(operation)
 
-    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+    def lease_renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
         return
 
-    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
+    def revision_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         return
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         return
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         return
 
-    def started(self, machine: str, order: Order, pid: int) -> None:
+    def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
         return
 
-    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+    def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
         return
 
-    def ended(self, machine: str, pid: int) -> None:
+    def program_ended(self, machine: str, pid: int) -> None:
         return
 
     def codes(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ class Scene:
     def _server(self, scope: str, name: str) -> ProcessMain:
         async def main(process: SimProcess) -> None:
             store = process.port(self.stores[scope])
-            await server(store, process.world, scope=scope, name=name, peers=self.servers[scope])
+            await run_server(store, process.world, scope=scope, name=name, peers=self.servers[scope])
 
         return main
 
@@ -158,7 +158,7 @@ class Scene:
         page = run_sync(self.stores[scope].store.range(prefix))
         return {row.key: decode(row.value) for row in page.rows}
 
-    def restore(self, scope: str, backup: Snapshot, incarnation: str) -> None:
+    def restore(self, scope: str, backup: MemoryBackup, incarnation: str) -> None:
         """Put a backup in the place of a scope's store, as an operator would: its servers are ended first."""
         for name in self.servers[scope]:
             self.processes[name].kill()
@@ -166,7 +166,7 @@ class Scene:
         for name in self.servers[scope]:
             self.processes[name].start()
 
-    def backup(self, scope: str) -> Snapshot:
+    def backup(self, scope: str) -> MemoryBackup:
         return run_sync(cast(MemoryStore, self.stores[scope].store).backup())
 
     def accepted(self, kind: type[Claim]) -> int:
@@ -175,13 +175,13 @@ class Scene:
 
     def note(self, player: SimulatedRole) -> None:
         """Write down what a player hears."""
-        heard = player.heard
+        heard = player.on_verdict
 
         def noting(claim: AnyClaim, verdict: Verdict) -> None:
             self.noted.append((claim, verdict))
             heard(claim, verdict)
 
-        setattr(player, "heard", noting)  # noqa: B010 - one instance's method, for this test only
+        setattr(player, "on_verdict", noting)  # noqa: B010 - one instance's method, for this test only
 
     def finish(self) -> None:
         self.loop.finish()

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.store import chain
-from remit.store.protocol import HEAD, Change, Head, Resync, Span
-from remit.store.watch_feed import Bounds, Feed, Fold, Transaction
+from remit.store.protocol import HEAD, RowChange, Head, Resync, Span
+from remit.store.watch_feed import FeedLimits, WatchFeed, EventFold, Transaction
 
 
 def transaction(revision: int, *keys: str, head: Head | None = None) -> Transaction:
-    changes = [Change(key, b"%d" % revision, revision) for key in keys]
+    changes = [RowChange(key, b"%d" % revision, revision) for key in keys]
     if head is not None:
-        changes.append(Change(HEAD, chain.encode_head(head), revision))
+        changes.append(RowChange(HEAD, chain.encode_head(head), revision))
     return Transaction(revision, changes)
 
 
@@ -22,7 +22,7 @@ async def no_past(after: int) -> Sequence[Transaction]:
 
 
 def test_a_fold_keeps_the_last_of_each_key_in_the_order_of_change() -> None:
-    fold = Fold("k", 4)
+    fold = EventFold("k", 4)
     for number, keys in enumerate((("k1", "k2", "x"), ("k1",), ("k3", "x")), start=5):
         fold.add(transaction(number, *keys))
     event = fold.event()
@@ -33,25 +33,25 @@ def test_a_fold_keeps_the_last_of_each_key_in_the_order_of_change() -> None:
 
 def test_a_fold_spans_its_heads_and_breaks_where_they_do() -> None:
     heads = [Head("i", 1, sequence, "w", 1, "") for sequence in (7, 8, 10)]
-    fold = Fold("", 0)
+    fold = EventFold("", 0)
     for number, head in enumerate(heads[:2], start=1):
-        assert fold.takes(transaction(number, "a", head=head))
+        assert fold.can_add(transaction(number, "a", head=head))
         fold.add(transaction(number, "a", head=head))
     assert fold.event().span == Span(7, 8, 2)
-    assert not fold.takes(transaction(3, "a", head=heads[2]))
-    assert not fold.takes(transaction(3, "a", head=Head("other", 1, 9, "w", 1, "")))
-    assert fold.takes(transaction(3, "a"))
+    assert not fold.can_add(transaction(3, "a", head=heads[2]))
+    assert not fold.can_add(transaction(3, "a", head=Head("other", 1, 9, "w", 1, "")))
+    assert fold.can_add(transaction(3, "a"))
 
 
 def test_the_window_is_bounded_in_rows_bytes_and_transactions() -> None:
-    feed = Feed(0, Bounds(window_rows_max=8, window_bytes_max=1_000))
+    feed = WatchFeed(0, FeedLimits(window_rows_max=8, window_bytes_max=1_000))
     for revision in range(1, 101):
         feed.publish([transaction(revision, "a", "b")])
         assert sum(len(one.changes) for one in feed.window) <= 10
     for revision in range(101, 200):
         feed.publish([transaction(revision)])
         assert len(feed.window) <= 11
-    huge = Transaction(200, [Change("big", b"v" * 5_000, 200)])
+    huge = Transaction(200, [RowChange("big", b"v" * 5_000, 200)])
     feed.publish([huge])
     assert feed.window == [huge]
     assert (feed.floor, feed.revision) == (199, 200)
@@ -59,7 +59,7 @@ def test_the_window_is_bounded_in_rows_bytes_and_transactions() -> None:
 
 def test_a_dropped_watcher_is_forgotten() -> None:
     async def story() -> None:
-        feed = Feed(0, Bounds(window_rows_max=4, pending_rows_max=4))
+        feed = WatchFeed(0, FeedLimits(window_rows_max=4, pending_rows_max=4))
         watcher = feed.watch("", 0, no_past)
         for revision in range(1, 30):
             feed.publish([transaction(revision, f"k{revision}")])
@@ -78,7 +78,7 @@ def test_a_commit_that_the_log_shows_before_it_is_published_is_told_once() -> No
     """The log is read on another thread: it may be one commit ahead of the window."""
 
     async def story() -> None:
-        feed = Feed(5)
+        feed = WatchFeed(5)
         past = [transaction(revision, "a") for revision in range(4, 8)]
 
         async def replay(after: int) -> Sequence[Transaction]:

@@ -14,7 +14,7 @@ import pytest
 
 from remit.world import clock
 from remit.world.clock import BootClock
-from remit.world.interfaces import NoBoot
+from remit.world.interfaces import BootIdUnavailable
 
 
 def test_instants_are_comparable_between_processes_of_one_boot() -> None:
@@ -42,7 +42,7 @@ def test_a_machine_that_does_not_name_its_boot_is_refused(
     if text is not None:
         (tmp_path / "boot_id").write_text(text)
     monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot_id")
-    with pytest.raises(NoBoot, match="/proc"):
+    with pytest.raises(BootIdUnavailable, match="/proc"):
         BootClock()
 
 

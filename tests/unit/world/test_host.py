@@ -11,13 +11,13 @@ import pytest
 
 from remit.world import host
 from remit.world.clock import BootClock
-from remit.world.host import KernelPorts, ThisHost, device_gpus, listed_gpus, port_is_free, said_by
-from remit.world.interfaces import Gpu, NoPorts
-from remit.world.process.cgroup_discovery import Mounted
+from remit.world.host import KernelPorts, LocalHost, gpus_of_devices, parse_nvidia_smi, port_is_free, tool_output
+from remit.world.interfaces import Gpu, NoFreePorts
+from remit.world.process.cgroup_discovery import CgroupMount
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
-    monkeypatch.setattr(host, "own_groups", lambda: [(Mounted(2, places[0], ()), list(places))])
+    monkeypatch.setattr(host, "own_groups", lambda: [(CgroupMount(2, places[0], ()), list(places))])
 
 
 def test_no_more_processors_than_affinity_and_every_quota_above_us_allow(
@@ -28,40 +28,40 @@ def test_no_more_processors_than_affinity_and_every_quota_above_us_allow(
     inner.mkdir()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     limited(monkeypatch, outer, inner)
-    assert ThisHost(BootClock()).equipment().cpu_milli == 8_000
+    assert LocalHost(BootClock()).inventory().cpu_milli == 8_000
     (inner / "cpu.max").write_text("max 100000\n")
     (outer / "cpu.max").write_text("150000 100000\n")
-    assert ThisHost(BootClock()).equipment().cpu_milli == 1_500
+    assert LocalHost(BootClock()).inventory().cpu_milli == 1_500
     (outer / "cpu.max").unlink()
     (outer / "cpu.cfs_quota_us").write_text("-1\n")
     (outer / "cpu.cfs_period_us").write_text("100000\n")
-    assert ThisHost(BootClock()).equipment().cpu_milli == 8_000
+    assert LocalHost(BootClock()).inventory().cpu_milli == 8_000
     (outer / "cpu.cfs_quota_us").write_text("25000\n")
-    assert ThisHost(BootClock()).equipment().cpu_milli == 250
+    assert LocalHost(BootClock()).inventory().cpu_milli == 250
 
 
 def test_no_more_memory_than_every_limit_above_us_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, tmp_path)
-    whole = ThisHost(BootClock()).equipment().memory_bytes
+    whole = LocalHost(BootClock()).inventory().memory_bytes
     assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert ThisHost(BootClock()).equipment().memory_bytes == whole
+    assert LocalHost(BootClock()).inventory().memory_bytes == whole
     (tmp_path / "memory.max").write_text("1048576\n")
-    assert ThisHost(BootClock()).equipment().memory_bytes == 1 << 20
+    assert LocalHost(BootClock()).inventory().memory_bytes == 1 << 20
 
 
 def test_gpus_by_the_makers_tool_and_by_their_devices() -> None:
     text = "0, NVIDIA A10, 23028\n1, NVIDIA A10, [N/A]\nsome warning\n"
-    assert listed_gpus(text) == (Gpu("gpu-0", "NVIDIA A10", 23028 << 20), Gpu("gpu-1", "NVIDIA A10"))
-    assert device_gpus(["nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"]) == (Gpu("gpu-2"), Gpu("gpu-10"))
+    assert parse_nvidia_smi(text) == (Gpu("gpu-0", "NVIDIA A10", 23028 << 20), Gpu("gpu-1", "NVIDIA A10"))
+    assert gpus_of_devices(["nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"]) == (Gpu("gpu-2"), Gpu("gpu-10"))
 
 
 def test_a_tool_that_fails_hangs_or_is_not_there_says_nothing() -> None:
-    assert said_by(("/bin/echo", "hello"), wait_s=5) == "hello\n"
-    assert said_by(("/bin/sh", "-c", "echo half; exit 9"), wait_s=5) == ""
-    assert said_by(("/bin/sleep", "60"), wait_s=0.05) == ""
-    assert said_by(("/no/such/tool",), wait_s=5) == ""
+    assert tool_output(("/bin/echo", "hello"), timeout_s=5) == "hello\n"
+    assert tool_output(("/bin/sh", "-c", "echo half; exit 9"), timeout_s=5) == ""
+    assert tool_output(("/bin/sleep", "60"), timeout_s=0.05) == ""
+    assert tool_output(("/no/such/tool",), timeout_s=5) == ""
 
 
 def test_a_port_is_given_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +70,12 @@ def test_a_port_is_given_again_only_after_a_while(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms[0])
     ports = KernelPorts(clock)
     monkeypatch.setattr(socket.socket, "getsockname", lambda _: ("", 40_000))
-    assert asyncio.run(ports.free(1)) == [40_000]
-    with pytest.raises(NoPorts) as caught:
-        asyncio.run(ports.free(1))
+    assert asyncio.run(ports.find_free(1)) == [40_000]
+    with pytest.raises(NoFreePorts) as caught:
+        asyncio.run(ports.find_free(1))
     assert caught.value.cure
-    now_ms[0] += host.PORTS_KEPT_MS
-    assert asyncio.run(ports.free(1)) == [40_000]
+    now_ms[0] += host.PORT_REUSE_MS_MIN
+    assert asyncio.run(ports.find_free(1)) == [40_000]
 
 
 def test_a_port_at_which_somebody_listens_is_not_free() -> None:

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from remit.world import host_checks
-from remit.world.host_checks import Finding, examined
-from remit.world.interfaces import Confinement, NoBoot, NoPorts
+from remit.world.host_checks import HostCheck, run_host_checks
+from remit.world.interfaces import IsolationSupport, BootIdUnavailable, NoFreePorts
 from remit.world.process.runner import ProcessRunner
 
 
-def named(name: str, data: Path, port: int = 0) -> Finding:
+def named(name: str, data: Path, port: int = 0) -> HostCheck:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = port or free.getsockname()[1]
-    return next(one for one in examined(data, port) if one.name == name)
+    return next(one for one in run_host_checks(data, port) if one.name == name)
 
 
 def test_a_whole_machine_lacks_nothing_without_which_nothing_runs(tmp_path: Path) -> None:
-    found = examined(tmp_path, 1)
+    found = run_host_checks(tmp_path, 1)
     assert {one.name for one in found} >= {"clock", "cgroups", "bubblewrap", "API port", "ports for work", "data directory"}
     assert not [one for one in found if one.state == "fail"]
     assert all(one.cure for one in found if one.state != "ok")
@@ -61,8 +61,8 @@ def test_a_bubblewrap_that_makes_sandboxes_for_root_alone_is_told(tmp_path: Path
 
 
 def test_cgroups_that_cannot_limit_memory_are_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    less = Confinement("v2", ("cpu", "pids"), "no limit of memory: it is not handed down", sandbox=True)
-    monkeypatch.setattr(ProcessRunner, "confinement", lambda _self: less)
+    less = IsolationSupport("v2", ("cpu", "pids"), "no limit of memory: it is not handed down", sandbox=True)
+    monkeypatch.setattr(ProcessRunner, "isolation_support", lambda _self: less)
     found = named("cgroups", tmp_path)
     assert (found.state, found.found) == ("warn", "v2: no limit of memory: it is not handed down")
     assert "Delegate=yes" in found.cure
@@ -79,7 +79,7 @@ def test_a_port_that_somebody_has_is_told(tmp_path: Path) -> None:
 
 def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(_self: object, count: int, /) -> list[int]:
-        raise NoPorts(f"{count} ports cannot be had", "end what listens")
+        raise NoFreePorts(f"{count} ports cannot be had", "end what listens")
 
     monkeypatch.setattr("remit.world.host_checks.KernelPorts.free", none)
     found = named("ports for work", tmp_path)
@@ -88,7 +88,7 @@ def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest
 
 def test_a_machine_without_a_boot_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
-        raise NoBoot("there is no boot id", "mount /proc")
+        raise BootIdUnavailable("there is no boot id", "mount /proc")
 
     monkeypatch.setattr(host_checks, "BootClock", none)
     found = host_checks._clock()

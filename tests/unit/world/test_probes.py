@@ -11,7 +11,7 @@ import pytest
 
 from remit.world.clock import BootClock
 from remit.world.host import HEAD_BYTES_MAX, SocketProber
-from remit.world.interfaces import Probed
+from remit.world.interfaces import ProbeResult
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -30,8 +30,8 @@ async def listening(answer: Answer) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def probed(answer: Answer, path: str = "/", timeout_ms: int = 5_000) -> Probed:
-    async def scene() -> Probed:
+def probed(answer: Answer, path: str = "/", timeout_ms: int = 5_000) -> ProbeResult:
+    async def scene() -> ProbeResult:
         async with listening(answer) as port:
             return await SocketProber(BootClock()).http("127.0.0.1", port, path, timeout_ms=timeout_ms)
 
@@ -50,19 +50,19 @@ def saying(text: bytes) -> Answer:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (b"HTTP/1.1 200 OK\r\n\r\n", Probed(ok=True, detail="status 200 OK")),
-        (b"HTTP/1.0 204\r\n\r\n", Probed(ok=True, detail="status 204")),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n", Probed(ok=True, detail="status 302 Found")),
-        (b"HTTP/1.1 400 Bad\r\n\r\n", Probed(ok=False, detail="status 400 Bad")),
-        (b"HTTP/1.1 503 \x1b[31mred\r\n\r\n", Probed(ok=False, detail="status 503 ?[31mred")),
-        (b"HTTP/1.1 199 X\r\n\r\n", Probed(ok=False, detail="status 199 X")),
-        (b"SSH-2.0-OpenSSH\r\n", Probed(ok=False, detail="the answer was not HTTP")),
-        (b"HTTP/1.1 20", Probed(ok=False, detail="the answer was not HTTP")),
-        (b"", Probed(ok=False, detail="the connection was closed without an answer")),
-        (b"x" * (4 * HEAD_BYTES_MAX), Probed(ok=False, detail="the answer was not HTTP")),
+        (b"HTTP/1.1 200 OK\r\n\r\n", ProbeResult(ok=True, detail="status 200 OK")),
+        (b"HTTP/1.0 204\r\n\r\n", ProbeResult(ok=True, detail="status 204")),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\n\r\n", ProbeResult(ok=True, detail="status 302 Found")),
+        (b"HTTP/1.1 400 Bad\r\n\r\n", ProbeResult(ok=False, detail="status 400 Bad")),
+        (b"HTTP/1.1 503 \x1b[31mred\r\n\r\n", ProbeResult(ok=False, detail="status 503 ?[31mred")),
+        (b"HTTP/1.1 199 X\r\n\r\n", ProbeResult(ok=False, detail="status 199 X")),
+        (b"SSH-2.0-OpenSSH\r\n", ProbeResult(ok=False, detail="the answer was not HTTP")),
+        (b"HTTP/1.1 20", ProbeResult(ok=False, detail="the answer was not HTTP")),
+        (b"", ProbeResult(ok=False, detail="the connection was closed without an answer")),
+        (b"x" * (4 * HEAD_BYTES_MAX), ProbeResult(ok=False, detail="the answer was not HTTP")),
     ],
 )
-def test_an_answer_is_judged_by_its_first_line(text: bytes, told: Probed) -> None:
+def test_an_answer_is_judged_by_its_first_line(text: bytes, told: ProbeResult) -> None:
     assert probed(saying(text)) == told
 
 
@@ -74,7 +74,7 @@ def test_a_body_without_an_end_is_not_read() -> None:
             await writer.drain()
 
     began_s = time.monotonic()
-    assert probed(answer) == Probed(ok=True, detail="status 200 OK")
+    assert probed(answer) == ProbeResult(ok=True, detail="status 200 OK")
     assert time.monotonic() - began_s < 20
 
 
@@ -90,14 +90,14 @@ def test_one_that_says_nothing_or_drips_is_given_up_in_time() -> None:
 
     for answer in (silent, drips):
         began_s = time.monotonic()
-        assert probed(answer, timeout_ms=150) == Probed(ok=False, detail="no answer within 150 ms")
+        assert probed(answer, timeout_ms=150) == ProbeResult(ok=False, detail="no answer within 150 ms")
         assert time.monotonic() - began_s < 4.5
 
 
 @pytest.mark.parametrize("path", ["x", "/a b", "/a\r\nX-Evil: 1", "/\0", ""])
 def test_a_path_that_would_say_more_than_a_path_is_not_asked(path: str) -> None:
     told = asyncio.run(SocketProber(BootClock()).http("127.0.0.1", 1, path, timeout_ms=100))
-    assert told == Probed(ok=False, detail="the path is none that can be asked for")
+    assert told == ProbeResult(ok=False, detail="the path is none that can be asked for")
 
 
 def test_the_question_is_one_that_servers_take() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.world.clock import TICK_S, BootClock, Patience, Within
+from remit.world.clock import TICK_S, BootClock, SharedTimer, SharedTimeout
 from tests.unit.world.virtual_world import VirtualLoop
 
 
@@ -18,7 +18,7 @@ class One:
         self._loop = loop
         self.told: list[float] = []
 
-    def over(self) -> None:
+    def expired(self) -> None:
         self.told.append(self._loop.time())
 
 
@@ -32,16 +32,16 @@ def loop() -> Iterator[VirtualLoop]:
 
 
 def test_each_is_told_when_its_time_is_over_and_those_let_go_never(loop: VirtualLoop) -> None:
-    patience, start_s = Patience(loop), loop.time()
+    patience, start_s = SharedTimer(loop), loop.time()
     waits = {30.0: One(loop), 6.0: One(loop), 6.1: One(loop), 75.0: One(loop)}
     gone = One(loop)
 
     async def scene() -> None:
         for for_s, one in waits.items():
-            patience.keep(one, for_s)
-        patience.keep(gone, 10.0)
-        patience.let_go(gone)
-        patience.let_go(gone)
+            patience.schedule(one, for_s)
+        patience.schedule(gone, 10.0)
+        patience.cancel(gone)
+        patience.cancel(gone)
         await asyncio.sleep(100)
 
     loop.run_until_complete(scene())
@@ -52,11 +52,11 @@ def test_each_is_told_when_its_time_is_over_and_those_let_go_never(loop: Virtual
 
 
 def test_whoever_is_kept_again_waits_anew(loop: VirtualLoop) -> None:
-    patience, one, start_s = Patience(loop), One(loop), loop.time()
+    patience, one, start_s = SharedTimer(loop), One(loop), loop.time()
 
     async def scene() -> None:
         for _ in range(5):
-            patience.keep(one, 10.0)
+            patience.schedule(one, 10.0)
             await asyncio.sleep(9)
         await asyncio.sleep(10)
 
@@ -66,19 +66,19 @@ def test_whoever_is_kept_again_waits_anew(loop: VirtualLoop) -> None:
 
 
 def test_one_that_another_lets_go_at_that_moment_is_not_told(loop: VirtualLoop) -> None:
-    patience, other = Patience(loop), One(loop)
+    patience, other = SharedTimer(loop), One(loop)
 
     class Jealous(One):
         def over(self) -> None:
-            patience.let_go(other)
-            patience.keep(self, 10.0)
-            super().over()
+            patience.cancel(other)
+            patience.schedule(self, 10.0)
+            super().expired()
 
     jealous = Jealous(loop)
 
     async def scene() -> None:
-        patience.keep(jealous, 10.0)
-        patience.keep(other, 10.0)
+        patience.schedule(jealous, 10.0)
+        patience.schedule(other, 10.0)
         await asyncio.sleep(25)
 
     loop.run_until_complete(scene())
@@ -86,18 +86,18 @@ def test_one_that_another_lets_go_at_that_moment_is_not_told(loop: VirtualLoop) 
 
 
 def test_nothing_ticks_while_nobody_waits(loop: VirtualLoop) -> None:
-    patience, looks = Patience(loop), list[float]()
-    look_at = patience._look_at
+    patience, looks = SharedTimer(loop), list[float]()
+    look_at = patience._check_at
 
     def counted(at_s: float) -> None:
         looks.append(at_s)
         look_at(at_s)
 
-    patience._look_at = counted  # type: ignore[method-assign]
+    patience._check_at = counted  # type: ignore[method-assign]
 
     async def scene() -> None:
         for _ in range(1_000):
-            async with Within(patience, 30.0):
+            async with SharedTimeout(patience, 30.0):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(1_000)
 

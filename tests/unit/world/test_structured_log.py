@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from remit.world.structured_log import FIELDS_MAX, HIDDEN, KINDS_MAX, QUIET_MS, VALUE_MAX, Chronicle, Form, Level
+from remit.world.structured_log import FIELDS_MAX, HIDDEN, RATE_LIMIT_KEYS_MAX, RATE_LIMIT_MS, VALUE_MAX, StructuredLog, LogFormat, LogLevel
 
 HOSTILE = (
     "\x1b[2J\x1b[31mroot@host# ",
@@ -23,9 +23,9 @@ HOSTILE = (
 
 
 class Log:
-    def __init__(self, form: Form = "json", level: Level = "debug") -> None:
+    def __init__(self, form: LogFormat = "json", level: LogLevel = "debug") -> None:
         self.file, self.now_ms = io.BytesIO(), 0
-        self.log = Chronicle(
+        self.log = StructuredLog(
             "test",
             wall=lambda: "2030-01-02T10:03:22.113Z",
             now_ms=lambda: self.now_ms,
@@ -62,7 +62,7 @@ def test_a_line_has_its_time_level_part_event_and_fields() -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 @pytest.mark.parametrize("odd", HOSTILE)
-def test_control_signs_and_newlines_are_escaped(form: Form, odd: str) -> None:
+def test_control_signs_and_newlines_are_escaped(form: LogFormat, odd: str) -> None:
     """A37."""
     log = Log(form)
     log.log.info(f"asked {odd}", name=odd)
@@ -74,7 +74,7 @@ def test_control_signs_and_newlines_are_escaped(form: Form, odd: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_tokens_are_hidden_by_their_field_and_by_their_looks(form: Form) -> None:
+def test_tokens_are_hidden_by_their_field_and_by_their_looks(form: LogFormat) -> None:
     log = Log(form)
     secret = "remit_" + "k7" * 20
     log.log.info(
@@ -97,23 +97,23 @@ def test_lines_are_bounded_in_length_and_in_fields() -> None:
 def test_what_repeats_itself_is_told_once_in_a_while_with_how_many_were_not() -> None:
     log = Log()
     for _ in range(100):
-        log.log.seldom("warning", "sort", "again")
-    log.now_ms += QUIET_MS
-    log.log.seldom("warning", "sort", "again")
-    log.log.seldom("warning", "another", "something else")
+        log.log.rate_limited("warning", "sort", "again")
+    log.now_ms += RATE_LIMIT_MS
+    log.log.rate_limited("warning", "sort", "again")
+    log.log.rate_limited("warning", "another", "something else")
     assert [(one["event"], one.get("passed_over")) for one in log.said()] == [
         ("again", None), ("again", 99), ("something else", None),
     ]  # fmt: skip
-    for number in range(5 * KINDS_MAX):
-        log.log.seldom("warning", f"sort {number}", "many sorts")
-    assert len(log.log._told) <= KINDS_MAX
+    for number in range(5 * RATE_LIMIT_KEYS_MAX):
+        log.log.rate_limited("warning", f"sort {number}", "many sorts")
+    assert len(log.log._last_written) <= RATE_LIMIT_KEYS_MAX
 
 
 def test_what_is_below_the_level_is_not_told_and_all_is_counted_that_is() -> None:
     log = Log(level="warning")
     log.log.debug("no")
     log.log.info("no")
-    log.log.seldom("info", "no", "no")
+    log.log.rate_limited("info", "no", "no")
     log.log.warning("yes")
     log.log.error("yes")
     assert [one["level"] for one in log.said()] == ["warning", "error"]

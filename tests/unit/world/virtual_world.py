@@ -11,24 +11,24 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
-from remit.world.files.artifacts import FileCarrier
+from remit.world.files.artifacts import FileArtifactFetcher
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import (
-    Confinement,
-    Ended,
-    Equipment,
+    IsolationSupport,
+    ExitStatus,
+    HostInventory,
     NotStarted,
     OffloadClosed,
-    Order,
-    Probed,
-    Running,
+    ProcessSpec,
+    ProbeResult,
+    ProcessHandle,
     Service,
-    Unreached,
+    NotSent,
     Usage,
     World,
 )
-from remit.world.process.exec_session import Session, Window
-from remit.world.randomness import SeededChance
+from remit.world.process.exec_session import ExecSession, PtySize
+from remit.world.randomness import SeededRandomness
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class VirtualClock:
 
 
 class VirtualIds:
-    def __init__(self, chance: SeededChance) -> None:
+    def __init__(self, chance: SeededRandomness) -> None:
         self._chance = chance
 
     def nonce(self) -> str:
@@ -124,7 +124,7 @@ class NoLink:
     """A world of one process: nobody else is there."""
 
     async def request(self, to: str, body: bytes, /) -> bytes:
-        raise Unreached(f"nobody is at {to}", "use a world with more processes in it")
+        raise NotSent(f"nobody is at {to}", "use a world with more processes in it")
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         yield await self.request(to, body)
@@ -136,57 +136,57 @@ class NoLink:
 class NoRunner:
     """A world in which nothing can be run."""
 
-    async def start(self, order: Order, /) -> Running:
+    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
         raise NotStarted("nothing runs here", "use a world with a machine in it")
 
-    async def wait(self, running: Running, /) -> Ended:
-        return Ended()
+    async def wait(self, running: ProcessHandle, /) -> ExitStatus:
+        return ExitStatus()
 
-    def alive(self, running: Running, /) -> bool:
+    def is_alive(self, running: ProcessHandle, /) -> bool:
         return False
 
-    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
+    async def stop(self, running: ProcessHandle, /, *, grace_ms: int) -> None:
         pass
 
-    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> Session:
+    async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
         raise NotStarted("nothing runs here", "use a world with a machine in it")
 
-    def usage(self, running: Running, /) -> Usage:
+    def usage(self, running: ProcessHandle, /) -> Usage:
         return Usage()
 
-    def confinement(self) -> Confinement:
-        return Confinement("none", (), "nothing runs here", sandbox=False)
+    def isolation_support(self) -> IsolationSupport:
+        return IsolationSupport("none", (), "nothing runs here", sandbox=False)
 
-    def leftovers(self) -> tuple[str, ...]:
+    def live_groups(self) -> tuple[str, ...]:
         return ()
 
-    async def clear(self, group: str, /) -> None:
+    async def kill_group(self, group: str, /) -> None:
         pass
 
 
 class NoHost:
-    def equipment(self) -> Equipment:
-        return Equipment("virtual", "none", "virtual", 1_000, 1 << 30)
+    def inventory(self) -> HostInventory:
+        return HostInventory("virtual", "none", "virtual", 1_000, 1 << 30)
 
 
 class NoProbes:
     """Ports and probes of a machine on which nothing runs."""
 
-    async def free(self, count: int, /) -> list[int]:
+    async def find_free(self, count: int, /) -> list[int]:
         return list(range(20_000, 20_000 + count))
 
-    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> Probed:
-        return Probed(ok=False, detail="nobody is there")
+    async def http(self, host: str, port: int, path: str, /, *, timeout_ms: int) -> ProbeResult:
+        return ProbeResult(ok=False, detail="nobody is there")
 
-    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> Probed:
-        return Probed(ok=False, detail="nobody is there")
+    async def tcp(self, host: str, port: int, /, *, timeout_ms: int) -> ProbeResult:
+        return ProbeResult(ok=False, detail="nobody is there")
 
 
 def virtual_world(seed: str = "1") -> World:
-    chance = SeededChance(seed)
+    chance = SeededRandomness(seed)
     return World(
         clock=VirtualClock(),
-        chance=chance,
+        randomness=chance,
         ids=VirtualIds(chance.stream("ids")),
         disk=FileDisk(),
         offload=InlineOffload(),
@@ -195,7 +195,7 @@ def virtual_world(seed: str = "1") -> World:
         host=NoHost(),
         ports=NoProbes(),
         prober=NoProbes(),
-        carrier=FileCarrier(),
+        artifacts=FileArtifactFetcher(),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.protocol import NO_START, ProcessRecord
-from remit.world.interfaces import Disk, DiskError, Missing, Offload
+from remit.world.interfaces import Disk, DiskError, FileMissing, Offload
 
 COMPACT_LINES: Final = 10_000
 """A longer file is compacted once most of its records are obsolete."""
@@ -32,42 +32,42 @@ class Journal:
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._path = disk, path
-        self._lines = 0
-        self._torn = False
+        self._line_count = 0
+        self._last_line_is_torn = False
         """The last line may be incomplete after a failed write, so the next write begins with a newline."""
 
     def read(self) -> dict[AttemptId, ProcessRecord]:
         self._disk.make_directory(self._path.parent)
         try:
             data = self._disk.read(self._path)
-        except Missing:
+        except FileMissing:
             return {}
-        self._torn = bool(data) and not data.endswith(b"\n")
+        self._last_line_is_torn = bool(data) and not data.endswith(b"\n")
         found: dict[AttemptId, ProcessRecord] = {}
         for line in data.split(b"\n"):
             kept = _decode_line(line)
             if kept is None:
                 continue
-            self._lines += 1
+            self._line_count += 1
             if kept.number == NO_START:
-                found.pop(kept.copy, None)
+                found.pop(kept.attempt_id, None)
             else:
-                found[kept.copy] = kept
+                found[kept.attempt_id] = kept
         return found
 
     def write(self, entries: Sequence[ProcessRecord], *, durably: bool) -> None:
-        self._lines += len(entries)
+        self._line_count += len(entries)
         lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
-        torn, self._torn = self._torn, True
+        torn, self._last_line_is_torn = self._last_line_is_torn, True
         self._disk.append(self._path, b"\n" * torn + lines, durably=durably)
-        self._torn = False
+        self._last_line_is_torn = False
 
-    def grown(self, live: int) -> bool:
-        return self._lines > COMPACT_LINES + 4 * live
+    def needs_compaction(self, live: int) -> bool:
+        return self._line_count > COMPACT_LINES + 4 * live
 
-    def rewrite(self, entries: list[ProcessRecord]) -> None:
+    def compact(self, entries: list[ProcessRecord]) -> None:
         self._disk.write_atomically(self._path, b"".join(_encoder.encode(one) + b"\n" for one in entries))
-        self._lines = len(entries)
+        self._line_count = len(entries)
 
 
 class GroupCommitWriter:
@@ -76,43 +76,43 @@ class GroupCommitWriter:
 
     def __init__(self, journal: Journal, offload: Offload) -> None:
         self._journal, self._offload = journal, offload
-        self._turn = asyncio.Lock()
-        self._waiting: list[_PendingWrite] = []
+        self._lock = asyncio.Lock()
+        self._pending: list[_PendingWrite] = []
 
-    async def write(self, entries: Sequence[ProcessRecord], *, durably: bool, first: Callable[[], None] | None = None) -> None:
+    async def write(self, entries: Sequence[ProcessRecord], *, durably: bool, prepare: Callable[[], None] | None = None) -> None:
         """Write entries; returns once they are written. `first` runs before, in the same offloaded call. Raises `DiskError`;
         the entries may have been written even then.
         """
-        line = _PendingWrite(entries, durably, first, asyncio.get_running_loop().create_future())
-        self._waiting.append(line)
-        if len(self._waiting) == 1:  # the first of a group writes for all of it
+        line = _PendingWrite(entries, durably, prepare, asyncio.get_running_loop().create_future())
+        self._pending.append(line)
+        if len(self._pending) == 1:  # the first of a group writes for all of it
             await self._write_group()
-        await line.written
+        await line.done
 
     async def _write_group(self) -> None:
         group: list[_PendingWrite] = []
         try:
-            async with self._turn:
+            async with self._lock:
                 await asyncio.sleep(0)  # include writes requested in the same iteration of the event loop
-                group, self._waiting = self._waiting, []
-                failures = await self._offload(lambda: self._written(group))
+                group, self._pending = self._pending, []
+                failures = await self._offload(lambda: self._write_entries(group))
         except BaseException:
             if not group:
-                group, self._waiting = self._waiting, []
+                group, self._pending = self._pending, []
             for line in group:
-                line.written.cancel()
+                line.done.cancel()
             raise
         for line, error in zip(group, failures, strict=True):
-            if line.written.done():  # its caller was cancelled
+            if line.done.done():  # its caller was cancelled
                 continue
             if error is None:
-                line.written.set_result(None)
+                line.done.set_result(None)
             else:
-                line.written.set_exception(error)
+                line.done.set_exception(error)
 
-    def _written(self, group: Sequence[_PendingWrite]) -> list[DiskError | None]:
+    def _write_entries(self, group: Sequence[_PendingWrite]) -> list[DiskError | None]:
         """Write a group. Returns the error of each entry, or None."""
-        failures = [line.prepared() for line in group]
+        failures = [line.run_prepare() for line in group]
         lines = [line for line, error in zip(group, failures, strict=True) if error is None]
         try:
             entries = [entry for line in lines for entry in line.entries]
@@ -125,13 +125,13 @@ class GroupCommitWriter:
 class _PendingWrite(NamedTuple):
     entries: Sequence[ProcessRecord]
     durably: bool
-    first: Callable[[], None] | None
-    written: asyncio.Future[None]
+    prepare: Callable[[], None] | None
+    done: asyncio.Future[None]
 
-    def prepared(self) -> DiskError | None:
+    def run_prepare(self) -> DiskError | None:
         try:
-            if self.first is not None:
-                self.first()
+            if self.prepare is not None:
+                self.prepare()
         except DiskError as error:
             return error
         return None

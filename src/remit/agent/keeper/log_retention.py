@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.protocol import ProcessRecord
-from remit.world.interfaces import DiskError, Spool, World
+from remit.world.interfaces import DiskError, LogFiles, World
 
 ROTATE_MS: Final = 1_000
 FAST_ROTATE_MS: Final = 100
@@ -32,7 +32,7 @@ class LogBounds(NamedTuple):
     node_bytes: int = 256 << 20
     age_ms: int = 7 * 24 * 3_600_000
 
-    def written(self) -> str:
+    def to_text(self) -> str:
         """Format as `file_bytes=1024,older=2`, for the keeper's command line."""
         return ",".join(f"{name}={value}" for name, value in self._asdict().items())
 
@@ -43,7 +43,7 @@ def parse_log_bounds(text: str) -> LogBounds:
     for word in text.split(",") if text else ():
         name, _, value = word.partition("=")
         if name not in LogBounds._fields or not (value.isascii() and value.isdigit()):
-            raise ValueError(f"{word!r} is not a log bound; expected a list such as {LogBounds().written()}")
+            raise ValueError(f"{word!r} is not a log bound; expected a list such as {LogBounds().to_text()}")
         named[name] = int(value)
     return LogBounds()._replace(**named)
 
@@ -51,10 +51,10 @@ def parse_log_bounds(text: str) -> LogBounds:
 class LogRetention:
     """Bounds the log files of one keeper. They are below `root`, one directory per node."""
 
-    def __init__(self, world: World, spool: Spool, root: Path, bounds: LogBounds = LogBounds()) -> None:
-        self._world, self._spool, self._root, self._bounds = world, spool, root, bounds
+    def __init__(self, world: World, log_files: LogFiles, root: Path, bounds: LogBounds = LogBounds()) -> None:
+        self._world, self._log_files, self._root, self._bounds = world, log_files, root, bounds
 
-    async def hold(self, starts: Mapping[AttemptId, ProcessRecord]) -> None:
+    async def run(self, starts: Mapping[AttemptId, ProcessRecord]) -> None:
         """Rotate and sweep until cancelled. `starts` is read again in each round."""
         looks = 0
         while True:
@@ -74,11 +74,11 @@ class LogRetention:
 
     def _rotate(self, running: list[tuple[str, AttemptId]]) -> list[tuple[str, AttemptId]]:
         """Rotate the files of running attempts. Returns the attempts with a file over the limit."""
-        return [(node, copy) for node, copy in running if sum(self._cut(node, name) for name in copy.log_names)]
+        return [(node, copy) for node, copy in running if sum(self._rotate_file(node, name) for name in copy.log_names)]
 
-    def _cut(self, node: str, name: str) -> bool:
+    def _rotate_file(self, node: str, name: str) -> bool:
         with suppress(DiskError):
-            return self._spool.rotate(self._root / node, name, bytes_max=self._bounds.file_bytes, older=self._bounds.older)
+            return self._log_files.rotate(self._root / node, name, bytes_max=self._bounds.file_bytes, rotated_max=self._bounds.older)
         return False
 
     def _sweep(self, kept: dict[str, list[str]]) -> None:
@@ -86,8 +86,8 @@ class LogRetention:
         for node in self._nodes():
             names = kept.get(node, [])
             with suppress(DiskError):
-                self._spool.sweep(
-                    self._root / node, names, files=bounds.copies, bytes_max=bounds.node_bytes, age_ms=bounds.age_ms
+                self._log_files.prune(
+                    self._root / node, names, files_max=bounds.copies, bytes_max=bounds.node_bytes, age_ms_max=bounds.age_ms
                 )
 
     def _nodes(self) -> Iterator[str]:

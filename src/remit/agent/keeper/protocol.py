@@ -19,16 +19,16 @@ from msgspec import Struct
 
 from remit.agent.attempts import AttemptId
 from remit.world.interfaces import (
-    Busy,
+    FileBusy,
     Clock,
     Disk,
-    Ended,
+    ExitStatus,
     Link,
     LinkError,
-    Missing,
-    Order,
-    Running,
-    Unheard,
+    FileMissing,
+    ProcessSpec,
+    ProcessHandle,
+    ReplyLost,
     World,
     WorldError,
 )
@@ -65,7 +65,7 @@ class ProcessRecord(Struct, frozen=True, omit_defaults=True):
     fence_ms: int = 0
     grace_ms: int = 0
     ports: dict[str, int] = {}
-    ended: Ended | None = None
+    ended: ExitStatus | None = None
     ended_ms: int = 0
     fenced: bool = False
     """It was stopped because its node's lease had not been renewed within the fence."""
@@ -75,12 +75,12 @@ class ProcessRecord(Struct, frozen=True, omit_defaults=True):
     boot: str = ""
 
     @property
-    def copy(self) -> AttemptId:
+    def attempt_id(self) -> AttemptId:
         return AttemptId(self.key, self.uid, self.attempt)
 
     @property
-    def running(self) -> Running:
-        return Running(self.pid, self.began, self.group)
+    def running(self) -> ProcessHandle:
+        return ProcessHandle(self.pid, self.began, self.group)
 
     @property
     def alive(self) -> bool:
@@ -107,7 +107,7 @@ class StartProcess(Struct, frozen=True, tag="begin"):
     `rooms` are directories that the process needs; missing ones are created.
     """
 
-    order: Order
+    order: ProcessSpec
     number: int
     fence_ms: int
     grace_ms: int
@@ -211,45 +211,45 @@ class KeeperClient:
     def __init__(self, link: Link, keeper: str, clock: Clock) -> None:
         self._link, self._keeper, self._clock = link, keeper, clock
 
-    async def begin(
-        self, order: Order, *, number: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int], rooms: Sequence[Path] = ()
+    async def start(
+        self, order: ProcessSpec, *, restarts: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int], directories: Sequence[Path] = ()
     ) -> ProcessRecord | None:
-        return (await self._say(StartProcess(order, number, fence_ms, grace_ms, dict(ports), tuple(rooms)))).kept
+        return (await self._send(StartProcess(order, restarts, fence_ms, grace_ms, dict(ports), tuple(directories)))).kept
 
-    async def halt(self, copy: AttemptId, grace_ms: int, why: str = "") -> None:
-        await self._say(StopProcess(*copy, grace_ms, why))
+    async def stop(self, attempt: AttemptId, grace_ms: int, result: str = "") -> None:
+        await self._send(StopProcess(*attempt, grace_ms, result))
 
-    async def bar(self, copy: AttemptId) -> ProcessRecord | None:
+    async def block_start(self, attempt: AttemptId) -> ProcessRecord | None:
         """Block further starts of an attempt. If the returned record is None or not alive, the attempt does not run and never
         will.
         """
-        return (await self._say(BlockStart(*copy))).kept
+        return (await self._send(BlockStart(*attempt))).kept
 
-    async def drop(self, copy: AttemptId) -> None:
-        await self._say(ForgetProcess(*copy))
+    async def forget(self, attempt: AttemptId) -> None:
+        await self._send(ForgetProcess(*attempt))
 
-    async def renewed(self, sent_ms: Mapping[str, int], within_ms: int = REPLY_TIMEOUT_MS) -> None:
-        await self._say(ConfirmRenewals(dict(sent_ms)), within_ms)
+    async def confirm_renewals(self, sent_ms: Mapping[str, int], timeout_ms: int = REPLY_TIMEOUT_MS) -> None:
+        await self._send(ConfirmRenewals(dict(sent_ms)), timeout_ms)
 
-    async def uses(self, within_ms: int = REPLY_TIMEOUT_MS) -> Sequence[ProcessUsage]:
-        return (await self._say(GetUsage(), within_ms)).uses
+    async def usage(self, timeout_ms: int = REPLY_TIMEOUT_MS) -> Sequence[ProcessUsage]:
+        return (await self._send(GetUsage(), timeout_ms)).uses
 
-    async def quit(self, grace_ms: int) -> None:
+    async def shut_down(self, grace_ms: int) -> None:
         """Stop all processes and the keeper. Returns once all have ended."""
-        await self._say(Shutdown(grace_ms), within_ms=2 * grace_ms + REPLY_TIMEOUT_MS)
+        await self._send(Shutdown(grace_ms), timeout_ms=2 * grace_ms + REPLY_TIMEOUT_MS)
 
-    async def table(self) -> AsyncGenerator[ProcessTable, None]:
+    async def watch_table(self) -> AsyncGenerator[ProcessTable, None]:
         """Stream the full table, then its changes, until the keeper is gone."""
         async for item in self._link.stream(self._keeper, b""):
             yield _table_decoder.decode(item)
 
-    async def _say(self, word: KeeperMessage, within_ms: int = REPLY_TIMEOUT_MS) -> KeeperReply:
+    async def _send(self, message: KeeperMessage, timeout_ms: int = REPLY_TIMEOUT_MS) -> KeeperReply:
         try:
-            async with self._clock.timeout_ms(within_ms):
-                body = await self._link.request(self._keeper, encode(word))
+            async with self._clock.timeout_ms(timeout_ms):
+                body = await self._link.request(self._keeper, encode(message))
         except TimeoutError:
             cure = "check whether its process is stopped, and continue it with SIGCONT"
-            raise Unheard(f"the keeper did not answer for {within_ms} ms", cure) from None
+            raise ReplyLost(f"the keeper did not answer for {timeout_ms} ms", cure) from None
         try:
             return _reply_decoder.decode(body)
         except msgspec.DecodeError as error:
@@ -269,20 +269,20 @@ class KeeperLauncher:
     `order` starts it in its own session, so that it outlives the agent.
     """
 
-    def __init__(self, world: World, order: Order, lock: Path, tell: Callable[[str], None]) -> None:
-        self._world, self._order, self._lock, self._tell = world, order, lock, tell
-        self._started: Running | None = None
+    def __init__(self, world: World, order: ProcessSpec, lock: Path, log: Callable[[str], None]) -> None:
+        self._world, self._order, self._lock, self._log = world, order, lock, log
+        self._process: ProcessHandle | None = None
         self._started_ms = 0
         self._failures = 0
         self._not_before_ms = 0
 
     async def __call__(self) -> None:
-        if self._started is not None and not self._world.runner.alive(self._started):
-            ended = await self._world.runner.wait(self._started)
-            self._tell(
-                f"the keeper (process {self._started.pid}) has ended: {ended.code if ended.signal is None else ended.signal}"
+        if self._process is not None and not self._world.runner.is_alive(self._process):
+            ended = await self._world.runner.wait(self._process)
+            self._log(
+                f"the keeper (process {self._process.pid}) has ended: {ended.code if ended.signal is None else ended.signal}"
             )
-            self._started = None
+            self._process = None
         now_ms = self._world.clock.now_ms()
         if now_ms < self._not_before_ms or await self._world.offload(lambda: is_locked(self._world.disk, self._lock)):
             return
@@ -290,9 +290,9 @@ class KeeperLauncher:
         self._not_before_ms = now_ms + min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._failures, 10))
         self._started_ms = now_ms
         try:
-            self._started = await self._world.runner.start(self._order)
+            self._process = await self._world.runner.start(self._order)
         except WorldError as error:
-            self._tell(f"the keeper cannot be started: {error}")
+            self._log(f"the keeper cannot be started: {error}")
 
 
 def is_locked(disk: Disk, lock: Path) -> bool:
@@ -300,7 +300,7 @@ def is_locked(disk: Disk, lock: Path) -> bool:
     try:
         with disk.lock(lock):
             return False
-    except Busy:
+    except FileBusy:
         return True
-    except Missing:  # its directory does not exist
+    except FileMissing:  # its directory does not exist
         return False

@@ -22,7 +22,7 @@ from remit.model.kinds import Node, NodeHealth
 from remit.world.clock import BootClock
 from remit.world.interfaces import Clock
 from remit.world.process import procfs
-from remit.world.process.procfs import member
+from remit.world.process.procfs import process_info
 from remit.world.randomness import RandomIds
 
 START_MS_MAX: Final = 60_000
@@ -47,7 +47,7 @@ class BenchProcess:
 
     def cpu_s(self) -> float:
         """Return its CPU time so far, including all threads and children that have ended."""
-        found = member(self.pid)
+        found = process_info(self.pid)
         if found is None:
             raise self._failed("has ended")
         return found.cpu_ms / 1000
@@ -178,10 +178,10 @@ class ProcessCluster:
 
     def cpu_ms(self) -> dict[str, int]:
         """Return the CPU time of each component so far. The keeper's includes its helpers and the replicas it started."""
-        taken = {name: _cpu_ms([procfs.member(process.pid)]) for name, process in self._parts.items()}
+        taken = {name: _cpu_ms([procfs.process_info(process.pid)]) for name, process in self._parts.items()}
         keeper = AgentDirectory(self.agent).keeper_pid
         if keeper.exists():
-            taken["keeper"] = _cpu_ms(procfs.tree(int(keeper.read_text())))
+            taken["keeper"] = _cpu_ms(procfs.process_tree(int(keeper.read_text())))
         return taken
 
     async def _start(self, name: str, *words: str) -> None:
@@ -216,5 +216,5 @@ class ProcessCluster:
         return (self._root / f"{name}.log").read_text(errors="replace").splitlines()
 
 
-def _cpu_ms(members: Sequence[procfs.Member | None]) -> int:
+def _cpu_ms(members: Sequence[procfs.ProcessInfo | None]) -> int:
     return sum(one.cpu_ms for one in members if one is not None)

@@ -16,8 +16,8 @@ from typing import Any
 
 import uvloop
 
-from remit.world.net.connections import Bound, Listen
-from remit.world.net.http_server import http_listening
+from remit.world.net.connections import BoundSocket, ListenAddress
+from remit.world.net.http_server import serve_http
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -35,8 +35,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 async def main() -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    with closing(Bound(Listen(port=0))) as bound:
-        async with http_listening(echo, bound, closing=lambda: None):
+    with closing(BoundSocket(ListenAddress(port=0))) as bound:
+        async with serve_http(echo, bound, on_closing=lambda: None):
             sys.stdout.write(f"{bound.port}\n")
             sys.stdout.flush()
             await stdin.read()

@@ -19,8 +19,8 @@ from remit.model.problems import escaped
 if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.identity import Token
-    from remit.store.chain import Replaced, Restored
-    from remit.store.sqlite.backup import Label
+    from remit.store.chain import ReplacedStore, RestoreReport
+    from remit.store.sqlite.backup import BackupLabel
 
 SHOWN_MAX: Final = 20
 TOGETHER: Final = 10
@@ -52,9 +52,9 @@ def backup(asked: Asked, file: Path, force: bool) -> None:
     click.echo(f"{escaped(str(file))}: {label.scope} at revision {label.revision}, {many}")
 
 
-async def _fetch(api: Api, file: Path) -> Label:
+async def _fetch(api: Api, file: Path) -> BackupLabel:
     from remit.store.protocol import StoreError
-    from remit.store.sqlite.backup import unpack
+    from remit.store.sqlite.backup import extract_backup
 
     draft = file.with_name(f".{file.name}.part")
     beside = file.with_name(f".{file.name}.check")
@@ -65,7 +65,7 @@ async def _fetch(api: Api, file: Path) -> Label:
                     out.write(piece)
             out.flush()
             os.fsync(out.fileno())
-        label = unpack(draft, beside)
+        label = extract_backup(draft, beside)
         draft.replace(file)
         return label
     except StoreError as error:
@@ -117,25 +117,25 @@ def _check_place(data: Path, force: bool) -> None:
     raise Failure(f"{escaped(str(data))} is not empty: {escaped(', '.join(there[:5]))}", cure)
 
 
-def _restored(file: Path, data: Path, incarnation: str) -> tuple[Label | None, Restored]:
+def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | None, RestoreReport]:
     from remit.store.sqlite.backup import restore as put_back
-    from remit.store.sqlite.backup import unpack
-    from remit.store.sqlite.database_file import SIGN
-    from remit.store.sqlite.directory_lock import LOCK_NAME, PRIVATE_DIRECTORY, Ownership, make_private, translated
+    from remit.store.sqlite.backup import extract_backup
+    from remit.store.sqlite.database_file import SQLITE_MAGIC
+    from remit.store.sqlite.directory_lock import LOCK_NAME, PRIVATE_DIRECTORY, DirectoryLock, create_private_file, translating_errors
 
     with file.open("rb") as opened:
-        bare = opened.read(len(SIGN)) == SIGN
+        bare = opened.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     if bare:  # what a store copied of itself, without a label
         return None, put_back(file, data, incarnation=incarnation)
     if (data / LOCK_NAME).exists():  # else nobody owns it, and it stays as it is until the backup is known to be whole
-        Ownership(data).release()
+        DirectoryLock(data).release()
     draft, missing = data / DRAFT, [path for path in (data, *data.parents) if not path.exists()]
     try:
-        with translated(data):
+        with translating_errors(data):
             data.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-            make_private(draft)
+            create_private_file(draft)
         try:
-            label = unpack(file, draft)
+            label = extract_backup(file, draft)
             return label, put_back(draft, data, incarnation=incarnation)
         finally:
             draft.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[Label | None, R
         raise
 
 
-def _tell_revived(data: Path, replaced: Replaced | None) -> None:
+def _tell_revived(data: Path, replaced: ReplacedStore | None) -> None:
     """A backup knows nothing of what was revoked after it. What the store that it replaces knew of that can be said by name."""
     say = click.echo
     if replaced is None or replaced.unreadable:
@@ -174,10 +174,10 @@ def _tokens(file: Path) -> dict[str, Token]:
     from remit.model.identity import Token
     from remit.model.objects import decode, key_of
     from remit.store.protocol import PAGE_ROWS_MAX
-    from remit.store.sqlite.database_file import File
+    from remit.store.sqlite.database_file import DatabaseFile
 
     found: dict[str, Token] = {}
-    opened, after, more = File(file), "", True
+    opened, after, more = DatabaseFile(file), "", True
     try:
         while more:
             page = opened.range(key_of("Token", ""), after, PAGE_ROWS_MAX, 0)
@@ -192,7 +192,7 @@ def _tokens(file: Path) -> dict[str, Token]:
     return found
 
 
-def _tell(file: Path, data: Path, label: Label | None, restored: Restored) -> None:
+def _tell(file: Path, data: Path, label: BackupLabel | None, restored: RestoreReport) -> None:
     from remit.model.objects import DECLARED
 
     say = click.echo

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from remit.model.kinds import NodePool, Workload
     from remit.model.objects import AnyObject
-    from remit.observation.scheduler_view import View
+    from remit.observation.scheduler_view import SchedulerView
     from remit.proposal.explain.capacity import CapacityAnswer, ReplicaDistribution
     from remit.world.interfaces import Clock
 
@@ -158,10 +158,10 @@ def _workload(name: str) -> Workload:
 
 
 @contextmanager
-def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[View, list[NodePool], Clock]]:
+def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerView, list[NodePool], Clock]]:
     from remit.cli.session.offline_store import Unreadable, opened
     from remit.model.kinds import Node, NodePool
-    from remit.observation.frozen_view import declared
+    from remit.observation.frozen_view import view_of_manifests
     from remit.world.clock import BootClock
 
     if data is not None:
@@ -172,7 +172,7 @@ def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[View, list[
     if not any(isinstance(thing, Node) for thing in things):
         raise Unreadable(f"{escaped(cluster or '')} declares no Node; a cluster is made of {NEEDS_NOTHING_ELSE} manifests")
     clock = BootClock()
-    yield declared(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
+    yield view_of_manifests(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
 
 
 # -- what it looks like --------------------------------------------------------------------------------------------------------

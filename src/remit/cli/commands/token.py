@@ -94,9 +94,9 @@ def _joining(asked: Asked, thing: Token) -> str:
         return "an agent's nodes are NAME, or NAME-1 to NAME-N: make a join token of each other one, and run an agent with it"
     words = ["remit", "agent", "--server", asked.reach.server, "--join", "FILE", "--data", "agent", *named]
     if asked.reach.ca_file:
-        from remit.world.net.certificates import NoCertificate, certificate_digest
+        from remit.world.net.certificates import CertificateError, certificate_digest
 
-        with suppress(NoCertificate, OSError):
+        with suppress(CertificateError, OSError):
             words += ["--ca-digest", certificate_digest(Path(asked.reach.ca_file).read_bytes())]
     return f"on that machine, with the token in FILE: {shlex.join(words)}"
 

@@ -30,7 +30,7 @@ from remit.cli.local.daemon_options import (
 from remit.cli.local.down import PROCESS
 from remit.cli.main import examples
 from remit.model.problems import escaped
-from remit.world.net.tls import Trust
+from remit.world.net.tls import ClientTlsFiles
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from remit.client.authority_client import AuthorityClient
     from remit.client.endpoint import AuthorityStatus
     from remit.client.http_link import ScopeConnection
-    from remit.world.interfaces import Order, World
-    from remit.world.net.connections import Listen
+    from remit.world.interfaces import ProcessSpec, World
+    from remit.world.net.connections import ListenAddress
     from remit.world.net.rpc_client import SocketLink
-    from remit.world.structured_log import Form, Level
+    from remit.world.structured_log import LogFormat, LogLevel
 
 LOGS: Final = "logs"
 PORT_TRIES: Final = 5
@@ -120,9 +120,9 @@ def agent(
     ca_digest: str,
     end_work: bool,
     log_bounds: str,
-    metrics: Listen | None,
-    log_format: Form | None,
-    log_level: Level,
+    metrics: ListenAddress | None,
+    log_format: LogFormat | None,
+    log_level: LogLevel,
     lending: Lending,
 ) -> None:
     """Run the work of this machine, until ended.
@@ -133,15 +133,15 @@ def agent(
     from remit.agent.keeper.log_retention import parse_log_bounds as read_bounds
 
     joined = Credentials(data.absolute() / "run" / "joined")
-    join_token = _join_token(join_token, known=joined.known)
-    if join_token or (joined.known and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE):
-        urls, token, trust = _named(servers), "", Trust(str(ca_file or ""))
+    join_token = _join_token(join_token, known=joined.is_joined)
+    if join_token or (joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE):
+        urls, token, trust = _named(servers), "", ClientTlsFiles(str(ca_file or ""))
     else:
         urls, token, trust = server_and_token(servers, token_file, ca_file)
-        joined = joined._replace(place=Path("/nonexistent"))
+        joined = joined._replace(directory=Path("/nonexistent"))
     declared = Declared(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
-        bounds = read_bounds(log_bounds).written()
+        bounds = read_bounds(log_bounds).to_text()
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
     said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
@@ -161,7 +161,7 @@ class _Asked:
         self,
         urls: tuple[str, ...],
         token: str,
-        trust: Trust,
+        trust: ClientTlsFiles,
         data: Path,
         declared: Declared,
         beat_ms: int,
@@ -173,7 +173,7 @@ class _Asked:
         self.trust = trust
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
         self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
-        self.metrics: Listen | None = None
+        self.metrics: ListenAddress | None = None
         self.joined = Credentials(Path("/nonexistent"))
         self.join_token = self.ca_digest = ""
         self.logging = Logging()
@@ -183,12 +183,12 @@ class _Asked:
 async def _run(asked: _Asked) -> None:
     from remit.agent.setup import AgentDirectory
     from remit.client.http_link import connect
-    from remit.world.interfaces import Busy, DiskError, WorldError
+    from remit.world.interfaces import FileBusy, DiskError, WorldError
     from remit.world.production import production
 
     directory = AgentDirectory(asked.data)
     try:
-        directory.make()
+        directory.create()
     except (OSError, ValueError, DiskError) as error:
         raise click.ClickException(f"--data: {escaped(str(error))}") from error
     world = production(directory.addresses)
@@ -196,7 +196,7 @@ async def _run(asked: _Asked) -> None:
         with ExitStack() as held:
             try:
                 held.enter_context(world.disk.lock(directory.agent_lock))
-            except Busy:
+            except FileBusy:
                 other = directory.agent_pid.read_text().strip() if directory.agent_pid.exists() else "unknown"
                 where = escaped(str(asked.data))
                 raise click.ClickException(
@@ -204,7 +204,7 @@ async def _run(asked: _Asked) -> None:
                 ) from None
             except DiskError as error:
                 raise click.ClickException(escaped(str(error))) from error
-            directory.tell_pid(world.disk, directory.agent_pid, os.getpid())
+            directory.write_pid(world.disk, directory.agent_pid, os.getpid())
             try:
                 complain = Complaints(asked.logging.of("agent", world.clock))
                 await _join(asked, world, complain)
@@ -229,14 +229,14 @@ async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
     """Become who it is, if it has not yet, or is not any more; then be that one. The join token is not needed again."""
     from remit.agent.credentials import JoinTarget, join
 
-    if asked.join_token and not (asked.joined.known and await _is_known(asked, world)):
-        equipment = await world.offload(world.host.equipment)
+    if asked.join_token and not (asked.joined.is_joined and await _is_known(asked, world)):
+        equipment = await world.offload(world.host.inventory)
         nodes = tuple(asked.declared.names(equipment))
         await join(asked.joined, JoinTarget(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
-        click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.place))}")
-    if asked.joined.known:
+        click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.directory))}")
+    if asked.joined.is_joined:
         asked.token = asked.joined.token
-        asked.trust = asked.joined.trust if asked.joined.secure else asked.trust
+        asked.trust = asked.joined.trust if asked.joined.uses_tls else asked.trust
 
 
 async def _is_known(asked: _Asked, world: World) -> bool:
@@ -278,7 +278,7 @@ def _join_token(said: str, *, known: bool) -> str:
 async def _renewing(asked: _Asked, connected: ScopeConnection, complain: Complaints) -> AsyncIterator[None]:
     from remit.agent.credentials import run_renewals
 
-    if not asked.joined.known:
+    if not asked.joined.is_joined:
         yield
         return
     async with asyncio.TaskGroup() as group:
@@ -295,8 +295,8 @@ def _link(asked: _Asked, port: int) -> SocketLink:
 
     host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
     try:
-        if asked.joined.secure:
-            return SocketLink({LOGS: f"tls:{host}:{port}"}, asked.joined.listening())
+        if asked.joined.uses_tls:
+            return SocketLink({LOGS: f"tls:{host}:{port}"}, asked.joined.link_tls())
         return SocketLink({LOGS: f"tcp:{host}:{port}"})
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
@@ -312,15 +312,15 @@ async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnec
 
     world = connected.world
     complain = Complaints(asked.logging.of("agent", world.clock))
-    equipment = await world.offload(world.host.equipment)
-    confinement = world.runner.confinement()
+    equipment = await world.offload(world.host.inventory)
+    confinement = world.runner.isolation_support()
     sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
     if asked.sandbox == "bwrap" and not confinement.sandbox:
         raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
     lends = asked.lending.lends()
     if sandbox and lends.user:
         await world.offload(lambda: _try_sandbox(complain))
-    port = (await world.ports.free(1))[0]
+    port = (await world.ports.find_free(1))[0]
     nodes = nodes_of(asked.declared, equipment, port)
     name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
     client = connected.client_for(Actor(name, Role.AGENT))
@@ -330,11 +330,11 @@ async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnec
         raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
     one = build(
         world, client, connected.names, directory, nodes,
-        name=name, scope=status.scope, tempo=Timing(status.beat_ms), sandbox=sandbox, tell=complain, failed=complain,
-        callback=callback,
-        note=complain.log.debug,
-        lends=lends,
-        revive=KeeperLauncher(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
+        name=name, scope=status.scope, timing=Timing(status.beat_ms), sandbox=sandbox, log=complain, on_failure=complain,
+        callback_token=callback,
+        log_debug=complain.log.debug,
+        permissions=lends,
+        launch_keeper=KeeperLauncher(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
     from remit.cli.local.agent_options import announced
 
@@ -352,12 +352,12 @@ def _try_sandbox(complain: Complaints) -> None:
     """Some systems let root alone make one: said now, since work will only say that it has ended."""
     import shutil
 
-    from remit.world.host_checks import NAMESPACES, UNSANDBOXED, makes_sandboxes
-    from remit.world.process.isolation import FIRST, PROGRAM
+    from remit.world.host_checks import USER_NAMESPACES_FIX, NO_UNPRIVILEGED_SANDBOX, can_create_sandbox
+    from remit.world.process.isolation import UID_FIRST, BUBBLEWRAP
 
-    program = shutil.which(PROGRAM)
-    if program is not None and not makes_sandboxes(program, FIRST):
-        complain(f"bubblewrap {UNSANDBOXED}; {NAMESPACES}")
+    program = shutil.which(BUBBLEWRAP)
+    if program is not None and not can_create_sandbox(program, UID_FIRST):
+        complain(f"bubblewrap {NO_UNPRIVILEGED_SANDBOX}; {USER_NAMESPACES_FIX}")
 
 
 @asynccontextmanager
@@ -388,12 +388,12 @@ async def _status(client: AuthorityClient, complain: Complaints, world: World) -
 
 def _identity(directory: AgentDirectory, world: World) -> str:
     """What tells this agent from another of the same name: made once, and kept."""
-    from remit.world.interfaces import DiskError, Missing
+    from remit.world.interfaces import DiskError, FileMissing
 
     try:
         try:
             return world.disk.read(directory.identity).decode().strip()
-        except Missing:
+        except FileMissing:
             made = world.ids.incarnation()
             world.disk.write_atomically(directory.identity, f"{made}\n".encode())
             return made
@@ -401,10 +401,10 @@ def _identity(directory: AgentDirectory, world: World) -> str:
         raise click.ClickException(escaped(str(error))) from error
 
 
-def keeper_order(directory: AgentDirectory, bounds: str = "") -> Order:
-    from remit.world.interfaces import Order
+def keeper_order(directory: AgentDirectory, bounds: str = "") -> ProcessSpec:
+    from remit.world.interfaces import ProcessSpec
 
-    return Order(
+    return ProcessSpec(
         argv=(sys.executable, "-m", PROCESS, str(directory.root), bounds),
         env={name: text for name, text in os.environ.items() if name not in SECRETS},
         directory=Path("/"),
@@ -418,7 +418,7 @@ async def _leave(asked: _Asked, directory: AgentDirectory, one: Agent, world: Wo
     from remit.agent.setup import KEEPER, build_secret_files
     from remit.world.interfaces import LinkError
 
-    count = one.running()
+    count = one.running_attempts()
     if not asked.end_work:
         if count:
             end = f"`remit keeper --end --data {directory.root}` ends it"
@@ -426,7 +426,7 @@ async def _leave(asked: _Asked, directory: AgentDirectory, one: Agent, world: Wo
         return
     click.echo(f"agent: ends {count} replicas, and the keeper")
     try:
-        await KeeperClient(world.link, KEEPER, world.clock).quit(END_GRACE_MS)
+        await KeeperClient(world.link, KEEPER, world.clock).shut_down(END_GRACE_MS)
     except LinkError as error:
         click.echo(f"agent: {error}", err=True)
         return

@@ -20,7 +20,7 @@ from remit.model.problems import escaped
 if TYPE_CHECKING:
     from remit.agent.setup import HostPermissions
     from remit.model.kinds import Device, Node, Taint
-    from remit.world.interfaces import Confinement, Equipment
+    from remit.world.interfaces import IsolationSupport, HostInventory
 
 _UNFIT: Final = re.compile(r"[^a-z0-9]+")
 _UNFIT_MODEL: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -44,16 +44,16 @@ class Declared(NamedTuple):
     devices: tuple[str, ...] = ()
     address: str = "127.0.0.1"
 
-    def called(self, found: Equipment) -> str:
+    def called(self, found: HostInventory) -> str:
         """A machine's name may have letters that no node's has; one that was given is taken as it is."""
         return self.name or _UNFIT.sub("-", found.hostname.lower()).strip("-")[:50].rstrip("-") or "node"
 
-    def names(self, found: Equipment) -> list[str]:
+    def names(self, found: HostInventory) -> list[str]:
         name = self.called(found)
         return [name] if self.nodes == 1 else [f"{name}-{n}" for n in range(1, self.nodes + 1)]
 
 
-def nodes_of(declared: Declared, found: Equipment, port: int) -> list[Node]:
+def nodes_of(declared: Declared, found: HostInventory, port: int) -> list[Node]:
     """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
     from remit.model.manifests.validation import validate
 
@@ -64,7 +64,7 @@ def nodes_of(declared: Declared, found: Equipment, port: int) -> list[Node]:
     return nodes
 
 
-def _node(declared: Declared, found: Equipment, name: str, index: int, port: int) -> Node:
+def _node(declared: Declared, found: HostInventory, name: str, index: int, port: int) -> Node:
     from remit.model.kinds import Node, NodeSpec
     from remit.model.metadata import Metadata
     from remit.model.resources import Amount
@@ -95,7 +95,7 @@ def _node(declared: Declared, found: Equipment, name: str, index: int, port: int
     return Node(metadata=Metadata(name=name, labels=labels), spec=spec)
 
 
-def _devices(declared: Declared, found: Equipment, index: int) -> tuple[Device, ...]:
+def _devices(declared: Declared, found: HostInventory, index: int) -> tuple[Device, ...]:
     """As said, for each node. Those that were found are there once, so nodes that share a machine share them out."""
     from remit.model.kinds import Device
 
@@ -135,7 +135,7 @@ def _taint(text: str) -> Taint:
     return Taint(key=match[1], value=match[2] or "", effect=match[3])  # type: ignore[arg-type]  # judged with the node
 
 
-def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool, user: str = "", servers: Sequence[str]) -> str:
+def announced(nodes: Sequence[Node], confinement: IsolationSupport, *, sandbox: bool, user: str = "", servers: Sequence[str]) -> str:
     """One line: what is registered, and how far its work is held back."""
     first = nodes[0]
     many = f"node {first.metadata.name}" if len(nodes) == 1 else f"nodes {first.metadata.name} to {nodes[-1].metadata.name}"
@@ -148,20 +148,20 @@ def announced(nodes: Sequence[Node], confinement: Confinement, *, sandbox: bool,
 
 
 def _called(user: str) -> str:
-    from remit.world.process.isolation import EACH
+    from remit.world.process.isolation import USER_PER_TENANT
 
-    return "a user for each tenant" if user == EACH else user
+    return "a user for each tenant" if user == USER_PER_TENANT else user
 
 
-def _limits(confinement: Confinement) -> str:
+def _limits(confinement: IsolationSupport) -> str:
     limited = [name for name in ("cpu", "memory", "pids") if name in confinement.controllers]
     if not limited:
-        return f"no limits ({confinement.why}; run it as root, or let systemd delegate cgroups)"
-    missing = f" ({confinement.why})" if confinement.why else ""
+        return f"no limits ({confinement.reason}; run it as root, or let systemd delegate cgroups)"
+    missing = f" ({confinement.reason})" if confinement.reason else ""
     return f"cgroups {confinement.cgroups} limit {', '.join(limited)}{missing}"
 
 
-def _sandbox(confinement: Confinement, sandbox: bool) -> str:
+def _sandbox(confinement: IsolationSupport, sandbox: bool) -> str:
     if sandbox:
         return "work is sandboxed (bubblewrap)"
     return "no sandbox (as said)" if confinement.sandbox else "no sandbox (apt-get install bubblewrap)"
@@ -193,10 +193,10 @@ class Lending(NamedTuple):
         from remit.agent.setup import HostPermissions
         from remit.model.resources import parse_quantity
         from remit.world.interfaces import NotStarted
-        from remit.world.process.isolation import work_user
+        from remit.world.process.isolation import default_user
 
         try:
-            user = work_user(self.user)
+            user = default_user(self.user)
         except NotStarted as error:
             raise click.BadParameter(escaped(str(error)), param_hint="--work-user") from error
         cache = parse_quantity("memory", self.artifact_cache)

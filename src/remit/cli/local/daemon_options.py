@@ -25,10 +25,10 @@ from remit.model.resources import parse_duration
 
 if TYPE_CHECKING:
     from remit.world.interfaces import Clock
-    from remit.world.net.connections import Listen
-    from remit.world.net.server_keys import Secured
-    from remit.world.net.tls import Trust
-    from remit.world.structured_log import Chronicle, Form, Level
+    from remit.world.net.connections import ListenAddress
+    from remit.world.net.server_keys import TlsOptions
+    from remit.world.net.tls import ClientTlsFiles
+    from remit.world.structured_log import StructuredLog, LogFormat, LogLevel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,18 +40,18 @@ SORT_MAX: Final = 40
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class ListenType(click.ParamType["Listen"]):
+class ListenType(click.ParamType["ListenAddress"]):
     """Where to listen."""
 
     name = "HOST:PORT"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Listen:
-        from remit.world.net.connections import Listen
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ListenAddress:
+        from remit.world.net.connections import ListenAddress
 
         host, colon, port = str(value).rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
             self.fail(f"{quoted(str(value))} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
-        return Listen(host.strip("[]") or "127.0.0.1", int(port))
+        return ListenAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
 class BeatType(click.ParamType[int]):
@@ -146,14 +146,14 @@ def metrics_option(command: F) -> F:
 class Logging(NamedTuple):
     """What was asked for."""
 
-    form: Form | None = None
-    level: Level = "info"
+    form: LogFormat | None = None
+    level: LogLevel = "info"
 
-    def of(self, part: str, clock: Clock) -> Chronicle:
-        from remit.world.structured_log import Chronicle
+    def of(self, part: str, clock: Clock) -> StructuredLog:
+        from remit.world.structured_log import StructuredLog
 
-        form: Form = self.form or ("text" if sys.stderr.isatty() else "json")
-        return Chronicle(part, wall=clock.wall, now_ms=clock.now_ms, form=form, level=self.level)
+        form: LogFormat = self.form or ("text" if sys.stderr.isatty() else "json")
+        return StructuredLog(part, wall=clock.wall, now_ms=clock.now_ms, form=form, level=self.level)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -164,12 +164,12 @@ class Logging(NamedTuple):
 class Complaints:
     """What goes wrong, a line each, and the same not again and again."""
 
-    def __init__(self, log: Chronicle) -> None:
+    def __init__(self, log: StructuredLog) -> None:
         self.log = log
 
     def __call__(self, what: object, **fields: object) -> None:
         words = str(what)
-        self.log.seldom("warning", words[:SORT_MAX], words, **fields)
+        self.log.rate_limited("warning", words[:SORT_MAX], words, **fields)
 
     def bug(self, asked: str, error: BaseException) -> None:
         """One of ours: whoever asked was told only that there is one."""
@@ -223,7 +223,7 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
 
 def server_and_token(
     servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
-) -> tuple[tuple[str, ...], str, Trust]:
+) -> tuple[tuple[str, ...], str, ClientTlsFiles]:
     """Which servers are meant, the token for them, and who is believed to be them: by flags, the environment, or the context
     that is in use.
     """
@@ -272,7 +272,7 @@ def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     return taking
 
 
-def _secured(tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None) -> Secured | None:
+def _secured(tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None) -> TlsOptions | None:
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together; name both, or neither")
     if certificate is None and ca is not None:
@@ -281,8 +281,8 @@ def _secured(tls: bool, names: tuple[str, ...], certificate: Path | None, key: P
         raise click.UsageError("--tls-name is for a certificate; say --tls as well")
     if certificate is None and not tls:
         return None
-    from remit.world.net.server_keys import OwnCertificate, Secured
+    from remit.world.net.server_keys import ProvidedCertificate, TlsOptions
 
     if certificate is None or key is None:
-        return Secured(names)
-    return Secured(names, OwnCertificate(certificate.absolute(), key.absolute(), ca.absolute() if ca else None))
+        return TlsOptions(names)
+    return TlsOptions(names, ProvidedCertificate(certificate.absolute(), key.absolute(), ca.absolute() if ca else None))

@@ -31,7 +31,7 @@ from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.world.host_checks import Finding
+    from remit.world.host_checks import HostCheck
 
 HIDDEN: Final = "[hidden]"
 PART_BYTES_MAX: Final = 4 << 20
@@ -119,9 +119,9 @@ def _versions() -> bytes:
 
 def _doctor(data: Path | None) -> bytes:
     from remit.cli.local.daemon_options import LISTEN_PORT, data_directory
-    from remit.world.host_checks import examined
+    from remit.world.host_checks import run_host_checks
 
-    return _json([one._asdict() for one in examined(data or data_directory(), LISTEN_PORT)])
+    return _json([one._asdict() for one in run_host_checks(data or data_directory(), LISTEN_PORT)])
 
 
 def _contexts() -> bytes:
@@ -229,9 +229,9 @@ def doctor(data: Path | None, port: int, output: str) -> None:
     Looked at are clock, disk, ports, cgroups, sandbox and limits. Exits with 1 if something is missing without which nothing
     runs; what only takes something away is a warning.
     """
-    from remit.world.host_checks import examined
+    from remit.world.host_checks import run_host_checks
 
-    found = examined(data or data_directory(), port)
+    found = run_host_checks(data or data_directory(), port)
     if output == "json":
         from remit.model.objects import encode
 
@@ -241,7 +241,7 @@ def doctor(data: Path | None, port: int, output: str) -> None:
     sys.exit(MISSING if any(one.state == "fail" for one in found) else OK)
 
 
-def _show(found: list[Finding]) -> None:
+def _show(found: list[HostCheck]) -> None:
     from rich.table import Table
     from rich.text import Text
 

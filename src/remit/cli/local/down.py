@@ -55,20 +55,20 @@ def down(data: Path | None) -> None:
 
 
 async def _down(root: Path) -> list[str]:
-    from remit.store.sqlite.directory_lock import owner_of
-    from remit.world.process.procfs import ask_to_go, watched
+    from remit.store.sqlite.directory_lock import owner_pid
+    from remit.world.process.procfs import send_termination, watch_process
     from remit.world.production import production
 
     world = production()
     try:
         lines = []
-        pid = owner_of(root / SERVER)
+        pid = owner_pid(root / SERVER)
         if pid is not None:
-            with watched(pid) as is_there:
-                if not _asked(lambda: ask_to_go(pid)):
+            with watch_process(pid) as is_there:
+                if not _asked(lambda: send_termination(pid)):
                     who = f"process {pid} owns {escaped(str(root))}"
                     raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
-                await _until(world, lambda: owner_of(root / SERVER) is None and not is_there(), f"process {pid} does not end")
+                await _until(world, lambda: owner_pid(root / SERVER) is None and not is_there(), f"process {pid} does not end")
             lines.append(f"the control plane (process {pid}) has ended")
         return [*lines, *await end_agent(root / AGENT, world)]
     finally:
@@ -81,15 +81,15 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
     """
     from remit.agent.keeper.protocol import is_locked
     from remit.agent.setup import AgentDirectory, build_secret_files
-    from remit.world.process.procfs import ask_to_go, watched
+    from remit.world.process.procfs import send_termination, watch_process
 
     directory, lines = AgentDirectory(root), list[str]()
     if not directory.run.exists():
         return lines
     if is_locked(world.disk, directory.agent_lock):
         pid = _agent_pid(directory)
-        with watched(pid) as is_there:
-            _asked(lambda: ask_to_go(pid))
+        with watch_process(pid) as is_there:
+            _asked(lambda: send_termination(pid))
             await _until(
                 world,
                 lambda: not is_locked(world.disk, directory.agent_lock) and not is_there(),
@@ -98,12 +98,12 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
         lines.append(f"the agent (process {pid}) has ended")
     keeps = is_locked(world.disk, directory.keeper_lock)
     if with_work and (keeps or has_left_work(directory, world.disk)):
-        with watched(_pid_in(directory.keeper_pid) if keeps else None) as is_there:
+        with watch_process(_pid_in(directory.keeper_pid) if keeps else None) as is_there:
             lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
             await _until(world, lambda: not is_there(), "the keeper does not end")
     if with_work:
         await world.offload(build_secret_files(directory).destroy)
-        await world.offload(directory.tidy)
+        await world.offload(directory.remove_work_link)
     return lines
 
 
@@ -182,7 +182,7 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
     """
     from remit.agent.keeper.protocol import KeeperClient, is_locked
     from remit.agent.setup import KEEPER, AgentDirectory
-    from remit.world.interfaces import LinkError, Unreached
+    from remit.world.interfaces import LinkError, NotSent
     from remit.world.production import production
 
     directory = AgentDirectory(root)
@@ -191,8 +191,8 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
         if directory.run.is_dir() and is_locked(world.disk, directory.agent_lock):
             raise click.ClickException(f"an agent runs on {escaped(str(root))}, and would start a keeper anew; end it first")
         try:
-            await KeeperClient(world.link, KEEPER, world.clock).quit(grace_ms)
-        except Unreached as error:
+            await KeeperClient(world.link, KEEPER, world.clock).shut_down(grace_ms)
+        except NotSent as error:
             if directory.run.is_dir() and is_locked(world.disk, directory.keeper_lock):
                 raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
             if not has_left_work(directory, world.disk):
@@ -217,11 +217,11 @@ async def _forget(directory: AgentDirectory, world: World) -> None:
     Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
     """
     from remit.agent.setup import build_secret_files
-    from remit.world.interfaces import Busy, DiskError
+    from remit.world.interfaces import FileBusy, DiskError
 
     if not directory.run.is_dir():
         return
-    with suppress(Busy, DiskError), world.disk.lock(directory.agent_lock):
+    with suppress(FileBusy, DiskError), world.disk.lock(directory.agent_lock):
         await world.offload(build_secret_files(directory).destroy)
 
 
@@ -243,7 +243,7 @@ async def _end_what_is_left(directory: AgentDirectory, world: World, grace_ms: i
     from remit.agent.keeper.log_retention import LogBounds
     from remit.agent.keeper.protocol import Shutdown, encode
     from remit.agent.setup import build_keeper as build
-    from remit.world.interfaces import Busy
+    from remit.world.interfaces import FileBusy
 
     try:
         with world.disk.lock(directory.keeper_lock):
@@ -252,5 +252,5 @@ async def _end_what_is_left(directory: AgentDirectory, world: World, grace_ms: i
                 group.create_task(one.run())
                 await one.request(encode(Shutdown(grace_ms)))
             world.disk.remove(directory.keeper_pid)
-    except Busy as error:
+    except FileBusy as error:
         raise click.ClickException(f"another keeper has just been started ({error.cause}); do this again") from error

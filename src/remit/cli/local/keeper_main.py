@@ -27,8 +27,8 @@ from remit.agent.keeper.log_retention import LogBounds, parse_log_bounds  # noqa
 from remit.agent.setup import KEEPER, AgentDirectory, build_keeper  # noqa: E402
 from remit.model.problems import escaped  # noqa: E402
 from remit.world.clock import BootClock  # noqa: E402
-from remit.world.interfaces import Busy, WorldError  # noqa: E402
-from remit.world.process.spawn import need_many_files  # noqa: E402
+from remit.world.interfaces import FileBusy, WorldError  # noqa: E402
+from remit.world.process.spawn import raise_open_files_limit  # noqa: E402
 from remit.world.production import production  # noqa: E402
 
 BUSY = 3
@@ -40,7 +40,7 @@ async def keep(directory: AgentDirectory, bounds: LogBounds) -> None:
     world = production(directory.addresses)
     try:
         with world.disk.lock(directory.keeper_lock):
-            directory.tell_pid(world.disk, directory.keeper_pid, os.getpid())
+            directory.write_pid(world.disk, directory.keeper_pid, os.getpid())
             one = build_keeper(world, directory, bounds, tell)
             async with world.link.serve(KEEPER, one):
                 await one.run()
@@ -60,14 +60,14 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o077)
-    need_many_files()
+    raise_open_files_limit()
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE, 20, 50)
     try:
-        directory.make()
+        directory.create()
         asyncio.run(keep(directory, parse_log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
-    except Busy as error:
+    except FileBusy as error:
         print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
         return BUSY
     except (WorldError, OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from remit.assembly import served
+from remit.assembly import api_server
 from remit.cli.local.daemon_options import (
     Complaints,
     ListenType,
@@ -36,14 +36,14 @@ from remit.model.problems import escaped
 from remit.store.protocol import StoreError
 from remit.world.clock import BootClock
 from remit.world.interfaces import WorldError
-from remit.world.net.connections import Listen
+from remit.world.net.connections import ListenAddress
 from remit.world.production import production
-from remit.world.structured_log import Form, Level
+from remit.world.structured_log import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from remit.world.net.connections import Listen
-    from remit.world.net.server_keys import Secured
-    from remit.world.structured_log import Form, Level
+    from remit.world.net.connections import ListenAddress
+    from remit.world.net.server_keys import TlsOptions
+    from remit.world.structured_log import LogFormat, LogLevel
 
 TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
 
@@ -75,14 +75,14 @@ TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
 @log_options
 def server(
     data: Path,
-    listen: Listen,
+    listen: ListenAddress,
     scope: str,
     name: str,
     token_file: Path | None,
     beat_ms: int,
-    secured: Secured | None,
-    log_format: Form | None,
-    log_level: Level,
+    secured: TlsOptions | None,
+    log_format: LogFormat | None,
+    log_level: LogLevel,
 ) -> None:
     """Run a server: the authority of a scope, on a SQLite store, with its HTTP API.
 
@@ -98,19 +98,19 @@ def server(
 
 async def serve(
     data: Path,
-    listen: Listen,
+    listen: ListenAddress,
     scope: str,
     name: str,
     token_file: Path,
     tempo: Timing,
     logging: Logging = Logging(),
-    secured: Secured | None = None,
+    secured: TlsOptions | None = None,
 ) -> None:
     world = production()
     say = Complaints(logging.of("server", world.clock))
     try:
         token, new = token_in(token_file, world.ids)
-        async with served(
+        async with api_server(
             data,
             world,
             scope=scope,
@@ -193,18 +193,18 @@ def _run(
     ca_file: Path | None,
     beat_ms: int,
     name: str,
-    metrics: Listen | None,
-    log_format: Form | None,
-    log_level: Level,
+    metrics: ListenAddress | None,
+    log_format: LogFormat | None,
+    log_level: LogLevel,
 ) -> None:
     urls, token, trust = server_and_token(servers, token_file, ca_file)
 
     async def main() -> None:
-        from remit.assembly import component_world, part_name
+        from remit.assembly import component_world, component_name
 
         complain = Complaints(Logging(log_format, log_level).of(sort, BootClock()))
         async with component_world(urls, token, trust, complain) as connected:
-            run = partial(part, connected, name=name or part_name(sort), beat_ms=beat_ms, failed=complain)
+            run = partial(part, connected, name=name or component_name(sort), beat_ms=beat_ms, failed=complain)
             if metrics is None:
                 await run()
                 return

@@ -308,7 +308,7 @@ def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: RunResult)
     kept = _Kept(manner.save)
     try:
         with shown.waiting("looking for the least that breaks it") as tell:
-            shrunk = shrink(run, asked.until_s, revision=revision(), tell=tell, keep=kept)
+            shrunk = shrink(run, asked.until_s, revision=revision(), on_progress=tell, on_smaller=kept)
     except NotReproduced as error:
         shown.unsteady(str(error))
         shown.again(again)

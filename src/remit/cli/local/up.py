@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.objects import AnyObject
     from remit.serve.server_context import ServerContext
-    from remit.world.interfaces import Order, Running, World
-    from remit.world.net.connections import Listen
-    from remit.world.net.server_keys import Secured
-    from remit.world.structured_log import Form, Level
+    from remit.world.interfaces import ProcessSpec, ProcessHandle, World
+    from remit.world.net.connections import ListenAddress
+    from remit.world.net.server_keys import TlsOptions
+    from remit.world.structured_log import LogFormat, LogLevel
 
 SCOPE: Final = "local"
 TENANT: Final = "default"
@@ -72,7 +72,7 @@ class Installation(NamedTuple):
     """What was asked for."""
 
     data: Path
-    listen: Listen
+    listen: ListenAddress
     context: str
     nodes: int
     regions: tuple[str, ...]
@@ -80,7 +80,7 @@ class Installation(NamedTuple):
     logging: Logging
     agent: tuple[str, ...]
     """Words for `remit agent`, beyond those that are always said."""
-    secured: Secured | None
+    secured: TlsOptions | None
 
     @property
     def server(self) -> Path:
@@ -123,7 +123,7 @@ class Installation(NamedTuple):
 @lending_options
 def up(
     data: Path | None,
-    listen: Listen,
+    listen: ListenAddress,
     context: str,
     nodes: int,
     regions: str,
@@ -132,9 +132,9 @@ def up(
     memory: str,
     devices: tuple[str, ...],
     sandbox: str,
-    secured: Secured | None,
-    log_format: Form | None,
-    log_level: Level,
+    secured: TlsOptions | None,
+    log_format: LogFormat | None,
+    log_level: LogLevel,
     lending: Lending,
 ) -> None:
     """Run the whole control plane on this machine: API, scheduler, controllers, and an agent with its nodes.
@@ -169,16 +169,16 @@ def _refuse_long(root: Path) -> None:
 
 
 async def _up(here: Installation) -> None:
-    from remit.store.protocol import Owned, StoreError
-    from remit.world.concurrency import one_failure
+    from remit.store.protocol import StoreInUse, StoreError
+    from remit.world.concurrency import first_failure
     from remit.world.interfaces import WorldError
     from remit.world.production import production
 
     world = production()
     try:
-        with one_failure():
+        with first_failure():
             await _run(here, world)
-    except Owned as error:
+    except StoreInUse as error:
         raise click.ClickException(_runs_already(here.data, error.pid)) from error
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
@@ -187,7 +187,7 @@ async def _up(here: Installation) -> None:
 
 
 async def _run(here: Installation, world: World) -> None:
-    from remit.assembly import run_controllers, run_scheduler, served
+    from remit.assembly import run_controllers, run_scheduler, api_server
     from remit.cli.local.server import tell_admin
     from remit.cli.session.token_files import token_in
     from remit.client.api import Api
@@ -197,7 +197,7 @@ async def _run(here: Installation, world: World) -> None:
     say = Complaints(here.logging.of("remit", world.clock))
     token, new = token_in(here.token, world.ids)
     async with AsyncExitStack() as open_:
-        server = await open_.enter_async_context(served(
+        server = await open_.enter_async_context(api_server(
             here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
             tempo=Timing(here.beat_ms), complain=say.bug, log=say.log, secured=here.secured, tell=say,
         ))  # fmt: skip
@@ -228,7 +228,7 @@ async def _provide(here: Installation, desk: ServerContext) -> dict[str, str]:
     from remit.cli.local.agent_options import Declared
     from remit.cli.session.token_files import provided_in
 
-    equipment = await desk.world.offload(desk.world.host.equipment)
+    equipment = await desk.world.offload(desk.world.host.inventory)
     nodes = Declared(nodes=here.nodes).names(equipment) if here.nodes else []
     made: dict[str, str] = {}
     for role in ("scheduler", "controllers"):
@@ -246,39 +246,39 @@ def _introduce(here: Installation, desk: ServerContext, token: str, nodes: list[
     from remit.agent.setup import PASSABLE, AgentDirectory
     from remit.law.certificate_identity import agent_identity
     from remit.model.identity import JoinResponse
-    from remit.world.net.certificates import made_key, request_for
+    from remit.world.net.certificates import create_key, create_request
 
     if desk.tls is None:
         return
-    directory, key = AgentDirectory(here.data / AGENT), made_key()
+    directory, key = AgentDirectory(here.data / AGENT), create_key()
     here.data.chmod(PASSABLE)
-    directory.make()
+    directory.create()
     known, servers = Credentials(directory.run / "joined"), b""
     if desk.tls.ca_file is not None:
         servers = desk.tls.ca_file.read_bytes()
     if _is_introduced(known, token, nodes, desk.tls.ca):
-        known.keep(desk.world.disk, key=b"", said=JoinResponse("", ""), servers=servers)
+        known.save(desk.world.disk, key=b"", response=JoinResponse("", ""), servers=servers)
         return
-    pair = desk.tls.authority.agent(request_for(key), agent_identity(nodes))
+    pair = desk.tls.authority.issue_agent(create_request(key), agent_identity(nodes))
     said = JoinResponse("", "", pair.calling.decode(), pair.answering.decode(), desk.tls.ca.decode())
-    known.keep(desk.world.disk, key=key, said=said, token=token, servers=servers)
+    known.save(desk.world.disk, key=key, response=said, token=token, servers=servers)
 
 
 def _is_introduced(known: Credentials, token: str, nodes: list[str], authority: bytes) -> bool:
     """By an earlier start, for the same nodes, and not for much too short a time: its agent renews what it has by itself."""
     from remit.law.certificate_identity import agent_identity
-    from remit.world.net.certificates import NoCertificate, bearer_in, due_s, issued_by
+    from remit.world.net.certificates import CertificateError, identity_in, renew_in_s, issued_by
 
     try:
-        if not known.known or not known.secure or known.token != token:
+        if not known.is_joined or not known.uses_tls or known.token != token:
             return False
-        calling = (known.place / "calling.pem").read_bytes()
-        return bearer_in(calling) == agent_identity(nodes) and issued_by(calling, authority) and due_s(calling) > 0
-    except (OSError, NoCertificate):
+        calling = (known.directory / "calling.pem").read_bytes()
+        return identity_in(calling) == agent_identity(nodes) and issued_by(calling, authority) and renew_in_s(calling) > 0
+    except (OSError, CertificateError):
         return False
 
 
-def _address(here: Installation) -> Listen:
+def _address(here: Installation) -> ListenAddress:
     """Any free port is, the next time, the same one if nobody has taken it: whoever knows the address finds it again."""
     from remit.world.host import port_is_free
 
@@ -369,7 +369,7 @@ class Beside:
     def __init__(self, here: Installation, server: ApiServer, world: World, say: Complaints) -> None:
         self._here, self._server, self._world, self._say = here, server, world, say
         self._root = here.data / AGENT
-        self._running: Running | None = None
+        self._running: ProcessHandle | None = None
 
     async def watch_over(self) -> None:
         from remit.agent.keeper.protocol import is_locked
@@ -410,11 +410,11 @@ class Beside:
             asks += ["--token-file", str(here.tokens / AGENT)]
         return shlex.join([*asks, "--nodes", str(here.nodes), *regions, *here.agent])
 
-    def _order(self) -> Order:
-        from remit.world.interfaces import Order
+    def _order(self) -> ProcessSpec:
+        from remit.world.interfaces import ProcessSpec
 
         words = (sys.executable, "-m", "remit.cli", "agent", *shlex.split(self._words()))
-        return Order(argv=words, env=dict(os.environ), directory=Path("/"), stdout=self._log, stderr=self._log)
+        return ProcessSpec(argv=words, env=dict(os.environ), directory=Path("/"), stdout=self._log, stderr=self._log)
 
     async def end(self) -> None:
         """The agent, then the keeper with all that it runs."""

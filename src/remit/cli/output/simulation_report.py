@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remit.cli.output.console import console
-from remit.commitment.operation_queue import BATCH_MAX
+from remit.commitment.operation_queue import BATCH_LIMITS
 from remit.model.problems import escaped
 from remit.model.resources import format_duration
 from remit.simulate.checkers import judge  # noqa: F401 - with it every check is in its register
@@ -94,7 +94,7 @@ class Shown:
         click.echo(for_programs(run))
 
     def run(self, run: RunResult) -> None:
-        scenario = run.played
+        scenario = run.effective_scenario
         self._told.print(Text.assemble(_text(scenario.name, "bold"), _text(f", seed {run.seed}: {scenario.summary}")))
         self._facts({"cluster": _cluster(scenario), "load": _load(scenario)})
         self._facts({"ran": f"{_time(run.simulated_s)} of virtual time: {_amounts(run)}", "digest": run.digest})
@@ -146,7 +146,7 @@ class Shown:
 
     def shrunk(self, first: RunResult, shrunk: ShrinkResult) -> None:
         replay = shrunk.replay
-        cut = "" if shrunk.whole else " (the search was cut short)"
+        cut = "" if shrunk.complete else " (the search was cut short)"
         self._facts(
             {
                 "shrunk": f"from {len(first.plan)} faults to {len(replay.plan)}, from {_time(first.simulated_s)} to"
@@ -283,7 +283,7 @@ def _amounts(one: RunResult | RunTotals) -> str:
 def _cluster(scenario: Scenario) -> str:
     cluster = scenario.cluster
     scopes = f"scopes {', '.join(cluster.scopes)}; in each " if len(cluster.scopes) > 1 else ""
-    batches = f", batches of {cluster.batch}" if cluster.batch < BATCH_MAX.operations else ""
+    batches = f", batches of {cluster.batch}" if cluster.batch < BATCH_LIMITS.operations else ""
     return (
         f"{scopes}{cluster.servers} servers, {cluster.schedulers} schedulers, {cluster.controllers} controllers,"
         f" {cluster.nodes} nodes with {min(cluster.agents, cluster.nodes)} agents, a beat every {cluster.beat}{batches}"

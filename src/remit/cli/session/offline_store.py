@@ -14,19 +14,19 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from remit.commitment.outcomes import BATCH
+from remit.commitment.outcomes import BATCH_PREFIX
 from remit.model.kinds import NodePool, Workload
 from remit.model.objects import decode
 from remit.model.problems import escaped
 from remit.model.records import Replica
-from remit.observation.frozen_view import still
-from remit.observation.scheduler_view import View
+from remit.observation.frozen_view import frozen_view
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import installed_filters, installed_scores
 from remit.serve.diagnostics.history import StoredHistory
 from remit.store.protocol import Corrupt, StoreError
-from remit.store.sqlite.offline_reader import Glimpse
+from remit.store.sqlite.offline_reader import OfflineReader
 from remit.world.clock import BootClock
 from remit.world.interfaces import Clock
 
@@ -42,8 +42,8 @@ class Unreadable(click.ClickException):
 class Scope(NamedTuple):
     """One state of a scope, and the clock that its instants are compared with."""
 
-    view: View
-    glimpse: Glimpse
+    view: SchedulerView
+    glimpse: OfflineReader
     clock: Clock
 
     def workload(self, tenant: str, name: str) -> Workload | None:
@@ -61,18 +61,18 @@ class Scope(NamedTuple):
 
     def written(self, tenant: str) -> StoredHistory:
         """What was written down about a tenant's replicas."""
-        return StoredHistory(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH))
+        return StoredHistory(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH_PREFIX))
 
 
 @contextmanager
 def opened(directory: Path) -> Iterator[Scope]:
     clock, scratch = BootClock(), ""
     try:
-        with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, Glimpse(directory, Path(scratch)) as glimpse:
+        with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, OfflineReader(directory, Path(scratch)) as glimpse:
             head = glimpse.head()
             if head is None:
                 raise Unreadable(f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written")
-            yield Scope(still(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
+            yield Scope(frozen_view(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
     except Corrupt as error:
         # Damage that is found in the copy is in what was copied, and the copy is gone.
         raise Unreadable(escaped(str(error).replace(scratch or str(directory), str(directory)))) from error

@@ -135,11 +135,11 @@ async def _reached(reach: Reach) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
     from remit.client.http_transport import UntrustedCertificate, HttpTransport
     from remit.world.interfaces import LinkError
-    from remit.world.net.tls import Unusable
+    from remit.world.net.tls import TlsFileError
 
     try:
         wire = HttpTransport(reach.token, reach.trust)
-    except Unusable as error:
+    except TlsFileError as error:
         raise Failure(escaped(error.cause), escaped(error.cure)) from error
     try:
         await wire.call("GET", f"{reach.server}/healthz")

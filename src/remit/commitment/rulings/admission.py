@@ -22,25 +22,29 @@ from remit.model.kinds import Policy, Tenant, Workload, WorkloadSpec
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, key_of
 
-PEOPLE: Final = frozenset({Role.USER, Role.OPERATOR})
+HUMAN_ROLES: Final = frozenset({Role.USER, Role.OPERATOR})
 
 
-def admits(draft: Draft, operation: Operation, thing: AnyObject, before: Any) -> Refused | None:
+def check_admission(draft: Draft, operation: Operation, thing: AnyObject, before: Any) -> Refused | None:
     """Refuse an object that policies or tenant limits forbid. `before` is the current object, or None."""
     if isinstance(thing, Policy):
-        return _known_ranks(draft, thing)
+        return _check_priority_classes(draft, thing)
     if not isinstance(thing, LIMITED_KINDS):
         return None
     # A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and is not
     # refused.
-    if isinstance(thing, Workload) and operation.actor.role in PEOPLE and (before is None or _differs(before, thing)):
-        refused = _by_policy(draft, operation, thing, before)
+    if (
+        isinstance(thing, Workload)
+        and operation.actor.role in HUMAN_ROLES
+        and (before is None or _policy_inputs_differ(before, thing))
+    ):
+        refused = _check_policies(draft, operation, thing, before)
         if refused is not None:
             return refused
-    return _within(draft, thing, before)
+    return _check_limits(draft, thing, before)
 
 
-def _differs(before: Workload, after: Workload) -> bool:
+def _policy_inputs_differ(before: Workload, after: Workload) -> bool:
     """Return whether the fields that policies read have changed."""
     mine, spec = before.spec, after.spec
     return (mine.priority_class, mine.placement, before.metadata.labels) != (
@@ -50,37 +54,37 @@ def _differs(before: Workload, after: Workload) -> bool:
     )
 
 
-def _by_policy(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
+def _check_policies(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     """Check the policies that match the workload.
 
     An actor without a tenant (an operator) may use any priority class. A class that was admitted stays until another is
     requested.
     """
     meta = workload.metadata
-    terms = draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
+    terms = draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
     stands = before is not None and before.spec.priority_class == workload.spec.priority_class
     granted = stands or not operation.actor.tenant
-    found = forbidden_field(workload.spec, terms, lambda name: _value(draft, name), may_raise_priority=granted)
+    found = forbidden_field(workload.spec, terms, lambda name: _priority_value(draft, name), may_raise_priority=granted)
     return None if found is None else refuse(Code.POLICY, f"{found.field}: {found.message}")
 
 
-def _value(draft: Draft, rank: str) -> int | None:
-    found = draft.thing(key_of("PriorityClass", rank))
+def _priority_value(draft: Draft, rank: str) -> int | None:
+    found = draft.lookup(key_of("PriorityClass", rank))
     return None if found is None else int(found[0].spec.value)
 
 
-def _known_ranks(draft: Draft, policy: Policy) -> Refused | None:
+def _check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
     for at, rule in enumerate(policy.spec.rules):
         for field, rank in (("priorityClass", rule.priority_class), ("defaults.priorityClass", rule.defaults.priority_class)):
-            if rank and _value(draft, rank) is None:
+            if rank and _priority_value(draft, rank) is None:
                 detail = f"spec.rules[{at}].{field}: priority class {rank} does not exist; declare it first"
                 return refuse(Code.INVALID, detail)
     return None
 
 
-def _within(draft: Draft, thing: AnyObject, before: Any) -> Refused | None:
+def _check_limits(draft: Draft, thing: AnyObject, before: Any) -> Refused | None:
     tenant = thing.metadata.tenant
-    found = draft.thing(key_of("Tenant", tenant))
+    found = draft.lookup(key_of("Tenant", tenant))
     if found is None or not isinstance(found[0], Tenant):
         return None
     had = limit_charges(before)
@@ -99,10 +103,10 @@ def _within(draft: Draft, thing: AnyObject, before: Any) -> Refused | None:
     return None
 
 
-def given(draft: Draft, workload: Workload) -> tuple[Workload, WorkloadSpec]:
+def apply_defaults(draft: Draft, workload: Workload) -> tuple[Workload, WorkloadSpec]:
     """Return the workload with a condition that lists the defaults applied by policies, and its spec with these defaults."""
     meta, status = workload.metadata, workload.status
-    admission = draft.asks_now().admission
+    admission = draft.current_interner().admission
     spec, words = apply_policy_defaults(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
     conditions = tuple(one for one in status.conditions if one.type != BY_POLICY_CONDITION)
     if words:
@@ -112,7 +116,7 @@ def given(draft: Draft, workload: Workload) -> tuple[Workload, WorkloadSpec]:
             reason=f"PolicyRevision{admission.number}",
             message="; ".join(words)[:4_096],
             observed_generation=meta.generation,
-            last_transition=draft.moment.wall,
+            last_transition=draft.time.wall,
         )
         conditions = tuple(sorted((*conditions, told), key=lambda one: one.type))
     if conditions != status.conditions:
@@ -124,12 +128,12 @@ TOKENS_MAX = 100_000
 _TOKENS = key_of("Token", "")
 
 
-def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused | None:
+def check_token(draft: Draft, token: Token, before: Token | None) -> Refused | None:
     """Check a declared token. Its owner and role never change: an answer given to one holder must not reach another by reuse of
     the name.
     """
     spec, name = token.spec, token.metadata.name
-    if spec.tenant and draft.thing(key_of("Tenant", spec.tenant)) is None:
+    if spec.tenant and draft.lookup(key_of("Tenant", spec.tenant)) is None:
         return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist; declare it first")
     if before is None:
         if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
@@ -138,14 +142,12 @@ def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused |
             one.spec.digest == spec.digest for one in _tokens(draft)
         ):  # otherwise one secret would authenticate as two tokens
             return refuse(Code.EXISTS, "spec.digest: another token has the same secret; generate a new one")
-        return _alone(draft, token) if spec.joined else None
+        return _check_nodes_unclaimed(draft, token) if spec.joined else None
     was = before.spec
     if was.revoked and not spec.revoked:
-        return refuse(Code.EXISTS, f"spec.revoked: token {name} was revoked, which is final; create a new token")
+        return refuse(Code.EXISTS, f"token {name} was revoked, which is final; create a new token")
     if was.spent and spec.spent != was.spent:
-        return refuse(
-            Code.EXISTS, f"spec.spent: token {name} was already used by an agent to join, which is final; create a new token"
-        )
+        return refuse(Code.EXISTS, f"token {name} was already used by an agent to join, which is final; create a new token")
     if replace(spec, revoked=was.revoked, expires=was.expires, spent=was.spent) != was:
         return refuse(
             Code.EXISTS,
@@ -154,12 +156,12 @@ def allowed_token(draft: Draft, token: Token, before: Token | None) -> Refused |
     return None
 
 
-def _alone(draft: Draft, token: Token) -> Refused | None:
+def _check_nodes_unclaimed(draft: Draft, token: Token) -> Refused | None:
     """Refuse a join token's nodes that another agent has. Two servers may have checked this at the same time; here one comes
     first.
     """
     for one in _tokens(draft):
-        if one.spec.role != "agent" or one.spec.revoked or one.spec.expires <= draft.moment.wall:
+        if one.spec.role != "agent" or one.spec.revoked or one.spec.expires <= draft.time.wall:
             continue
         if taken := sorted(set(one.spec.nodes) & set(token.spec.nodes)):
             known = f"by token {one.metadata.name}"
@@ -171,23 +173,23 @@ def _alone(draft: Draft, token: Token) -> Refused | None:
     return None
 
 
-def void_with_tenant(draft: Draft, tenant: str) -> None:
+def revoke_tenant_tokens(draft: Draft, tenant: str) -> None:
     """Revoke the tokens of a deleted tenant. Otherwise they would be valid for a later tenant of the same name."""
     for token in _tokens(draft):
         if token.spec.tenant == tenant:
             _revoke(draft, token)
 
 
-def void_with_node(draft: Draft, node: str) -> None:
+def revoke_node_tokens(draft: Draft, node: str) -> None:
     """Revoke the tokens of agents whose last node is deleted."""
     for token in _tokens(draft):
         spec = token.spec
-        if node in spec.nodes and all(draft.thing(key_of("Node", one)) is None for one in spec.nodes if one != node):
+        if node in spec.nodes and all(draft.lookup(key_of("Node", one)) is None for one in spec.nodes if one != node):
             _revoke(draft, token)
 
 
 def _tokens(draft: Draft) -> list[Token]:
-    found = (draft.thing(name) for name in draft.keys(_TOKENS))
+    found = (draft.lookup(name) for name in draft.keys(_TOKENS))
     return [one[0] for one in found if one is not None]
 
 

@@ -9,9 +9,15 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.admission import admits, allowed_token, given, void_with_node, void_with_tenant
+from remit.commitment.rulings.admission import (
+    apply_defaults,
+    check_admission,
+    check_token,
+    revoke_node_tokens,
+    revoke_tenant_tokens,
+)
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.commitment.rulings.transitions import make_replicas
+from remit.commitment.rulings.transitions import create_replicas
 from remit.law.admission import (
     isolation_violation,
     overrides_isolation,
@@ -33,43 +39,43 @@ from remit.model.records import Generation, GenerationSpec, PolicyRevision, Poli
 from remit.model.secrets import Secret, is_sealed
 
 GENERATIONS_KEPT = 10
-FILL_MAX = 100
+INITIAL_REPLICAS_MAX = 100
 """Maximum number of replicas created together with their workload. More would make one claim a large part of a batch."""
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20
 OVERRIDES_MAX = 1_000
 _ANYWHERE = Placement()
 
-PEOPLE = frozenset({Role.USER, Role.OPERATOR})
-DECLARERS: dict[str, frozenset[Role]] = {
+HUMAN_ROLES = frozenset({Role.USER, Role.OPERATOR})
+DECLARING_ROLES: dict[str, frozenset[Role]] = {
     "Region": frozenset({Role.OPERATOR}),
     "Node": frozenset({Role.OPERATOR, Role.AGENT}),
     "NodePool": frozenset({Role.OPERATOR}),
     "Tenant": frozenset({Role.OPERATOR}),
     "PriorityClass": frozenset({Role.OPERATOR}),
     "Policy": frozenset({Role.OPERATOR, Role.POLICY}),
-    "Workload": frozenset({*PEOPLE, Role.ROLLOUT}),
-    "Secret": PEOPLE,
-    "Config": PEOPLE,
+    "Workload": frozenset({*HUMAN_ROLES, Role.ROLLOUT}),
+    "Secret": HUMAN_ROLES,
+    "Config": HUMAN_ROLES,
     "Allotment": frozenset({Role.OPERATOR, Role.WORKLOADS, Role.BUDGETS}),
     "Override": frozenset({Role.OPERATOR}),
     "Token": frozenset({Role.OPERATOR}),
 }
 """Roles that may declare each kind. All other kinds are records of the authority."""
 
-ANY_DECLARER = frozenset(role for roles in DECLARERS.values() for role in roles)
+ANY_DECLARING_ROLE = frozenset(role for roles in DECLARING_ROLES.values() for role in roles)
 
 
-@ruling(Apply, ANY_DECLARER, Coordination.HARD, "one object per name, one spec per generation")
+@ruling(Apply, ANY_DECLARING_ROLE, Coordination.HARD, "one object per name, one spec per generation")
 def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
     thing = claim.thing
     kind, meta = type(thing).__name__, thing.metadata
     if kind not in DECLARED or not isinstance(meta, Metadata):
-        return refuse(Code.INVALID, f"kind: {an(kind)} is a record of the authority and cannot be declared")
-    if operation.actor.role not in DECLARERS[kind]:
-        declarers = ", ".join(sorted(DECLARERS[kind]))
-        return refuse(Code.ROLE, f"kind: {an(kind)} may be declared by {declarers}, not by role {operation.actor.role}")
-    if (refused := _foreign(operation, meta.tenant)) is not None:
+        return refuse(Code.INVALID, f"{an(kind)} is a record of the authority and cannot be declared")
+    if operation.actor.role not in DECLARING_ROLES[kind]:
+        declarers = ", ".join(sorted(DECLARING_ROLES[kind]))
+        return refuse(Code.ROLE, f"{an(kind)} may be declared by {declarers}, not by role {operation.actor.role}")
+    if (refused := _check_tenant(operation, meta.tenant)) is not None:
         return refused
     problems = validate(thing)
     if problems:
@@ -83,18 +89,18 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         return refuse(
             Code.INVALID, f"spec.data.{bare}: not sealed; declare secrets through the HTTP API of a server, which seals them"
         )
-    found = draft.thing(key(thing))
+    found = draft.lookup(key(thing))
     before = None if found is None else found[0]
-    refused = _expected(key(thing), claim.expect, found) or _allowed(draft, operation, thing, found)
+    refused = _check_precondition(key(thing), claim.expect, found) or _check_kind(draft, operation, thing, found)
     if refused is not None:
         return refused
     if before is not None and before.metadata.deleting:
-        return let_go(draft, before, thing)
-    refused = _room_for(draft, thing) if isinstance(thing, Policy) else None
-    refused = refused or admits(draft, operation, thing, before)
+        return release_finalizers(draft, before, thing)
+    refused = _check_policies_size(draft, thing) if isinstance(thing, Policy) else None
+    refused = refused or check_admission(draft, operation, thing, before)
     if refused is not None:
         return refused
-    owners = owned_by(draft, thing, before)
+    owners = resolve_owners(draft, thing, before)
     if isinstance(owners, Refused):
         return owners
     meta = replace(meta, owners=owners)
@@ -104,10 +110,10 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         thing,
         metadata=replace(
             meta,
-            uid=draft.uid() if before is None else before.metadata.uid,
+            uid=draft.new_uid() if before is None else before.metadata.uid,
             generation=generation,
             revision=0,
-            created=draft.moment.wall if before is None else before.metadata.created,
+            created=draft.time.wall if before is None else before.metadata.created,
             deleting=False,
         ),
     )
@@ -115,20 +121,20 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         # Status is observed, not declared: a new node starts as joining, whatever its manifest contains.
         stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
     if isinstance(stamped, Override) and (before is None or before.spec != stamped.spec):
-        stamped = replace(stamped, status=OverrideStatus(deadline=_term(draft, stamped)))
+        stamped = replace(stamped, status=OverrideStatus(deadline=_deadline(draft, stamped)))
     if isinstance(stamped, Workload) and changed:
-        stamped, spec = given(draft, stamped)
-        kept = _keep_generation(draft, stamped, spec)
-        if claim.fill and before is None and initial_replicas(spec) <= FILL_MAX:
+        stamped, spec = apply_defaults(draft, stamped)
+        kept = _store_generation(draft, stamped, spec)
+        if claim.fill and before is None and initial_replicas(spec) <= INITIAL_REPLICAS_MAX:
             # What the workload controller would request next, without the round trip.
-            make_replicas(draft, kept, range(initial_replicas(spec)))
+            create_replicas(draft, kept, range(initial_replicas(spec)))
     draft.put(stamped)
     if isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
     return generation
 
 
-def _room_for(draft: Draft, policy: Policy) -> Refused | None:
+def _check_policies_size(draft: Draft, policy: Policy) -> Refused | None:
     """Refuse a policy with which the policies no longer fit into one row: they share a row so that one revision number covers
     all.
     """
@@ -137,11 +143,11 @@ def _room_for(draft: Draft, policy: Policy) -> Refused | None:
         return None
     return refuse(
         Code.LIMIT,
-        f"spec: with this policy all policies have {size} bytes, {POLICIES_BYTES_MAX} are allowed; shorten or delete some",
+        f"with this policy all policies have {size} bytes, {POLICIES_BYTES_MAX} are allowed; shorten or delete some",
     )
 
 
-def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:
+def _check_precondition(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:
     if expect is None:
         return None
     if expect == 0 and found is not None:
@@ -155,32 +161,30 @@ def _expected(name: str, expect: int | None, found: tuple[Any, int] | None) -> R
     return None
 
 
-def _allowed(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
+def _check_kind(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
     """Check what each kind requires of other objects and of the caller. The object's own fields were validated before."""
     if found is not None and found[0].metadata.deleting:
-        return _of_one_going(found[0], thing)
-    if thing.metadata.tenant and (refused := _allowed_in(draft, thing.metadata.tenant, new=found is None)) is not None:
+        return _check_change_while_deleting(found[0], thing)
+    if thing.metadata.tenant and (refused := _check_tenant_exists(draft, thing.metadata.tenant, new=found is None)) is not None:
         return refused
     if isinstance(thing, Node):
         own = f"{Role.AGENT}/{thing.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
-            return refuse(
-                Code.NOT_OWNER, f"metadata.name: an agent declares only its own node; this one acts for {operation.actor.lease}"
-            )
+            return refuse(Code.NOT_OWNER, f"an agent declares only its own node; this one acts for {operation.actor.lease}")
         if operation.actor.role is Role.AGENT:
-            return _allowed_node(draft, thing, None if found is None else found[0])
+            return _check_agent_node(draft, thing, None if found is None else found[0])
     if isinstance(thing, Policy):
-        return _home_of_policy(draft)
+        return _check_policy_home(draft)
     if isinstance(thing, Workload):
-        return _allowed_workload(draft, operation, thing, None if found is None else found[0])
+        return _check_workload(draft, operation, thing, None if found is None else found[0])
     if isinstance(thing, Override):
-        return _allowed_override(draft, thing, None if found is None else found[0])
+        return _check_override(draft, thing, None if found is None else found[0])
     if isinstance(thing, Token):
-        return allowed_token(draft, thing, None if found is None else found[0])
+        return check_token(draft, thing, None if found is None else found[0])
     return None
 
 
-def _foreign(operation: Operation, tenant: str) -> Refused | None:
+def _check_tenant(operation: Operation, tenant: str) -> Refused | None:
     """Refuse changes outside the actor's tenant, whichever way the claim arrived."""
     mine = operation.actor.tenant
     if not mine or tenant == mine:
@@ -191,7 +195,7 @@ def _foreign(operation: Operation, tenant: str) -> Refused | None:
     )
 
 
-def _allowed_node(draft: Draft, node: Node, before: Node | None) -> Refused | None:
+def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused | None:
     """Check what an agent declares for its own node: only capacity, devices and address.
 
     Labels, taints and the other fields belong to operators. A node that could label itself, or remove its own taint, would
@@ -208,18 +212,18 @@ def _allowed_node(draft: Draft, node: Node, before: Node | None) -> Refused | No
         if told != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
             return refuse(
                 Code.NOT_OWNER,
-                f"spec: an agent may change only capacity, devices, address and port of node {meta.name}; an operator "
+                f"an agent may change only capacity, devices, address and port of node {meta.name}; an operator "
                 "may change the rest",
             )
-    pool = draft.thing(key_of("NodePool", spec.pool))
+    pool = draft.lookup(key_of("NodePool", spec.pool))
     if pool is not None and not spec.capacity <= pool[0].spec.capacity:
         most = f"pool {spec.pool} allows at most {pool[0].spec.capacity} per node"
         return refuse(Code.INVALID, f"spec.capacity: {most}, node {node.metadata.name} declares {spec.capacity}")
     return None
 
 
-def _allowed_in(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
-    found = draft.thing(key_of("Tenant", tenant))
+def _check_tenant_exists(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
+    found = draft.lookup(key_of("Tenant", tenant))
     if found is None:
         return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist; declare it first")
     if new and found[0].metadata.deleting:
@@ -227,11 +231,11 @@ def _allowed_in(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
     return None
 
 
-def _allowed_override(draft: Draft, override: Override, before: Override | None) -> Refused | None:
+def _check_override(draft: Draft, override: Override, before: Override | None) -> Refused | None:
     """Check a declared override. An expired one is not restarted by the same spec: a script that applies it repeatedly must not
     keep it in force forever.
     """
-    name, now = override.metadata.name, (draft.moment.boot, draft.moment.now_ms)
+    name, now = override.metadata.name, (draft.time.boot, draft.time.now_ms)
     if before is not None and before.spec == override.spec and not is_live(before, now):
         return refuse(
             Code.EXISTS, f"override {name} has expired, and applying the same spec does not restart it; delete it first"
@@ -241,21 +245,21 @@ def _allowed_override(draft: Draft, override: Override, before: Override | None)
     return None
 
 
-def _term(draft: Draft, override: Override) -> Deadline:
-    return Deadline(boot=draft.moment.boot, at_ms=draft.moment.now_ms + override.spec.ttl)
+def _deadline(draft: Draft, override: Override) -> Deadline:
+    return Deadline(boot=draft.time.boot, at_ms=draft.time.now_ms + override.spec.ttl)
 
 
-def _home_of_policy(draft: Draft) -> Refused | None:
+def _check_policy_home(draft: Draft) -> Refused | None:
     """Refuse local policies in a scope that leases its policies from the scope above: the revision numbers would clash."""
-    latest = draft.in_force()
+    latest = draft.current_policy()
     if latest is None or latest.spec.deadline is None:
         return None
     return refuse(Code.NOT_OWNER, f"policy revision {latest.spec.number} comes from the scope above; change policies there")
 
 
-def _allowed_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
+def _check_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
-    if spec.priority_class and draft.thing(key_of("PriorityClass", spec.priority_class)) is None:
+    if spec.priority_class and draft.lookup(key_of("PriorityClass", spec.priority_class)) is None:
         return refuse(
             Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist; declare it first"
         )
@@ -269,10 +273,10 @@ def _allowed_workload(draft: Draft, operation: Operation, workload: Workload, be
     same = (
         before is not None and before.spec.template == spec.template
     )  # what was permitted stays permitted when it is applied again
-    return None if same else _permitted(draft, operation, workload)
+    return None if same else _check_permissions(draft, operation, workload)
 
 
-def _permitted(draft: Draft, operation: Operation, workload: Workload) -> Refused | None:
+def _check_permissions(draft: Draft, operation: Operation, workload: Workload) -> Refused | None:
     """Refuse access to host resources that no policy permits. The node checks again when it starts a replica."""
     meta, template = workload.metadata, workload.spec.template
     loose = bool(operation.actor.tenant) and overrides_isolation(template)  # an operator may relax isolation without a policy
@@ -284,7 +288,7 @@ def _permitted(draft: Draft, operation: Operation, workload: Workload) -> Refuse
     return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.reason}; {wrong.cure}")
 
 
-def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Generation:
+def _store_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Generation:
     """Store this generation with its effective spec, and delete old generations that no longer have replicas."""
     meta = workload.metadata
     name = f"{meta.name}/{meta.generation:08d}"
@@ -294,68 +298,68 @@ def _keep_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Ge
     if meta.generation <= GENERATIONS_KEPT:
         return generation  # at most GENERATIONS_KEPT generations can exist
     for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
-        found = draft.thing(old)
-        if found is not None and not draft.alike((meta.tenant, meta.name, found[0].spec.generation)):
-            draft.drop(old)
+        found = draft.lookup(old)
+        if found is not None and not draft.replica_count((meta.tenant, meta.name, found[0].spec.generation)):
+            draft.delete(old)
     return generation
 
 
-@ruling(Delete, ANY_DECLARER, Coordination.HARD, "nothing is deleted while something depends on it")
+@ruling(Delete, ANY_DECLARING_ROLE, Coordination.HARD, "nothing is deleted while something depends on it")
 def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
-    if claim.kind not in DECLARERS:
+    if claim.kind not in DECLARING_ROLES:
         return refuse(Code.INVALID, f"kind: {an(claim.kind)} is a record of the authority and cannot be deleted")
     role = operation.actor.role
     cleans = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
-    if role not in DECLARERS[claim.kind] and role is not Role.WORKLOADS:
-        return refuse(Code.ROLE, f"kind: role {role} may not delete {an(claim.kind)}")
+    if role not in DECLARING_ROLES[claim.kind] and role is not Role.WORKLOADS:
+        return refuse(Code.ROLE, f"role {role} may not delete {an(claim.kind)}")
     if role is Role.AGENT:  # it would declare the node again, without the labels and taints that operators set
         return refuse(Code.NOT_OWNER, f"node {claim.name} may be deleted by an operator, not by an agent")
-    if (refused := _foreign(operation, claim.tenant)) is not None:
+    if (refused := _check_tenant(operation, claim.tenant)) is not None:
         return refused
     name = key_of(claim.kind, claim.name, claim.tenant)
-    found = draft.thing(name)
+    found = draft.lookup(name)
     if found is None:
         return refuse(Code.NOT_FOUND, f"{name} does not exist")
     thing = found[0]
-    if cleans and not thing.metadata.deleting and not orphaned(draft, thing):
+    if cleans and not thing.metadata.deleting and not is_orphaned(draft, thing):
         return refuse(Code.ROLE, f"role {role} may delete {name} only if all its owners are gone or it is being deleted")
-    refused = _expected(name, claim.expect, found) or _free(draft, claim.kind, claim.name, claim.tenant)
+    refused = _check_precondition(name, claim.expect, found) or _check_unused(draft, claim.kind, claim.name, claim.tenant)
     if refused is not None:
         return refused
-    return _end(draft, thing)
+    return _finish_delete(draft, thing)
 
 
-def _end(draft: Draft, thing: AnyObject) -> int:
+def _finish_delete(draft: Draft, thing: AnyObject) -> int:
     """Delete the object and return 1; or mark it as being deleted and return 0, if finalizers or replicas remain."""
     meta = thing.metadata
     generations: Sequence[str] = ()
     held = bool(meta.finalizers) if isinstance(meta, Metadata) else False
     if isinstance(thing, Workload):
         generations = draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))
-        held = held or any(draft.alike((meta.tenant, meta.name, int(old.rsplit("/", 1)[1]))) for old in generations)
+        held = held or any(draft.replica_count((meta.tenant, meta.name, int(old.rsplit("/", 1)[1]))) for old in generations)
     if held and isinstance(meta, Metadata):
         if not meta.deleting:
             draft.put(replace(thing, metadata=replace(meta, deleting=True)))
         return 0
     for old in generations:
-        draft.drop(old)
+        draft.delete(old)
     if isinstance(thing, Policy):
         _publish(draft, {k: v for k, v in _policies(draft).items() if k != meta.name})
     elif isinstance(thing, Tenant):
-        void_with_tenant(draft, meta.name)
+        revoke_tenant_tokens(draft, meta.name)
     elif isinstance(thing, Node):
-        void_with_node(draft, meta.name)
-    draft.drop(key(thing))
+        revoke_node_tokens(draft, meta.name)
+    draft.delete(key(thing))
     return 1
 
 
-def _of_one_going(before: Any, thing: AnyObject) -> Refused | None:
+def _check_change_while_deleting(before: Any, thing: AnyObject) -> Refused | None:
     """Check a change of an object that is being deleted: finalizers may only be removed, and annotations may change, because
     the holders of finalizers report their progress there.
     """
     mine, meta = before.metadata, thing.metadata
     if not isinstance(meta, Metadata) or not set(meta.finalizers) <= set(mine.finalizers):
-        return refuse(Code.DELETING, f"metadata.finalizers: {key(thing)} is being deleted; finalizers can only be removed")
+        return refuse(Code.DELETING, f"{key(thing)} is being deleted; finalizers can only be removed")
     same = (before.spec, mine.labels) == (thing.spec, meta.labels)
     owned = [(one.kind, one.name) for one in mine.owners] == [(one.kind, one.name) for one in meta.owners]
     if not same or not owned or not mine.finalizers:
@@ -363,7 +367,7 @@ def _of_one_going(before: Any, thing: AnyObject) -> Refused | None:
     return None
 
 
-def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
+def release_finalizers(draft: Draft, before: Any, thing: AnyObject) -> int:
     """Update the finalizers of an object that is being deleted. Without finalizers and dependents it is deleted."""
     mine, meta = before.metadata, thing.metadata
     if not isinstance(meta, Metadata):
@@ -371,12 +375,12 @@ def let_go(draft: Draft, before: Any, thing: AnyObject) -> int:
     after = replace(before, metadata=replace(mine, finalizers=meta.finalizers, annotations=meta.annotations))
     if after != before:
         draft.put(after)
-    if not meta.finalizers and _free(draft, type(thing).__name__, meta.name, meta.tenant) is None:
-        _end(draft, after)
+    if not meta.finalizers and _check_unused(draft, type(thing).__name__, meta.name, meta.tenant) is None:
+        _finish_delete(draft, after)
     return int(mine.generation)
 
 
-def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
+def resolve_owners(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
     """Return the owner references with the uid of each owner, so that a later object of the same name is not taken for the
     owner. References that existed before are kept.
     """
@@ -404,7 +408,7 @@ def owned_by(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] |
     return tuple(found)
 
 
-def orphaned(draft: Draft, thing: AnyObject) -> bool:
+def is_orphaned(draft: Draft, thing: AnyObject) -> bool:
     """Return whether the object had owners and all of them are gone. An object of the same name with another uid is not the
     owner.
     """
@@ -420,20 +424,20 @@ def _is_gone(stands: str | None, uid: str) -> bool:
 
 def _uid_of(draft: Draft, owner: Owner, tenant: str) -> str | None:
     """Return the uid of the object with an owner's name, in the tenant of the owned object; None if there is none."""
-    found = draft.thing(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
+    found = draft.lookup(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
     return None if found is None else str(found[0].metadata.uid)
 
 
-def _free(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
+def _check_unused(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
     """Refuse to delete an object that others depend on."""
     match kind:
         case "Policy":
-            return _home_of_policy(draft)
+            return _check_policy_home(draft)
         case "Node":
             ledger = draft.node(name)
             if ledger is not None and ledger.holders:
                 return refuse(Code.IN_USE, f"node {name} holds {ledger.holders} replicas; drain it first")
-            if draft.thing(key_of("Summary", AWAITED_NODE + name)) is not None:
+            if draft.lookup(key_of("Summary", AWAITED_NODE + name)) is not None:
                 awaited = "has not reported since the restore and may be running replicas unknown here"
                 return refuse(Code.AWAITING_REPORTS, f"node {name} {awaited}; wait until it is ready or lost")
         case "Tenant":
@@ -442,38 +446,38 @@ def _free(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
             if owned or any(ledger is not None and ledger.committed() for ledger in ledgers):
                 return refuse(Code.IN_USE, f"tenant {name} still has objects, running work or grants; delete these first")
         case "PriorityClass":
-            users = [k for k in draft.keys("workload/") if (w := draft.thing(k)) and w[0].spec.priority_class == name]
-            users += [k for k in draft.keys("generation/") if (g := draft.thing(k)) and g[0].spec.spec.priority_class == name]
+            users = [k for k in draft.keys("workload/") if (w := draft.lookup(k)) and w[0].spec.priority_class == name]
+            users += [k for k in draft.keys("generation/") if (g := draft.lookup(k)) and g[0].spec.spec.priority_class == name]
             users += [f"policy/{k}" for k, policy in _policies(draft).items() if name in priority_classes_in(policy)]
             if users:
                 return refuse(Code.IN_USE, f"priority class {name} is used by {users[0]}")
         case "Secret" | "Config":
-            user = _reader(draft, f"{kind.lower()}s", name, tenant)
+            user = _mounting_workload(draft, f"{kind.lower()}s", name, tenant)
             if user:
                 return refuse(
                     Code.IN_USE,
                     f"{kind.lower()} {name} is used by {user}; remove it from spec.template.{kind.lower()}s there first",
                 )
         case "Region":
-            inside = [k for k in draft.keys("node/") if (n := draft.thing(k)) and n[0].spec.region == name]
+            inside = [k for k in draft.keys("node/") if (n := draft.lookup(k)) and n[0].spec.region == name]
             if inside:
                 return refuse(Code.IN_USE, f"region {name} has {len(inside)} nodes; delete these first")
     return None
 
 
-def _reader(draft: Draft, mounts: str, name: str, tenant: str) -> str:
+def _mounting_workload(draft: Draft, mounts: str, name: str, tenant: str) -> str:
     """Return the key of a workload that may still start replicas with this secret or config: by its current spec, or by an
     older generation that has replicas. Empty if there is none.
     """
     for one in draft.keys(f"workload/{tenant}/"):
-        found = draft.thing(one)
+        found = draft.lookup(one)
         if found is None or found[0].metadata.deleting:
             continue
         workload: Workload = found[0]
         specs = [workload.spec.template]
         for old in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
-            kept = draft.thing(old)
-            if kept is not None and draft.alike((tenant, workload.metadata.name, kept[0].spec.generation)):
+            kept = draft.lookup(old)
+            if kept is not None and draft.replica_count((tenant, workload.metadata.name, kept[0].spec.generation)):
                 specs.append(kept[0].spec.spec.template)
         if any(mount.name == name for template in specs for mount in getattr(template, mounts)):
             return one
@@ -481,26 +485,26 @@ def _reader(draft: Draft, mounts: str, name: str, tenant: str) -> str:
 
 
 def _policies(draft: Draft) -> dict[str, PolicySpec]:
-    latest = draft.in_force()
+    latest = draft.current_policy()
     return {} if latest is None else dict(latest.spec.policies)
 
 
 def _publish(draft: Draft, policies: dict[str, PolicySpec], number: int = 0, deadline: Deadline | None = None) -> int:
-    latest = draft.in_force()
+    latest = draft.current_policy()
     number = number or (1 if latest is None else latest.spec.number + 1)
     spec = PolicyRevisionSpec(number=number, policies=policies, deadline=deadline)
     draft.put(PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec))
     for old in draft.keys("policyrevision/")[:-POLICY_REVISIONS_KEPT]:
-        draft.drop(old)
+        draft.delete(old)
     return number
 
 
 @ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered in sequence")
 def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refused:
-    away = _home_of_policy(draft)
+    away = _check_policy_home(draft)
     if away is not None:
         return away
-    found = draft.thing(key_of("PolicyRevision", f"{claim.to:08d}"))
+    found = draft.lookup(key_of("PolicyRevision", f"{claim.to:08d}"))
     if found is None:
         return refuse(
             Code.NOT_FOUND,
@@ -509,22 +513,22 @@ def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refus
     policies: dict[str, PolicySpec] = dict(found[0].spec.policies)
     for name in draft.keys("policy/"):
         if name.removeprefix("policy/") not in policies:
-            draft.drop(name)
+            draft.delete(name)
     for name, spec in policies.items():
-        now = draft.thing(key_of("Policy", name))
+        now = draft.lookup(key_of("Policy", name))
         if now is None or now[0].spec != spec:
-            meta = now[0].metadata if now is not None else _fresh(draft, name)
+            meta = now[0].metadata if now is not None else _new_metadata(draft, name)
             draft.put(Policy(metadata=replace(meta, generation=meta.generation + 1), spec=spec))
     return _publish(draft, policies)
 
 
-def _fresh(draft: Draft, name: str) -> Metadata:
-    return Metadata(name=name, uid=draft.uid(), created=draft.moment.wall)
+def _new_metadata(draft: Draft, name: str) -> Metadata:
+    return Metadata(name=name, uid=draft.new_uid(), created=draft.time.wall)
 
 
 @ruling(Adopt, frozenset({Role.POLICY}), Coordination.BOUNDED, "the higher number wins; one number has one content")
 def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
-    latest = draft.in_force()
+    latest = draft.current_policy()
     if latest is not None and claim.number < latest.spec.number:
         return refuse(Code.REVISION, f"number: policy revision {latest.spec.number} is in force, {claim.number} is older")
     if latest is not None and claim.number == latest.spec.number and claim.policies != latest.spec.policies:
@@ -532,15 +536,15 @@ def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
             Code.OPERATION_MISMATCH,
             f"policies: revision {claim.number} is already stored here with different content; publish a new number",
         )
-    if claim.asked_ms > draft.moment.now_ms:
+    if claim.asked_ms > draft.time.now_ms:
         return refuse(
             Code.INVALID,
-            f"asked_ms: {claim.asked_ms} is in the future (now {draft.moment.now_ms}); send the time of the request "
+            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request "
             "on this scope's clock",
         )
     until_ms = claim.asked_ms + claim.ttl
     known = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline
-    if known is not None and known.boot == draft.moment.boot:
+    if known is not None and known.boot == draft.time.boot:
         until_ms = max(until_ms, known.at_ms)  # of two leases on one number the longer wins, in any order of arrival
-    deadline = Deadline(boot=draft.moment.boot, at_ms=until_ms)
+    deadline = Deadline(boot=draft.time.boot, at_ms=until_ms)
     return _publish(draft, dict(claim.policies), claim.number, deadline)

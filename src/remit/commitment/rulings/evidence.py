@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.registry import EVERYONE, Coordination, refuse, ruling
+from remit.commitment.rulings.registry import ALL_ROLES, Coordination, refuse, ruling
 from remit.model.claims import Code, Operation, RecordDecision, RecordEvent, Refused, Report, SetCondition
 from remit.model.metadata import DNS_LABEL, Condition, RecordMetadata
 from remit.model.objects import key_of
@@ -20,34 +20,34 @@ NAME_BYTES_MAX = 240
 """Two names and a kind fit into one key."""
 
 
-@ruling(RecordEvent, EVERYONE, Coordination.SOFT, "events are a set: the same name is the same event")
-def note(draft: Draft, operation: Operation, claim: RecordEvent) -> int | Refused:
-    unnamed = _unnamed(claim.name)
+@ruling(RecordEvent, ALL_ROLES, Coordination.SOFT, "events are a set: the same name is the same event")
+def record_event(draft: Draft, operation: Operation, claim: RecordEvent) -> int | Refused:
+    unnamed = _check_name(claim.name)
     if unnamed is not None:
         return unnamed
-    draft.note(Event(metadata=RecordMetadata(name=claim.name), spec=claim.event))
+    draft.put_note(Event(metadata=RecordMetadata(name=claim.name), spec=claim.event))
     return 0
 
 
 @ruling(
     RecordDecision,
-    EVERYONE,
+    ALL_ROLES,
     Coordination.BOUNDED,
     "decisions are a set of evidence about choices; no later decision depends on them",
 )
-def explain(draft: Draft, operation: Operation, claim: RecordDecision) -> int | Refused:
-    unnamed = _unnamed(claim.name)
+def record_decision(draft: Draft, operation: Operation, claim: RecordDecision) -> int | Refused:
+    unnamed = _check_name(claim.name)
     if unnamed is not None:
         return unnamed
     if re.fullmatch(DNS_LABEL, claim.tenant) is None:
         return refuse(Code.INVALID, f"tenant: {claim.tenant!r} is not a DNS label")
-    draft.note(Decision(metadata=RecordMetadata(name=claim.name, tenant=claim.tenant), spec=claim.decision))
+    draft.put_note(Decision(metadata=RecordMetadata(name=claim.name, tenant=claim.tenant), spec=claim.decision))
     return 0
 
 
-@ruling(Report, EVERYONE, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) wins")
-def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
-    unnamed = _unnamed(claim.name)
+@ruling(Report, ALL_ROLES, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) wins")
+def report_summary(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
+    unnamed = _check_name(claim.name)
     if unnamed is not None:
         return unnamed
     if claim.name.startswith(AWAITED_NODE):
@@ -55,7 +55,7 @@ def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
             Code.NOT_OWNER,
             f"name: {claim.name} is reserved for the authority's record of nodes awaited after a restore; use another name",
         )
-    found = draft.thing(key_of("Summary", claim.name))
+    found = draft.lookup(key_of("Summary", claim.name))
     before = None if found is None else found[0]
     after = Summary(metadata=RecordMetadata(name=claim.name), spec=claim.summary)
     if before is None and len(draft.keys("summary/")) >= SUMMARIES_MAX:
@@ -66,9 +66,9 @@ def report(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
     return merged.spec.sequence
 
 
-@ruling(SetCondition, EVERYONE, Coordination.SOFT, "of two conditions of one type the later (generation, transition) wins")
-def observe(draft: Draft, operation: Operation, claim: SetCondition) -> int | Refused:
-    found = draft.thing(key_of(claim.kind, claim.name, claim.tenant))
+@ruling(SetCondition, ALL_ROLES, Coordination.SOFT, "of two conditions of one type the later (generation, transition) wins")
+def set_condition(draft: Draft, operation: Operation, claim: SetCondition) -> int | Refused:
+    found = draft.lookup(key_of(claim.kind, claim.name, claim.tenant))
     if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
         return refuse(Code.NOT_FOUND, f"{claim.kind} {claim.name} does not exist, or its kind has no conditions")
     thing = found[0]
@@ -84,7 +84,7 @@ def observe(draft: Draft, operation: Operation, claim: SetCondition) -> int | Re
     return 0
 
 
-def _unnamed(name: str) -> Refused | None:
+def _check_name(name: str) -> Refused | None:
     """Refuse a name that cannot be part of a key."""
     size = len(name.encode())
     return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; use 1 to {NAME_BYTES_MAX}")

@@ -20,19 +20,19 @@ import re
 from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.leases import restored
+from remit.commitment.rulings.leases import was_restored
 from remit.commitment.rulings.peer_scopes import (
-    PEER,
+    PEER_PREFIX,
     awaited_peers,
-    forgetful,
-    lenders,
-    misaddressed,
-    note,
-    on_record,
-    parted,
+    check_incarnations,
+    closed_peer,
+    may_have_forgotten_grants,
+    peer_record,
+    peers_to_confirm,
+    put_peer,
 )
-from remit.commitment.rulings.placement import lifeless
-from remit.commitment.rulings.registry import BUDGETEERS, Coordination, refuse, ruling
+from remit.commitment.rulings.placement import check_alive
+from remit.commitment.rulings.registry import BUDGET_ROLES, Coordination, refuse, ruling
 from remit.law.ledgers import SCOPE_PREFIX, GrantLedger, outstanding
 from remit.model.claims import (
     Accept,
@@ -53,42 +53,42 @@ from remit.model.objects import key_of
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, PeerConfirmation
 from remit.model.resources import Amount, format_quantity
 
-SCHEDULING = frozenset({Role.BUDGETS, Role.OPERATOR, Role.SCHEDULER})
+GRANTING_ROLES = frozenset({Role.BUDGETS, Role.OPERATOR, Role.SCHEDULER})
 
 
-@ruling(Issue, SCHEDULING, Coordination.HARD, "granted on plus used never exceeds the parent's amount")
+@ruling(Issue, GRANTING_ROLES, Coordination.HARD, "granted on plus used never exceeds the parent's amount")
 def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
     spec = claim.spec
-    refused = _well_formed(claim.name, spec) or _unheard_of(draft, spec)
+    refused = _check_spec(claim.name, spec) or _check_forgotten_grants(draft, spec)
     if refused is not None:
         return refused
-    if draft.thing(key_of("Grant", claim.name)) is not None or draft.grant(claim.name) is not None:
+    if draft.lookup(key_of("Grant", claim.name)) is not None or draft.grant(claim.name) is not None:
         return refuse(Code.EXISTS, f"name: grant {claim.name} exists already; choose another name")
-    if operation.actor.role is Role.SCHEDULER and (spec.shares or not _held_by_asker(draft, operation, spec.parent)):
+    if operation.actor.role is Role.SCHEDULER and (spec.shares or not _is_held_by_caller(draft, operation, spec.parent)):
         return refuse(
             Code.NOT_OWNER,
             "spec.parent: a scheduler may only grant on what it holds itself, and may not issue budgets; ask an operator",
         )
-    refused = _orphan(draft, spec)
+    refused = _check_parent(draft, spec)
     if refused is not None:
         return refused
-    deadline = _term(draft, spec)
+    deadline = _deadline(draft, spec)
     for ledger_name, amount in _debits(spec):
         ledger = draft.grant(ledger_name)
         if ledger is None:
             return refuse(Code.NOT_FOUND, f"spec.parent: grant {ledger_name} does not exist; issue it first")
-        short = _covers(draft, ledger, amount)
+        short = _check_amount(draft, ledger, amount)
         if short is not None:
             return short
         if ledger.name == spec.parent:
             deadline = _capped(draft, deadline, ledger)
     draft.put(
-        Grant(metadata=RecordMetadata(name=claim.name, uid=draft.uid()), spec=spec, status=GrantStatus(deadline=deadline))
+        Grant(metadata=RecordMetadata(name=claim.name, uid=draft.new_uid()), spec=spec, status=GrantStatus(deadline=deadline))
     )
     return 1
 
 
-@ruling(Accept, BUDGETEERS, Coordination.HARD, "yielded capacity is not held again: each serial is accepted once")
+@ruling(Accept, BUDGET_ROLES, Coordination.HARD, "yielded capacity is not held again: each serial is accepted once")
 def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
     """Store or renew the holder's copy of a grant. Its term counts from when it was requested, on this scope's clock."""
     if not claim.spec.issuer or not claim.spec.ttl or not _is_name(claim.name):
@@ -98,21 +98,25 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
         )
     if any(count < 0 for _, count in claim.spec.amount):
         return refuse(Code.INVALID, "spec.amount: negative amounts cannot be granted")
-    refused = misaddressed(draft, claim.spec.issuer, claim)
+    refused = check_incarnations(draft, claim.spec.issuer, claim)
     if refused is not None:
         return refused
-    if claim.asked_ms > draft.moment.now_ms:
+    if claim.asked_ms > draft.time.now_ms:
         return refuse(
             Code.INVALID,
-            f"asked_ms: {claim.asked_ms} is in the future (now {draft.moment.now_ms}); send the time of the request "
+            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request "
             "on this scope's clock",
         )
-    found = draft.thing(key_of("Grant", claim.name))
-    deadline = Deadline(boot=draft.moment.boot, at_ms=claim.asked_ms + claim.spec.ttl)
+    found = draft.lookup(key_of("Grant", claim.name))
+    deadline = Deadline(boot=draft.time.boot, at_ms=claim.asked_ms + claim.spec.ttl)
     if found is None:
         status = GrantStatus(serial=claim.serial, deadline=deadline)
         draft.put(
-            Grant(metadata=RecordMetadata(name=claim.name, uid=draft.uid()), spec=replace(claim.spec, parent=""), status=status)
+            Grant(
+                metadata=RecordMetadata(name=claim.name, uid=draft.new_uid()),
+                spec=replace(claim.spec, parent=""),
+                status=status,
+            )
         )
         return claim.serial
     before: Grant = found[0]
@@ -137,33 +141,33 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
     return claim.serial
 
 
-@ruling(Renew, SCHEDULING, Coordination.HARD, "a grant never outlives its parent; a closed grant stays closed")
+@ruling(Renew, GRANTING_ROLES, Coordination.HARD, "a grant never outlives its parent; a closed grant stays closed")
 def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
-    grant = _issued(draft, claim.name)
+    grant = _find_issued(draft, claim.name)
     if isinstance(grant, Refused):
         return grant
-    if not _may_end(draft, operation, grant):
+    if not _may_manage(draft, operation, grant):
         return refuse(
             Code.NOT_OWNER,
             f"grant {claim.name} is held by {grant.spec.holder}; {operation.actor.name} neither holds nor issued it",
         )
     parent = draft.grant(grant.spec.parent) if grant.spec.parent else None
-    dead = lifeless(draft, parent) if parent is not None else None
+    dead = check_alive(draft, parent) if parent is not None else None
     if dead is not None:
         return dead
-    deadline = _capped(draft, _term(draft, grant.spec), parent)
+    deadline = _capped(draft, _deadline(draft, grant.spec), parent)
     draft.put(replace(grant, status=replace(grant.status, deadline=deadline, serial=grant.status.serial + 1)))
     return grant.status.serial + 1
 
 
 @ruling(
     ReturnCapacity,
-    BUDGETEERS,
+    BUDGET_ROLES,
     Coordination.HARD,
     "returned capacity is debited at the holder before it is credited at the issuer",
 )
-def give_back(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
-    found = draft.thing(key_of("Grant", claim.name))
+def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
+    found = draft.lookup(key_of("Grant", claim.name))
     if found is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
     grant: Grant = found[0]
@@ -177,7 +181,7 @@ def give_back(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int 
         )
     if any(count < 0 for _, count in claim.amount):
         return refuse(Code.INVALID, f"amount: negative amounts cannot be yielded; got {claim.amount}")
-    short = _covers(draft, ledger, claim.amount, drawing=False)
+    short = _check_amount(draft, ledger, claim.amount, drawing=False)
     if short is not None:
         return short
     report = grant.status.report + 1
@@ -192,27 +196,30 @@ def give_back(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int 
 
 
 @ruling(
-    Close, SCHEDULING | {Role.REPAIR}, Coordination.HARD, "drawn capacity stays charged; only the rest returns, and only once"
+    Close,
+    GRANTING_ROLES | {Role.REPAIR},
+    Coordination.HARD,
+    "drawn capacity stays charged; only the rest returns, and only once",
 )
 def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
-    found = draft.thing(key_of("Grant", claim.name))
+    found = draft.lookup(key_of("Grant", claim.name))
     ledger = draft.grant(claim.name)
     if found is None or ledger is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
     grant: Grant = found[0]
-    if not _may_end(draft, operation, grant):
+    if not _may_manage(draft, operation, grant):
         return refuse(
             Code.NOT_OWNER,
             f"grant {claim.name} is held by {grant.spec.holder}; {operation.actor.name} neither holds nor issued it",
         )
-    if operation.actor.role is Role.REPAIR and ledger.is_unexpired(draft.moment.now_ms):
+    if operation.actor.role is Role.REPAIR and ledger.is_unexpired(draft.time.now_ms):
         return refuse(
             Code.WAIT, f"grant {claim.name} has not expired; until then only its holder {grant.spec.holder} closes it"
         )
     if ledger.granted_to_other_scope and grant.status.phase is GrantPhase.CLOSED and not outstanding(grant):
-        draft.drop(key_of("Grant", claim.name))
+        draft.delete(key_of("Grant", claim.name))
         return grant.status.report
-    if ledger.granted_to_other_scope and not ledger.is_unexpired(draft.moment.now_ms):
+    if ledger.granted_to_other_scope and not ledger.is_unexpired(draft.time.now_ms):
         return refuse(
             Code.AWAITING_REPORTS,
             f"grant {claim.name} expired, but {grant.spec.holder} has not reported what it drew; wait for its report, "
@@ -242,18 +249,18 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
         return status.report
     status = replace(grant.status, phase=GrantPhase.CLOSED, returned=grant.spec.amount - taken)
     if not taken:
-        draft.drop(key_of("Grant", claim.name))
+        draft.delete(key_of("Grant", claim.name))
     elif status != grant.status:  # a closed grant in use is closed again repeatedly: do not rewrite an unchanged row
         draft.put(replace(grant, status=status))
     return grant.status.report
 
 
 @ruling(
-    Credit, BUDGETEERS, Coordination.HARD, "a restored holder is not offered again what it reported back before its restore"
+    Credit, BUDGET_ROLES, Coordination.HARD, "a restored holder is not offered again what it reported back before its restore"
 )
 def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
     """Take back what the holder returned. Reports are ordered by (epoch, report): the later wins, in any order of arrival."""
-    grant = _issued(draft, claim.name, closed=True)
+    grant = _find_issued(draft, claim.name, allow_closed=True)
     if isinstance(grant, Refused):
         return grant
     if not grant.spec.holder.startswith(SCOPE_PREFIX):
@@ -261,7 +268,7 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
             Code.INVALID,
             f"grant {claim.name} is held in this scope, so its draws are known here; close it instead of reporting",
         )
-    refused = misaddressed(draft, grant.spec.holder, claim)
+    refused = check_incarnations(draft, grant.spec.holder, claim)
     if refused is not None:
         return refused
     if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
@@ -284,27 +291,27 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
     return claim.report
 
 
-@ruling(ConfirmHoldings, BUDGETEERS, Coordination.HARD, "after a restore no amount is granted twice")
-def vouch(draft: Draft, operation: Operation, claim: ConfirmHoldings) -> int | Refused:
+@ruling(ConfirmHoldings, BUDGET_ROLES, Coordination.HARD, "after a restore no amount is granted twice")
+def confirm_holdings(draft: Draft, operation: Operation, claim: ConfirmHoldings) -> int | Refused:
     """Record the grants that the backup lacked, as reported by their holder, and stop waiting for that holder.
 
     Nothing returns by this claim. Grants known here still count as fully used, since an offer may be in flight. Amounts that
     the holder gave back return through its reports, which it sends again.
     """
-    refused = misaddressed(draft, claim.holder, claim)
+    refused = check_incarnations(draft, claim.holder, claim)
     if refused is not None:
         return refused
-    known = on_record(draft, claim.holder)
+    known = peer_record(draft, claim.holder)
     if known.standing is PeerConfirmation.VOUCHED:
         return refuse(
             Code.EXISTS,
             f"holder: {claim.holder} has already vouched since the restore; it must send reports (credit) from now on",
         )
     for name, spec in sorted(claim.grants.items()):
-        refused = _well_formed(name, spec)
+        refused = _check_spec(name, spec)
         if refused is not None:
             return refused
-        found = draft.thing(key_of("Grant", name))
+        found = draft.lookup(key_of("Grant", name))
         if claim.holder != spec.holder:
             return refuse(
                 Code.NOT_OWNER,
@@ -316,22 +323,22 @@ def vouch(draft: Draft, operation: Operation, claim: ConfirmHoldings) -> int | R
                 f"grants.{name}: held by {found[0].spec.holder} here, not by {claim.holder}; one of the two must "
                 "close it first",
             )
-        orphan = _orphan(draft, spec) if found is None else None
+        orphan = _check_parent(draft, spec) if found is None else None
         if orphan is not None:
             return replace(orphan, detail=f"grants.{name}.{orphan.detail}")
-        if not restored(draft) and (found is None or not spec.amount <= found[0].spec.amount):
+        if not was_restored(draft) and (found is None or not spec.amount <= found[0].spec.amount):
             return refuse(
                 Code.NOT_FOUND, f"grants.{name}: not granted by this scope, which was never restored; request a new grant"
             )
     for name, spec in sorted(claim.grants.items()):
-        found = draft.thing(key_of("Grant", name))
+        found = draft.lookup(key_of("Grant", name))
         if found is None:
-            status = GrantStatus(epoch=claim.epoch, deadline=_term(draft, spec))
-            draft.put(Grant(metadata=RecordMetadata(name=name, uid=draft.uid()), spec=spec, status=status))
+            status = GrantStatus(epoch=claim.epoch, deadline=_deadline(draft, spec))
+            draft.put(Grant(metadata=RecordMetadata(name=name, uid=draft.new_uid()), spec=spec, status=status))
         elif not spec.amount <= found[0].spec.amount:
             larger = found[0].spec.amount + spec.amount.excess_over(found[0].spec.amount)
             draft.put(replace(found[0], spec=replace(found[0].spec, amount=larger)))
-    note(draft, claim.holder, replace(known, standing=PeerConfirmation.VOUCHED))
+    put_peer(draft, claim.holder, replace(known, standing=PeerConfirmation.VOUCHED))
     return len(claim.grants)
 
 
@@ -348,22 +355,22 @@ def declare_lost(draft: Draft, operation: Operation, claim: DeclareLost) -> int 
         )
     returned = 0
     for name in draft.keys("grant/"):
-        found = draft.thing(name)
+        found = draft.lookup(name)
         if found is not None and found[0].spec.holder == claim.holder and not found[0].spec.issuer:
-            draft.drop(name)
+            draft.delete(name)
             returned += 1
-    if draft.thing(PEER + claim.holder) is not None:
+    if draft.lookup(PEER_PREFIX + claim.holder) is not None:
         # The returned amount may be granted to others soon, so no message of this incarnation of the holder may count any more.
-        note(draft, claim.holder, parted(on_record(draft, claim.holder)))
+        put_peer(draft, claim.holder, closed_peer(peer_record(draft, claim.holder)))
     return returned
 
 
-def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
+def _check_spec(name: str, spec: GrantSpec) -> Refused | None:
     if not _is_name(name):
         return refuse(Code.INVALID, f"name: {name!r} is not a DNS label; use a-z, 0-9 and -")
     amounts = [spec.amount, *spec.shares.values()]
     if not spec.amount or any(count < 0 for amount in amounts for _, count in amount):
-        return refuse(Code.INVALID, f"spec.amount: must be positive, with no negative part; got {spec.amount}")
+        return refuse(Code.INVALID, "spec.amount: must be positive; no part of it, or of spec.shares, may be negative")
     if spec.issuer:
         return refuse(
             Code.INVALID, "spec.issuer: must be empty in a grant issued here; grants from another scope are accepted instead"
@@ -384,12 +391,14 @@ def _well_formed(name: str, spec: GrantSpec) -> Refused | None:
     return None
 
 
-def _unheard_of(draft: Draft, spec: GrantSpec) -> Refused | None:
+def _check_forgotten_grants(draft: Draft, spec: GrantSpec) -> Refused | None:
     """Refuse while a restored scope may have made grants that the backup does not contain."""
-    return forgetful(draft, awaited_peers(draft) if spec.holder.startswith(SCOPE_PREFIX) else lenders(draft))
+    return may_have_forgotten_grants(
+        draft, awaited_peers(draft) if spec.holder.startswith(SCOPE_PREFIX) else peers_to_confirm(draft)
+    )
 
 
-def _held_by_asker(draft: Draft, operation: Operation, parent: str) -> bool:
+def _is_held_by_caller(draft: Draft, operation: Operation, parent: str) -> bool:
     ledger = draft.grant(parent)
     grant = None if ledger is None else ledger.grant
     return grant is not None and grant.spec.holder in (operation.actor.name, operation.actor.lease)
@@ -404,7 +413,7 @@ def _debits(spec: GrantSpec) -> list[tuple[str, Amount]]:
     return list(debits.items())
 
 
-def _orphan(draft: Draft, spec: GrantSpec) -> Refused | None:
+def _check_parent(draft: Draft, spec: GrantSpec) -> Refused | None:
     """Check that the parent may be carved up.
 
     A grant has no parent, another grant, or a tenant's quota as parent. Shares of a budget, and the emergency quota that
@@ -412,7 +421,7 @@ def _orphan(draft: Draft, spec: GrantSpec) -> Refused | None:
     it are charged to nothing else, so a slice of an offer or a budget would create new quota.
     """
     name = spec.parent
-    found = draft.thing(key_of("Grant", name)) if name else None
+    found = draft.lookup(key_of("Grant", name)) if name else None
     home = name.startswith("tenant/") and not name.endswith("/emergency") and draft.grant(name) is not None
     if name and found is None and not home:
         return refuse(Code.NOT_FOUND, f"spec.parent: no grant or tenant quota named {name} exists; create it first")
@@ -431,19 +440,19 @@ def _orphan(draft: Draft, spec: GrantSpec) -> Refused | None:
     return None
 
 
-def _may_end(draft: Draft, operation: Operation, grant: Grant) -> bool:
+def _may_manage(draft: Draft, operation: Operation, grant: Grant) -> bool:
     """Return whether the caller may renew or close the grant. A scheduler may do so only for grants that it holds or issued."""
     if operation.actor.role is not Role.SCHEDULER:
         return True
     mine = (operation.actor.name, operation.actor.lease)
-    return grant.spec.holder in mine or _held_by_asker(draft, operation, grant.spec.parent)
+    return grant.spec.holder in mine or _is_held_by_caller(draft, operation, grant.spec.parent)
 
 
-def _covers(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
+def _check_amount(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
     if drawing:
         if ledger.granted_to_other_scope:
             return refuse(Code.NOT_OWNER, f"grant {ledger.name} is held by another scope; only that scope grants it on")
-        dead = lifeless(draft, ledger)
+        dead = check_alive(draft, ledger)
         if dead is not None:
             return dead
     short = ledger.shortage_for(amount.pairs)
@@ -453,20 +462,20 @@ def _covers(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = T
     return refuse(Code.GRANT_SHORT, f"grant {ledger.name} has {left} {short.resource} free, {need} is needed")
 
 
-def _issued(draft: Draft, name: str, closed: bool = False) -> Grant | Refused:
-    found = draft.thing(key_of("Grant", name))
+def _find_issued(draft: Draft, name: str, allow_closed: bool = False) -> Grant | Refused:
+    found = draft.lookup(key_of("Grant", name))
     if found is None:
         return refuse(Code.NOT_FOUND, f"grant {name} does not exist")
     grant: Grant = found[0]
     if grant.spec.issuer:
         return refuse(Code.NOT_OWNER, f"grant {name} was issued by {grant.spec.issuer}; only its issuer may do this")
-    if grant.status.phase is not GrantPhase.LIVE and not closed:
+    if grant.status.phase is not GrantPhase.LIVE and not allow_closed:
         return refuse(Code.GRANT_VOID, f"grant {name} is {grant.status.phase}; issue a new one")
     return grant
 
 
-def _term(draft: Draft, spec: GrantSpec) -> Deadline:
-    return Deadline(boot=draft.moment.boot, at_ms=draft.moment.now_ms + spec.ttl)
+def _deadline(draft: Draft, spec: GrantSpec) -> Deadline:
+    return Deadline(boot=draft.time.boot, at_ms=draft.time.now_ms + spec.ttl)
 
 
 def _capped(draft: Draft, deadline: Deadline, parent: GrantLedger | None) -> Deadline:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from remit.commitment.books import Books
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.registry import EVERYONE, UNLEASED, Coordination, refuse, ruling
+from remit.commitment.rulings.registry import ALL_ROLES, UNLEASED_ROLES, Coordination, refuse, ruling
 from remit.commitment.rulings.transitions import agent_lease
 from remit.model.claims import Acquire, Actor, Code, Operation, Refused, Role, Vacate
 from remit.model.metadata import RecordMetadata
@@ -23,36 +23,36 @@ from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, Node
 
 TTL_MS_MIN, TTL_MS_MAX = 100, 3_600_000
 LEASES_MAX = 200_000
-ANY_LEASE = "*"
+LEASE_EPOCH_RECORD = "*"
 """Name of a record that exists after a restore and is never held. It stores the epoch after which new leases start: they may
 have existed before, at epochs that the backup does not know.
 """
 
 
-def restored(draft: Draft) -> bool:
+def was_restored(draft: Draft) -> bool:
     """Return whether this scope was ever restored from a backup."""
-    return draft.thing(key_of("Lease", ANY_LEASE)) is not None
+    return draft.lookup(key_of("Lease", LEASE_EPOCH_RECORD)) is not None
 
 
-def claimant(draft: Draft, actor: Actor) -> Refused | None:
+def check_fence(draft: Draft, actor: Actor) -> Refused | None:
     """Refuse unless the actor holds its role's lease at the current epoch. This is the fence of every leased claim."""
-    if actor.role in UNLEASED:
+    if actor.role in UNLEASED_ROLES:
         return None
     who = (actor.name, actor.role, actor.lease, actor.epoch)
     try:
-        return draft.fenced[who]
+        return draft.fence_results[who]
     except KeyError:
-        fenced = draft.fenced[who] = _claimant(draft, actor)
+        fenced = draft.fence_results[who] = _check_fence(draft, actor)
         return fenced
 
 
-def _claimant(draft: Draft, actor: Actor) -> Refused | None:
-    if not _of_role(actor, actor.lease):
+def _check_fence(draft: Draft, actor: Actor) -> Refused | None:
+    if not _belongs_to_role(actor, actor.lease):
         return refuse(
             Code.STALE_EPOCH,
             f"actor.lease: {actor.lease!r} is not a lease of role {actor.role}; acquire {actor.role} or {actor.role}/NAME",
         )
-    found = draft.thing(key_of("Lease", actor.lease))
+    found = draft.lookup(key_of("Lease", actor.lease))
     if found is None:
         return refuse(Code.STALE_EPOCH, f"lease {actor.lease} does not exist; acquire it first")
     spec: LeaseSpec = found[0].spec
@@ -62,7 +62,7 @@ def _claimant(draft: Draft, actor: Actor) -> Refused | None:
             f"lease {actor.lease} is held by {spec.holder or 'no one'} at epoch {spec.epoch}, "
             f"not by {actor.name} at epoch {actor.epoch}; acquire it again",
         )
-    if _lapsed(draft, actor.lease, spec):
+    if _has_lapsed(draft, actor.lease, spec):
         return refuse(
             Code.LEASE_EXPIRED,
             f"lease {actor.lease} of {actor.name} was not renewed for {spec.ttl} and lapsed; acquire it again",
@@ -70,10 +70,10 @@ def _claimant(draft: Draft, actor: Actor) -> Refused | None:
     return None
 
 
-@ruling(Acquire, EVERYONE - UNLEASED, Coordination.HARD, "one holder per lease and epoch")
+@ruling(Acquire, ALL_ROLES - UNLEASED_ROLES, Coordination.HARD, "one holder per lease and epoch")
 def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused:
     actor = operation.actor
-    if not _of_role(actor, claim.lease) or len(claim.lease.encode()) > 253:
+    if not _belongs_to_role(actor, claim.lease) or len(claim.lease.encode()) > 253:
         return refuse(
             Code.NOT_OWNER,
             f"lease: {claim.lease} does not belong to role {actor.role}; acquire {actor.role} or {actor.role}/NAME",
@@ -82,25 +82,30 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
         return refuse(Code.INVALID, f"actor.name: has {len(actor.name)} characters; the holder of a lease needs 1 to 253")
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: {claim.ttl} is out of range; use {TTL_MS_MIN} ms to {TTL_MS_MAX} ms")
-    found = draft.thing(key_of("Lease", claim.lease))
-    if found is None and len(draft.books.by_kind.get("lease", ())) + len(draft.things) >= LEASES_MAX:
+    found = draft.lookup(key_of("Lease", claim.lease))
+    if found is None and len(draft.books.by_kind.get("lease", ())) + len(draft.objects) >= LEASES_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {LEASES_MAX} leases; use an existing lease name")
-    first = draft.thing(key_of("Lease", ANY_LEASE)) if found is None else None
+    first = draft.lookup(key_of("Lease", LEASE_EPOCH_RECORD)) if found is None else None
     spec = found[0].spec if found is not None else LeaseSpec(epoch=first[0].spec.epoch if first is not None else 0)
-    if spec.holder not in ("", actor.name) and not _lapsed(draft, claim.lease, spec):
+    if spec.holder not in ("", actor.name) and not _has_lapsed(draft, claim.lease, spec):
         return refuse(
             Code.LEASE_HELD,
             f"lease {claim.lease} is held by {spec.holder} at epoch {spec.epoch}; it is free when vacated or lapsed",
         )
     taken = LeaseSpec(holder=actor.name, epoch=spec.epoch + 1, ttl=claim.ttl)
     draft.put(Lease(metadata=RecordMetadata(name=claim.lease), spec=taken))
-    draft.heard[claim.lease] = draft.moment.now_ms
+    draft.renewed_ms[claim.lease] = draft.time.now_ms
     return taken.epoch
 
 
-@ruling(Vacate, EVERYONE - UNLEASED, Coordination.SOFT, "concurrent changes of a lease merge: the one at the higher epoch wins")
+@ruling(
+    Vacate,
+    ALL_ROLES - UNLEASED_ROLES,
+    Coordination.SOFT,
+    "concurrent changes of a lease merge: the one at the higher epoch wins",
+)
 def vacate(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
-    found = draft.thing(key_of("Lease", claim.lease))
+    found = draft.lookup(key_of("Lease", claim.lease))
     actor = operation.actor
     if found is None or (found[0].spec.holder, found[0].spec.epoch, claim.lease) != (actor.name, actor.epoch, actor.lease):
         return refuse(
@@ -110,20 +115,20 @@ def vacate(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
     return actor.epoch
 
 
-def _of_role(actor: Actor, lease: str) -> bool:
+def _belongs_to_role(actor: Actor, lease: str) -> bool:
     return lease == actor.role or (lease.startswith(f"{actor.role}/") and len(lease) > len(actor.role) + 1)
 
 
-def _lapsed(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
-    heard = draft.heard.get(lease)
-    silent = draft.moment.silent_ms(lease) if heard is None else draft.moment.now_ms - heard
+def _has_lapsed(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
+    heard = draft.renewed_ms.get(lease)
+    silent = draft.time.silent_ms(lease) if heard is None else draft.time.now_ms - heard
     return silent > spec.ttl
 
 
-_AGENT: Final = f"{Role.AGENT}/"
+_AGENT_PREFIX: Final = f"{Role.AGENT}/"
 
 
-class Hearing:
+class LeaseRenewals:
     """Last renewal of each lease and last reported state of each node, in memory only.
 
     States are kept only for nodes whose agent holds its lease, so there are at most as many states as leases.
@@ -131,48 +136,48 @@ class Hearing:
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
-        self.at_ms: dict[str, int] = {}
-        self._roles: dict[str, None] = {}
+        self.renewed_ms: dict[str, int] = {}
+        self._role_leases: dict[str, None] = {}
         """Leases in `at_ms` that do not belong to agents. These are few."""
-        self._states: dict[str, NodeState] = {}
+        self._node_states: dict[str, NodeState] = {}
 
-    def renewed(self, actor: Actor, received_ms: int) -> None:
+    def record_renewal(self, actor: Actor, received_ms: int) -> None:
         lease = actor.lease
-        if received_ms >= self.at_ms.get(lease, 0):
-            self.at_ms[lease] = received_ms
-        if not lease.startswith(_AGENT):
-            self._roles[lease] = None
+        if received_ms >= self.renewed_ms.get(lease, 0):
+            self.renewed_ms[lease] = received_ms
+        if not lease.startswith(_AGENT_PREFIX):
+            self._role_leases[lease] = None
 
-    def took(self, at_ms: Mapping[str, int]) -> None:
+    def record_acquired(self, at_ms: Mapping[str, int]) -> None:
         """Record leases that were acquired at these times."""
         for lease in at_ms:
-            if not lease.startswith(_AGENT):
-                self._roles[lease] = None
-        self.at_ms.update(at_ms)
+            if not lease.startswith(_AGENT_PREFIX):
+                self._role_leases[lease] = None
+        self.renewed_ms.update(at_ms)
 
-    def silences(self, books: Books, now_ms: int) -> tuple[int, dict[str, int]]:
+    def renewal_ages(self, books: Books, now_ms: int) -> tuple[int, dict[str, int]]:
         """Return how long this authority has received renewals, and the time since the last renewal of each held lease of a
         role.
 
         A lease that was not renewed in all that time is left out. Agent leases are left out too.
         """
-        held = {lease: books.things.get(key_of("Lease", lease)) for lease in self._roles}
-        since = {lease: self.at_ms[lease] for lease, row in held.items() if row is not None and row[0].spec.holder}
+        held = {lease: books.objects.get(key_of("Lease", lease)) for lease in self._role_leases}
+        since = {lease: self.renewed_ms[lease] for lease, row in held.items() if row is not None and row[0].spec.holder}
         return now_ms - self.since_ms, {lease: now_ms - at_ms for lease, at_ms in since.items()}
 
-    def told(self, beat: NodeHeartbeat) -> None:
+    def record_state(self, beat: NodeHeartbeat) -> None:
         if beat.actor.lease == agent_lease(beat.state.node):
-            self._states[beat.state.node] = beat.state
+            self._node_states[beat.state.node] = beat.state
 
-    def heard(self, incarnation: str, now_ms: int) -> HeartbeatReport:
+    def heartbeat_report(self, incarnation: str, now_ms: int) -> HeartbeatReport:
         """Report the time since the last heartbeat of each node, also of nodes whose lease has lapsed."""
         nodes = dict[str, NodeHeartbeatAge]()
-        for lease, at_ms in self.at_ms.items():
+        for lease, at_ms in self.renewed_ms.items():
             role, _, node = lease.partition("/")
             if role == Role.AGENT and node:
-                state = self._states.get(node)
+                state = self._node_states.get(node)
                 nodes[node] = NodeHeartbeatAge(max(0, now_ms - at_ms), "" if state is None else state.settled)
         return HeartbeatReport(incarnation, now_ms - self.since_ms, nodes)
 
-    def states(self, nodes: Sequence[str]) -> list[NodeState]:
-        return [self._states[node] for node in nodes or sorted(self._states) if node in self._states]
+    def node_states(self, nodes: Sequence[str]) -> list[NodeState]:
+        return [self._node_states[node] for node in nodes or sorted(self._node_states) if node in self._node_states]

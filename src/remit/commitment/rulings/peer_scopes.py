@@ -14,7 +14,7 @@ this scope has accepted. This is sufficient, because:
     holder restored   the issuer accepts it, then offers the grants anew  until then the holder's grants are void
     both              each accepts the other; then both of the above
 
-The first contact needs a `recognise` claim too.
+The first contact needs a `accept_incarnation` claim too.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from typing import Final
 from msgspec.structs import replace
 
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.registry import BUDGETEERS, Coordination, refuse, ruling
+from remit.commitment.rulings.registry import BUDGET_ROLES, Coordination, refuse, ruling
 from remit.law.ledgers import SCOPE_PREFIX
 from remit.model.claims import Accept, AcceptIncarnation, Code, ConfirmHoldings, Credit, Operation, Refused
 from remit.model.metadata import DNS_LABEL, RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Grant, Peer, PeerConfirmation, PeerSpec
 
-PEER: Final = key_of("Peer", "")
+PEER_PREFIX: Final = key_of("Peer", "")
 PEERS_MAX: Final = 10_000
-FORMER_MAX: Final = 100
-"""Former incarnations kept per peer; the oldest are dropped. `replaces` already rejects a late `recognise` claim. This list
+FORMER_INCARNATIONS_MAX: Final = 100
+"""Former incarnations kept per peer; the oldest are dropped. `replaces` already rejects a late `accept_incarnation` claim. This list
 also rejects one whose `replaces` was read after the change.
 """
 
 
 @ruling(
     AcceptIncarnation,
-    BUDGETEERS,
+    BUDGET_ROLES,
     Coordination.HARD,
     "one incarnation of a peer is accepted at a time, and never an earlier one again",
 )
-def recognise(draft: Draft, operation: Operation, claim: AcceptIncarnation) -> int | Refused:
+def accept_incarnation(draft: Draft, operation: Operation, claim: AcceptIncarnation) -> int | Refused:
     """Accept a new incarnation of a peer. Return how many preceded it. Serials and report numbers restart with it."""
     name = claim.peer.removeprefix(SCOPE_PREFIX)
     if not claim.incarnation or not claim.peer.startswith(SCOPE_PREFIX) or re.fullmatch(DNS_LABEL, name) is None:
@@ -56,7 +56,7 @@ def recognise(draft: Draft, operation: Operation, claim: AcceptIncarnation) -> i
             f"peer, incarnation: need the name of another scope ({SCOPE_PREFIX}NAME) and its incarnation; got {claim.peer!r}, "
             f"{claim.incarnation!r}",
         )
-    known = on_record(draft, claim.peer)
+    known = peer_record(draft, claim.peer)
     if claim.incarnation == known.incarnation:
         return len(known.former)
     if claim.incarnation in known.former:
@@ -69,32 +69,32 @@ def recognise(draft: Draft, operation: Operation, claim: AcceptIncarnation) -> i
     if claim.replaces != known.incarnation:
         return refuse(
             Code.REVISION,
-            f"replaces: the accepted incarnation of {claim.peer} is {_named(known.incarnation)}, not "
-            f"{_named(claim.replaces)}; read the "
+            f"replaces: the accepted incarnation of {claim.peer} is {_describe(known.incarnation)}, not "
+            f"{_describe(claim.replaces)}; read the "
             "record and retry",
         )
-    if draft.thing(PEER + claim.peer) is None and len(draft.keys(PEER)) >= PEERS_MAX:
+    if draft.lookup(PEER_PREFIX + claim.peer) is None and len(draft.keys(PEER_PREFIX)) >= PEERS_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {PEERS_MAX} peers")
-    ended = parted(known)
-    note(draft, claim.peer, replace(ended, incarnation=claim.incarnation, standing=known.standing))
+    ended = closed_peer(known)
+    put_peer(draft, claim.peer, replace(ended, incarnation=claim.incarnation, standing=known.standing))
     for key in draft.keys("grant/"):
-        _count_anew(draft, key, claim.peer)
+        _reset_counters(draft, key, claim.peer)
     return len(ended.former)
 
 
-def misaddressed(draft: Draft, peer: str, letter: Accept | Credit | ConfirmHoldings) -> Refused | None:
+def check_incarnations(draft: Draft, peer: str, letter: Accept | Credit | ConfirmHoldings) -> Refused | None:
     """Refuse a message that is not from the accepted incarnation of `peer` to this incarnation."""
-    own, known = draft.moment.incarnation, on_record(draft, peer).incarnation
+    own, known = draft.time.incarnation, peer_record(draft, peer).incarnation
     if letter.to != own:
         return refuse(
             Code.GRANT_VOID,
-            f"to: the message is addressed to {_named(letter.to)}, this is incarnation {own}; {peer} must recognise "
+            f"to: the message is addressed to {_describe(letter.to)}, this is incarnation {own}; {peer} must recognise "
             "it and send again",
         )
     if not known or letter.sender != known:
         return refuse(
             Code.GRANT_VOID,
-            f"sender: the message is from {_named(letter.sender)} of {peer}, accepted here is {_named(known)}; "
+            f"sender: the message is from {_describe(letter.sender)} of {peer}, accepted here is {_describe(known)}; "
             f"read the current incarnation of {peer}, recognise it, and let it send again",
         )
     return None
@@ -102,22 +102,22 @@ def misaddressed(draft: Draft, peer: str, letter: Accept | Credit | ConfirmHoldi
 
 def awaited_peers(draft: Draft) -> list[str]:
     """Return the peers that have not confirmed their holdings since this scope was restored."""
-    peers = [name.removeprefix(PEER) for name in draft.keys(PEER)]
-    return [peer for peer in peers if on_record(draft, peer).standing is PeerConfirmation.AWAITED]
+    peers = [name.removeprefix(PEER_PREFIX) for name in draft.keys(PEER_PREFIX)]
+    return [peer for peer in peers if peer_record(draft, peer).standing is PeerConfirmation.AWAITED]
 
 
-def lenders(draft: Draft) -> list[str]:
+def peers_to_confirm(draft: Draft) -> list[str]:
     """Return the awaited peers that this scope had contact with: they may hold grants that the backup does not contain."""
-    if not draft.books.peers_awaited:
+    if not draft.books.awaited_peers:
         return []
-    return [peer for peer in awaited_peers(draft) if on_record(draft, peer).incarnation or on_record(draft, peer).former]
+    return [peer for peer in awaited_peers(draft) if peer_record(draft, peer).incarnation or peer_record(draft, peer).former]
 
 
-def forgetful(draft: Draft, unheard: Sequence[str]) -> Refused | None:
+def may_have_forgotten_grants(draft: Draft, unheard: Sequence[str]) -> Refused | None:
     """Refuse until these peers have confirmed their holdings: before that, the free amount is not known."""
     if not unheard:
         return None
-    own = draft.moment.incarnation
+    own = draft.time.incarnation
     return refuse(
         Code.AWAITING_REPORTS,
         f"the scope was restored: {', '.join(unheard)} must first recognise incarnation {own} and vouch for the "
@@ -126,26 +126,26 @@ def forgetful(draft: Draft, unheard: Sequence[str]) -> Refused | None:
     )
 
 
-def on_record(draft: Draft, peer: str) -> PeerSpec:
-    found = draft.thing(PEER + peer)
+def peer_record(draft: Draft, peer: str) -> PeerSpec:
+    found = draft.lookup(PEER_PREFIX + peer)
     return PeerSpec() if found is None else found[0].spec
 
 
-def note(draft: Draft, peer: str, spec: PeerSpec) -> None:
+def put_peer(draft: Draft, peer: str, spec: PeerSpec) -> None:
     draft.put(Peer(metadata=RecordMetadata(name=peer), spec=spec))
 
 
-def parted(known: PeerSpec) -> PeerSpec:
+def closed_peer(known: PeerSpec) -> PeerSpec:
     """Return the record of a peer whose incarnation is no longer accepted and from which nothing is awaited."""
     former = (*known.former, known.incarnation) if known.incarnation else known.former
-    return PeerSpec(former=former[-FORMER_MAX:])
+    return PeerSpec(former=former[-FORMER_INCARNATIONS_MAX:])
 
 
-def _count_anew(draft: Draft, key: str, peer: str) -> None:
+def _reset_counters(draft: Draft, key: str, peer: str) -> None:
     """Reset the counters of a grant shared with a restored peer, which may have lost how far it had counted. Messages with the
     old numbers are refused from now on because of their incarnation.
     """
-    found = draft.thing(key)
+    found = draft.lookup(key)
     if found is None:
         return
     grant: Grant = found[0]
@@ -155,5 +155,5 @@ def _count_anew(draft: Draft, key: str, peer: str) -> None:
         draft.put(replace(grant, status=replace(grant.status, epoch=0, report=0)))
 
 
-def _named(incarnation: str) -> str:
+def _describe(incarnation: str) -> str:
     return f"incarnation {incarnation}" if incarnation else "none"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, add, decode_replica, generation_key, generation_of
+from remit.commitment.books import AWAITED_NODE, add_counts, decode_replica, generation_key, generation_of
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.peer_scopes import forgetful, lenders
+from remit.commitment.rulings.peer_scopes import may_have_forgotten_grants, peers_to_confirm
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
 from remit.law.charges import attempt_key, still_holds
 from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, cached_static_misfit, free_devices, misfit
@@ -23,22 +23,22 @@ from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE_DEVICE, format_quantity
 
-SCHEDULERS = frozenset({Role.SCHEDULER})
-CHAIN_MAX = 64
+SCHEDULER_ROLES = frozenset({Role.SCHEDULER})
+GRANT_DEPTH_MAX = 64
 
 
-@ruling(Bind, SCHEDULERS, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
+@ruling(Bind, SCHEDULER_ROLES, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
 def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
-    if _plainly(draft, operation, claim):
+    if _bind_fast(draft, operation, claim):
         return 0
-    found = find(draft, claim.replica, claim.at)
+    found = find_replica(draft, claim.replica, claim.at)
     if isinstance(found, Refused):
         return found
-    ask = draft.ask(generation_of(found))
-    if ask is not None and ask.gang and draft.held(ask.generation) < ask.gang:
+    ask = draft.requirements_of(generation_of(found))
+    if ask is not None and ask.gang and draft.bound_count(ask.generation) < ask.gang:
         return refuse(
             Code.GANG_SHORT,
-            f"{claim.replica} belongs to a gang of at least {ask.gang}, {draft.held(ask.generation)} are bound; bind "
+            f"{claim.replica} belongs to a gang of at least {ask.gang}, {draft.bound_count(ask.generation)} are bound; bind "
             "the members "
             "in one gang claim",
         )
@@ -52,7 +52,7 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
     return 0
 
 
-def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
+def _bind_fast(draft: Draft, operation: Operation, claim: Bind) -> bool:
     """Fast path of a bind for the common case; return whether it was bound.
 
     Applies to replicas without devices and placement terms, charged to their tenant's own quota, that are pending or
@@ -66,12 +66,12 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     replica = decode_replica(kept[1])
     meta, spec, status = replica.metadata, replica.spec, replica.status
     generation = meta.tenant, spec.workload, spec.generation
-    ask = books.asks.get(generation) or books.ask(generation)
-    ground = _plain_ground(draft, operation, claim, ask)
+    ask = books.requirements.get(generation) or books.requirements_of(generation)
+    ground = _fast_path_ledgers(draft, operation, claim, ask)
     if ask is None or ground is None or status.phase not in BINDING_TRANSITIONS:
         return False
     reserved = status.phase is Phase.RESERVED
-    if reserved and (status.grants != ask.quota or _misses_reservation(draft, claim, replica) is not None):
+    if reserved and (status.grants != ask.quota or _check_reservation(draft, claim, replica) is not None):
         return False
     # Now that all victims are gone, a reservation has posted its full need, so nothing more is taken.
     free, left = ground[0].free, ground[1].free
@@ -91,20 +91,24 @@ def _plainly(draft: Draft, operation: Operation, claim: Bind) -> bool:
     )
     new = Replica(metadata=meta, spec=spec, status=bound)
     if reserved:
-        draft.settle(name, replica, new)
+        draft.put_same_hold(name, replica, new)
     else:
         draft.bind(name, new, ask)
     return True
 
 
-def _plain_ground(
+def _fast_path_ledgers(
     draft: Draft, operation: Operation, claim: Bind | Reserve, ask: Requirements | None
 ) -> tuple[NodeLedger, GrantLedger] | None:
     """Return the ledgers of node and quota, if their free amounts alone decide the claim; None otherwise."""
     books = draft.books
-    if ask is None or not (ask.resources_only and ask.open) or (ask.fenced and books.awaited):
+    if ask is None or not (ask.resources_only and ask.open) or (ask.fenced and books.awaited_nodes):
         return None
-    if draft.policy is not None or books.peers_awaited or (draft.reshaped and ask.generation[:2] in draft.reshaped):
+    if (
+        draft.policy is not None
+        or books.awaited_peers
+        or (draft.changed_workloads and ask.generation[:2] in draft.changed_workloads)
+    ):
         return None
     ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
     if ledger is None or quota is None or claim.grant != ask.quota[0] or operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX:
@@ -116,13 +120,16 @@ def _plain_ground(
 
 
 @ruling(
-    Reserve, SCHEDULERS, Coordination.HARD, "capacity freed by victims belongs to their preemptor; no ledger above its limit"
+    Reserve,
+    SCHEDULER_ROLES,
+    Coordination.HARD,
+    "capacity freed by victims belongs to their preemptor; no ledger above its limit",
 )
 def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused:
     """Reserve capacity for a replica and drain its victims. Checked as if the victims were gone, posted minus what they still
     hold (see draft.py).
     """
-    found = find(draft, claim.replica, claim.at)
+    found = find_replica(draft, claim.replica, claim.at)
     if isinstance(found, Refused):
         return found
     row = find_transition("reserve", found.status.phase)
@@ -130,28 +137,28 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         return refuse(Code.PHASE, f"{claim.replica} is {found.status.phase}; capacity is reserved only for a pending replica")
     leaving: dict[str, tuple[Replica, Replica]] = {}
     for victim, at in claim.victims.items():
-        ruled = _victim(draft, claim, found, victim, at)
+        ruled = _check_victim(draft, claim, found, victim, at)
         if isinstance(ruled, Refused):
             return ruled
         leaving[victim] = ruled
     copies = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
-    if _plainly_reserved(draft, operation, claim, found, leaving, copies):
+    if _reserve_fast(draft, operation, claim, found, leaving, copies):
         return 0
-    gone = {victim: _moved(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
+    gone = {victim: _with_status(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
     for victim, (before, _) in leaving.items():
         draft.put_replica(victim, before, gone[victim])
-    placed = place(draft, operation, claim, found, draft.ask(generation_of(found)))
+    placed = place(draft, operation, claim, found, draft.requirements_of(generation_of(found)))
     if isinstance(placed, Refused):
         for victim, (before, _) in leaving.items():
             draft.retract(victim, gone[victim], before)
         return placed
     for victim, (_, after) in leaving.items():
         draft.put_replica(victim, gone[victim], after)
-    draft.put_replica(claim.replica, found, _moved(placed, phase=Phase.RESERVED, victims=copies))
+    draft.put_replica(claim.replica, found, _with_status(placed, phase=Phase.RESERVED, victims=copies))
     return 0
 
 
-def _plainly_reserved(
+def _reserve_fast(
     draft: Draft,
     operation: Operation,
     claim: Reserve,
@@ -162,23 +169,23 @@ def _plainly_reserved(
     """Fast path of a reservation: the victims' capacity counts as free, and only the sums are compared. Return whether it was
     made.
     """
-    ask = None if claim.devices else draft.ask(generation_of(found))
-    ground = _plain_ground(draft, operation, claim, ask)
+    ask = None if claim.devices else draft.requirements_of(generation_of(found))
+    ground = _fast_path_ledgers(draft, operation, claim, ask)
     if ask is None or ground is None:
         return False
     free, left = ground[0].free.copy(), ground[1].free.copy()
     for before, _ in leaving.values():
-        theirs = draft.ask(generation_of(before))
+        theirs = draft.requirements_of(generation_of(before))
         if theirs is None or before.status.devices:
             return False
-        add(free, dict(theirs.resources))
+        add_counts(free, dict(theirs.resources))
         if claim.grant in before.status.grants:
-            add(left, dict(theirs.charge.pairs))
+            add_counts(left, dict(theirs.charge.pairs))
     short = [name for name, count in ask.resources if free.get(name, 0) < count]
     if short or any(left.get(name, 0) < count for name, count in ask.charge.pairs):
         return False
     for victim, (before, after) in leaving.items():
-        draft.settle(victim, before, after)
+        draft.put_same_hold(victim, before, after)
     held = ReplicaStatus(
         phase=Phase.RESERVED,
         attempt=found.status.attempt,
@@ -192,17 +199,17 @@ def _plainly_reserved(
     return True
 
 
-@ruling(BindGang, SCHEDULERS, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
+@ruling(BindGang, SCHEDULER_ROLES, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
 def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refused:
     """Bind the members of a gang that fit, and return how many. Refused as a whole if fewer than the minimum fit."""
     trial = draft.fork()
     bound, minimum, groups, last = 0, 0, set(), refuse(Code.GANG_SHORT, "the claim has no members")
     for member in claim.members:
-        found = find(trial, member.replica, member.at)
+        found = find_replica(trial, member.replica, member.at)
         if isinstance(found, Refused):
             last = found
             continue
-        ask = trial.ask(generation_of(found))
+        ask = trial.requirements_of(generation_of(found))
         if ask is None or not ask.gang:
             return refuse(Code.INVALID, f"{member.replica} does not belong to a gang; use a bind claim")
         groups.add(ask.generation)  # the minimum is counted per generation: see `bind`
@@ -227,7 +234,7 @@ def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refu
     return bound
 
 
-def find(draft: Draft, name: str, at: int) -> Replica | Refused:
+def find_replica(draft: Draft, name: str, at: int) -> Replica | Refused:
     found = draft.replica(name)
     if found is None:
         return refuse(Code.NOT_FOUND, f"{name} does not exist")
@@ -250,20 +257,20 @@ def place(
             "on a newer one",
         )
     if status.phase is not Phase.RESERVED:
-        return _placed(draft, operation, claim, replica, ask)
-    wrong = _misses_reservation(draft, claim, replica)
+        return _place_pending(draft, operation, claim, replica, ask)
+    wrong = _check_reservation(draft, claim, replica)
     if wrong is not None:
         return wrong
     # Decide as if the reservation were cancelled: the capacity it holds is available to this binding.
     waiting = ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt, failures=status.failures)
     pending = Replica(metadata=replica.metadata, spec=replica.spec, status=waiting)
     draft.put_replica(claim.replica, replica, pending)
-    placed = _placed(draft, operation, claim, pending, ask, drawn=True)
+    placed = _place_pending(draft, operation, claim, pending, ask, drawn=True)
     draft.retract(claim.replica, pending, replica)
     return placed
 
 
-def _placed(
+def _place_pending(
     draft: Draft,
     operation: Operation,
     claim: Bind | Reserve,
@@ -278,7 +285,7 @@ def _placed(
             Code.NOT_FOUND,
             f"node {claim.node} does not exist" if ledger is None else f"{claim.replica} has no stored generation",
         )
-    if ask.fenced and draft.books.awaited and draft.keys(key_of("Summary", AWAITED_NODE)):
+    if ask.fenced and draft.books.awaited_nodes and draft.keys(key_of("Summary", AWAITED_NODE)):
         return refuse(
             Code.AWAITING_REPORTS,
             f"the scope was restored: {claim.replica} must never run twice, and may be running on a node that has not "
@@ -286,14 +293,14 @@ def _placed(
         )
     if not ask.open:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted; {claim.replica} is not placed")
-    if ask.policy_deadline is not None and not _ahead(draft, ask.policy_deadline):
+    if ask.policy_deadline is not None and not _is_before(draft, ask.policy_deadline):
         return refuse(
             Code.POLICY_LAPSED,
             f"the lease on policy revision {ask.policy} has expired here; it must be renewed from the scope above",
         )
     code = misfit(ask, ledger, draft)
     if code is not None:
-        return refuse(code, f"{claim.replica} does not fit node {claim.node}: {_why(code, ask, ledger)}")
+        return refuse(code, f"{claim.replica} does not fit node {claim.node}: {_misfit_detail(code, ask, ledger)}")
     if claim.devices or ask.whole_devices or ask.device_shares:
         wrong = _check_devices(ask, ledger, claim.devices)
         if wrong is not None:
@@ -316,7 +323,7 @@ def _placed(
     )
 
 
-def _misses_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> Refused | None:
+def _check_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> Refused | None:
     """Refuse a binding that differs from the reservation, or comes before all victims have stopped."""
     status = replica.status
     if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
@@ -334,8 +341,8 @@ def _misses_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -
     return None
 
 
-def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
-    found = find(draft, name, at)
+def _check_victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
+    found = find_replica(draft, name, at)
     if isinstance(found, Refused):
         return found
     if find_transition("preempt", found.status.phase) is None or found.status.node != claim.node:
@@ -354,17 +361,17 @@ def _victim(draft: Draft, claim: Reserve, preemptor: Replica, name: str, at: int
         )
     own = found.metadata.tenant == preemptor.metadata.tenant
     by = claim.replica if own else f"a replica of another tenant with priority {preemptor.spec.priority}"
-    return found, _moved(found, phase=Phase.DRAINING, reason=f"preempted by {by}")
+    return found, _with_status(found, phase=Phase.DRAINING, reason=f"preempted by {by}")
 
 
 def _preempts(draft: Draft, preemptor: Replica) -> bool:
-    shape = draft.thing(generation_key(generation_of(preemptor)))
+    shape = draft.lookup(generation_key(generation_of(preemptor)))
     name = shape[0].spec.spec.priority_class if shape is not None else ""
-    rank = draft.thing(key_of("PriorityClass", name)) if name else None
+    rank = draft.lookup(key_of("PriorityClass", name)) if name else None
     return rank is None or bool(rank[0].spec.preempts)
 
 
-def _moved(replica: Replica, **changes: object) -> Replica:
+def _with_status(replica: Replica, **changes: object) -> Replica:
     return replace(replica, status=replace(replica.status, **changes))
 
 
@@ -382,8 +389,8 @@ def _check_devices(ask: Requirements, ledger: NodeLedger, devices: Mapping[str, 
     exact = len(whole) == sum(one.amount for one in ask.whole_devices) and len(parts) == len(ask.device_shares)
     if (
         not exact
-        or not fit_devices(ask, cast(Any, _Named(counts)), NO_PEERS)
-        or not all(_has_part(one, parts) for one in ask.device_shares)
+        or not fit_devices(ask, cast(Any, _NamedDevices(counts)), NO_PEERS)
+        or not all(_has_share(one, parts) for one in ask.device_shares)
     ):
         return refuse(
             Code.DEVICE_MISMATCH,
@@ -398,13 +405,13 @@ def _check_devices(ask: Requirements, ledger: NodeLedger, devices: Mapping[str, 
     return None
 
 
-class _Named(NamedTuple):
+class _NamedDevices(NamedTuple):
     """The part of a node view that the device rule reads."""
 
     whole: Mapping[DeviceModel, int]
 
 
-def _has_part(one: DeviceRequirement, parts: Sequence[tuple[Device, int]]) -> bool:
+def _has_share(one: DeviceRequirement, parts: Sequence[tuple[Device, int]]) -> bool:
     return any(
         device.kind == one.kind and amount == one.amount and (not one.models or device.model in one.models)
         for device, amount in parts
@@ -429,7 +436,7 @@ def charge(
             )
         charged = ask.quota
     else:
-        ruled = _drawn(draft, operation, ask, ledger)
+        ruled = _ledgers_for_draw(draft, operation, ask, ledger)
         if isinstance(ruled, Refused):
             return ruled
         charged = ruled
@@ -437,9 +444,9 @@ def charge(
         own = draft.grant(one)
         if own is None:
             return refuse(Code.NOT_FOUND, f"grant {one} does not exist")
-        dead = lifeless(draft, own) if own.grant is not None and not drawn else None
-        if dead is None and not drawn and draft.books.peers_awaited and (own.grant is None or not own.grant.spec.issuer):
-            dead = forgetful(draft, lenders(draft))
+        dead = check_alive(draft, own) if own.grant is not None and not drawn else None
+        if dead is None and not drawn and draft.books.awaited_peers and (own.grant is None or not own.grant.spec.issuer):
+            dead = may_have_forgotten_grants(draft, peers_to_confirm(draft))
         if dead is not None:
             return dead
         short = own.shortage_for(ask.charge.pairs)
@@ -452,7 +459,7 @@ def charge(
     return charged
 
 
-def _drawn(draft: Draft, operation: Operation, ask: Requirements, ledger: GrantLedger) -> tuple[str, ...] | Refused:
+def _ledgers_for_draw(draft: Draft, operation: Operation, ask: Requirements, ledger: GrantLedger) -> tuple[str, ...] | Refused:
     """Return the ledgers that a draw on this grant is charged to, which depends on its purpose."""
     grant = ledger.grant
     if grant is None:
@@ -472,45 +479,45 @@ def _drawn(draft: Draft, operation: Operation, ask: Requirements, ledger: GrantL
         if ask.tenant not in spec.shares:
             return refuse(Code.NOT_OWNER, f"budget {ledger.name} has no share for tenant {ask.tenant}; add one to spec.shares")
         return (ledger.name, f"{ledger.name}/{ask.tenant}")
-    slice_ = tenant_slice(draft, ask.tenant)
+    slice_ = quota_ledger(draft, ask.tenant)
     if slice_ is None:
         return refuse(Code.OVER_QUOTA, f"tenant {ask.tenant} has no quota in this scope; grant it a quota slice")
     return (ledger.name, slice_)
 
 
-def tenant_slice(draft: Draft, tenant: str) -> str | None:
+def quota_ledger(draft: Draft, tenant: str) -> str | None:
     """Return the ledger of a tenant's quota: the slice that this scope holds from another scope, else the tenant's own quota.
 
     In a scope that holds a slice the tenant is also declared, with no quota of its own, so that it can declare workloads.
     """
     for name in draft.keys("grant/"):
-        found = draft.thing(name)
+        found = draft.lookup(name)
         if found is not None and found[0].spec.issuer and (found[0].spec.tenant, found[0].spec.purpose) == (tenant, "quota"):
             return str(found[0].metadata.name)
     return f"tenant/{tenant}" if draft.grant(f"tenant/{tenant}") is not None else None
 
 
-def lifeless(draft: Draft, ledger: GrantLedger) -> Refused | None:
+def check_alive(draft: Draft, ledger: GrantLedger) -> Refused | None:
     """Refuse draws on a grant that is closed, void or expired, or whose parents are."""
     at: GrantLedger | None = ledger
-    for _ in range(CHAIN_MAX):
+    for _ in range(GRANT_DEPTH_MAX):
         if at is None:
             return None
         if not at.is_live:
             return refuse(
                 Code.GRANT_VOID, f"grant {at.name} is {at.grant.status.phase if at.grant else 'gone'}; draw on another grant"
             )
-        if not at.is_unexpired(draft.moment.now_ms):
+        if not at.is_unexpired(draft.time.now_ms):
             return refuse(Code.GRANT_EXPIRED, f"grant {at.name} has expired; renew it, or draw on another grant")
         at = draft.grant(at.parent) if at.parent else None
-    return refuse(Code.GRANT_VOID, f"grant {ledger.name} has more than {CHAIN_MAX} levels of parents")
+    return refuse(Code.GRANT_VOID, f"grant {ledger.name} has more than {GRANT_DEPTH_MAX} levels of parents")
 
 
-def _ahead(draft: Draft, deadline: Deadline) -> bool:
-    return deadline.boot == draft.moment.boot and draft.moment.now_ms < deadline.at_ms
+def _is_before(draft: Draft, deadline: Deadline) -> bool:
+    return deadline.boot == draft.time.boot and draft.time.now_ms < deadline.at_ms
 
 
-def _why(code: Code, ask: Requirements, ledger: NodeLedger) -> str:
+def _misfit_detail(code: Code, ask: Requirements, ledger: NodeLedger) -> str:
     match code:
         case Code.NO_ROOM:
             short = [

@@ -42,12 +42,12 @@ class Ruling(NamedTuple):
 
 RULINGS: Final[dict[type[Claim], Ruling]] = {}
 
-LOOPS: Final = frozenset(
+CONTROLLER_ROLES: Final = frozenset(
     {Role.NODES, Role.REPAIR, Role.ROLLOUT, Role.WORKLOADS, Role.ENDPOINTS, Role.BUDGETS, Role.POLICY, Role.AUTOSCALER}
 )
-EVERYONE: Final = frozenset(Role) - {Role.AUTHORITY}
-BUDGETEERS: Final = frozenset({Role.BUDGETS, Role.OPERATOR})
-UNLEASED: Final = frozenset({Role.USER, Role.OPERATOR, Role.AUTHORITY})
+ALL_ROLES: Final = frozenset(Role) - {Role.AUTHORITY}
+BUDGET_ROLES: Final = frozenset({Role.BUDGETS, Role.OPERATOR})
+UNLEASED_ROLES: Final = frozenset({Role.USER, Role.OPERATOR, Role.AUTHORITY})
 """Roles that act without a lease: users, operators, and the authority itself."""
 
 
@@ -59,9 +59,9 @@ def ruling(claim: type[Claim], roles: frozenset[Role], coordination: Coordinatio
     return register
 
 
-DETAIL_MAX: Final = 500
+DETAIL_CHARS_MAX: Final = 500
 
 
 def refuse(code: Code, detail: str) -> Refused:
     """Build a refusal. `detail` may quote the caller, so its stored length is limited."""
-    return Refused(code, detail if len(detail) <= DETAIL_MAX else detail[:DETAIL_MAX] + "…")
+    return Refused(code, detail if len(detail) <= DETAIL_CHARS_MAX else detail[:DETAIL_CHARS_MAX] + "…")

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
 from remit.commitment.draft import Draft
-from remit.commitment.rulings.placement import find
-from remit.commitment.rulings.registry import LOOPS, Coordination, refuse, ruling
+from remit.commitment.rulings.placement import find_replica
+from remit.commitment.rulings.registry import CONTROLLER_ROLES, Coordination, refuse, ruling
 from remit.law.lifecycle import NODE_HEALTH_TRANSITIONS, OWNERS, PHASE_TIMEOUTS, Transition, find_transition
 from remit.law.timing import lost_after_ms
 from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
@@ -20,15 +20,15 @@ from remit.model.objects import key_of
 from remit.model.records import Generation, Phase, Replica, ReplicaSpec, ReplicaStatus
 
 REPLICAS_MAX = 4_000_000
-PLACED = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
+SEPARATE_CLAIMS = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})
 """Transitions that have claim types of their own."""
 
 
 @ruling(Spawn, frozenset({Role.WORKLOADS}), Coordination.HARD, "no more replicas than desired plus the surge")
 def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     generation = (claim.tenant, claim.workload, claim.generation)
-    owner = draft.thing(key_of("Workload", claim.workload, claim.tenant))
-    shape = draft.thing(generation_key(generation))
+    owner = draft.lookup(key_of("Workload", claim.workload, claim.tenant))
+    shape = draft.lookup(generation_key(generation))
     if owner is None or shape is None:
         return refuse(
             Code.NOT_FOUND,
@@ -37,8 +37,8 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     if owner[0].metadata.deleting:
         return refuse(Code.DELETING, f"workload {claim.tenant}/{claim.workload} is being deleted; no replicas are created")
     spec: WorkloadSpec = owner[0].spec
-    limit = _most(spec)
-    there = draft.members(claim.tenant, claim.workload)
+    limit = _replicas_max(spec)
+    there = draft.active_count(claim.tenant, claim.workload)
     if there + claim.count > limit:
         return refuse(
             Code.LIMIT,
@@ -49,51 +49,51 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     for index in indexes:
         if draft.replica(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
             return refuse(Code.EXISTS, f"replica {claim.tenant}/{claim.workload}-{index} exists already; choose a free index")
-    make_replicas(draft, shape[0], indexes)
+    create_replicas(draft, shape[0], indexes)
     return claim.count
 
 
-def make_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
+def create_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
     """Create pending replicas of a generation. None of these indexes exists yet."""
     tenant, workload, number = of.metadata.tenant, of.spec.workload, of.spec.generation
     runs: WorkloadSpec = of.spec.spec
-    rank = draft.thing(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
-    terms = draft.asks_now().admission.terms(tenant, workload, of.spec.labels)
+    rank = draft.lookup(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
+    terms = draft.current_interner().admission.terms(tenant, workload, of.spec.labels)
     priority = min(0 if rank is None else rank[0].spec.value, terms.priority_max)
     for index in indexes:
         name = f"{workload}-{index}"
         replica = Replica(
-            metadata=RecordMetadata(name=name, tenant=tenant, uid=draft.uid()),
+            metadata=RecordMetadata(name=name, tenant=tenant, uid=draft.new_uid()),
             spec=ReplicaSpec(workload=workload, generation=number, index=index, priority=priority),
         )
         draft.put_replica(key_of("Replica", name, tenant), None, replica)
 
 
-def _most(spec: WorkloadSpec) -> int:
+def _replicas_max(spec: WorkloadSpec) -> int:
     """Return how many unreleased replicas a workload may have. Jobs are not rolled out, so they have no surge."""
     if spec.type == "daemon":
         return REPLICAS_MAX
     return max(spec.replicas, spec.completions) + (spec.rollout.max_surge if spec.type == "service" else 0)
 
 
-MOVERS = frozenset({Role.SCHEDULER, Role.AGENT, *LOOPS})
+MOVING_ROLES = frozenset({Role.SCHEDULER, Role.AGENT, *CONTROLLER_ROLES})
 
 
 @ruling(
     Move,
-    MOVERS,
+    MOVING_ROLES,
     Coordination.HARD,
     "a transition starts where the last one ended, and is made by its owner; one result per attempt",
 )
 def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
     owner = OWNERS.get(claim.transition)
-    if owner is None or claim.transition in PLACED:
+    if owner is None or claim.transition in SEPARATE_CLAIMS:
         return refuse(Code.INVALID, f"transition: {claim.transition!r} cannot be made by a move; see docs/lifecycle.md")
     if owner is not operation.actor.role:
         return refuse(
             Code.ROLE, f"transition {claim.transition} is owned by role {owner}; {operation.actor.role} may not make it"
         )
-    replica = find(draft, claim.replica, claim.at)
+    replica = find_replica(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
     row = find_transition(claim.transition, replica.status.phase, replica.status.before)
@@ -108,22 +108,22 @@ def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
             "ms; observe again",
         )
     for guard in row.guards:
-        if guard in GUARDED:
-            refused: Refused | None = GUARDED[guard](draft, operation, claim, replica)
+        if guard in GUARD_CHECKS:
+            refused: Refused | None = GUARD_CHECKS[guard](draft, operation, claim, replica)
             if refused is not None:
                 return refused
-    draft.put_replica(claim.replica, replica, replace(replica, status=_after(replica.status, row, claim)))
+    draft.put_replica(claim.replica, replica, replace(replica, status=_status_after(replica.status, row, claim)))
     return 0
 
 
-def _after(status: ReplicaStatus, row: Transition, claim: Move) -> ReplicaStatus:
+def _status_after(status: ReplicaStatus, row: Transition, claim: Move) -> ReplicaStatus:
     """Return the status after the move. What the replica held is cleared when it enters a phase that holds nothing."""
     match row.target:
         case Phase.PENDING:
             again = status.attempt + (row.name == "requeue")
             return ReplicaStatus(phase=Phase.PENDING, attempt=again, failures=status.failures, reason=claim.reason)
         case Phase.RELEASED:
-            result = status.result or _carried(row, claim)
+            result = status.result or _carried_result(row, claim)
             return ReplicaStatus(
                 phase=Phase.RELEASED,
                 attempt=status.attempt,
@@ -141,17 +141,17 @@ def _after(status: ReplicaStatus, row: Transition, claim: Move) -> ReplicaStatus
                 before="",
                 failures=status.failures + (row.name == "crash"),
                 ports=dict(claim.ports) if row.name == "run" else status.ports,
-                result=status.result or _carried(row, claim),
+                result=status.result or _carried_result(row, claim),
                 reason=claim.reason or status.reason,
             )
 
 
-def _carried(row: Transition, claim: Move) -> str:
+def _carried_result(row: Transition, claim: Move) -> str:
     """Return the result that the move carries. An attempt has one result, and only a transition that ends it may set it."""
     return claim.result if "result" in row.guards else ""
 
 
-def _attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+def _check_attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     if claim.attempt != replica.status.attempt:
         return refuse(
             Code.ATTEMPT,
@@ -160,7 +160,7 @@ def _attempt(draft: Draft, operation: Operation, claim: Move, replica: Replica) 
     return None
 
 
-def _own_node(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+def _check_own_node(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     if operation.actor.lease != agent_lease(replica.status.node):
         return refuse(
             Code.NOT_OWNER,
@@ -169,13 +169,13 @@ def _own_node(draft: Draft, operation: Operation, claim: Move, replica: Replica)
     return None
 
 
-def _result(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+def _check_result(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     return None if claim.result else refuse(Code.INVALID, f"result: {claim.transition} must carry a result")
 
 
-def _wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+def _check_wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     limit = PHASE_TIMEOUTS[replica.status.phase].limit_ms
-    lasted = draft.waiting_ms(claim.replica)
+    lasted = draft.phase_age_ms(claim.replica)
     if lasted < limit:
         return refuse(
             Code.WAIT,
@@ -184,14 +184,14 @@ def _wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica
     return None
 
 
-def _fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    shape = draft.thing(generation_key(generation_of(replica)))
+def _check_fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    shape = draft.lookup(generation_key(generation_of(replica)))
     if shape is None:
         return refuse(Code.NOT_FOUND, f"{claim.replica} has no stored generation, so its fence is unknown")
     spec: WorkloadSpec = shape[0].spec.spec
-    tempo = draft.moment.tempo
+    tempo = draft.time.timing
     limit = lost_after_ms(spec.fence, tempo) if spec.is_fenced else tempo.eager_ms
-    silent = draft.moment.silent_ms(agent_lease(replica.status.node))
+    silent = draft.time.silent_ms(agent_lease(replica.status.node))
     if silent < limit:
         return refuse(
             Code.FENCE,
@@ -202,8 +202,8 @@ def _fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Repl
     return None
 
 
-def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    owner = draft.thing(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
+def _check_attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
+    owner = draft.lookup(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
     if owner is None or owner[0].metadata.deleting:
         return refuse(
             Code.DELETING, f"workload {replica.spec.workload} is being deleted or is gone; {claim.replica} gets no new attempt"
@@ -216,22 +216,22 @@ def _attempts_left(draft: Draft, operation: Operation, claim: Move, replica: Rep
         )
     if spec.type == "job" and replica.status.result == "ok":
         return refuse(Code.PHASE, f"{claim.replica} completed its work; a job's completed replica gets no new attempt")
-    if draft.members(replica.metadata.tenant, replica.spec.workload) >= _most(spec):
+    if draft.active_count(replica.metadata.tenant, replica.spec.workload) >= _replicas_max(spec):
         return refuse(
             Code.LIMIT,
-            f"workload {replica.spec.workload} already has all {_most(spec)} replicas that it may have; "
+            f"workload {replica.spec.workload} already has all {_replicas_max(spec)} replicas that it may have; "
             f"{claim.replica} is surplus",
         )
     return None
 
 
-GUARDED: dict[str, Any] = {
-    "attempt": _attempt,
-    "own_node": _own_node,
-    "result": _result,
-    "wait_over": _wait_over,
-    "fence_passed": _fence_passed,
-    "attempts_left": _attempts_left,
+GUARD_CHECKS: dict[str, Any] = {
+    "attempt": _check_attempt,
+    "own_node": _check_own_node,
+    "result": _check_result,
+    "wait_over": _check_wait_over,
+    "fence_passed": _check_fence_passed,
+    "attempts_left": _check_attempts_left,
 }
 """Guard checks by name. The other guards hold already: `claimant` and `as_seen` were checked before, `was_there` by the table
 lookup.
@@ -242,18 +242,18 @@ lookup.
     Forget, frozenset({Role.WORKLOADS}), Coordination.HARD, "a record is deleted only while no other transition is possible"
 )
 def forget(draft: Draft, operation: Operation, claim: Forget) -> int | Refused:
-    replica = find(draft, claim.replica, claim.at)
+    replica = find_replica(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
     if find_transition("forget", replica.status.phase) is None:
         return refuse(Code.PHASE, f"{claim.replica} is {replica.status.phase}; only a released replica can be forgotten")
-    draft.drop(claim.replica)
+    draft.delete(claim.replica)
     return 0
 
 
 @ruling(Mark, frozenset({Role.NODES}), Coordination.HARD, "a node's health changes along its table, by one owner")
 def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
-    found = draft.thing(key_of("Node", claim.node))
+    found = draft.lookup(key_of("Node", claim.node))
     if found is None:
         return refuse(Code.NOT_FOUND, f"node {claim.node} does not exist")
     node, revision = found
@@ -265,7 +265,7 @@ def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
         return refuse(Code.PHASE, f"node {claim.node} is {node.status.health}; it cannot become {claim.health} from there")
     draft.put(replace(node, status=replace(node.status, health=claim.health, reason=claim.reason)))
     if claim.health in (NodeHealth.READY, NodeHealth.LOST):
-        draft.drop(key_of("Summary", AWAITED_NODE + claim.node))
+        draft.delete(key_of("Summary", AWAITED_NODE + claim.node))
     return 0
 
 

@@ -13,112 +13,112 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from remit.correction.controllers.desired_replicas import RUNS, available, condition_of
-from remit.correction.framework.actions import Again, Deed, Wish, say
-from remit.correction.framework.loop import Times
+from remit.correction.controllers.desired_replicas import RUNNING_PHASES, available, condition_of
+from remit.correction.framework.actions import Action, ReconcileResult, RequeueAfter, update_condition
+from remit.correction.framework.loop import ReconcileTime
 from remit.model.claims import Accepted, Move, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
-from remit.observation.watch_cache import Board, Kept
+from remit.observation.watch_cache import CachedRow, WatchCache
 
 
-class Leaving:
+class PendingEvictions:
     """Evictions in flight. Listens to the watch cache: an eviction is over once its replica is seen to change."""
 
-    def __init__(self, board: Board) -> None:
-        self._asked: dict[str, int] = {}
+    def __init__(self, cache: WatchCache) -> None:
+        self._evicting: dict[str, int] = {}
         """By replica: the revision at which it was asked to leave."""
-        board.subscribe(self)
+        cache.subscribe(self)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        self._asked.pop(key, None)
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        self._evicting.pop(key, None)
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         pass
 
-    def ask(self, one: Kept) -> None:
-        self._asked[one.key] = one.revision
+    def add(self, one: CachedRow) -> None:
+        self._evicting[one.key] = one.revision
 
-    def heard(self, replica: str, verdict: Verdict | None) -> None:
+    def on_verdict(self, replica: str, verdict: Verdict | None) -> None:
         """Drop the eviction unless it was accepted. An accepted one counts until its effect is seen."""
         if not isinstance(verdict, Accepted):
-            self._asked.pop(replica, None)
+            self._evicting.pop(replica, None)
 
-    def stays(self, one: Kept) -> bool:
-        return self._asked.get(one.key) != one.revision
+    def is_staying(self, one: CachedRow) -> bool:
+        return self._evicting.get(one.key) != one.revision
 
 
-AT_ONCE: Final = 32
+NODE_EVICTIONS_MAX: Final = 32
 """Maximum number of replicas leaving one node at a time, so that a drain does not become an outage."""
 
-NAMED_MAX: Final = 5
-_LEAVES: Final = (Phase.DRAINING, Phase.STOPPING)
-OFF_NODE: Final = (Phase.PENDING, Phase.RELEASED)
+BLOCKERS_NAMED_MAX: Final = 5
+_LEAVING_PHASES: Final = (Phase.DRAINING, Phase.STOPPING)
+OFF_NODE_PHASES: Final = (Phase.PENDING, Phase.RELEASED)
 
 
-class Draining:
+class NodeDrain:
     """Drain logic of the node controller. It has no keys of its own."""
 
-    def __init__(self, board: Board, leaving: Leaving) -> None:
-        self._board, self._leaving = board, leaving
-        self._since: dict[str, int] = {}
+    def __init__(self, cache: WatchCache, evictions: PendingEvictions) -> None:
+        self._cache, self._evictions = cache, evictions
+        self._draining_since: dict[str, int] = {}
         """By node: when it was first seen to drain."""
 
-    def gone(self, node: str) -> None:
-        self._since.pop(node, None)
+    def forget_node(self, node: str) -> None:
+        self._draining_since.pop(node, None)
 
-    def evict(self, one: Kept, reason: str) -> Deed:
-        self._leaving.ask(one)
-        return Deed(Move(one.key, one.revision, "evict", reason=reason))
+    def evict(self, one: CachedRow, reason: str) -> Action:
+        self._evictions.add(one)
+        return Action(Move(one.key, one.revision, "evict", reason=reason))
 
-    def reconcile(self, node: Node, times: Times) -> Iterator[Wish]:
+    def reconcile(self, node: Node, times: ReconcileTime) -> Iterator[ReconcileResult]:
         name = node.metadata.name
         if not node.spec.draining:
-            self._since.pop(name, None)
+            self._draining_since.pop(name, None)
             if condition_of(node.status.conditions, "Drained") is not None:
-                yield from say(node, "Drained", "False", "InService", "", times.wall)
+                yield from update_condition(node, "Drained", "False", "InService", "", times.wall)
             return
-        here = [one for one in self._board.on(name) if one.thing.status.phase not in OFF_NODE]
-        left_ms = self._since.setdefault(name, times.now_ms) + int(node.spec.drain_deadline) - times.now_ms
+        here = [one for one in self._cache.replicas_on(name) if one.obj.status.phase not in OFF_NODE_PHASES]
+        left_ms = self._draining_since.setdefault(name, times.now_ms) + int(node.spec.drain_deadline) - times.now_ms
         if not here:
-            yield from say(node, "Drained", "True", "Empty", "", times.wall)
+            yield from update_condition(node, "Drained", "True", "Empty", "", times.wall)
             return
-        room = AT_ONCE - sum(one.thing.status.phase in _LEAVES for one in here)
+        room = NODE_EVICTIONS_MAX - sum(one.obj.status.phase in _LEAVING_PHASES for one in here)
         held: list[str] = []
         for one in here:
-            if one.thing.status.phase not in RUNS:
+            if one.obj.status.phase not in RUNNING_PHASES:
                 continue
-            if (left_ms <= 0 and node.spec.drain_force) or self._spares(one):
+            if (left_ms <= 0 and node.spec.drain_force) or self._can_spare(one):
                 room -= 1
                 if room >= 0:
                     yield self.evict(one, f"node {name} is being drained")
             else:
-                held.append(f"{one.thing.metadata.tenant}/{one.thing.metadata.name}")
+                held.append(f"{one.obj.metadata.tenant}/{one.obj.metadata.name}")
         if left_ms > 0:
-            yield Again(left_ms)
-            yield from say(node, "Drained", "False", "Draining", "", times.wall)
+            yield RequeueAfter(left_ms)
+            yield from update_condition(node, "Drained", "False", "Draining", "", times.wall)
         else:
-            yield from say(node, "Drained", "False", "DeadlinePassed", _named(held, here), times.wall)
+            yield from update_condition(node, "Drained", "False", "DeadlinePassed", _blockers_message(held, here), times.wall)
 
-    def _spares(self, one: Kept) -> bool:
+    def _can_spare(self, one: CachedRow) -> bool:
         """Return whether the workload can spare this replica now."""
-        replica: Replica = one.thing
+        replica: Replica = one.obj
         meta, spec = replica.metadata, replica.spec
-        workload: Workload | None = self._board.get(f"workload/{meta.tenant}/{spec.workload}")
+        workload: Workload | None = self._cache.get(f"workload/{meta.tenant}/{spec.workload}")
         if workload is None or workload.metadata.deleting or not workload.spec.disruption.min_available:
             return True
-        members = self._board.of(meta.tenant, spec.workload)
-        up = [other for other in available(workload, members) if self._leaving.stays(other)]
+        members = self._cache.replicas_of(meta.tenant, spec.workload)
+        up = [other for other in available(workload, members) if self._evictions.is_staying(other)]
         if all(other.key != one.key for other in up):
             return True
         return len(up) > workload.spec.disruption.min_available
 
 
-def _named(held: list[str], here: list[Kept]) -> str:
+def _blockers_message(held: list[str], here: list[CachedRow]) -> str:
     """Name the replicas that block the drain: those that cannot be spared, else those that have not stopped."""
     if held:
         names, why = held, "cannot be evicted: minAvailable of their workloads would be violated"
     else:
-        names, why = [f"{one.thing.metadata.tenant}/{one.thing.metadata.name}" for one in here], "have not stopped yet"
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return f"{', '.join(sorted(names)[:NAMED_MAX])}{more} {why}"
+        names, why = [f"{one.obj.metadata.tenant}/{one.obj.metadata.name}" for one in here], "have not stopped yet"
+    more = f" and {len(names) - BLOCKERS_NAMED_MAX} more" if len(names) > BLOCKERS_NAMED_MAX else ""
+    return f"{', '.join(sorted(names)[:BLOCKERS_NAMED_MAX])}{more} {why}"

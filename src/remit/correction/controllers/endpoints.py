@@ -10,74 +10,74 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from remit.correction.framework.actions import Deed, Remit, Wish
-from remit.correction.framework.loop import Controller, Times
+from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
+from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.model.claims import Move, Role
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.records import Phase, Replica
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 
-_PUBLISHED = (Phase.READY, Phase.SERVING)
-_DOUBTED = (NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
+_PUBLISHABLE_PHASES = (Phase.READY, Phase.SERVING)
+_UNHEALTHY = (NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
 
 
-class Endpoints(Controller):
+class EndpointController(Controller):
     """Keys: replicas."""
 
-    remit = Remit(Role.ENDPOINTS, transitions=("serve", "unserve"))
+    permissions = ControllerPermissions(Role.ENDPOINTS, transitions=("serve", "unserve"))
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
-        self._cause: dict[str, int] = {}
+    def __init__(self, cache: WatchCache) -> None:
+        super().__init__(cache)
+        self._triggers: dict[str, int] = {}
         """By replica: a number that changes with every new reason to publish or withdraw it, so that the undo detector does not
         count legitimate repetitions.
         """
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
+    def keys_for(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if isinstance(new, Node) or isinstance(old, Node):
             changed = old is None or new is None or old.status.health is not new.status.health
-            found = self.board.by_node.get(key.removeprefix("node/"), {}) if changed else {}
-            keys = tuple(one for one in found if self.board.rows[one].thing.status.phase in _PUBLISHED)
+            found = self.cache.by_node.get(key.removeprefix("node/"), {}) if changed else {}
+            keys = tuple(one for one in found if self.cache.rows[one].obj.status.phase in _PUBLISHABLE_PHASES)
             for one in keys:
-                self._cause[one] = self._cause.get(one, 0) + 1
+                self._triggers[one] = self._triggers.get(one, 0) + 1
             return keys
         if not isinstance(new, Replica):
-            self._cause.pop(key, None)
+            self._triggers.pop(key, None)
             return ()
-        if new.status.phase not in _PUBLISHED:
-            self._cause.pop(key, None)
+        if new.status.phase not in _PUBLISHABLE_PHASES:
+            self._triggers.pop(key, None)
             return ()
-        if old is None or old.status.phase not in _PUBLISHED:
-            self._cause[key] = self.board.revision
+        if old is None or old.status.phase not in _PUBLISHABLE_PHASES:
+            self._triggers[key] = self.cache.revision
         return (key,)
 
-    def everything(self) -> Iterable[str]:
-        for phase in _PUBLISHED:
-            yield from tuple(self.board.by_phase[phase])
+    def all_keys(self) -> Iterable[str]:
+        for phase in _PUBLISHABLE_PHASES:
+            yield from tuple(self.cache.by_phase[phase])
 
-    def reconcile(self, key: str, times: Times) -> Iterator[Wish]:
-        kept = self.board.rows.get(key)
-        if kept is None or kept.thing.status.phase not in _PUBLISHED:
+    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        kept = self.cache.rows.get(key)
+        if kept is None or kept.obj.status.phase not in _PUBLISHABLE_PHASES:
             return
-        replica: Replica = kept.thing
-        workload: Workload | None = self.board.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
+        replica: Replica = kept.obj
+        workload: Workload | None = self.cache.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
         if workload is None or workload.spec.type == "job":
             return
-        node: Node | None = self.board.get(f"node/{replica.status.node}")
+        node: Node | None = self.cache.get(f"node/{replica.status.node}")
         health = NodeHealth.LOST if node is None else node.status.health
-        named = f"{replica.metadata.uid} {replica.status.attempt} for cause {self._cause.get(key, 0)}"
+        named = f"{replica.metadata.uid} {replica.status.attempt} for cause {self._triggers.get(key, 0)}"
         if replica.status.phase is Phase.READY and health is NodeHealth.READY:
-            yield Deed(Move(key, kept.revision, "serve"), f"serve {named}")
-        elif replica.status.phase is Phase.SERVING and health in _DOUBTED and self._others(replica):
-            yield Deed(
+            yield Action(Move(key, kept.revision, "serve"), f"serve {named}")
+        elif replica.status.phase is Phase.SERVING and health in _UNHEALTHY and self._has_other_endpoint(replica):
+            yield Action(
                 Move(key, kept.revision, "unserve", reason=f"node {replica.status.node} is {health}"), f"unserve {named}"
             )
 
-    def _others(self, replica: Replica) -> bool:
+    def _has_other_endpoint(self, replica: Replica) -> bool:
         """Return whether another replica of the service is published on a ready node."""
-        for one in self.board.of(replica.metadata.tenant, replica.spec.workload):
-            node: Node | None = self.board.get(f"node/{one.thing.status.node}")
+        for one in self.cache.replicas_of(replica.metadata.tenant, replica.spec.workload):
+            node: Node | None = self.cache.get(f"node/{one.obj.status.node}")
             ready = node is not None and node.status.health is NodeHealth.READY
-            if one.thing.status.phase is Phase.SERVING and ready:
+            if one.obj.status.phase is Phase.SERVING and ready:
                 return True
         return False

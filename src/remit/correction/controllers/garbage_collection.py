@@ -15,67 +15,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from remit.correction.framework.actions import Deed, Remit, Wish
-from remit.correction.framework.loop import Controller, Times
+from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
+from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.model.claims import Delete, Role
 from remit.model.metadata import Metadata, Owner
 from remit.model.objects import DECLARED, key_of
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 
-_DECLARED: Final = {kind.lower(): kind for kind in DECLARED}
+_DECLARED_KINDS: Final = {kind.lower(): kind for kind in DECLARED}
 
 
-class Cascade(Controller):
+class GarbageCollector(Controller):
     """Keys: objects that have owners or are marked for deletion."""
 
-    remit = Remit(Role.WORKLOADS, claims=(Delete,), declares=DECLARED)
+    permissions = ControllerPermissions(Role.WORKLOADS, claims=(Delete,), declares=DECLARED)
     lease = f"{Role.WORKLOADS}/cascade"
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
-        self._mine: dict[str, None] = {}
-        self._owned: dict[str, dict[str, None]] = {}
+    def __init__(self, cache: WatchCache) -> None:
+        super().__init__(cache)
+        self._tracked: dict[str, None] = {}
+        self._dependents: dict[str, dict[str, None]] = {}
         """Keys of owned objects, by the key of their owner."""
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[str]:
-        if key.partition("/")[0] not in _DECLARED:
+    def keys_for(self, key: str, old: Any, new: Any) -> Iterable[str]:
+        if key.partition("/")[0] not in _DECLARED_KINDS:
             # Nodes and tenants are held by replicas or grants, whose changes are ignored here. The resync finds objects that
             # they release.
             return ()
         for thing, belongs in ((old, False), (new, True)):
             if thing is not None:
-                self._note(key, thing.metadata, belongs=belongs)
-        owned = tuple(self._owned.get(key, ())) if new is None or _uid(old) != _uid(new) else ()
-        return (*owned, key) if key in self._mine else owned
+                self._index(key, thing.metadata, present=belongs)
+        owned = tuple(self._dependents.get(key, ())) if new is None or _uid(old) != _uid(new) else ()
+        return (*owned, key) if key in self._tracked else owned
 
-    def _note(self, key: str, meta: Metadata, *, belongs: bool) -> None:
+    def _index(self, key: str, meta: Metadata, *, present: bool) -> None:
         for owner in meta.owners:
             at = key_of(owner.kind, owner.name, meta.tenant)
-            owned = self._owned.setdefault(at, {})
-            if belongs:
+            owned = self._dependents.setdefault(at, {})
+            if present:
                 owned[key] = None
             else:
                 owned.pop(key, None)
                 if not owned:
-                    del self._owned[at]
-        if belongs and (meta.owners or meta.deleting):
-            self._mine[key] = None
+                    del self._dependents[at]
+        if present and (meta.owners or meta.deleting):
+            self._tracked[key] = None
         else:
-            self._mine.pop(key, None)
+            self._tracked.pop(key, None)
 
-    def everything(self) -> Iterable[str]:
-        return tuple(self._mine)
+    def all_keys(self) -> Iterable[str]:
+        return tuple(self._tracked)
 
-    def reconcile(self, key: str, times: Times) -> Iterator[Wish]:
-        kept = self.board.rows.get(key)
+    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        kept = self.cache.rows.get(key)
         if kept is None:
             return
-        meta: Metadata = kept.thing.metadata
-        kind = _DECLARED[key.partition("/")[0]]
+        meta: Metadata = kept.obj.metadata
+        kind = _DECLARED_KINDS[key.partition("/")[0]]
         free = meta.deleting and not meta.finalizers and kind != "Workload"
         orphan = not meta.deleting and bool(meta.owners) and all(self._is_gone(one, meta.tenant) for one in meta.owners)
         if free or orphan:
-            yield Deed(Delete(kind, meta.name, meta.tenant, expect=kept.revision))
+            yield Action(Delete(kind, meta.name, meta.tenant, expect=kept.revision))
 
     def _is_gone(self, owner: Owner, tenant: str) -> bool:
         """Return whether the owner is gone. An object of its name with another uid is not the owner. Owners of kinds that are
@@ -83,7 +83,7 @@ class Cascade(Controller):
         """
         if owner.kind not in DECLARED:
             return False
-        stands = self.board.get(key_of(owner.kind, owner.name, tenant))
+        stands = self.cache.get(key_of(owner.kind, owner.name, tenant))
         return stands is None or bool(owner.uid and stands.metadata.uid != owner.uid)
 
 

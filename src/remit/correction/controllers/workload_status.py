@@ -20,182 +20,194 @@ from typing import Final
 from remit.correction.controllers.desired_replicas import (
     DEADLINE_EXCEEDED,
     RETRIES_EXHAUSTED,
-    UNPLACED,
-    Census,
-    Wanted,
+    UNPLACED_PHASES,
+    DesiredReplicas,
+    ReplicaDiff,
     available,
+    available_min,
     condition_of,
-    failure,
-    floor,
-    is_spent,
+    failure_reason,
+    has_exhausted_retries,
 )
-from remit.correction.framework.actions import Again, Deed, Wish, say
-from remit.correction.framework.loop import Times
+from remit.correction.framework.actions import Action, ReconcileResult, RequeueAfter, update_condition
+from remit.correction.framework.loop import ReconcileTime
 from remit.law.timing import Timing
 from remit.law.workload_rules import progress
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
 from remit.model.records import Phase, ReplicaStatus
-from remit.observation.watch_cache import Kept
+from remit.observation.watch_cache import CachedRow
 from remit.world.interfaces import Clock
 
-_WHY: Final = {
+_FAILURE_MESSAGES: Final = {
     DEADLINE_EXCEEDED: "the job did not complete within its spec.deadline",
     RETRIES_EXHAUSTED: "a replica has failed more often than spec.retries allows",
 }
-MESSAGE_MAX: Final = 300
-_PATIENT: Final = ("Admitted", "Scheduled", "Ready")
-_EITHER: Final = "either", "either"
+MESSAGE_CHARS_MAX: Final = 300
+_DEBOUNCED_TYPES: Final = ("Admitted", "Scheduled", "Ready")
+_ANY_STATE: Final = "either", "either"
 """Placeholder for a state that was not evaluated yet. Any state counts as unchanged against it."""
-_NO_SCHEDULES: Final = "schedules are not implemented yet, so this job never runs; remove spec.schedule to run it now"
+_SCHEDULES_UNSUPPORTED: Final = "schedules are not implemented yet, so this job never runs; remove spec.schedule to run it now"
 
 
-def patience_ms(tempo: Timing) -> int:
+def condition_debounce_ms(tempo: Timing) -> int:
     """Return how long a condition must stay false before that is written."""
     return 5 * tempo.heartbeat_ms // 2
 
 
-class Faring:
+class WorkloadConditions:
     """Maintains the conditions of workloads, as part of the workload controller. It has no keys of its own."""
 
-    def __init__(self, census: Census, clock: Clock) -> None:
-        self._census, self._board, self._clock = census, census.board, clock
-        self._born: dict[str, int] = {}
+    def __init__(self, desired: DesiredReplicas, clock: Clock) -> None:
+        self._desired, self._cache, self._clock = desired, desired.cache, clock
+        self._first_seen: dict[str, int] = {}
         """By uid: when a job with a deadline was first seen."""
-        self._ended: dict[str, int] = {}
+        self._finished: dict[str, int] = {}
         """By uid: when a job was first seen finished."""
-        self._rolled: dict[str, tuple[tuple[int, int], int]] = {}
+        self._rollout_progress: dict[str, tuple[tuple[int, int], int]] = {}
         """By uid: the generation with the progress of its rollout, and since when."""
-        self._untold: dict[tuple[str, str], tuple[tuple[str, str], int]] = {}
+        self._pending_updates: dict[tuple[str, str], tuple[tuple[str, str], int]] = {}
         """By uid and condition type: the state to be written if it lasts, and since when."""
-        self._refused: dict[str, Refused] = {}
+        self._spawn_refusals: dict[str, Refused] = {}
         """By uid: the refusal of its last spawn claim."""
 
     # -- inputs --------------------------------------------------------------------------------------------------------------
 
-    def note(self, old: Workload | None, new: Workload | None) -> None:
+    def on_workload_change(self, old: Workload | None, new: Workload | None) -> None:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
             uid = old.metadata.uid
-            for notes in (self._born, self._ended, self._rolled, self._refused):
+            for notes in (self._first_seen, self._finished, self._rollout_progress, self._spawn_refusals):
                 notes.pop(uid, None)
-            for type_ in _PATIENT:
-                self._untold.pop((uid, type_), None)
+            for type_ in _DEBOUNCED_TYPES:
+                self._pending_updates.pop((uid, type_), None)
         if new is not None and new.spec.type == "job" and new.spec.deadline:
-            self._born.setdefault(new.metadata.uid, self._clock.now_ms())
+            self._first_seen.setdefault(new.metadata.uid, self._clock.now_ms())
 
-    def awaits(self, workload: Workload) -> None:
+    def start_debounce(self, workload: Workload) -> None:
         """Start the debounce of a job that was created with all its initial replicas: its state at the end of the debounce is
         written.
         """
         for type_ in ("Admitted", "Scheduled"):
-            self._untold[workload.metadata.uid, type_] = _EITHER, self._clock.now_ms()
+            self._pending_updates[workload.metadata.uid, type_] = _ANY_STATE, self._clock.now_ms()
 
-    def spawned(self, workload: Workload, refused: Refused | None) -> None:
+    def on_spawn_verdict(self, workload: Workload, refused: Refused | None) -> None:
         """Record whether replicas could be created."""
         if refused is None:
-            self._refused.pop(workload.metadata.uid, None)
+            self._spawn_refusals.pop(workload.metadata.uid, None)
         else:
-            self._refused[workload.metadata.uid] = refused
+            self._spawn_refusals[workload.metadata.uid] = refused
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def reconcile(self, workload: Workload, wanted: Wanted, times: Times) -> Iterator[Wish]:
-        members = self._board.of(workload.metadata.tenant, workload.metadata.name)
+    def reconcile(self, workload: Workload, wanted: ReplicaDiff, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        members = self._cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
         if not wanted.spawn:
-            self.spawned(workload, None)
+            self.on_spawn_verdict(workload, None)
         if workload.spec.type == "job":
-            yield from self._job(workload, wanted, members, times)
+            yield from self._job_conditions(workload, wanted, members, times)
         else:
-            yield from self._service(workload, members, times)
+            yield from self._service_conditions(workload, members, times)
 
-    def _admitted(self, workload: Workload, times: Times) -> Iterator[Wish]:
-        refused = self._refused.get(workload.metadata.uid)
+    def _update_admitted(self, workload: Workload, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        refused = self._spawn_refusals.get(workload.metadata.uid)
         if workload.spec.schedule:
-            yield from self._tell(workload, "Admitted", "NoSchedules", "", _NO_SCHEDULES, times)
+            yield from self._update_debounced(workload, "Admitted", "NoSchedules", "", _SCHEDULES_UNSUPPORTED, times)
         elif refused is None:
-            yield from self._tell(workload, "Admitted", "", "Accepted", "", times)
+            yield from self._update_debounced(workload, "Admitted", "", "Accepted", "", times)
         else:
-            yield from self._tell(workload, "Admitted", _camel(refused.code), "", refused.detail, times)
+            yield from self._update_debounced(workload, "Admitted", _camel_case(refused.code), "", refused.detail, times)
 
-    def _tell(self, workload: Workload, type_: str, bad: str, good: str, message: str, times: Times) -> Iterator[Wish]:
+    def _update_debounced(
+        self, workload: Workload, type_: str, bad: str, good: str, message: str, times: ReconcileTime
+    ) -> Iterator[ReconcileResult]:
         """Write a condition once its state has lasted. `bad` is the reason why it is false; if empty, it is true for the reason
         `good`.
         """
         meta = workload.metadata
         known, at = condition_of(workload.status.conditions, type_), (meta.uid, type_)
-        said = say(workload, type_, "False" if bad else "True", bad or good, message, times.wall)
+        said = update_condition(workload, type_, "False" if bad else "True", bad or good, message, times.wall)
         told_before = known is not None and known.observed_generation == meta.generation
         if not said or (not bad and (told_before or workload.spec.type != "job")):
-            self._untold.pop(at, None)
+            self._pending_updates.pop(at, None)
             yield from said
             return
         should = bad, message
-        before, since_ms = self._untold.get(at, (should, times.now_ms))
-        if before not in (should, _EITHER) or at not in self._untold:
+        before, since_ms = self._pending_updates.get(at, (should, times.now_ms))
+        if before not in (should, _ANY_STATE) or at not in self._pending_updates:
             since_ms = times.now_ms
-            self._untold[at] = should, since_ms
-        left_ms = since_ms + patience_ms(times.tempo) - times.now_ms
+            self._pending_updates[at] = should, since_ms
+        left_ms = since_ms + condition_debounce_ms(times.timing) - times.now_ms
         if left_ms > 0:
-            yield Again(left_ms)
+            yield RequeueAfter(left_ms)
         else:
             yield from said
 
     # -- jobs ----------------------------------------------------------------------------------------------------------------
 
-    def _job(self, workload: Workload, wanted: Wanted, members: Sequence[Kept], times: Times) -> Iterator[Wish]:
+    def _job_conditions(
+        self, workload: Workload, wanted: ReplicaDiff, members: Sequence[CachedRow], times: ReconcileTime
+    ) -> Iterator[ReconcileResult]:
         uid, deadline_ms = workload.metadata.uid, int(workload.spec.deadline)
         failed = wanted.failed
         if deadline_ms and not wanted.complete and not failed:
-            left_ms = self._born.setdefault(uid, times.now_ms) + deadline_ms - times.now_ms
+            left_ms = self._first_seen.setdefault(uid, times.now_ms) + deadline_ms - times.now_ms
             if left_ms > 0:
-                yield Again(left_ms)
+                yield RequeueAfter(left_ms)
             else:
                 failed = DEADLINE_EXCEEDED
         if failed:
-            yield from say(workload, "Failed", "True", failed, _why(workload, failed, members), times.wall)
+            yield from update_condition(
+                workload, "Failed", "True", failed, _failure_message(workload, failed, members), times.wall
+            )
         elif wanted.complete:
-            yield from say(workload, "Complete", "True", "Done", "", times.wall)
+            yield from update_condition(workload, "Complete", "True", "Done", "", times.wall)
         for type_, true in (("Failed", bool(failed)), ("Complete", wanted.complete)):
             known = condition_of(workload.status.conditions, type_)
             if not true and known is not None and known.status == "True":
-                yield from say(workload, type_, "False", "Changed", "", times.wall)
+                yield from update_condition(workload, type_, "False", "Changed", "", times.wall)
         if failed or wanted.complete:
-            yield from self._expire(workload, times)
+            yield from self._delete_expired(workload, times)
             return
-        self._ended.pop(uid, None)
-        yield from self._admitted(workload, times)
-        waits = bool(wanted.spawn) or any(one.thing.status.phase in UNPLACED for one in members)
-        bad = _limit(workload, workload.spec.replicas, members) if waits else ""
-        yield from self._tell(workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times)
+        self._finished.pop(uid, None)
+        yield from self._update_admitted(workload, times)
+        waits = bool(wanted.spawn) or any(one.obj.status.phase in UNPLACED_PHASES for one in members)
+        bad = _limiting_stage(workload, workload.spec.replicas, members) if waits else ""
+        yield from self._update_debounced(
+            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times
+        )
 
-    def _expire(self, workload: Workload, times: Times) -> Iterator[Wish]:
+    def _delete_expired(self, workload: Workload, times: ReconcileTime) -> Iterator[ReconcileResult]:
         """Delete a finished job after its `keep` time."""
         meta = workload.metadata
-        left_ms = self._ended.setdefault(meta.uid, times.now_ms) + int(workload.spec.keep) - times.now_ms
+        left_ms = self._finished.setdefault(meta.uid, times.now_ms) + int(workload.spec.keep) - times.now_ms
         if left_ms > 0:
-            yield Again(left_ms)
+            yield RequeueAfter(left_ms)
         else:
-            revision = self._board.rows[f"workload/{meta.tenant}/{meta.name}"].revision
-            yield Deed(Delete("Workload", meta.name, meta.tenant, expect=revision))
+            revision = self._cache.rows[f"workload/{meta.tenant}/{meta.name}"].revision
+            yield Action(Delete("Workload", meta.name, meta.tenant, expect=revision))
 
     # -- services and daemons ------------------------------------------------------------------------------------------------
 
-    def _service(self, workload: Workload, members: Sequence[Kept], times: Times) -> Iterator[Wish]:
+    def _service_conditions(
+        self, workload: Workload, members: Sequence[CachedRow], times: ReconcileTime
+    ) -> Iterator[ReconcileResult]:
         spec = workload.spec
-        live = [one for one in members if one.thing.status.phase is not Phase.RELEASED]
-        wanted, takes = self._census.many(workload), self._census.taken(workload)
-        current = [one for one in live if self._census.is_current(workload, one.thing)]
-        up, least = available(workload, live), floor(spec, wanted)
-        ready = sum(self._census.is_current(workload, one.thing) for one in up)
-        limit = _limit(workload, takes, current) or "NotReady"
-        bad = limit if sum(one.thing.status.phase not in UNPLACED for one in current) < takes else ""
-        yield from self._admitted(workload, times)
-        yield from self._tell(workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times)
-        yield from self._tell(workload, "Ready", limit if ready < takes else "", "AllReady", "", times)
+        live = [one for one in members if one.obj.status.phase is not Phase.RELEASED]
+        wanted, takes = self._desired.desired_count(workload), self._desired.placeable_count(workload)
+        current = [one for one in live if self._desired.is_current(workload, one.obj)]
+        up, least = available(workload, live), available_min(spec, wanted)
+        ready = sum(self._desired.is_current(workload, one.obj) for one in up)
+        limit = _limiting_stage(workload, takes, current) or "NotReady"
+        bad = limit if sum(one.obj.status.phase not in UNPLACED_PHASES for one in current) < takes else ""
+        yield from self._update_admitted(workload, times)
+        yield from self._update_debounced(
+            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times
+        )
+        yield from self._update_debounced(workload, "Ready", limit if ready < takes else "", "AllReady", "", times)
         if len(up) >= least:
-            yield from say(workload, "Available", "True", "EnoughReady", "", times.wall)
+            yield from update_condition(workload, "Available", "True", "EnoughReady", "", times.wall)
         else:
-            yield from say(
+            yield from update_condition(
                 workload,
                 "Available",
                 "False",
@@ -203,57 +215,59 @@ class Faring:
                 f"fewer than {least} replicas are ready, the minimum from minAvailable and maxUnavailable",
                 times.wall,
             )
-        fails = [one for one in members if one.thing.status.failures and self._census.is_current(workload, one.thing)]
-        yield from self._progress(workload, times, wanted, ready, len(live) - len(current), fails)
+        fails = [one for one in members if one.obj.status.failures and self._desired.is_current(workload, one.obj)]
+        yield from self._update_progressing(workload, times, wanted, ready, len(live) - len(current), fails)
 
-    def _progress(
-        self, workload: Workload, times: Times, wanted: int, ready: int, old: int, fails: Sequence[Kept]
-    ) -> Iterator[Wish]:
+    def _update_progressing(
+        self, workload: Workload, times: ReconcileTime, wanted: int, ready: int, old: int, fails: Sequence[CachedRow]
+    ) -> Iterator[ReconcileResult]:
         """Maintain `Progressing`. A completed rollout stays completed until the next generation, whatever happens to its
         replicas.
         """
         meta = workload.metadata
         known = condition_of(workload.status.conditions, "Progressing")
         if known is not None and known.reason == "RolledOut" and known.observed_generation == meta.generation:
-            self._rolled.pop(meta.uid, None)
+            self._rollout_progress.pop(meta.uid, None)
             return
         if ready >= wanted and not old:
-            yield from say(workload, "Progressing", "True", "RolledOut", "", times.wall)
+            yield from update_condition(workload, "Progressing", "True", "RolledOut", "", times.wall)
             return
         come = meta.generation, ready - old
-        before, since_ms = self._rolled.get(meta.uid, ((0, 0), times.now_ms))
-        if before[0] != come[0] or come[1] > before[1] or meta.uid not in self._rolled:
+        before, since_ms = self._rollout_progress.get(meta.uid, ((0, 0), times.now_ms))
+        if before[0] != come[0] or come[1] > before[1] or meta.uid not in self._rollout_progress:
             since_ms = times.now_ms
-            self._rolled[meta.uid] = come, since_ms
+            self._rollout_progress[meta.uid] = come, since_ms
         left_ms = since_ms + int(workload.spec.rollout.progress_deadline) - times.now_ms
         if left_ms > 0:
-            yield Again(left_ms)
-            yield from say(workload, "Progressing", "True", "RollingOut", _trouble(workload, fails), times.wall)
+            yield RequeueAfter(left_ms)
+            yield from update_condition(
+                workload, "Progressing", "True", "RollingOut", _replica_failure(workload, fails), times.wall
+            )
         else:
-            trouble = _trouble(workload, fails)
+            trouble = _replica_failure(workload, fails)
             why = f"the rollout made no progress for {workload.spec.rollout.progress_deadline}" + (
                 f"; {trouble}" if trouble else ""
             )
-            yield from say(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
+            yield from update_condition(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
 
 
-def _why(workload: Workload, failed: str, members: Sequence[Kept]) -> str:
+def _failure_message(workload: Workload, failed: str, members: Sequence[CachedRow]) -> str:
     """Return the message of a failed job. Once written for this generation it stays, even when the failed replicas are gone."""
     known = condition_of(workload.status.conditions, "Failed")
-    if known is not None and failure(workload) == failed:
+    if known is not None and failure_reason(workload) == failed:
         return known.message
     if failed == RETRIES_EXHAUSTED:
         for one in members:
-            name, status = one.thing.metadata.name, one.thing.status
-            if is_spent(one.thing, workload.spec) and (words := _ended(status)):
+            name, status = one.obj.metadata.name, one.obj.status
+            if has_exhausted_retries(one.obj, workload.spec) and (words := _last_result(status)):
                 times = "once" if status.failures == 1 else f"{status.failures} times"
                 return f"{name} failed {times}; last failure: {words}"
-    return _WHY.get(failed, "")
+    return _FAILURE_MESSAGES.get(failed, "")
 
 
-def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
+def _replica_failure(workload: Workload, fails: Sequence[CachedRow]) -> str:
     """Return how a new replica failed. While the replica is retried it reports no failure; the earlier message is then kept."""
-    found = {one.thing.metadata.name: words for one in fails if (words := _ended(one.thing.status))}
+    found = {one.obj.metadata.name: words for one in fails if (words := _last_result(one.obj.status))}
     known = condition_of(workload.status.conditions, "Progressing")
     if known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut":
         before = known.message.partition(": ")[2]
@@ -262,13 +276,13 @@ def _trouble(workload: Workload, fails: Sequence[Kept]) -> str:
     return next((f"{name}: {words}" for name, words in found.items()), "")
 
 
-def _ended(status: ReplicaStatus) -> str:
+def _last_result(status: ReplicaStatus) -> str:
     """Return how the last attempt ended."""
-    return f"{status.result} {status.reason}".strip()[:MESSAGE_MAX] if status.result else ""
+    return f"{status.result} {status.reason}".strip()[:MESSAGE_CHARS_MAX] if status.result else ""
 
 
-def _limit(workload: Workload, wanted: int, members: Sequence[Kept]) -> str:
-    return progress(workload.spec.type, wanted, (one.thing.status.phase for one in members)).limit
+def _limiting_stage(workload: Workload, wanted: int, members: Sequence[CachedRow]) -> str:
+    return progress(workload.spec.type, wanted, (one.obj.status.phase for one in members)).limit
 
 
 def _no_node(workload: Workload) -> str:
@@ -276,5 +290,5 @@ def _no_node(workload: Workload) -> str:
     return f"some replicas have no node yet; `remit explain workload/{meta.tenant}/{meta.name}` lists the reasons"
 
 
-def _camel(code: str) -> str:
+def _camel_case(code: str) -> str:
     return "".join(part.capitalize() for part in code.split("_"))

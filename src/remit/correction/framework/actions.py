@@ -18,11 +18,11 @@ from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, Rec
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 
-_OWN = {Spawn: "create", Forget: "forget"}
+_SEPARATE_CLAIMS = {Spawn: "create", Forget: "forget"}
 """Transitions that have claim types of their own."""
 
 
-class Deed(NamedTuple):
+class Action(NamedTuple):
     """One claim to submit.
 
     `once` identifies the effect of the action for the undo detector: if an action with an identifier that was already
@@ -31,28 +31,28 @@ class Deed(NamedTuple):
     """
 
     claim: AnyClaim
-    once: str = ""
+    undo_key: str = ""
 
 
-class Again(NamedTuple):
+class RequeueAfter(NamedTuple):
     """Reconcile the key again after this time, even without a change."""
 
     in_ms: int
 
 
-class Later(NamedTuple):
+class RequeueCoalesced(NamedTuple):
     """A key whose change needs no action now. One reconcile after `in_ms` covers all changes until then."""
 
     key: str
     in_ms: int
 
 
-Wish = Deed | Again
-Concern = str | Later
+ReconcileResult = Action | RequeueAfter
+KeyTrigger = str | RequeueCoalesced
 """A key to reconcile: at once, or coalesced later."""
 
 
-class Remit:
+class ControllerPermissions:
     """Everything that one controller may request: claim types, transitions, and kinds that it applies or deletes. Every
     controller may also record events and set conditions.
     """
@@ -73,7 +73,7 @@ class Remit:
         if foreign:
             raise ValueError(f"transitions {', '.join(foreign)} are not owned by role {role}; see law/lifecycle.py")
 
-    def outside(self, claim: AnyClaim) -> str:
+    def violation_of(self, claim: AnyClaim) -> str:
         """Return why a claim is not permitted; empty if it is."""
         match claim:
             case Move(transition=name):
@@ -83,7 +83,7 @@ class Remit:
                     else f"role {self.role} requested transition {name}, which it did not declare; this is a bug in the "
                     "controller"
                 )
-            case Spawn() | Forget() if _OWN[type(claim)] in self.transitions:
+            case Spawn() | Forget() if _SEPARATE_CLAIMS[type(claim)] in self.transitions:
                 return ""
             case Apply(thing=thing):
                 kind = type(thing).__name__
@@ -109,10 +109,12 @@ class Remit:
 
 MESSAGE_MAX: Final = 1_000
 
-Truth = Literal["True", "False", "Unknown"]
+ConditionStatus = Literal["True", "False", "Unknown"]
 
 
-def say(thing: Workload | Node, type_: str, status: Truth, reason: str, message: str, wall: str) -> list[Deed]:
+def update_condition(
+    thing: Workload | Node, type_: str, status: ConditionStatus, reason: str, message: str, wall: str
+) -> list[Action]:
     """Return the action that sets a condition, or nothing if the condition is already set so."""
     meta, message = thing.metadata, message[:MESSAGE_MAX]
     known = condition_of(thing.status.conditions, type_)
@@ -129,12 +131,12 @@ def say(thing: Workload | Node, type_: str, status: Truth, reason: str, message:
         reason=reason,
         message=message,
         observed_generation=meta.generation,
-        last_transition=wall if known is None else later(wall, known.last_transition),
+        last_transition=wall if known is None else later_timestamp(wall, known.last_transition),
     )
-    return [Deed(SetCondition(type(thing).__name__, meta.name, condition, meta.tenant))]
+    return [Action(SetCondition(type(thing).__name__, meta.name, condition, meta.tenant))]
 
 
-def later(wall: str, known: str) -> str:
+def later_timestamp(wall: str, known: str) -> str:
     """Return a timestamp that is later than `known`, normally `wall`.
 
     Of two conditions of one generation the later wins. The previous writer's clock may have been ahead of this one; then the

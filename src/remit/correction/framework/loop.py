@@ -22,8 +22,15 @@ from msgspec.structs import replace
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.lease_holder import LeaseCandidate, LeaseHold
 from remit.client.retry import RetryBudget
-from remit.correction.framework.actions import Again, Concern, Deed, Later, Remit, Wish
-from remit.correction.framework.work_queue import UNDONE_MAX, Agenda, Fights, Pauses
+from remit.correction.framework.actions import (
+    Action,
+    ControllerPermissions,
+    KeyTrigger,
+    ReconcileResult,
+    RequeueAfter,
+    RequeueCoalesced,
+)
+from remit.correction.framework.work_queue import UNDONE_MAX, BackoffPolicy, UndoDetector, WorkQueue
 from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
 from remit.law.overrides import Instant
 from remit.law.timing import Timing
@@ -31,71 +38,71 @@ from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Record
 from remit.model.objects import key_of
 from remit.model.records import EventSpec
 from remit.model.resources import Duration
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.world.interfaces import World
 
-FRESH_MS: Final = SNAPSHOT_AGE_MS_MAX // 2
+CACHE_AGE_MS_MAX: Final = SNAPSHOT_AGE_MS_MAX // 2
 """Maximum age of the watch cache for acting. Half of what the authority accepts, because claims age further on their way."""
 
-LOOKS_MAX: Final = 2_000
+RECONCILES_MAX: Final = 2_000
 """Keys reconciled in one go before other tasks of the process run."""
 
-SWEEP_MAX: Final = 100
+RESYNC_RECONCILES_MAX: Final = 100
 """The same limit during a resync, when no key has changed: new changes should not wait long behind it."""
 
 
-class Times(NamedTuple):
+class ReconcileTime(NamedTuple):
     """Time of a reconcile: on the local clock, as wall clock for display, and on the authority's clock if known; and the
     timeouts.
     """
 
     now_ms: int
     wall: str
-    tempo: Timing
+    timing: Timing
     authority: Instant | None = None
 
 
-class Cadence(NamedTuple):
+class LoopTiming(NamedTuple):
     """Intervals of a controller loop, most of them multiples of the heartbeat interval. Up to `claims` claims are sent in one
     batch, and up to `ahead` batches are in flight.
     """
 
-    beat_ms: int = 2_000
-    claims: int = 500
-    ahead: int = 4
+    heartbeat_ms: int = 2_000
+    claims_per_batch: int = 500
+    batches_in_flight: int = 4
 
     @property
-    def tempo(self) -> Timing:
-        return Timing(self.beat_ms)
+    def timing(self) -> Timing:
+        return Timing(self.heartbeat_ms)
 
     @property
-    def sweep_ms(self) -> int:
+    def resync_ms(self) -> int:
         """Interval between two resyncs of all keys."""
-        return 30 * self.beat_ms
+        return 30 * self.heartbeat_ms
 
     @property
-    def gather_ms(self) -> int:
+    def coalesce_ms(self) -> int:
         """Changes arrive in bursts. The first is reconciled at once; those within this time after it together."""
-        return max(1, self.beat_ms // 400)
+        return max(1, self.heartbeat_ms // 400)
 
     @property
-    def together_ms(self) -> int:
+    def requeue_grid_ms(self) -> int:
         """Coalesced requeues run on a grid of this interval, all that are due together."""
-        return max(1, self.beat_ms // 8)
+        return max(1, self.heartbeat_ms // 8)
 
     @property
-    def idle_ms(self) -> int:
+    def watch_idle_ms(self) -> int:
         """A watch that is silent for this long is considered dead."""
-        return 5 * self.beat_ms
+        return 5 * self.heartbeat_ms
 
     @property
-    def pauses(self) -> Pauses:
-        return Pauses(self.beat_ms // 20, 5 * self.beat_ms, 150 * self.beat_ms, 15 * self.beat_ms)
+    def backoff(self) -> BackoffPolicy:
+        return BackoffPolicy(self.heartbeat_ms // 20, 5 * self.heartbeat_ms, 150 * self.heartbeat_ms, 15 * self.heartbeat_ms)
 
     @property
-    def truce_ms(self) -> int:
+    def undo_hold_ms(self) -> int:
         """How long an action that was repeatedly undone is not repeated."""
-        return 300 * self.beat_ms
+        return 300 * self.heartbeat_ms
 
 
 class Controller:
@@ -105,50 +112,50 @@ class Controller:
     awaits.
     """
 
-    remit: ClassVar[Remit]
+    permissions: ClassVar[ControllerPermissions]
     lease: ClassVar[str] = ""
     """Lease name, if it is not the role's own. Two controllers of one role need two leases."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def __init__(self, cache: WatchCache) -> None:
+        self.cache = cache
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
+    def keys_for(self, key: str, old: Any, new: Any) -> Iterable[KeyTrigger]:
         """Return the keys to reconcile after a change. Called for every change, also while another process acts."""
         raise NotImplementedError
 
-    def everything(self) -> Iterable[str]:
+    def all_keys(self) -> Iterable[str]:
         """Return all current keys, for a resync."""
         raise NotImplementedError
 
-    def reconcile(self, key: str, times: Times) -> Iterable[Wish]:
+    def reconcile(self, key: str, times: ReconcileTime) -> Iterable[ReconcileResult]:
         """Return the actions that bring the object to its desired state, and when to reconcile again."""
         raise NotImplementedError
 
-    def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
+    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
         """Called with the verdict of an action; None if the outcome is unknown."""
 
-    def began(self, times: Times) -> None:
+    def on_lease_acquired(self, times: ReconcileTime) -> None:
         """Called when this process has acquired the lease."""
 
-    async def beside(self, loop: Loop) -> None:
+    async def background(self, loop: ControllerLoop) -> None:
         """Runs while this process holds the lease, for controllers that need more input than the watch cache."""
 
 
-class _Batch:
+class _ActionBatch:
     """Claims sent together, each with the key that requested it. Events have an empty key."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.claims: list[AnyClaim] = []
-        self.of: list[tuple[str, Deed]] = []
+        self.actions: list[tuple[str, Action]] = []
 
-    def add(self, key: str, deeds: Iterable[Deed]) -> None:
+    def add(self, key: str, deeds: Iterable[Action]) -> None:
         for deed in deeds:
             self.claims.append(deed.claim)
-            self.of.append((key, deed))
+            self.actions.append((key, deed))
 
 
-class Loop:
+class ControllerLoop:
     """One process's loop of one controller. `client` is not shared; `run` runs until cancelled. The caller keeps the watch
     cache up to date.
     """
@@ -161,40 +168,40 @@ class Loop:
         *,
         name: str,
         lease: str = "",
-        cadence: Cadence = Cadence(),
-        failed: Callable[[RetriesExhausted], None] | None = None,
+        timing: LoopTiming = LoopTiming(),
+        on_failure: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
-        self.controller, self.board, self.client = controller, controller.board, client
-        self.world, self.cadence = world, cadence
-        self.role = controller.remit.role
-        self.chance = world.chance.stream(f"{self.role} {controller.lease} {name}")
+        self.controller, self.cache, self.client = controller, controller.cache, client
+        self.world, self.timing = world, timing
+        self.role = controller.permissions.role
+        self.rng = world.randomness.stream(f"{self.role} {controller.lease} {name}")
         self.incarnation = ""
-        self.fights = Fights(cadence.truce_ms)
+        self.undo_detector = UndoDetector(timing.undo_hold_ms)
         """Per incarnation: a restore undoes actions, which is not the work of another writer."""
-        self.outside: dict[str, None] = {}
+        self.reported_violations: dict[str, None] = {}
         """Permission violations that were reported. Each is reported once; their number is limited by the claim types."""
         self.lease = lease or controller.lease or self.role.value
-        self._candidate = LeaseCandidate(client, world.clock, self.lease, Duration(cadence.tempo.lease_ms))
-        self._name, self._failed = name, failed
+        self._candidate = LeaseCandidate(client, world.clock, self.lease, Duration(timing.timing.lease_ms))
+        self._name, self._on_failure = name, on_failure
         self._wake = asyncio.Event()
-        self._term: _Term | None = None
-        self.looks = self.retries = 0
+        self._term: _LeaseTerm | None = None
+        self.reconciles = self.retries = 0
         """Number of reconciles, and of keys whose actions were refused or not answered."""
-        self.board.subscribe(self)
+        self.cache.subscribe(self)
 
     # -- watch events --------------------------------------------------------------------------------------------------------
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        mine = self.controller.concerns(key, old, new)
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        mine = self.controller.keys_for(key, old, new)
         if mine and self._term is not None:
-            self.look_at(mine)
+            self.enqueue(mine)
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         """Wake up the loop, unless nothing in its queue depends on this commit, which is the common case."""
-        if self._term is None or self._term.waits():
+        if self._term is None or self._term.is_waiting():
             self._wake.set()
 
-    def look_at(self, keys: Iterable[Concern]) -> None:
+    def enqueue(self, keys: Iterable[KeyTrigger]) -> None:
         """Queue keys for reconciliation.
 
         Coalesced keys are rounded up to a common grid, so that keys due at about the same time are reconciled together, and
@@ -202,22 +209,22 @@ class Loop:
         """
         if self._term is None:
             return
-        now_ms, agenda = self.world.clock.now_ms(), self._term.agenda
+        now_ms, agenda = self.world.clock.now_ms(), self._term.queue
         for key in keys:
-            if isinstance(key, Later):
-                next_ms, together_ms = agenda.next_ms(), self.cadence.together_ms
+            if isinstance(key, RequeueCoalesced):
+                next_ms, together_ms = agenda.next_run_ms(), self.timing.requeue_grid_ms
                 at_ms = -(-(now_ms + key.in_ms) // together_ms) * together_ms
-                agenda.look_at(key.key, at_ms)
+                agenda.enqueue_at(key.key, at_ms)
                 if next_ms is not None and next_ms <= at_ms:
                     continue
             else:
-                agenda.news(key, now_ms)
+                agenda.enqueue(key, now_ms)
             self._wake.set()
 
     @property
-    def due(self) -> int | None:
+    def queue_depth(self) -> int | None:
         """Number of keys due; None while another process holds the lease."""
-        return None if self._term is None else len(self._term.agenda)
+        return None if self._term is None else len(self._term.queue)
 
     # -- lease ---------------------------------------------------------------------------------------------------------------
 
@@ -225,13 +232,13 @@ class Loop:
         """Acquire the lease, act while it is held, and start over. Runs until cancelled."""
         async with asyncio.TaskGroup() as whole:
             while True:
-                while not self.board.sober:
+                while not self.cache.is_current:
                     self._wake.clear()
                     await self._wake.wait()
                 tenure = await self._acquire()
                 if tenure is None:
-                    pause_ms = self.cadence.beat_ms
-                    await self.world.clock.sleep_ms(pause_ms + self.chance.uniform_ms(pause_ms))
+                    pause_ms = self.timing.heartbeat_ms
+                    await self.world.clock.sleep_ms(pause_ms + self.rng.jitter_ms(pause_ms))
                     continue
                 await self._serve(tenure, whole)
 
@@ -240,17 +247,17 @@ class Loop:
         try:
             return await self._candidate.acquire()
         except RetriesExhausted as error:
-            self.gave_up(error)
+            self.report_failure(error)
             return None
 
     async def _serve(self, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
         self.client.actor = tenure.actor
-        term = self._term = _Term(self, tenure, whole)
+        term = self._term = _LeaseTerm(self, tenure, whole)
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [
                     group.create_task(self._renew(tenure), name="renew"),
-                    group.create_task(self.controller.beside(self), name="background"),
+                    group.create_task(self.controller.background(self), name="background"),
                 ]
                 await term.act(self._wake)
                 for task in beside:
@@ -259,54 +266,54 @@ class Loop:
             self._term = None
 
     async def _renew(self, tenure: LeaseHold) -> None:
-        pause_ms = self.cadence.tempo.lease_ms // 3
+        pause_ms = self.timing.timing.lease_ms // 3
         while not tenure.is_lost:
-            await self.world.clock.sleep_ms(pause_ms - self.chance.uniform_ms(pause_ms // 8))
+            await self.world.clock.sleep_ms(pause_ms - self.rng.jitter_ms(pause_ms // 8))
             try:
                 await tenure.renew(self.client, deadline_ms=pause_ms)
             except RetriesExhausted:
                 continue
         self._wake.set()
 
-    def gave_up(self, error: RetriesExhausted) -> None:
-        if self._failed is not None:
-            self._failed(error)
+    def report_failure(self, error: RetriesExhausted) -> None:
+        if self._on_failure is not None:
+            self._on_failure(error)
 
-    def times(self) -> Times:
+    def reconcile_time(self) -> ReconcileTime:
         clock = self.world.clock
-        return Times(clock.now_ms(), clock.wall(), self.cadence.tempo, self.client.authority_clock())
+        return ReconcileTime(clock.now_ms(), clock.wall(), self.timing.timing, self.client.authority_clock())
 
 
-class _Term:
+class _LeaseTerm:
     """One lease term. Answers that arrive after its end are ignored."""
 
-    def __init__(self, loop: Loop, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
-        self._loop, self._tenure, self._whole = loop, tenure, whole
-        self._controller, self._board, self._clock = loop.controller, loop.board, loop.world.clock
-        self._incarnation = loop.board.head.incarnation if loop.board.head is not None else ""
+    def __init__(self, loop: ControllerLoop, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
+        self._loop, self._lease, self._tasks = loop, tenure, whole
+        self._controller, self._cache, self._clock = loop.controller, loop.cache, loop.world.clock
+        self._incarnation = loop.cache.head.incarnation if loop.cache.head is not None else ""
         if loop.incarnation != self._incarnation:
-            loop.incarnation, loop.fights = self._incarnation, Fights(loop.cadence.truce_ms)
-        self.agenda = Agenda(loop.chance.uniform_ms, loop.cadence.pauses, RetryBudget())
-        self._under_way: dict[asyncio.Task[None], None] = {}
-        self._born = self._told = 0
-        self._saw = False
+            loop.incarnation, loop.undo_detector = self._incarnation, UndoDetector(loop.timing.undo_hold_ms)
+        self.queue = WorkQueue(loop.rng.jitter_ms, loop.timing.backoff, RetryBudget())
+        self._in_flight: dict[asyncio.Task[None], None] = {}
+        self._batches_sent = self._events_sent = 0
+        self._was_cache_usable = False
 
     async def act(self, wake: asyncio.Event) -> None:
-        cadence, chance = self._loop.cadence, self._loop.chance
-        self._controller.began(self._loop.times())
+        cadence, chance = self._loop.timing, self._loop.rng
+        self._controller.on_lease_acquired(self._loop.reconcile_time())
         sweep_ms = looked_ms = self._clock.now_ms()
-        while self._goes_on(now_ms := self._clock.now_ms()):
+        while self._may_continue(now_ms := self._clock.now_ms()):
             wake.clear()
             if now_ms >= sweep_ms:
-                sweep_ms = now_ms + cadence.sweep_ms - chance.uniform_ms(cadence.sweep_ms // 4)
-                self.agenda.sweep(self._controller.everything())
-            may = len(self._under_way) < cadence.ahead and self._sees()
-            if may and self._turn(now_ms):
+                sweep_ms = now_ms + cadence.resync_ms - chance.jitter_ms(cadence.resync_ms // 4)
+                self.queue.resync(self._controller.all_keys())
+            may = len(self._in_flight) < cadence.batches_in_flight and self._is_cache_usable()
+            if may and self._reconcile_due(now_ms):
                 looked_ms = now_ms
                 await self._clock.sleep_ms(0)
                 continue
-            until_ms = min(sweep_ms, self._tenure.valid_until_ms)
-            if may and (next_ms := self.agenda.next_ms()) is not None:
+            until_ms = min(sweep_ms, self._lease.valid_until_ms)
+            if may and (next_ms := self.queue.next_run_ms()) is not None:
                 until_ms = min(until_ms, next_ms)
             try:
                 async with self._clock.timeout_ms(max(1, until_ms - now_ms)):
@@ -314,108 +321,113 @@ class _Term:
             except TimeoutError:
                 continue
             # A single change is reconciled at once. The rest of a burst is gathered for `coalesce_ms`.
-            await self._clock.sleep_ms(max(0, looked_ms + cadence.gather_ms - self._clock.now_ms()))
+            await self._clock.sleep_ms(max(0, looked_ms + cadence.coalesce_ms - self._clock.now_ms()))
 
-    def _goes_on(self, now_ms: int) -> bool:
-        head = self._board.head
-        return self._tenure.is_valid(now_ms) and head is not None and head.incarnation == self._incarnation
+    def _may_continue(self, now_ms: int) -> bool:
+        head = self._cache.head
+        return self._lease.is_valid(now_ms) and head is not None and head.incarnation == self._incarnation
 
-    def _sees(self) -> bool:
+    def _is_cache_usable(self) -> bool:
         """Return whether the watch cache is fresh and shows everything that was committed before this lease term."""
-        board = self._board
-        self._saw = board.sober and board.revision >= self._tenure.revision and board.age_ms() < FRESH_MS
-        return self._saw
+        board = self._cache
+        self._was_cache_usable = (
+            board.is_current and board.revision >= self._lease.revision and board.age_ms() < CACHE_AGE_MS_MAX
+        )
+        return self._was_cache_usable
 
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Return whether the loop waits for the revision that the watch cache has reached: to become fresh again, or to show
         the effect of an accepted action. A verdict that arrives after the cache has shown its commit makes its key due at
         once; no further commit would wake the loop for it.
         """
-        board = self._board
+        board = self._cache
         known = board.head is not None and board.head.incarnation == self._incarnation
-        return not known or not self._saw or len(self.agenda) > 0 or self.agenda.waits_for(board.revision)
+        return not known or not self._was_cache_usable or len(self.queue) > 0 or self.queue.is_waiting_for(board.revision)
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def _turn(self, now_ms: int) -> bool:
+    def _reconcile_due(self, now_ms: int) -> bool:
         """Reconcile due keys, up to one batch of claims. Return False if none was due."""
-        times = self._loop.times()
-        batch = _Batch(Evidence(self._board.revision, self._board.age_ms()))
+        times = self._loop.reconcile_time()
+        batch = _ActionBatch(Evidence(self._cache.revision, self._cache.age_ms()))
         looked = 0
-        while looked < (LOOKS_MAX if self.agenda else SWEEP_MAX) and len(batch.claims) < self._loop.cadence.claims:
-            key = self.agenda.take(now_ms, self._board.revision)
+        while (
+            looked < (RECONCILES_MAX if self.queue else RESYNC_RECONCILES_MAX)
+            and len(batch.claims) < self._loop.timing.claims_per_batch
+        ):
+            key = self.queue.take(now_ms, self._cache.revision)
             if key is None:
                 break
             looked += 1
-            deeds = self._deeds(key, times, batch)
+            deeds = self._actions_for(key, times, batch)
             if deeds:
                 batch.add(key, deeds)
             else:
-                self.agenda.settled(key)
-        self._loop.looks += looked
-        for key in self.agenda.stuck():
-            stuck_after = Duration(self._loop.cadence.pauses.stuck_after_ms)
+                self.queue.done(key)
+        self._loop.reconciles += looked
+        for key in self.queue.take_stuck():
+            stuck_after = Duration(self._loop.timing.backoff.stuck_after_ms)
             message = (
                 f"actions for {key} have been refused or unanswered for {stuck_after} or longer; "
                 "retries continue at a slower rate. `remit audit` lists the refusals"
             )
             batch.add("", [self._event(key, "Stuck", message)])
         if batch.claims:
-            self._born += 1
-            task = self._whole.create_task(self._ask(batch), name=f"{self._loop.role} batch {self._born}")
-            self._under_way[task] = None
-            task.add_done_callback(self._ended)
+            self._batches_sent += 1
+            task = self._tasks.create_task(self._submit(batch), name=f"{self._loop.role} batch {self._batches_sent}")
+            self._in_flight[task] = None
+            task.add_done_callback(self._on_batch_done)
         return looked > 0
 
-    def _deeds(self, key: str, times: Times, batch: _Batch) -> list[Deed]:
+    def _actions_for(self, key: str, times: ReconcileTime, batch: _ActionBatch) -> list[Action]:
         """Return the actions for a key that may be submitted: permitted, not applied already, and not repeatedly undone."""
-        found: list[Deed] = []
-        fights, remit = self._loop.fights, self._controller.remit
-        for wish in islice(self._controller.reconcile(key, times), self._loop.cadence.claims):
-            if isinstance(wish, Again):
-                self.agenda.look_at(key, times.now_ms + max(1, wish.in_ms))
-            elif why := remit.outside(wish.claim):
-                if why not in self._loop.outside:
-                    self._loop.outside[why] = None
+        found: list[Action] = []
+        fights, remit = self._loop.undo_detector, self._controller.permissions
+        for wish in islice(self._controller.reconcile(key, times), self._loop.timing.claims_per_batch):
+            if isinstance(wish, RequeueAfter):
+                self.queue.enqueue_at(key, times.now_ms + max(1, wish.in_ms))
+            elif why := remit.violation_of(wish.claim):
+                if why not in self._loop.reported_violations:
+                    self._loop.reported_violations[why] = None
                     batch.add("", [self._event(key, "OutsideRemit", why)])
-            elif wish.once and fights.held(wish.once, times.now_ms):
-                self.agenda.look_at(key, times.now_ms + self._loop.cadence.sweep_ms)
-                if fights.untold(wish.once):
-                    pause = Duration(self._loop.cadence.truce_ms)
+            elif wish.undo_key and fights.is_held(wish.undo_key, times.now_ms):
+                self.queue.enqueue_at(key, times.now_ms + self._loop.timing.resync_ms)
+                if fights.take_unreported(wish.undo_key):
+                    pause = Duration(self._loop.timing.undo_hold_ms)
                     message = (
-                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: {wish.once}. "
+                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: {wish.undo_key}. "
                         "`remit audit` shows the other writer"
                     )
                     batch.add("", [self._event(key, "Fought", message)])
-            elif not self._stands(wish.claim):
+            elif not self._is_already_set(wish.claim):
                 found.append(wish)
         return found
 
-    def _stands(self, claim: AnyClaim) -> bool:
+    def _is_already_set(self, claim: AnyClaim) -> bool:
         """Return whether the claim sets a condition that is already set so. Unchanged conditions are not written."""
         if not isinstance(claim, SetCondition):
             return False
-        thing = self._board.get(key_of(claim.kind, claim.name, claim.tenant))
+        thing = self._cache.get(key_of(claim.kind, claim.name, claim.tenant))
         known = () if thing is None else thing.status.conditions
         return any(replace(one, last_transition=claim.condition.last_transition) == claim.condition for one in known)
 
-    def _event(self, key: str, reason: str, message: str) -> Deed:
-        self._told += 1
-        actor = self._tenure.actor
+    def _event(self, key: str, reason: str, message: str) -> Action:
+        self._events_sent += 1
+        actor = self._lease.actor
         event = EventSpec(regarding=key, type="Warning", reason=reason, message=message, source=self._loop.role)
-        return Deed(RecordEvent(f"{actor.lease.replace('/', '.')}-{actor.epoch}-{self._told}", event))
+        return Action(RecordEvent(f"{actor.lease.replace('/', '.')}-{actor.epoch}-{self._events_sent}", event))
 
     # -- submit -------------------------------------------------------------------------------------------------------------
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.pop(task, None)
-        self._loop.reached()
+    def _on_batch_done(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.pop(task, None)
+        self._loop.on_commit()
 
-    async def _ask(self, batch: _Batch) -> None:
-        verdicts = await self._answered(batch)
-        self._learn(batch, verdicts)
+    async def _submit(self, batch: _ActionBatch) -> None:
+        verdicts = await self._submit_until_answered(batch)
+        self._on_verdicts(batch, verdicts)
 
-    async def _answered(self, batch: _Batch) -> Sequence[Verdict] | None:
+    async def _submit_until_answered(self, batch: _ActionBatch) -> Sequence[Verdict] | None:
         """Submit a batch, and again under the same ids while the outcome is unknown. Return the verdicts; None if the lease
         term ended or nothing was executed.
         """
@@ -425,32 +437,32 @@ class _Term:
         except RetriesExhausted as error:
             lost, silent = error, error.outcome_unknown
         while True:
-            self._loop.gave_up(lost)
-            if not silent or not self._tenure.is_valid(self._clock.now_ms()):
+            self._loop.report_failure(lost)
+            if not silent or not self._lease.is_valid(self._clock.now_ms()):
                 return None
             try:
                 return await client.resume(lost.operations, submitted_ms=lost.submitted_ms)
             except RetriesExhausted as error:
                 lost = error
 
-    def _learn(self, batch: _Batch, verdicts: Sequence[Verdict] | None) -> None:
+    def _on_verdicts(self, batch: _ActionBatch, verdicts: Sequence[Verdict] | None) -> None:
         now_ms = self._clock.now_ms()
         by_key: dict[str, list[Verdict | None]] = {}
-        for index, (key, deed) in enumerate(batch.of):
+        for index, (key, deed) in enumerate(batch.actions):
             verdict = None if verdicts is None else verdicts[index]
             by_key.setdefault(key, []).append(verdict)
-            if isinstance(verdict, Accepted) and deed.once:
-                self._loop.fights.done(deed.once, now_ms)
+            if isinstance(verdict, Accepted) and deed.undo_key:
+                self._loop.undo_detector.record(deed.undo_key, now_ms)
             if isinstance(verdict, Refused) and verdict.code in (Code.STALE_EPOCH, Code.LEASE_EXPIRED):
-                self._tenure.mark_lost()
+                self._lease.mark_lost()
             if key:
-                self._controller.heard(key, deed, verdict)
+                self._controller.on_verdict(key, deed, verdict)
         by_key.pop("", None)
         for key, said in by_key.items():
             revision = max((one.revision for one in said if one is not None), default=0)
             if all(isinstance(one, Accepted) for one in said):
-                self.agenda.accepted(key, revision, self._board.revision)
+                self.queue.accepted(key, revision, self._cache.revision)
             else:
                 progress = any(isinstance(one, Accepted) for one in said)
                 self._loop.retries += 1
-                self.agenda.failed(key, now_ms, revision, self._board.revision, progress=progress)
+                self.queue.failed(key, now_ms, revision, self._cache.revision, progress=progress)

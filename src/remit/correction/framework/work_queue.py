@@ -29,7 +29,7 @@ from remit.client.retry import RetryBudget
 _DOUBLINGS_MAX: Final = 20
 
 
-class Pauses(NamedTuple):
+class BackoffPolicy(NamedTuple):
     """Backoff of a key after failures: first and maximum. `stuck_after_ms` is when a key counts as stuck, `slow_ms` its backoff
     then.
     """
@@ -40,35 +40,37 @@ class Pauses(NamedTuple):
     slow_ms: int = 30_000
 
 
-class _Entry(Struct, gc=False):
+class _KeyState(Struct, gc=False):
     """State of a key. Most keys have no entry most of the time."""
 
     busy: bool = False
     dirty: bool = False
     failures: int = 0
     failing_ms: int = -1
-    told: bool = False
-    due_ms: int = -1
+    reported: bool = False
+    next_run_ms: int = -1
     paused: bool = False
     at_revision: int = 0
 
     @property
     def idle(self) -> bool:
-        return not (self.busy or self.dirty or self.failures or self.due_ms >= 0 or self.at_revision)
+        return not (self.busy or self.dirty or self.failures or self.next_run_ms >= 0 or self.at_revision)
 
 
-class Agenda:
+class WorkQueue:
     """The queue of one loop. `lot(n)` draws a random integer from 0 to `n` inclusive."""
 
-    def __init__(self, lot: Callable[[int], int], pauses: Pauses = Pauses(), budget: RetryBudget | None = None) -> None:
-        self._lot, self._pauses = lot, pauses
+    def __init__(
+        self, jitter: Callable[[int], int], backoff: BackoffPolicy = BackoffPolicy(), budget: RetryBudget | None = None
+    ) -> None:
+        self._jitter, self._backoff = jitter, backoff
         self._budget = RetryBudget() if budget is None else budget
-        self._entries: dict[str, _Entry] = {}
+        self._states: dict[str, _KeyState] = {}
         self._ready: dict[str, None] = {}
-        self._swept: dict[str, None] = {}
+        self._resync: dict[str, None] = {}
         """Keys queued by a resync. They are reconciled when no changed key is due."""
         self._timers: list[tuple[int, int, str]] = []
-        self._waits: list[tuple[int, int, str]] = []
+        self._revision_holds: list[tuple[int, int, str]] = []
         self._count = 0
         self._stuck: dict[str, None] = {}
 
@@ -78,25 +80,25 @@ class Agenda:
 
     # -- adding keys -----------------------------------------------------------------------------------------------------------
 
-    def news(self, key: str, now_ms: int) -> None:
+    def enqueue(self, key: str, now_ms: int) -> None:
         """Queue a key after a change of something that it depends on."""
-        entry = self._entries.get(key)
+        entry = self._states.get(key)
         if entry is None:
             self._ready[key] = None
         elif entry.busy:
             entry.dirty = True
         elif entry.paused:
-            self._at(key, entry, now_ms + 1 + self._lot(self._pauses.base_ms))
+            self._schedule(key, entry, now_ms + 1 + self._jitter(self._backoff.base_ms))
         elif not entry.at_revision:
             self._ready[key] = None
 
-    def sweep(self, keys: Iterable[str]) -> None:
+    def resync(self, keys: Iterable[str]) -> None:
         """Queue all keys behind the changed ones: there may be very many, and most need no action."""
-        self._swept.update(dict.fromkeys(keys))
+        self._resync.update(dict.fromkeys(keys))
 
-    def look_at(self, key: str, at_ms: int) -> None:
+    def enqueue_at(self, key: str, at_ms: int) -> None:
         """Queue a key for this time at the latest."""
-        self._at(key, self._entries.setdefault(key, _Entry()), at_ms)
+        self._schedule(key, self._states.setdefault(key, _KeyState()), at_ms)
 
     # -- taking keys -----------------------------------------------------------------------------------------------------------
 
@@ -104,10 +106,10 @@ class Agenda:
         """Return a key that is due, given the revision of the watch cache. The key is busy until its result is reported."""
         self._wake(now_ms, revision)
         while (key := self._next(now_ms)) is not None:
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._states.setdefault(key, _KeyState())
             if entry.failures and self._budget.take(now_ms, 0) is None:
                 entry.paused = True
-                self._at(key, entry, now_ms + self._pauses.base_ms + self._lot(self._pauses.cap_ms))
+                self._schedule(key, entry, now_ms + self._backoff.base_ms + self._jitter(self._backoff.cap_ms))
                 continue
             if not entry.failures:
                 self._budget.on_first_attempt(now_ms)
@@ -116,87 +118,87 @@ class Agenda:
         return None
 
     def _next(self, now_ms: int) -> str | None:
-        while not self._ready and self._swept:
-            swept = next(iter(self._swept))
-            del self._swept[swept]
-            self.news(swept, now_ms)
+        while not self._ready and self._resync:
+            swept = next(iter(self._resync))
+            del self._resync[swept]
+            self.enqueue(swept, now_ms)
         key = next(iter(self._ready), None)
         if key is not None:
             del self._ready[key]
-            self._swept.pop(key, None)
+            self._resync.pop(key, None)
         return key
 
-    def waits_for(self, revision: int) -> bool:
+    def is_waiting_for(self, revision: int) -> bool:
         """Return whether a key is held until the watch cache reaches this revision."""
-        return bool(self._waits) and self._waits[0][0] <= revision
+        return bool(self._revision_holds) and self._revision_holds[0][0] <= revision
 
-    def next_ms(self) -> int | None:
+    def next_run_ms(self) -> int | None:
         """Return the time at which the next key becomes due without a change."""
         while self._timers:
             at_ms, _, key = self._timers[0]
-            entry = self._entries.get(key)
-            if entry is not None and entry.due_ms == at_ms:
+            entry = self._states.get(key)
+            if entry is not None and entry.next_run_ms == at_ms:
                 return at_ms
             heappop(self._timers)
         return None
 
     # -- results ---------------------------------------------------------------------------------------------------------------
 
-    def settled(self, key: str) -> None:
+    def done(self, key: str) -> None:
         """The key was reconciled and needs no action."""
-        entry = self._entries[key]
-        entry.failures, entry.failing_ms, entry.told, entry.paused = 0, -1, False, False
+        entry = self._states[key]
+        entry.failures, entry.failing_ms, entry.reported, entry.paused = 0, -1, False, False
         self._stuck.pop(key, None)
-        self._free(key, entry)
+        self._finish(key, entry)
 
     def accepted(self, key: str, revision: int, seen: int) -> None:
         """All actions were accepted, the last at `revision`. The watch cache is at `seen`."""
-        entry = self._entries[key]
-        entry.failures, entry.failing_ms, entry.told, entry.paused, entry.dirty = 0, -1, False, False, True
+        entry = self._states[key]
+        entry.failures, entry.failing_ms, entry.reported, entry.paused, entry.dirty = 0, -1, False, False, True
         self._stuck.pop(key, None)
         self._hold(key, entry, revision, seen)
-        self._free(key, entry)
+        self._finish(key, entry)
 
     def failed(self, key: str, now_ms: int, revision: int = 0, seen: int = 0, *, progress: bool = False) -> None:
         """An action was refused or not answered. `progress`: another action of the key was accepted."""
-        entry = self._entries[key]
+        entry = self._states[key]
         entry.failures = 1 if progress else entry.failures + 1
         if progress or entry.failing_ms < 0:
             entry.failing_ms = now_ms
-        pauses = self._pauses
+        pauses = self._backoff
         if now_ms - entry.failing_ms >= pauses.stuck_after_ms:
-            if not entry.told:
-                entry.told = True
+            if not entry.reported:
+                entry.reported = True
                 self._stuck[key] = None
-            pause_ms = pauses.slow_ms // 2 + self._lot(pauses.slow_ms // 2)
+            pause_ms = pauses.slow_ms // 2 + self._jitter(pauses.slow_ms // 2)
         else:
-            pause_ms = 1 + self._lot(min(pauses.cap_ms, pauses.base_ms << min(entry.failures - 1, _DOUBLINGS_MAX)))
-        entry.paused, entry.due_ms = True, -1
-        self._at(key, entry, now_ms + pause_ms)
+            pause_ms = 1 + self._jitter(min(pauses.cap_ms, pauses.base_ms << min(entry.failures - 1, _DOUBLINGS_MAX)))
+        entry.paused, entry.next_run_ms = True, -1
+        self._schedule(key, entry, now_ms + pause_ms)
         self._hold(key, entry, revision, seen)
         entry.dirty = False
-        self._free(key, entry)
+        self._finish(key, entry)
 
-    def stuck(self) -> Iterator[str]:
+    def take_stuck(self) -> Iterator[str]:
         """Yield keys that became stuck since the last call."""
         found, self._stuck = self._stuck, {}
         yield from found
 
     # -- holds -----------------------------------------------------------------------------------------------------------------
 
-    def _hold(self, key: str, entry: _Entry, revision: int, seen: int) -> None:
+    def _hold(self, key: str, entry: _KeyState, revision: int, seen: int) -> None:
         if revision > max(seen, entry.at_revision):
             entry.at_revision = revision
             self._count += 1
-            heappush(self._waits, (revision, self._count, key))
+            heappush(self._revision_holds, (revision, self._count, key))
 
-    def _at(self, key: str, entry: _Entry, at_ms: int) -> None:
-        if entry.due_ms < 0 or at_ms < entry.due_ms:
-            entry.due_ms = at_ms
+    def _schedule(self, key: str, entry: _KeyState, at_ms: int) -> None:
+        if entry.next_run_ms < 0 or at_ms < entry.next_run_ms:
+            entry.next_run_ms = at_ms
             self._count += 1
             heappush(self._timers, (at_ms, self._count, key))
 
-    def _free(self, key: str, entry: _Entry) -> None:
+    def _finish(self, key: str, entry: _KeyState) -> None:
         entry.busy = False
         if entry.dirty and not entry.at_revision:
             entry.dirty = False
@@ -204,24 +206,24 @@ class Agenda:
         elif entry.at_revision:
             entry.dirty = True
         if entry.idle and key not in self._ready:
-            del self._entries[key]
+            del self._states[key]
 
     def _wake(self, now_ms: int, revision: int) -> None:
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, key = heappop(self._timers)
-            entry = self._entries.get(key)
-            if entry is None or entry.due_ms != at_ms:
+            entry = self._states.get(key)
+            if entry is None or entry.next_run_ms != at_ms:
                 continue  # the key was queued earlier, or is done
-            entry.due_ms, entry.paused = -1, False
+            entry.next_run_ms, entry.paused = -1, False
             self._release(key, entry)
-        while self._waits and self._waits[0][0] <= revision:
-            at_revision, _, key = heappop(self._waits)
-            entry = self._entries.get(key)
+        while self._revision_holds and self._revision_holds[0][0] <= revision:
+            at_revision, _, key = heappop(self._revision_holds)
+            entry = self._states.get(key)
             if entry is not None and entry.at_revision == at_revision:
                 entry.at_revision = 0
                 self._release(key, entry)
 
-    def _release(self, key: str, entry: _Entry) -> None:
+    def _release(self, key: str, entry: _KeyState) -> None:
         """End one of the key's holds, and make it due if no other remains."""
         if entry.busy:
             entry.dirty = True
@@ -230,14 +232,14 @@ class Agenda:
             self._ready[key] = None
 
 
-_WHOLE: Final = 1_000_000
+_TOKEN: Final = 1_000_000
 
 
-class Bucket:
+class TokenBucket:
     """Token bucket: `burst` at once, then at the rate given with each draw. Counts millionths, to be exact."""
 
     def __init__(self, burst: int) -> None:
-        self._full = self._level = burst * _WHOLE
+        self._full = self._level = burst * _TOKEN
         self._at_ms: int | None = None
 
     def wait_ms(self, now_ms: int, milli_per_s: int) -> int:
@@ -246,53 +248,55 @@ class Bucket:
         """
         passed_ms = 0 if self._at_ms is None else max(0, now_ms - self._at_ms)
         self._level, self._at_ms = min(self._full, self._level + passed_ms * milli_per_s), now_ms
-        if self._level >= _WHOLE:
-            self._level -= _WHOLE
+        if self._level >= _TOKEN:
+            self._level -= _TOKEN
             return 0
-        return -(-(_WHOLE - self._level) // max(1, milli_per_s))
+        return -(-(_TOKEN - self._level) // max(1, milli_per_s))
 
 
 UNDONE_MAX: Final = 2
-KEPT_MAX: Final = 50_000
+ACTIONS_TRACKED_MAX: Final = 50_000
 
 
-class _Done(NamedTuple):
+class _AppliedAction(NamedTuple):
     times: int
     last_ms: int
-    told: bool = False
+    reported: bool = False
 
 
-class Fights:
+class UndoDetector:
     """Counts how often each action was applied. `pause_ms`: an action not applied for this long is forgotten."""
 
     def __init__(self, pause_ms: int) -> None:
         self._pause_ms = pause_ms
-        self._done: dict[str, _Done] = {}
+        self._applied: dict[str, _AppliedAction] = {}
 
-    def held(self, once: str, now_ms: int) -> bool:
+    def is_held(self, undo_key: str, now_ms: int) -> bool:
         """Return whether the action was undone too often to be repeated now."""
-        known = self._known(once, now_ms)
+        known = self._recent(undo_key, now_ms)
         return known is not None and known.times >= UNDONE_MAX
 
-    def untold(self, once: str) -> bool:
+    def take_unreported(self, undo_key: str) -> bool:
         """Return True once for each held action, so that it is reported only once."""
-        known = self._done.get(once)
-        if known is None or known.told:
+        known = self._applied.get(undo_key)
+        if known is None or known.reported:
             return False
-        self._done[once] = known._replace(told=True)
+        self._applied[undo_key] = known._replace(reported=True)
         return True
 
-    def done(self, once: str, now_ms: int) -> None:
+    def record(self, undo_key: str, now_ms: int) -> None:
         """Record that the action was accepted."""
-        known = self._known(once, now_ms)
-        self._done.pop(once, None)  # re-inserted at the end: the oldest entries are evicted first
-        self._done[once] = _Done(1, now_ms) if known is None else _Done(known.times + 1, now_ms, known.told)
-        while len(self._done) > KEPT_MAX:
-            del self._done[next(iter(self._done))]
+        known = self._recent(undo_key, now_ms)
+        self._applied.pop(undo_key, None)  # re-inserted at the end: the oldest entries are evicted first
+        self._applied[undo_key] = (
+            _AppliedAction(1, now_ms) if known is None else _AppliedAction(known.times + 1, now_ms, known.reported)
+        )
+        while len(self._applied) > ACTIONS_TRACKED_MAX:
+            del self._applied[next(iter(self._applied))]
 
-    def _known(self, once: str, now_ms: int) -> _Done | None:
-        known = self._done.get(once)
+    def _recent(self, undo_key: str, now_ms: int) -> _AppliedAction | None:
+        known = self._applied.get(undo_key)
         if known is not None and now_ms - known.last_ms >= self._pause_ms:
-            del self._done[once]
+            del self._applied[undo_key]
             return None
         return known

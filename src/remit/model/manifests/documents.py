@@ -154,7 +154,9 @@ class DocumentBuilder:
         """Opens a mapping or a list."""
         self._count(node)
         if len(self._stack) >= DEPTH_MAX:
-            self.abort_file(node.position, f"more than {DEPTH_MAX} levels of nesting", "no manifest needs that many: flatten it")
+            self.abort_file(
+                node.position, f"more than {DEPTH_MAX} levels of nesting", "no manifest needs that many: flatten it"
+            )
         self._stack.append(_Frame(node))
         if node.type == "list":
             self._stack[-1].step = 0
@@ -170,7 +172,8 @@ class DocumentBuilder:
         self._attach(node)
 
     def add_alias(self, node: DocumentNode, position: Position) -> None:
-        """Adds the value that an alias refers to. Its size counts at every use, and its depth adds to the depth of the alias.
+        """Adds the value that an alias refers to. Its size counts at every use, and its depth adds to the depth of the
+        alias.
         """
         self._nodes += node.size
         if self._nodes > self._nodes_max or len(self._stack) + node.height > DEPTH_MAX:

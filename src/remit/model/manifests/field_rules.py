@@ -175,9 +175,7 @@ class FieldRules:
         for name, node in (("deleting", metadata), ("status", self._document)):
             if name in node.fields:
                 path: Path = ("metadata", name) if node is metadata else (name,)
-                self._problems.add(
-                    node.fields[name].position, path, "is set by Remit", "remove it"
-                )
+                self._problems.add(node.fields[name].position, path, "is set by Remit", "remove it")
 
     # ----------------------------------------------------------------------------------------------------------- places
 
@@ -207,7 +205,9 @@ class FieldRules:
             self._add_at(("spec", "role"), "an agent or join token needs nodes", "add nodes: and their names")
         expires = self._text("spec", "expires")
         if expires and re.search(INSTANT, expires) and not _is_valid_instant(expires):
-            self._add_at(("spec", "expires"), f"{quoted(expires)} is not a valid date", "write one such as 2027-01-31T12:00:00Z")
+            self._add_at(
+                ("spec", "expires"), f"{quoted(expires)} is not a valid date", "write one such as 2027-01-31T12:00:00Z"
+            )
         if nodes and role not in ("agent", "join", None):
             self._add_at(("spec", "nodes"), f"{an(str(role))} token has no nodes", "remove them, or use agent or join")
         if self._text("spec", "spent") and role not in ("join", None):
@@ -321,14 +321,18 @@ class FieldRules:
                 message = "a gang is bound in one transaction, which cannot span two regions"
                 self._add_at((*placement, "regions"), message, "name one region")
             if standby:
-                self._add_at((*placement, "standby"), "a gang cannot have a standby in another region", "remove standby, or gang")
+                self._add_at(
+                    (*placement, "standby"), "a gang cannot have a standby in another region", "remove standby, or gang"
+                )
         seen: dict[str | None, int] = {}
         for index, stand in enumerate(standby):
             region = text_of(stand.get("region"))
             path = (*placement, "standby", index, "region")
             if region is not None and region in regions:
                 self._add_at(
-                    path, f"{quoted(region)} is also in placement.regions", "choose a region that is not lost together with them"
+                    path,
+                    f"{quoted(region)} is also in placement.regions",
+                    "choose a region that is not lost together with them",
                 )
             elif region is not None and seen.setdefault(region, index) != index:
                 self._add_at(path, f"{quoted(region)} is listed twice", "keep one of the two")
@@ -398,7 +402,9 @@ class FieldRules:
                 if path is not None and path.startswith("/") and path.strip("/."):
                     cure = f"write {path.strip('/')}, which is below the replica's directory, or add a rootfs"
                     self._add_at(
-                        (*template, mounts, index, "path"), f"without a rootfs, {quoted(path)} would be a path of the node", cure
+                        (*template, mounts, index, "path"),
+                        f"without a rootfs, {quoted(path)} would be a path of the node",
+                        cure,
                     )
 
     def _ports(self, template: Path) -> None:
@@ -413,9 +419,7 @@ class FieldRules:
                 and number.scalar
                 and numbers.setdefault(number.scalar, index) != index
             ):
-                self._add_at(
-                    (*template, "ports", index, "port"), f"port {number.scalar} is used twice", "keep one of the two"
-                )
+                self._add_at((*template, "ports", index, "port"), f"port {number.scalar} is used twice", "keep one of the two")
         known = frozenset(names)
         words: list[tuple[Path, DocumentNode]] = []
         for index, word in enumerate(self._items(*template, "command")):

@@ -1,8 +1,7 @@
 """Strict JSON reader with positions.
 
-Strict, and by its own hand: no common reader tells columns, duplicates and depth at once.
-
-A file holds one object, an array of objects, or objects one after another (such as one on each line).
+Written by hand, because no common parser reports columns, duplicate keys and depth. A file holds one object, an array of
+objects, or a sequence of objects (for example one on each line).
 """
 
 from __future__ import annotations
@@ -37,17 +36,19 @@ _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 _NEXT_DOCUMENT = re.compile(r"[\n\r](?=\{)")
 _LITERALS = {"true": True, "false": False, "null": None}
 _FOREIGN_LITERALS = {**{word: word for word in _LITERALS}, "none": "null", "nil": "null", "undefined": "null"}
-"""How others write what JSON writes so, in small letters."""
+"""Spellings of JSON's literals in other languages, in lower case."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(text: str, problems: Problems) -> tuple[list[DocumentNode], int | None]:
-    """The documents, and where the text first ceased to be JSON, if it did."""
+    """Returns the documents, and the offset at which the text stopped being JSON, if it did."""
     return _Reader(text, problems).read()
 
 
 def looks_like_yaml(text: str, failed_at: int, name: str) -> bool:
-    """Was it a YAML flow mapping all along? Its name says so, or reading stopped at what only YAML would have there."""
+    """Whether a text that failed as JSON is a YAML flow mapping: by its file name, or because reading stopped at a character
+    that only YAML allows there.
+    """
     return name.lower().endswith((".yaml", ".yml")) or bool(re.match(r"[A-Za-z_#'&*!./~$-]", text[failed_at : failed_at + 1]))
 
 
@@ -73,7 +74,8 @@ class _Reader:
                 break
             except DocumentRejected:
                 failed_at = self._offset if failed_at is None else failed_at
-                # The next object that begins a line is, most likely, the next document: its problems are told too.
+                # The next object at the start of a line is probably the next document: go on there, to report its problems as
+                # well.
                 resume = _NEXT_DOCUMENT.search(self._text, self._offset)
                 if resume is None:
                     break
@@ -82,7 +84,7 @@ class _Reader:
         return documents, failed_at
 
     def _document(self) -> list[DocumentNode]:
-        """One value with everything in it; of an array, each item is a document."""
+        """Reads one value; each item of an array is a document."""
         builder = self._builder
         builder.start_document(self._position())
         opened = self._value()
@@ -117,7 +119,7 @@ class _Reader:
         self._advance()
 
     def _value(self) -> bool:
-        """Did a mapping or list open?"""
+        """Reads a scalar, or opens a mapping or list. Returns whether one was opened."""
         builder, word, place = self._builder, self._lexeme, self._position()
         if self._is_mark("{") or self._is_mark("["):
             builder.open(DocumentNode("mapping" if word == "{" else "list", place))
@@ -131,7 +133,7 @@ class _Reader:
             value = _LITERALS[word]
             builder.add(DocumentNode("null" if value is None else "boolean", place, value, word))
         elif self._lexeme_type == "word":
-            builder.add_problem(place, f"{word} is not a number", "write a finite number")
+            builder.add_problem(place, f"{word} is not a finite number", "write a finite number")
             builder.add(DocumentNode("void", place))
         else:
             self._unexpected("a value")
@@ -140,7 +142,7 @@ class _Reader:
 
     def _number(self, token: str, place: Position) -> DocumentNode:
         if len(token) > DIGITS_MAX:
-            self._builder.add_problem(place, f"a number of {len(token)} digits", f"use at most {DIGITS_MAX}")
+            self._builder.add_problem(place, f"a number of {len(token)} digits is too long", f"use at most {DIGITS_MAX}")
             return DocumentNode("void", place)
         if token.lstrip("-").isdigit():
             return DocumentNode("integer", place, int(token), token)
@@ -156,10 +158,10 @@ class _Reader:
         try:
             value = str(json.loads(self._lexeme))
         except ValueError:
-            self._fail("a backslash that begins no escape", 'write "\\\\" for a backslash')
+            self._fail("invalid escape sequence", 'write "\\\\" for a backslash')
         if _SURROGATE.search(value):
             self._builder.add_problem(
-                self._position(), "half of a surrogate pair is no character", "remove the escape, or write both halves"
+                self._position(), "unpaired surrogate in a string", "remove the escape, or write both halves"
             )
             return _SURROGATE.sub("\ufffd", value)
         return value
@@ -169,7 +171,7 @@ class _Reader:
 
     def _advance(self) -> None:
         match = _TOKEN.match(self._text, self._next_offset)
-        if match is None or match.lastgroup is None:  # cannot be: `other` takes any letter, `end` takes none
+        if match is None or match.lastgroup is None:  # unreachable: `other` matches any character, `end` matches the end
             self._lexeme_type, self._lexeme = "end", ""
             return
         self._lexeme_type = match.lastgroup
@@ -182,15 +184,15 @@ class _Reader:
 
     def _unexpected(self, expected: str) -> NoReturn:
         if self._lexeme_type == "end":
-            self._fail(f"the file ends where {expected} is expected", "is the document only half written?")
+            self._fail(f"the file ends where {expected} is expected", "is the document incomplete?")
         if self._lexeme == '"':
-            self._fail("a string that is not closed on its line", 'close it with ", and write a line break as \\n')
+            self._fail("the string is not closed on its line", 'close it with ", and write a line break as \\n')
         if self._lexeme == "'":
-            self._fail("JSON has only double quotes", f'write "…" instead; {expected} is expected here')
+            self._fail("JSON strings need double quotes", f'write "…" instead; {expected} is expected here')
         if self._lexeme in "/#":
             self._fail("JSON has no comments", "remove it, or write YAML")
         if self._is_mark("}") or self._is_mark("]"):
-            self._fail(f'"{self._lexeme}" where {expected} is expected', "is there a comma too many before it?")
+            self._fail(f'"{self._lexeme}" where {expected} is expected', "is there an extra comma before it?")
         found = re.match(r"[-+.\w]+", self._text[self._offset : self._offset + 60])
         word = found.group() if found else self._lexeme.strip('"')
         cure = did_you_mean(_FOREIGN_LITERALS.get(word.lower(), "")) if expected == "a value" else ""

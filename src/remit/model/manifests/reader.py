@@ -1,6 +1,6 @@
 """Reads objects from YAML or JSON; all problems at once.
 
-All of it at once. No I/O: bytes in, values out.
+No I/O: bytes in, objects or problems out.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from remit.model.problems import Problem, Problems, an, did_you_mean, escaped, o
 
 
 class Manifests(NamedTuple):
-    """What a file declares. `objects` is empty if there is any problem: half a file is never applied."""
+    """The objects of a file. `objects` is empty if there is any problem, so that a file is never applied in part."""
 
     objects: tuple[objects.AnyObject, ...]
     problems: tuple[Problem, ...]
 
 
 def read(data: bytes, name: str, *, system: bool = False) -> Manifests:
-    """The manifests in `data`, YAML or JSON; `name` is for the messages, and its ending tells JSON.
+    """Reads the manifests in `data`, YAML or JSON. `name` is used in messages, and its suffix can select JSON.
 
-    Never raises, whatever the bytes. `system` lets in what only Remit itself writes: its own kinds, statuses and labels.
+    Never raises, for any input. `system` also accepts what only Remit itself writes: its own kinds, statuses and labels.
     """
     problems = Problems(name)
     problems.as_json = name.lower().endswith(JSON_SUFFIXES) or data.lstrip()[:1] in (b"{", b"[")
@@ -74,7 +74,7 @@ class _Reader:
         self._problems.add(document.position, (), f"expected a manifest, found {TYPE_NAMES[document.type]}", cure)
 
     def _check_common_fields(self, document: DocumentNode) -> None:
-        """What can be judged of a document whose kind nobody knows."""
+        """Checks the fields that all kinds have, in a document whose kind is unknown."""
         shapes = TypeChecker(self._problems, None, system=self._system)
         for field in struct_type_of("Region").fields:
             node = document.get(field.encode_name)
@@ -82,7 +82,9 @@ class _Reader:
                 shapes.check(node, field.type, (field.encode_name,))
 
     def _api_version(self, document: DocumentNode) -> None:
-        """Told here if it is missing: the structs have a default, a file must say what it was written for."""
+        """Reports a missing apiVersion. The structs have a default for it, but a file must name the version it was written
+        for.
+        """
         if document.get("apiVersion") is not None:
             return
         for key, entry in document.fields.items():
@@ -92,7 +94,9 @@ class _Reader:
         self._problems.add(document.position, ("apiVersion",), "is missing", f"add apiVersion: {metadata.API_VERSION}")
 
     def _kind(self, document: DocumentNode) -> str | None:
-        """The kind to judge the document by: if it is misspelt, the one that was meant, so that the rest is told at once."""
+        """Returns the kind to check the document against. For a misspelt kind this is the one that was probably meant, so that
+        all problems of the document are reported at once.
+        """
         node = document.get("kind")
         if node is None:
             for key, entry in document.fields.items():
@@ -111,8 +115,10 @@ class _Reader:
                 node.position, ("kind",), f"expected a kind, found {TYPE_NAMES[node.type]}", f"write {one_of(self._known)}"
             )
         elif kind in objects.KINDS:
-            message = f"{an(kind)} is a record of Remit's own, and is not declared"
-            self._problems.add(node.position, ("kind",), message, f"remove this document; declared are {one_of(self._known)}")
+            message = f"{an(kind)} is written by Remit itself and cannot be declared"
+            self._problems.add(
+                node.position, ("kind",), message, f"remove this document; kinds to declare are {one_of(self._known)}"
+            )
         else:
             meant = self._problems.suggest(kind, self._known)
             elsewhere = {**FOREIGN_KINDS, **FOREIGN_KINDS_JSON} if self._problems.as_json else FOREIGN_KINDS
@@ -135,7 +141,8 @@ class _Reader:
         try:
             built = msgspec.convert({**value, "kind": kind}, objects.KINDS[kind], dec_hook=objects.dec_hook)
         except (msgspec.ValidationError, ValueError) as error:
-            # The types refuse what the shapes let pass: told, never raised; a property test looks for such a gap.
+            # The decoder rejects what the checks accepted. That is a gap in the checks (a property test searches for one);
+            # report it as a problem instead of raising.
             self._problems.add(document.position, (), escaped(str(error)), "compare it with `remit schema`")
             return
         self.objects.append(cast(objects.AnyObject, built))

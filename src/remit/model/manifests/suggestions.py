@@ -1,6 +1,6 @@
 """Suggested fixes for unknown fields, incl. other systems' spellings.
 
-Names and sentences only.
+Tables of names and texts. type_checks.py and reader.py report the problems.
 """
 
 from __future__ import annotations
@@ -64,40 +64,40 @@ ALIASES = {
     "maxReplicas": "max",
     "duration": "ttl",
 }
-"""What others call it, and what it is called here."""
+"""Field names of other systems, and the corresponding field of Remit."""
 
 EXPLANATIONS = {
     "image": "Remit starts commands, not images: write command, and artifacts for the files it needs",
-    "containers": "a replica is one command: write command, env, ports and resources straight under template",
-    "spec": "leave this level out: write what stands in it one level higher",
+    "containers": "a replica is one command: write command, env, ports and resources directly under template",
+    "spec": "leave this level out: write its fields one level higher",
     "metadata": "remove it: a replica has the labels of its workload",
-    "restartPolicy": "remove it: services are started again, and jobs as often as retries says",
-    "selector": "remove it: a workload owns the replicas it made",
+    "restartPolicy": "remove it: services are restarted, and jobs are retried up to retries times",
+    "selector": "remove it: a workload owns the replicas it creates",
     "nodeName": "use placement.nodeSelector, and let the scheduler choose",
     "readinessProbe": "write it as probes.ready",
     "livenessProbe": "write it as probes.live",
     "startupProbe": "write it as probes.start",
     "initialDelaySeconds": "use probes.start to wait for a slow start",
-    "securityContext": "write user, and sandbox if it should be other than the default",
-    "volumes": "write it under template, each with the path at which it is found",
+    "securityContext": "write user, and sandbox if it should not be the default",
+    "volumes": "write it under template, each volume with its path",
     "volumeMounts": "write path in the volume itself: one replica is one command",
     "emptyDir": "write scratch: {}",
     "hostPath": "write host: {path: /srv/data, readOnly: true}",
     "envFrom": "use secrets or configs without a path",
     "tolerationSeconds": "remove it: a toleration has no time limit here",
-    "matchLabels": "write the labels straight under labelSelector",
-    "matchExpressions": "write the labels straight under labelSelector",
+    "matchLabels": "write the labels directly under labelSelector",
+    "matchExpressions": "write the labels directly under labelSelector",
     "namespaceSelector": "remove it: only replicas of the same tenant are matched",
     "creationTimestamp": "remove it: Remit does not read it",
 }
-"""Where one word is not enough."""
+"""Fixes for fields of other systems that have no single counterpart."""
 
 FOREIGN_KINDS = {
     "Deployment": "write kind: Workload with spec.type: service",
     "StatefulSet": "write kind: Workload with spec.type: service and replace: fenced",
     "ReplicaSet": "write kind: Workload with spec.type: service",
     "Pod": "write kind: Workload with spec.type: job or service",
-    "Service": "write kind: Workload with spec.type: service; its ports are announced by name",
+    "Service": "write kind: Workload with spec.type: service; its ports are published by name",
     "Job": "write kind: Workload with spec.type: job",
     "CronJob": "write kind: Workload with spec.type: job and a schedule",
     "DaemonSet": "write kind: Workload with spec.type: daemon",
@@ -112,16 +112,16 @@ FOREIGN_KINDS = {
 """Kinds of other systems, and what to write instead."""
 
 FOREIGN_KINDS_JSON = {"List": "write each item as an object of its own, all in one array or one after another"}
-"""Where the cure depends on the language of the file."""
+"""Fixes that differ in JSON files."""
 
 
 class FieldIndex:
-    """All fields of one kind, by name, with the paths where they may stand."""
+    """All fields of one kind, by name, with the paths at which they are allowed."""
 
     def __init__(self, root: inspect.Type) -> None:
         self._paths: dict[str, list[str]] = {}
         queue: list[tuple[inspect.Type, str]] = [(root, "")]
-        for type_, path in queue:  # grows while it is walked: breadth first
+        for type_, path in queue:  # the list grows while it is iterated: breadth-first
             if isinstance(type_, inspect.Metadata):
                 queue.append((type_.type, path))
             elif isinstance(type_, inspect.UnionType):
@@ -135,13 +135,13 @@ class FieldIndex:
                     queue.append((field.type, below))
 
     def unique_path(self, name: str) -> str:
-        """The only place of this kind where the name may stand, if there is just one."""
+        """Returns the only path at which the field is allowed; "" if there are none or several."""
         paths = self._paths.get(name, [])
         return paths[0] if len(paths) == 1 else ""
 
 
 def suggest_field_fix(name: str, known: list[str], fields: FieldIndex | None, problems: Problems) -> str:
-    """What to write instead of the unknown field `name` where only `known` may stand."""
+    """Returns a fix for the unknown field `name`, where only `known` fields are allowed."""
     alias = ALIASES.get(name, "")
     if alias in known:
         return did_you_mean(alias)
@@ -150,7 +150,7 @@ def suggest_field_fix(name: str, known: list[str], fields: FieldIndex | None, pr
     if name in EXPLANATIONS:
         return EXPLANATIONS[name]
     if name != name.strip():
-        return "put plain spaces, and no other blank, before and after it"
+        return "replace the special whitespace around it with plain spaces"
     close = problems.suggest(name, known)
     if close:
         return did_you_mean(close)
@@ -158,4 +158,4 @@ def suggest_field_fix(name: str, known: list[str], fields: FieldIndex | None, pr
         path = fields.unique_path(name) or fields.unique_path(alias)
         if path:
             return did_you_mean(path)
-    return f"known here: {', '.join(sorted(known)[:12])}{', …' if len(known) > 12 else ''}"
+    return f"known fields: {', '.join(sorted(known)[:12])}{', …' if len(known) > 12 else ''}"

@@ -1,9 +1,7 @@
 """Type checks of document values against msgspec types.
 
-Every mismatch is told, in words for its writer, and none stops the rest.
-
-The types are those of kinds.py, as msgspec describes them, so a new field is checked without a line here. What needs more
-than one value to judge is in rules.py.
+Every mismatch is reported with a fix, and none stops the check of the rest. The types are those of kinds.py as msgspec
+describes them, so that a new field needs no code here. Rules between values are in field_rules.py.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "is not a DNS label",
         "use a-z, 0-9 and -, with a letter or digit at both ends, at most 63 characters",
     ),
-    metadata.QUALIFIED_NAME: ("does not name a tenant and what is its own", "write both, as in risk/risk-api"),
-    metadata.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; before it may stand a lower-case domain and /"),
+    metadata.QUALIFIED_NAME: ("is not TENANT/NAME", "write both, as in risk/risk-api"),
+    metadata.LABEL_KEY: ("is not a label key", f"{_LABEL_RULE}; optionally with a lower-case domain and / in front"),
     metadata.LABEL_VALUE: ("is not a label value", _LABEL_RULE),
     metadata.ENV_NAME: ("is not a name of an environment variable", "use letters, digits and _, and no digit first"),
     metadata.FILE_NAME: ("is not a file name", "use letters, digits, -, _ and ., without .. in front, at most 253 characters"),
-    metadata.URL_PATH: ("is not a path", 'begin it with "/"'),
+    metadata.URL_PATH: ("is not a path", 'start it with "/"'),
     metadata.KIND: ("is not a kind", "use letters and digits, such as Workload"),
     metadata.UID: ("is not a uid", "use letters, digits, -, _, . and :"),
     "^[0-9a-f]{64}" + metadata.END: (
@@ -42,18 +40,18 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     ),
 }
 DATA_PATH = ("spec", "data")
-"""Where a Secret has its values."""
+"""Path of the values of a Secret."""
 _TYPOGRAPHIC_QUOTES = "“”„‘’‚«»"
 RESOURCES_MAX = 64
 RESOURCES = ("cpu", "memory", "storage", "ephemeral-storage")
 RESOURCE_ALIASES = {"mem": "memory", "ram": "memory", "cpus": "cpu", "cores": "cpu", "disk": "storage", "vcpu": "cpu"}
 DEVICE_NAME_PATTERN = r"^(?:.*[./])?(?:gpus?|tpus?|fpgas?)" + metadata.END
 UNSUPPORTED_AMOUNTS = ("requests", "limits")
-"""What others write in two; here there is one amount of each resource."""
+"""Other systems have separate requests and limits; Remit has one amount of each resource."""
 
 
 class TypeChecker:
-    """The checker of one document. `check` answers the plain value for msgspec, which is good only if no problem was told."""
+    """Checks one document. `check` returns the plain value for msgspec, which is usable only if no problem was reported."""
 
     def __init__(self, problems: Problems, fields: FieldIndex | None, *, system: bool = False) -> None:
         self._problems = problems
@@ -79,9 +77,9 @@ class TypeChecker:
         return self._scalar(node, type_, path)
 
     def _constrained(self, node: DocumentNode, type_: inspect.Metadata, marks: dict[str, Any], path: Path) -> Any:
-        """What limits.py asks of it is asked before its type, and told beside it."""
+        """Checks the constraints of a field (constraints.py) before its type, and reports both."""
         if self._add_violations(node, marks.get("limits", ()), path) and node.type == "list" and not node.items:
-            return []  # too few, and told better than by their number
+            return []  # the violation is a better message than the number of items
         if "quantity" in marks:
             return self._quantity(node, str(marks["quantity"]), path)
         if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
@@ -111,7 +109,7 @@ class TypeChecker:
             return self._duration(node, path)
         if isinstance(type_, inspect.CustomType) and type_.cls is Amount:
             return self._amount(node, path, devices=True)
-        raise TypeError(f"shapes.py does not know {type(type_).__name__}: teach it")
+        raise TypeError(f"type_checks.py does not support {type(type_).__name__}: add it to _scalar()")
 
     # ------------------------------------------------------------------------------------------------------- containers
 
@@ -128,7 +126,7 @@ class TypeChecker:
                 cure = suggest_field_fix(key, list(fields), self._field_index, self._problems)
                 self._problems.add(entry.position, (*path, key), "unknown field", cure)
                 for name in (name for name in fields if cure == did_you_mean(name) and name not in node.fields):
-                    meant.add(name)  # judged as what was meant, so that its own problems come to light in the same run
+                    meant.add(name)  # checked as the intended field, so that its own problems are reported in the same run
                     self.check(entry.value, fields[name].type, (*path, key))
         for name, field in fields.items():
             if field.required and name not in node.fields and name not in meant:
@@ -140,7 +138,7 @@ class TypeChecker:
             return {}
         self._length(node, len(node.fields), type_.min_length, type_.max_length, "entries", path)
         value = {}
-        for key, entry in itertools.islice(node.fields.items(), type_.max_length):  # more than may be: told, and not judged
+        for key, entry in itertools.islice(node.fields.items(), type_.max_length):
             self.check(DocumentNode("string", entry.position, key, key), type_.key_type, (*path, key))
             value[key] = self.check(entry.value, type_.value_type, (*path, key))
         return value
@@ -173,7 +171,7 @@ class TypeChecker:
 
     def _string(self, node: DocumentNode, type_: inspect.StrType, path: Path) -> str:
         if node.type in ("integer", "number", "boolean"):
-            # What stands among data may be secret: it is not said again, wherever this may be told.
+            # Values under data may be secret and must not be repeated in a message.
             example = "" if path[:2] == DATA_PATH else f': "{node.text}"'
             self._add_problem(node, path, f"expected a string, found {TYPE_NAMES[node.type]}", f"write it in quotes{example}")
             return ""
@@ -182,7 +180,7 @@ class TypeChecker:
         text = str(node.scalar)
         if type_.pattern in (metadata.LINE, metadata.URL_PATH) and not re.search(metadata.LINE, text):
             what = "a NUL character" if "\0" in text else "a line break" if "\n" in text else "a control character"
-            self._add_problem(node, path, f"has {what} in it", "remove it: this is one line of plain text")
+            self._add_problem(node, path, f"contains {what}", "remove it: this is one line of plain text")
         elif type_.pattern and not re.search(type_.pattern, text):
             message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[metadata.DNS_LABEL][1]))
             if not text:
@@ -190,14 +188,14 @@ class TypeChecker:
             else:
                 text_shown = quoted(text) + " "
             if any(letter in _TYPOGRAPHIC_QUOTES for letter in text):
-                cure = "write plain quotes, \" or ', in place of typographic ones"
+                cure = "replace the typographic quotes with plain quotes, \" or '"
             self._add_problem(node, path, text_shown + message, did_you_mean(_suggest_label(text, type_.pattern)) or cure)
         elif type_.max_length is not None and len(text) > type_.max_length:
             self._add_problem(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
         elif type_.min_length is not None and len(text) < type_.min_length:
             self._add_problem(node, path, "is empty", _LEAVE_OUT)
         elif "\0" in text:
-            self._add_problem(node, path, "has a NUL character in it", "remove it")
+            self._add_problem(node, path, "contains a NUL character", "remove it")
         return text
 
     def _integer(self, node: DocumentNode, type_: inspect.IntType, path: Path) -> int:
@@ -230,21 +228,19 @@ class TypeChecker:
     def _choice(self, node: DocumentNode, values: list[str], path: Path) -> str:
         listed = [value for value in values if value]
         if node.type != "string":
-            self._add_problem(
-                node, path, f"expected one of a few words, found {TYPE_NAMES[node.type]}", f"write {one_of(listed)}"
-            )
+            self._add_problem(node, path, f"expected a keyword, found {TYPE_NAMES[node.type]}", f"write {one_of(listed)}")
             return ""
         text = str(node.scalar)
         if text not in values:
             meant = self._problems.suggest(text, listed)
-            cure = f"did you mean {meant}? Known are {one_of(listed)}" if meant else f"write {one_of(listed)}"
-            self._add_problem(node, path, f"{quoted(text)} is not known here", cure)
+            cure = f"did you mean {meant}? Allowed are {one_of(listed)}" if meant else f"write {one_of(listed)}"
+            self._add_problem(node, path, f"{quoted(text)} is not allowed here", cure)
         return text
 
     def _duration(self, node: DocumentNode, path: Path) -> str:
         if node.type in ("integer", "number"):
             cure = "write 0s" if not node.scalar else f"did you mean {node.text.lstrip('-+')}s?"
-            self._add_problem(node, path, "a duration without its unit", f"{cure} Units are ms, s, m, h and d")
+            self._add_problem(node, path, "a duration without a unit", f"{cure} Units are ms, s, m, h and d")
             return "0s"
         if self._expect(node, "string", path, "a duration such as 30s"):
             try:
@@ -287,32 +283,33 @@ class TypeChecker:
         return value
 
     def _resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
-        """The resource that was meant, by which to judge the amount; nothing if it cannot be judged."""
+        """Returns the resource to check the amount against, which is the intended one for a misspelt name; "" if there is
+        none.
+        """
         if name == "devices" or re.search(DEVICE_NAME_PATTERN, name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
             ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
             cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{ask}] beside it"
-            message = (
-                "expected devices by kind" if name == "devices" and devices else "devices do not stand among the resources"
-            )
+            message = "expected devices by kind" if name == "devices" and devices else "devices are not listed under resources"
             self._problems.add(place, path, message, f"write {cure}")
             return ""
         if name.startswith(DEVICES_PREFIX):
             kind = name.removeprefix(DEVICES_PREFIX)[:63]
             cure = f"write devices: {{{kind}: 1}}" if devices else f"write devices: [{{kind: {kind}, count: 1}}] beside it"
-            self._problems.add(place, path, f"{quoted(name)} is no name of a resource", cure)
+            self._problems.add(place, path, f"{quoted(name)} is not a resource name", cure)
             return ""
         if name in UNSUPPORTED_AMOUNTS:
-            self._problems.add(place, path, "unknown resource", "write the amounts straight here: there is one amount of each")
+            self._problems.add(place, path, "unknown resource", "write the amounts here: each resource has one amount")
             return ""
-        # Not by `Problems.meant`, which gives up after so many in one file: here it decides what is refused.
+        # `Problems.suggest` stops after a number of comparisons per file. That must not decide what is rejected, so the limit
+        # is bypassed here.
         intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or closest_name(name, RESOURCES)
         if intended:
             self._problems.add(place, path, "unknown resource", did_you_mean(intended))
             return intended
         if not re.search(metadata.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name and not self._problems.as_json else _LABEL_RULE
-            self._problems.add(place, path, f"{quoted(name)} is not a name of a resource", cure)
+            self._problems.add(place, path, f"{quoted(name)} is not a resource name", cure)
             return ""
         return name
 
@@ -327,7 +324,7 @@ class TypeChecker:
             return "0"
         text = node.text if node.type == "number" else str(node.scalar)
         if resource == "cpu" and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
-            # Legal as a number, and half a billion cores: who writes 0.5Gi here had memory in mind.
+            # A valid number, but 0.5Gi would be half a billion cores: the author probably meant memory.
             self._add_problem(
                 node, path, f"{quoted(text)} is a size in bytes, and cpu is counted in cores", "write 500m, 1.5 or 2"
             )
@@ -341,7 +338,7 @@ class TypeChecker:
             self._add_problem(node, path, said, did_you_mean(_suggest_quantity(resource, text)) or cure or rounded)
         return text
 
-    # ------------------------------------------------------------------------------------------------------------ words
+    # ---------------------------------------------------------------------------------------------------------- problems
 
     def _expect(self, node: DocumentNode, form: str, path: Path, expected: str) -> bool:
         if node.type == form:
@@ -360,7 +357,7 @@ class TypeChecker:
             return "write key: value on each line, without the dashes or brackets"
         if node.type == "string" and re.match(r"[A-Za-z]+:\S", node.text):
             return 'put a space after ":"'
-        return "indent what belongs to it below it, as key: value"
+        return "indent its fields below it, as key: value"
 
     def _length(self, node: DocumentNode, length: int, low: int | None, high: int | None, what: str, path: Path) -> None:
         if low is not None and length < low:
@@ -373,7 +370,7 @@ class TypeChecker:
 
 
 def _suggest_label(text: str, pattern: str) -> str:
-    """The label that was probably meant by `Risk API`."""
+    """Returns the label that was probably meant, such as `risk-api` for `Risk API`."""
     if pattern != metadata.DNS_LABEL or len(text) > 63 or not text.isascii() or not text.isprintable():
         return ""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
@@ -381,10 +378,11 @@ def _suggest_label(text: str, pattern: str) -> str:
 
 
 def _suggest_quantity(resource: str, text: str) -> str:
-    """`64GB` and `256 mib` are what people write who mean 64G and 256Mi. Of other things than bytes a small and a large letter
-    are a billion apart, and nothing is guessed."""
+    """Returns the quantity that was probably meant: 64G for `64GB`, 256Mi for `256 mib`. Only for bytes: for other resources a
+    wrong guess of upper or lower case (m and M) would differ by a factor of a billion.
+    """
     comma = re.fullmatch(r"([0-9]{1,18}),([0-9]{1,2})((?:m|k|[KMGTPE]i|[MGTPE])?)", text)
-    if comma:  # three digits after it may be thousands
+    if comma:  # three digits after the comma may be thousands, so these are not matched
         return f"{comma[1]}.{comma[2]}{comma[3]}"
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]{1,5})", text)
     if not match:

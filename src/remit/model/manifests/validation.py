@@ -1,15 +1,11 @@
 """Validates a document or an object; remembers specs already found valid.
 
-If it is not, judging.py looks, and says what it breaks. No I/O here.
+The manifest reader validates a document with the position of each value. The authority validates an object, which is first
+written out as a document without positions. Both run the same code, so they reject the same things with the same messages.
 
-Work comes in floods of one shape: each time another name, and the same spec. No rule of a workload looks at metadata and
-spec together (rules.py), so a spec that was once judged sound is sound again, byte for byte the same, under any name. What
-is told by this is only `yes`: whatever is unusual is left to the judge.
-
-One set for the reader of manifests and for the authority's door. No I/O.
-
-The reader has a document with the place of each value. The door has an object that somebody built or decoded: it is written out
-as a document without places, and judged by the same code. What one refuses the other refuses, in the same words.
+Many workloads have the same spec under different names. No rule of a workload looks at metadata and spec together
+(field_rules.py), so a spec that was found valid is valid under any name, if it is byte for byte the same. This cache only
+answers "known to be valid"; everything unusual goes through the full validation. No I/O.
 """
 
 from __future__ import annotations
@@ -39,17 +35,17 @@ V = TypeVar("V")
 
 VALID_SPECS_MAX: Final = 4_096
 SPEC_BYTES_MAX: Final = 8 << 10
-"""Of a spec that is remembered: far below what a manifest may have."""
+"""Larger specs are not cached. This is far below the limit of a manifest."""
 LABELS_MAX: Final = 16
 
 _is_label: Final = re.compile(DNS_LABEL).search
 _is_plain_key: Final = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END).search
-"""A key without a prefix: whose prefix is reserved is the judge's to say."""
+"""Matches a key without a prefix. Whether a prefix is reserved is left to the full validation."""
 _is_label_value: Final = re.compile(LABEL_VALUE).search
 
 
 class SpecCache(Generic[V]):
-    """Values by the bytes that they stand for; all are forgotten when there are too many."""
+    """Values by encoded spec. The cache is emptied when it is full."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, V] = {}
@@ -66,17 +62,17 @@ _valid_specs: Final[SpecCache[bool]] = SpecCache()
 
 
 def has_plain_metadata(name: str, tenant: str, labels: Mapping[str, str]) -> bool:
-    """Would the judge find nothing wrong with metadata that say only this?"""
+    """Whether metadata with only these fields would be found valid."""
     if _is_label(name) is None or _is_label(tenant) is None or len(labels) > LABELS_MAX:
         return False
-    for key, value in labels.items():  # noqa: SIM110  (a generator would cost more than what it goes through)
+    for key, value in labels.items():  # noqa: SIM110 (a generator expression would be slower)
         if _is_plain_key(key) is None or _is_label_value(value) is None:
             return False
     return True
 
 
 def is_known_valid(thing: Any) -> bool:
-    """Is it known already that the judge finds nothing wrong?"""
+    """Whether the object is already known to be valid."""
     if type(thing) is not Workload or thing.api_version != API_VERSION:
         return False
     meta = thing.metadata
@@ -86,18 +82,18 @@ def is_known_valid(thing: Any) -> bool:
 
 
 def is_known_valid_spec(spec: WorkloadSpec) -> bool:
-    """Was it judged before?"""
+    """Whether an equal spec was found valid before."""
     return _valid_specs.get(encode_spec(spec)) is not None
 
 
 def remember_valid(thing: Any) -> None:
-    """The judge found nothing wrong."""
+    """Records that the full validation found no problem."""
     if type(thing) is Workload:
         _valid_specs.put(encode_spec(thing.spec), True)
 
 
 AUTHORITY_FIELDS = frozenset({"uid", "generation", "revision", "created", "deleting"})
-"""Fields of metadata that the authority writes over. With the status they say nothing of what is declared."""
+"""Metadata fields that the authority sets. Like the status they are not part of what is declared."""
 
 _NO_POSITION: Position = (1, 1)
 _VALUE_TYPES: dict[type, ValueType] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -114,27 +110,29 @@ def field_index_of(kind: str) -> FieldIndex:
 
 
 def validate_document(document: DocumentNode, kind: str, problems: Problems, *, system: bool) -> dict[str, Any]:
-    """Tell every rule that the document breaks; the answer is its plain value, good only if nothing was told."""
+    """Reports all problems of the document. The returned plain value is usable only if there are none."""
     value = TypeChecker(problems, field_index_of(kind), system=system).struct(document, struct_type_of(kind), ())
     FieldRules(problems, document, kind, system=system).check()
     return value
 
 
 def validate(thing: objects.AnyObject) -> tuple[Problem, ...]:
-    """The rules that a declared object breaks, by path. What the authority stamps (metadata, status) is not judged."""
+    """Returns the problems of a declared object. Fields that the authority sets (metadata, status) are not checked."""
     if is_known_valid(thing):
         return ()
     kind = type(thing).__name__
     problems = Problems(kind)
     problems.as_json = True
     document = _to_document(to_manifest(thing))
-    # The limits of a file hold for an object as well: what is stored can be written out and read again.
+    # The limits of a file also hold for an object, so that every stored object can be written out and read again.
     if document.size > JSON_NODES_MAX:
         problems.add(_NO_POSITION, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
         return problems.sorted_problems()
     size = len(objects.encode(thing)) - (sealing_overhead_bytes(thing.spec.data) if isinstance(thing, Secret) else 0)
     if size > JSON_BYTES_MAX:
-        problems.add(_NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several")
+        problems.add(
+            _NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several objects"
+        )
         return problems.sorted_problems()
     validate_document(document, kind, problems, system=False)
     if not problems:
@@ -143,9 +141,10 @@ def validate(thing: objects.AnyObject) -> tuple[Problem, ...]:
 
 
 def to_manifest(thing: objects.AnyObject) -> dict[str, Any]:
-    """The manifest that declares this object: without its defaults, and without what the authority stamps on it.
+    """Returns the manifest that declares this object, without defaults and without fields that the authority sets.
 
-    By value, unlike the encoder, which leaves a default out only if it is the very same one: equal objects earn one verdict.
+    Defaults are compared by value. The encoder compares some by identity, so that equal objects could be written differently
+    and validated differently.
     """
     manifest = {"apiVersion": thing.api_version, "kind": type(thing).__name__, **_to_plain(thing)}
     manifest.pop("status", None)
@@ -159,7 +158,7 @@ _REQUIRED = object()
 
 @cache
 def _struct_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
-    """Each field: what it is called here, what it is called in a manifest, and its default."""
+    """Returns for each field its attribute name, its name in a manifest, and its default."""
     parts = []
     for field in msgspec.structs.fields(cls):
         made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else _REQUIRED
@@ -184,7 +183,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _to_document(value: Any) -> DocumentNode:
-    """As deep as the types go, which is not deep: a struct cannot hold itself."""
+    """Recursion is bounded by the types: no struct contains itself."""
     if isinstance(value, dict):
         node = DocumentNode("mapping", _NO_POSITION)
         for key, part in value.items():

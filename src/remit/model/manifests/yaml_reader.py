@@ -1,9 +1,8 @@
 """YAML 1.2 reader with positions; no tags, bounded aliases.
 
-The 1.2 core schema on the parser's events; nothing is ever constructed by a tag.
-
-The parser is pure Python: 30 µs for each value. So what it would be long about is refused by a scan before it starts, and
-its events are put together here, where an alias costs what it repeats and a mapping cannot hold a key twice.
+Applies the core schema of YAML 1.2 to the parser's events; tags never construct objects. The parser is written in Python and
+takes 30 µs per value, so input that would take long is rejected by a scan before parsing. The document tree is built here
+and not by the parser, because here an alias counts with its full size and duplicate keys are reported.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ def read_yaml(text: str, problems: Problems) -> list[DocumentNode]:
     except FileLimitExceeded:
         pass
     if not composer.documents and not problems:
-        cure = "write at least one manifest, beginning with apiVersion and kind"
-        problems.add((1, 1), (), "the file has no document in it", cure)
+        cure = "write at least one manifest, starting with apiVersion and kind"
+        problems.add((1, 1), (), "the file contains no document", cure)
     return composer.documents
 
 
 class DocumentText(NamedTuple):
-    """A piece of the file with one document in it at most, and the line it starts in, counted from 0."""
+    """A piece of the file that contains at most one document, and its first line, from 0."""
 
     text: str
     line: int
@@ -79,22 +78,23 @@ _EMPTY_DOCUMENT = re.compile(rf"(?:---)?(?:{_LINE_REST})*\Z")
 
 
 def _split_documents(text: str) -> Iterator[DocumentText]:
-    """YAML lets no `---` or `...` stand at the start of a line inside a document, not even in quotes or in a block of text;
-    so a document that cannot be read hides none of the others."""
+    """Splits a file at `---` and `...`. YAML forbids both at the start of a line inside a document, even in quotes and in block
+    scalars; so an invalid document does not hide the others.
+    """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     line = 0
     starts = [0, *(match.start() for match in _DOCUMENT_BORDER.finditer(text) if match.start()), len(text)]
     for start, end in itertools.pairwise(starts):
         part = text[start:end]
         if part.startswith("..."):
-            part = "#" + part[1:]  # it ended the document before; now it is a comment on top of the next
+            part = "#" + part[1:]  # the marker ended the previous document; as a comment it keeps the line count
         if not _EMPTY_DOCUMENT.match(part):
             yield DocumentText(part, line)
         line += part.count("\n")
 
 
 def _strip_directives(part: DocumentText, problems: Problems) -> DocumentText | None:
-    """The part without its `%` lines, or None if it holds nothing else. Only `%YAML 1.2` says something we may ignore."""
+    """Returns the document without its `%` lines; None if nothing else is left. Only `%YAML 1.2` can be ignored silently."""
     if "%" not in part.text:
         return part
     lines = part.text.split("\n")
@@ -103,7 +103,7 @@ def _strip_directives(part: DocumentText, problems: Problems) -> DocumentText | 
         if may_stand and line.startswith("%"):
             lines[number] = ""
             if not re.match(r"%YAML[ \t]+1\.2[ \t]*(?:#|\Z)", line):
-                message = f"the directive {quoted(line.strip())} is not followed: this is read as YAML 1.2, without tags"
+                message = f"the directive {quoted(line.strip())} is not supported: the file is read as YAML 1.2, without tags"
                 problems.add((part.line + number + 1, 1), (), message, "remove the line, or write %YAML 1.2")
         elif line.strip(" \t") and not line.lstrip(" \t").startswith("#"):
             may_stand = False
@@ -111,7 +111,7 @@ def _strip_directives(part: DocumentText, problems: Problems) -> DocumentText | 
     return None if _EMPTY_DOCUMENT.match(text) else DocumentText(text, part.line)
 
 
-# ---------------------------------------------------------------------------------------------------- before the parser
+# ------------------------------------------------------------------------------------------------------ before parsing
 
 _IN_SINGLE = r"'[^']*(?:''[^']*)*'"
 _SINGLE_QUOTED = re.compile(_IN_SINGLE)
@@ -122,8 +122,9 @@ _FLOW = re.compile(r"(?:^|[:?-][ \t]+)[\[{]")
 
 
 def _prescan(text: str, problems: Problems) -> bool:
-    """May the parser have it? Counts at most the values that are surely there, so that it refuses nothing wrongly: where it
-    loses its way (in a quoted text of several lines) it lets the parser count."""
+    """Returns False if the text is too large to parse, and reports why. It never counts more values than there are, so that it
+    rejects no valid file. Where it cannot follow (a quoted text over several lines) it leaves counting to the parser.
+    """
     nodes = flow = 0
     text_indent: int | None = None
     for number, line in enumerate(text.split("\n"), start=1):
@@ -160,8 +161,10 @@ def _prescan(text: str, problems: Problems) -> bool:
 
 
 def _empty_quotes(bare: str) -> str:
-    """Every quoted text emptied. After a double quote that is never closed no other can be (each is escaped, as seen from the
-    first), so they are not tried one by one: on a line of nothing but `\\"` that would take the square of its length."""
+    """Empties all quoted texts. After a double quote that is never closed there can be no other quoted text (each further quote
+    is escaped, as seen from the first), so the rest is not searched quote by quote: on a line of only `\\"` that would take
+    quadratic time.
+    """
     left_open = next((match.start() for match in _QUOTED.finditer(bare) if match["open"]), len(bare))
     return _QUOTED.sub('""', bare[:left_open]) + _SINGLE_QUOTED.sub('""', bare[left_open:])
 
@@ -180,9 +183,10 @@ _AFTER_COLON = re.compile(r"(?<=:)[ \t]*\t[ \t]*")
 
 
 def _replace_tabs(text: str) -> str:
-    """YAML allows tabs in a few places where the parser does not: at the end of a line, before a comment, after the colon of a
-    key. There they become spaces, one for one, so that no column moves. A tab that indents stays, and so does one in a text:
-    from the first quote that runs over its line nothing is touched, because from there a line does not tell what it is."""
+    """Replaces tabs by spaces where YAML allows them and the parser does not: at the end of a line, before a comment, and after
+    the colon of a key. Each tab becomes one space, so that columns stay the same. Tabs in indentation and in texts are kept.
+    After the first quote that continues on the next line nothing is replaced, because the role of later lines is unknown.
+    """
     if "\t" not in text:
         return text
     lines = text.split("\n")
@@ -206,7 +210,7 @@ def _replace_tabs(text: str) -> str:
 
 
 def _replace_tabs_in_line(line: str) -> str | None:
-    """None: a quote opens and is not closed."""
+    """Returns None if a quote is opened and not closed in this line."""
     pieces: list[str] = []
     at = 0
     while True:
@@ -229,7 +233,7 @@ def _replace_tabs_in_line(line: str) -> str | None:
 
 
 def _blank_tabs(body: str, *, first: bool, last: bool) -> str:
-    """`first`: it begins with the indentation of its line, which stays. `last`: nothing but a comment follows it."""
+    """`first`: the text starts with the indentation of its line, which is kept. `last`: at most a comment follows the text."""
     lead = len(body) - len(body.lstrip(" \t")) if first else 0
     head, body = body[:lead], body[lead:]
     body = _AFTER_COLON.sub(lambda match: " " * len(match.group()), body)
@@ -239,7 +243,7 @@ def _blank_tabs(body: str, *, first: bool, last: bool) -> str:
     return head + body
 
 
-# -------------------------------------------------------------------------------------------------------- from the parser
+# ------------------------------------------------------------------------------------------------------------- parsing
 
 
 class _Composer:
@@ -264,8 +268,8 @@ class _Composer:
         except MarkedYAMLError as error:
             self._add_parser_error(error)
         except (YAMLError, ValueError, LookupError, AssertionError, AttributeError, TypeError, ArithmeticError) as error:
-            # The parser's own accidents on hostile text, such as chr() of an escape past the last character.
-            why = "an escape in it names no character" if isinstance(error, (ValueError, ArithmeticError)) else "it is not YAML"
+            # The parser raises these on some invalid input, such as an escape beyond the last Unicode character.
+            why = "it contains an invalid escape" if isinstance(error, (ValueError, ArithmeticError)) else "it is not YAML"
             message = f"this document cannot be read: {why}"
             self._builder.add_problem((part.line + 1, 1), message, "check its quotes, tags and escapes such as \\U0001f600")
 
@@ -294,16 +298,16 @@ class _Composer:
 
     def _key(self, event: Any, place: Position) -> None:
         if not isinstance(event, ScalarEvent) or event.anchor is not None:
-            cure = "write the key out, without brackets, & or *"
+            cure = "write the key as plain text, without brackets, & or *"
             if isinstance(event, MappingStartEvent):
-                cure = "write the key out, without brackets; what stands in {{ }} must be filled in before the file is read"
+                cure = "write the key as plain text, without brackets; a template such as {{ }} must be rendered first"
             self._fail(place, "a key must be plain text", cure)
         merge = event.value == "<<" and event.implicit[0]
         if merge:
-            message = "the merge key << belongs to YAML 1.1 and is not followed"
-            self._builder.add_problem(place, message, "write the fields out where they are needed")
+            message = "the merge key << of YAML 1.1 is not supported"
+            self._builder.add_problem(place, message, "write out the fields where they are needed")
         elif event.tag is not None:
-            self._builder.add_problem(place, "a key takes no tag", "remove the tag")
+            self._builder.add_problem(place, "a key cannot have a tag", "remove the tag")
         self._builder.key(self._valid_text(event.value, place), place, drop=merge)
 
     def _value(self, event: Any, place: Position) -> None:
@@ -313,9 +317,10 @@ class _Composer:
         if event.anchor is not None:
             self._anchors_seen += 1
             if self._anchors_seen > ANCHORS_MAX:
-                self._builder.abort_file(place, f"more than {ANCHORS_MAX} anchors in one file", "write the values out")
+                self._builder.abort_file(place, f"more than {ANCHORS_MAX} anchors in one file", "write out the values")
         if isinstance(event, ScalarEvent):
-            if not event.value and event.implicit[0]:  # nothing was written, and the parser is already at what comes next
+            if not event.value and event.implicit[0]:
+                # For an absent value the parser's position is already that of the next token.
                 place = self._builder.key_position or place
             node = self._scalar(event, place)
             self._builder.add(node)
@@ -328,18 +333,18 @@ class _Composer:
         self._builder.open(DocumentNode("mapping" if is_mapping else "list", place))
         self._open_anchors.append(event.anchor)
         if event.anchor is not None:
-            self._anchors[event.anchor] = None  # open: an alias to it from inside would have no end
+            self._anchors[event.anchor] = None  # still open: an alias to it from inside would be infinite
 
     def _alias(self, name: str, place: Position) -> None:
         self._aliases_seen += 1
         if self._aliases_seen > ALIASES_MAX:
-            self._builder.abort_file(place, f"more than {ALIASES_MAX} aliases in one file", "write the values out")
+            self._builder.abort_file(place, f"more than {ALIASES_MAX} aliases in one file", "write out the values")
         if name not in self._anchors:
-            cure = "define it before, in the same document; or quote the text if no alias was meant"
+            cure = "define it before, in the same document; or quote the text if it is not an alias"
             self._fail(place, f"the alias *{escaped(name)[:60]} refers to no anchor", cure)
         node = self._anchors[name]
         if node is None:
-            self._fail(place, f"the alias *{escaped(name)[:60]} stands inside what it refers to", "write the values out")
+            self._fail(place, f"the alias *{escaped(name)[:60]} is inside the value that it refers to", "write out the values")
         self._builder.add_alias(node, place)
 
     def _scalar(self, event: Any, place: Position) -> DocumentNode:
@@ -362,12 +367,12 @@ class _Composer:
             self._reject_tag(tag, place)
             return DocumentNode("void", place)
         if node.type not in (form, "void") and (form, node.type) != ("number", "integer"):
-            self._builder.add_problem(place, f"{quoted(text)} is not what its tag says", "remove the tag")
+            self._builder.add_problem(place, f"{quoted(text)} does not match its tag", "remove the tag")
             return DocumentNode("void", place)
         return node
 
     def _resolved(self, text: str, place: Position) -> DocumentNode:
-        """A plain scalar by the core schema of YAML 1.2: `on` and `2026-11-15` are strings, `010` is ten."""
+        """Resolves a plain scalar by the core schema of YAML 1.2: `on` and `2026-11-15` are strings, `010` is ten."""
         if _NULL.match(text):
             return DocumentNode("null", place, None, text)
         if _BOOLEAN.match(text):
@@ -380,7 +385,7 @@ class _Composer:
             return DocumentNode("string", place, text, text)
         if len(text) > DIGITS_MAX:
             self._builder.add_problem(
-                place, f"a number of {len(text)} digits", f"use at most {DIGITS_MAX}, or quote it if it is a text"
+                place, f"a number of {len(text)} digits is too long", f"use at most {DIGITS_MAX}, or quote it if it is text"
             )
             return DocumentNode("void", place)
         if integer:
@@ -395,14 +400,14 @@ class _Composer:
     def _valid_text(self, text: str, place: Position) -> str:
         if not _SURROGATE.search(text):
             return text
-        self._builder.add_problem(place, "half of a surrogate pair is no character", "write the character itself")
+        self._builder.add_problem(place, "unpaired surrogate in a text", "write the character itself")
         return _SURROGATE.sub("\ufffd", text)
 
     def _reject_tag(self, tag: str, place: Position) -> None:
         short = tag.replace(_TAG_PREFIX, "!!", 1)
-        message, cure = f"the tag {quoted(short)} is not read", "remove it: a manifest is plain data"
+        message, cure = f"the tag {quoted(short)} is not supported", "remove it: a manifest is plain data"
         if short.startswith("!!python"):
-            message = f"the tag {quoted(short)} asks to build a Python object, which a manifest never does"
+            message = f"the tag {quoted(short)} would construct a Python object, which is not supported"
         elif short == "!!binary":
             cure = "remove it, and write the base64 text as a string"
         self._builder.add_problem(place, message, cure)
@@ -412,7 +417,7 @@ class _Composer:
         raise DocumentRejected
 
     def _add_parser_error(self, error: MarkedYAMLError) -> None:
-        """The parser's complaint in words that say what to do."""
+        """Reports an error of the parser with a message that names the fix."""
         mark = error.problem_mark or error.context_mark
         place = self._position(mark) if mark else (self._line + 1, 1)
         opened = self._position(error.context_mark) if error.context_mark else place
@@ -427,74 +432,74 @@ class _Composer:
 _PARSER_ERRORS = (
     (
         r"found character '\\t'",
-        "a tab where YAML wants spaces",
-        r'indent with spaces; a tab inside a text is written "\t", in double quotes',
+        "a tab where YAML requires spaces",
+        r'indent with spaces; inside a text, write a tab as "\t" in double quotes',
         False,
     ),
-    (r"found character '.{1,2}' that", "a text cannot begin with this character", "put the text in quotes", False),
+    (r"found character '.{1,2}' that", "a plain text cannot start with this character", "put the text in quotes", False),
     (
         r"mapping values are not allowed",
-        '":" where no key can be',
+        '":" is not allowed here',
         'indent like the line above, or quote a text that has ": " in it',
         False,
     ),
-    (r"sequence entries are not allowed", '"- " where no list can begin', "begin the list on a line of its own", False),
+    (r"sequence entries are not allowed", 'a list cannot start with "- " here', "start the list on a line of its own", False),
     (
         r"could not find expected ':'",
         'a key without ":"',
-        'write "key: value", or --- between documents; is it only half written?',
+        'write "key: value", or --- between documents; is it incomplete?',
         True,
     ),
-    (r"quoted scalar: found unexpected (end|document)", "a quote opens here and is never closed", "close it", True),
+    (r"quoted scalar: found unexpected (end|document)", "this quote is never closed", "close it", True),
     (
         r"flow sequence: expected ',' or ']'",
-        '"[" opens here and is not closed',
+        '"[" is opened here and not closed',
         'close it with "]", or write the missing ","',
         True,
     ),
     (
         r"flow mapping: expected ',' or '}'",
-        '"{" opens here and is not closed',
+        '"{" is opened here and not closed',
         'close it with "}", or write the missing ","',
         True,
     ),
     (
         r"expected the node content, but found '(<stream end>|<document)",
-        "the document ends in the middle",
-        "is it only half written?",
+        "the document ends too early",
+        "is it incomplete?",
         False,
     ),
     (
         r"unknown escape character",
-        "a backslash that begins no escape",
+        "invalid escape sequence",
         r"write \\ for a backslash, or use single quotes",
         False,
     ),
-    (r"escape sequence", "an escape that is not complete", "write all its hexadecimal digits", False),
-    (r"expected <block end>, but found '<scalar>'", "a text goes on after its closing quote", "quote all of it", False),
+    (r"escape sequence", "incomplete escape sequence", "write all its hexadecimal digits", False),
+    (r"expected <block end>, but found '<scalar>'", "text continues after its closing quote", "quote all of it", False),
     (
         r"expected <block end>",
-        "this line is indented unlike the lines it belongs to",
+        "the indentation of this line differs from its neighbours",
         "indent it like its neighbours, with spaces",
         False,
     ),
     (
         r"expected '<document start>'",
-        "something follows after the document has ended",
+        "content after the end of the document",
         "put --- on a line of its own before a second document, or quote all of the text",
         False,
     ),
-    (r"block scalar", '"|" and ">" begin a block of text', "end the line after them, or put the text in quotes", True),
-    (r"scanning a directive", '"%" begins a directive', "put the text in quotes", True),
-    (r"mapping keys are not allowed", '"?" where no key can be', "put the text in quotes", False),
+    (r"block scalar", '"|" and ">" start a block of text', "end the line after them, or put the text in quotes", True),
+    (r"scanning a directive", '"%" starts a directive', "put the text in quotes", True),
+    (r"mapping keys are not allowed", '"?" is not allowed here', "put the text in quotes", False),
     (
         r"(block|flow) node: expected the node content",
-        "a mark of YAML where a value is expected",
+        "a special character of YAML where a value is expected",
         "write the value, or put the text in quotes",
         False,
     ),
-    (r"undefined tag handle", '"!" begins a tag', "put the text in quotes", False),
-    (r"while scanning an? (alias|anchor)", '"*" and "&" begin an alias and an anchor', "put the text in quotes", True),
-    (r"while (parsing|scanning) an? tag", '"!" begins a tag', "put the text in quotes", True),
+    (r"undefined tag handle", '"!" starts a tag', "put the text in quotes", False),
+    (r"while scanning an? (alias|anchor)", '"*" and "&" start an alias and an anchor', "put the text in quotes", True),
+    (r"while (parsing|scanning) an? tag", '"!" starts a tag', "put the text in quotes", True),
 )
-"""What the parser says, what to tell instead, what to do, and whether the fault lies where the construct opened."""
+"""Pattern of the parser's error, message, fix, and whether to report it at the position where the construct was opened."""

@@ -61,7 +61,8 @@ class AssignmentsUpdate(Struct, frozen=True, omit_defaults=True):
 
 
 class LogsRequest(Struct, frozen=True, tag="logs"):
-    """Request for the output of one attempt of a replica: its last `tail` lines, or all of it; with `follow`, also new output.
+    """Request for the output of one attempt of a replica: its last `tail` lines, or all of it; with `follow`, also new
+    output.
     """
 
     token: str
@@ -114,7 +115,8 @@ RUNS_MAX = 10_000
 
 
 class RunState(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One attempt of a replica as it runs on its node: its usage, how often it was restarted, and why it is not ready (`said`).
+    """One attempt of a replica as it runs on its node: its usage, how often it was restarted, and why it is not ready
+    (`said`).
     """
 
     replica: ShortText

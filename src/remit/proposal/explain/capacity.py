@@ -23,7 +23,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Node, NodeHealth, NodePool, NodeSpec, NodeStatus, Workload
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs, reason_text, filter_funnel, missing_amount, remove_replica
 from remit.proposal.explain.remedies import NAMED_MAX, find_remedies
 from remit.proposal.explain.result_types import Change, NearestNodeExplanation, FilterFunnel, Remedy
@@ -115,7 +115,7 @@ class _CapacityRequest(NamedTuple):
     priority: int
     preempts: bool
     paused: str
-    purse: QuotaSource
+    quota_source: QuotaSource
     trial: Trial
     most: int
 
@@ -123,63 +123,63 @@ class _CapacityRequest(NamedTuple):
     def gang(self) -> int:
         return self.workload.spec.gang.min if self.workload.spec.gang is not None else 0
 
-    def within(self, room: int, before: int = 0) -> int:
+    def covered(self, fitting: int, before: int = 0) -> int:
         """How many of `room` replicas the quota covers after `before` were charged. A gang is counted complete or not at all.
         """
-        left = max(0, self.purse.covers(self.trial.setting.ask.charge.pairs, before + room) - before)
-        count = min(room, left)
+        available = max(0, self.quota_source.covers(self.trial.setting.requirements.charge.pairs, before + fitting) - before)
+        count = min(fitting, available)
         return 0 if self.paused or (before + count < self.gang) else count
 
 
 def compute_capacity(
-    view: View, workload: Workload, rules: PlacementInputs, *, most: int = COUNT_MAX, pools: Sequence[NodePool] = ()
+    view: SchedulerView, workload: Workload, rules: PlacementInputs, *, most: int = COUNT_MAX, pools: Sequence[NodePool] = ()
 ) -> CapacityAnswer:
     """Computes how many replicas of `workload` fit. A gang is tried complete even if that exceeds `most`.
 
     Raises ValueError if the workload would not be admitted.
     """
     most = max(most, workload.spec.gang.min if workload.spec.gang is not None else 1)
-    asked = _capacity_request(view, workload, rules, most)
-    trial = asked.trial
-    free = trial.kernel.run(trial.one, most)
-    room = len(free.rows)
-    ask = trial.setting.ask
-    hard = HardFit(asked.within(room), room, asked.purse.covers(ask.charge.pairs, most), _distribution(trial, free.rows))
+    request = _capacity_request(view, workload, rules, most)
+    trial = request.trial
+    free = trial.kernel.place_run(trial.work_class, most)
+    hard_count = len(free.rows)
+    requirements = trial.setting.requirements
+    hard = HardFit(request.covered(hard_count), hard_count, request.quota_source.covers(requirements.charge.pairs, most), _distribution(trial, free.rows))
     return CapacityAnswer(
-        tenant=ask.tenant,
+        tenant=requirements.tenant,
         workload=workload.metadata.name,
-        priority=asked.priority,
-        charge=ask.charge,
+        priority=request.priority,
+        charge=requirements.charge,
         most=most,
-        capped=room == most,
+        capped=hard_count == most,
         revision=view.revision,
         nodes=len(view.columns.rows),
         hard=hard,
-        reclaimable=_reclaimable(view, asked, hard),
-        soft=_soft(asked, hard, pools),
-        stop=_capacity_limit(asked, hard, free),
+        reclaimable=_reclaimable(view, request, hard),
+        soft=_soft(request, hard, pools),
+        stop=_capacity_limit(request, hard, free),
     )
 
 
-def _capacity_request(view: View, workload: Workload, rules: PlacementInputs, most: int) -> _CapacityRequest:
+def _capacity_request(view: SchedulerView, workload: Workload, rules: PlacementInputs, most: int) -> _CapacityRequest:
     meta, policy = workload.metadata, view.policy
     terms = Admission({} if policy is None else policy.spec.policies).terms(meta.tenant, meta.name, meta.labels)
     spec, _ = apply_policy_defaults(workload.spec, terms)
-    rank = view.things.classes.get(spec.priority_class)
-    if spec.priority_class and rank is None:
+    priority_class = view.objects.classes.get(spec.priority_class)
+    if spec.priority_class and priority_class is None:
         raise ValueError(f"spec.priorityClass: there is no priority class {spec.priority_class}")
     policies = () if policy is None else tuple(policy.spec.policies.values())
     in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
-    ask = compile_requirements(meta.tenant, meta.name, meta.labels, spec, policies, 0, in_force)
+    requirements = compile_requirements(meta.tenant, meta.name, meta.labels, spec, policies, 0, in_force)
     effects = rules.effects(view)
     pins = effects.pinned_places(meta.tenant, meta.name) or ()
     return _CapacityRequest(
         workload,
-        min(0 if rank is None else rank.spec.value, terms.priority_max),
-        rank is None or rank.spec.preempts,
+        min(0 if priority_class is None else priority_class.spec.value, terms.priority_max),
+        priority_class is None or priority_class.spec.preempts,
         effects.paused_by(meta.tenant, meta.name),
         quota_source(view, meta.tenant, rules.now[1]),
-        Trial.of(view, TrialSetting(ask, pins, effects, rules.filters, rules.scores, DAEMON_FILTERS if spec.type == "daemon" else ())),
+        Trial.of(view, TrialSetting(requirements, pins, effects, rules.filters, rules.scores, DAEMON_FILTERS if spec.type == "daemon" else ())),
         most,
     )
 
@@ -201,50 +201,50 @@ def _distribution(trial: Trial, rows: Iterable[int]) -> ReplicaDistribution:
 # ------------------------------------------------------------------------------------------------------------------
 
 
-def _reclaimable(view: View, asked: _CapacityRequest, hard: HardFit) -> ReclaimableFit:
-    left = asked.most - hard.room
-    why = "class" if not asked.preempts else "gang" if asked.gang else "most" if not left else ""
-    trial = asked.trial.eased()
-    if why or not could_ever_fit(trial.kernel, trial.one):
-        return ReclaimableFit(0, 0, 0, _distribution(trial, ()), why or "place")
+def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) -> ReclaimableFit:
+    remaining = request.most - hard.room
+    reason = "class" if not request.preempts else "gang" if request.gang else "most" if not remaining else ""
+    trial = request.trial.relaxed()
+    if reason or not could_ever_fit(trial.kernel, trial.work_class):
+        return ReclaimableFit(0, 0, 0, _distribution(trial, ()), reason or "place")
     victims = VictimSelector(VictimRateLimit())
-    found, spare = victims.candidates(view, trial.one, asked.priority), victims.limits(view)
-    if found is None:
+    candidates, allowance = victims.candidates(view, trial.work_class, request.priority), victims.disruption_allowance(view)
+    if candidates is None:
         return ReclaimableFit(0, 0, 0, _distribution(trial, ()), "priority")
     # Capacity of replicas that are terminating already becomes free without preemption. It is not reclaimable, and must not
     # stop the search for further victims.
-    found = found._replace(coming=found.firm)
-    rows, gone = list[int](), list[int]()
+    candidates = candidates._replace(releasing=candidates.assigned)
+    rows, evicted = list[int](), list[int]()
     # If replicas depend on their peers, one placement changes where the next one may go, so victims are searched one at a time.
-    ask = trial.one.ask
-    alone = depends_on_peers(ask) or bool(trial.peers.anti_affinity_owners(ask))
+    requirements = trial.work_class.requirements
+    one_at_a_time = depends_on_peers(requirements) or bool(trial.peers.anti_affinity_owners(requirements))
     for _ in range(ROUNDS_MAX):
-        wanted = 1 if alone else left - len(rows)
-        open_rows, there = trial.kernel.roomless(trial.one), _remaining_candidates(found, gone)
-        plans = plan_evictions(ask, trial.columns, open_rows, there, spare, count=wanted, victims_max=len(there.slots)).evictions
-        for made in plans:
-            for slot in made.victims:
+        count_wanted = 1 if one_at_a_time else remaining - len(rows)
+        open_rows, left_candidates = trial.kernel.without_capacity_check(trial.work_class), _remaining_candidates(candidates, evicted)
+        plans = plan_evictions(requirements, trial.columns, open_rows, left_candidates, allowance, count=count_wanted, victims_max=len(left_candidates.slots)).evictions
+        for eviction in plans:
+            for slot in eviction.victims:
                 remove_replica(view, trial, slot)
-            trial.kernel.post(trial.one, made.row, made.devices)
-            rows.append(made.row)
-            gone += made.victims
-        rows += trial.kernel.run(trial.one, left - len(rows)).rows if plans else ()
-        if not plans or len(rows) >= left:
+            trial.kernel.post(trial.work_class, eviction.row, eviction.devices)
+            rows.append(eviction.row)
+            evicted += eviction.victims
+        rows += trial.kernel.place_run(trial.work_class, remaining - len(rows)).rows if plans else ()
+        if not plans or len(rows) >= remaining:
             break
-    count = asked.within(len(rows), hard.room)
-    return ReclaimableFit(count, len(rows), len(gone), _distribution(trial, rows), "" if rows else "protected")
+    covered = request.covered(len(rows), hard.room)
+    return ReclaimableFit(covered, len(rows), len(evicted), _distribution(trial, rows), "" if rows else "protected")
 
 
-def _remaining_candidates(found: VictimCandidates, gone: Sequence[int]) -> VictimCandidates:
+def _remaining_candidates(candidates: VictimCandidates, evicted: Sequence[int]) -> VictimCandidates:
     """The candidates without those already evicted in the trial, whose capacity is free there."""
-    at = ~np.isin(found.slots, gone)
-    return found._replace(
-        slots=found.slots[at],
-        rows=found.rows[at],
-        priority=found.priority[at],
-        groups=found.groups[at],
-        up=found.up[at],
-        amounts={name: held[at] for name, held in found.amounts.items()},
+    mask = ~np.isin(candidates.slots, evicted)
+    return candidates._replace(
+        slots=candidates.slots[mask],
+        rows=candidates.rows[mask],
+        priority=candidates.priority[mask],
+        groups=candidates.groups[mask],
+        up=candidates.up[mask],
+        amounts={name: held[mask] for name, held in candidates.amounts.items()},
     )
 
 
@@ -252,19 +252,19 @@ def _remaining_candidates(found: VictimCandidates, gone: Sequence[int]) -> Victi
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _soft(asked: _CapacityRequest, hard: HardFit, pools: Sequence[NodePool]) -> SoftFit:
+def _soft(request: _CapacityRequest, hard: HardFit, pools: Sequence[NodePool]) -> SoftFit:
     """Capacity on existing nodes that accept no replicas now, and on nodes that pools may still add. Lost nodes do not count.
     """
-    causes = {node.metadata.name: cause for node in asked.trial.columns.nodes if node is not None and (cause := _soft_cause(node))}
-    trial = asked.trial.eased(*sorted(NODE_STATE_FILTERS), nodes=causes)
-    brought = list(_pool_nodes(asked.trial, pools))
-    trial = trial.grown(*brought)
-    causes |= {node.metadata.name: f"pool {node.spec.pool} may grow" for node in brought}
-    rows = trial.kernel.run(trial.one, asked.most - hard.room).rows
-    found = Counter(causes.get(trial.kernel.name(row), "nodes that become eligible with these") for row in rows)
-    why = "" if rows else "most" if hard.room >= asked.most else "place" if causes else "none"
-    by_cause = dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
-    return SoftFit(asked.within(len(rows), hard.room), len(rows), by_cause, _distribution(trial, rows), why)
+    causes = {node.metadata.name: cause for node in request.trial.columns.nodes if node is not None and (cause := _soft_cause(node))}
+    trial = request.trial.relaxed(*sorted(NODE_STATE_FILTERS), nodes=causes)
+    pool_nodes = list(_pool_nodes(request.trial, pools))
+    trial = trial.with_nodes(*pool_nodes)
+    causes |= {node.metadata.name: f"pool {node.spec.pool} may grow" for node in pool_nodes}
+    rows = trial.kernel.place_run(trial.work_class, request.most - hard.room).rows
+    counts = Counter(causes.get(trial.kernel.node_name(row), "nodes that become eligible with these") for row in rows)
+    reason = "" if rows else "most" if hard.room >= request.most else "place" if causes else "none"
+    by_cause = dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+    return SoftFit(request.covered(len(rows), hard.room), len(rows), by_cause, _distribution(trial, rows), reason)
 
 
 def _soft_cause(node: Node) -> str:
@@ -277,10 +277,10 @@ def _soft_cause(node: Node) -> str:
 
 
 def _pool_nodes(trial: Trial, pools: Sequence[NodePool]) -> Iterable[Node]:
-    there = Counter(node.spec.pool for node in trial.columns.nodes if node is not None)
+    existing = Counter(node.spec.pool for node in trial.columns.nodes if node is not None)
     for pool in pools:
         name, spec = pool.metadata.name, pool.spec
-        for number in range(min(spec.max - there[name], POOL_NODES_MAX)):
+        for number in range(min(spec.max - existing[name], POOL_NODES_MAX)):
             yield Node(
                 metadata=Metadata(name=f"{name}-new-{number + 1}"[:63], labels=spec.labels),
                 spec=NodeSpec(
@@ -299,50 +299,50 @@ def _pool_nodes(trial: Trial, pools: Sequence[NodePool]) -> Iterable[Node]:
 # ------------------------------------------------------------------------------------------------
 
 
-def _capacity_limit(asked: _CapacityRequest, hard: HardFit, free: Placements) -> CapacityLimit | None:
+def _capacity_limit(request: _CapacityRequest, hard: HardFit, free: Placements) -> CapacityLimit | None:
     """Why one more replica would not be placed, as a scheduler would report it; None if the search stopped at `most`.
 
     Only the replicas that quota covers stay placed while this is determined.
     """
-    trial, from_ = asked.trial.eased(), asked.purse
-    drawn = min(hard.room, hard.quota)
-    trial.kernel.undo(trial.one, Placements(free.rows[drawn:], free.devices[drawn:]))
-    seen = funnel(trial.kernel, trial.one)
-    code, detail = seen.reason, ""
-    if asked.paused:
-        code, detail = Code.OVERRIDE, f"paused by override {asked.paused}"
-    elif hard.quota < min(hard.room + 1, asked.most):
-        code = from_.reason
-        detail = f"{from_.name} has no quota left for another replica" if from_.ledger is not None else f"{from_.name} does not exist in this scope"
-    elif hard.room >= asked.most:
+    trial, source = request.trial.relaxed(), request.quota_source
+    charged = min(hard.room, hard.quota)
+    trial.kernel.undo(trial.work_class, Placements(free.rows[charged:], free.devices[charged:]))
+    node_funnel = funnel(trial.kernel, trial.work_class)
+    code, detail = node_funnel.reason, ""
+    if request.paused:
+        code, detail = Code.OVERRIDE, f"paused by override {request.paused}"
+    elif hard.quota < min(hard.room + 1, request.most):
+        code = source.reason
+        detail = f"{source.name} has no quota left for another replica" if source.ledger is not None else f"{source.name} does not exist in this scope"
+    elif hard.room >= request.most:
         return None
-    elif asked.gang and hard.room < asked.gang:
-        code, detail = Code.GANG_SHORT, f"{hard.room} of {asked.gang} replicas fit, and the gang must be bound at once"
-    elif (step := seen.dominant) is not None:
-        detail = f"{step.filter.name} refuses the last {step.refused} of {seen.nodes} nodes"
+    elif request.gang and hard.room < request.gang:
+        code, detail = Code.GANG_SHORT, f"{hard.room} of {request.gang} replicas fit, and the gang must be bound at once"
+    elif (step := node_funnel.dominant) is not None:
+        detail = f"{step.filter.name} refuses the last {step.refused} of {node_funnel.nodes} nodes"
     else:
         detail = "the cluster has no nodes"
-    near = nearest_fit(trial.kernel, trial.one) if not seen.fits else None
-    closest = near and NearestNodeExplanation(trial.kernel.name(near.row), tuple(one.name for one in near.refused), missing_amount(trial, near.row))
-    unblocks = () if asked.paused else tuple(_remedies(trial, from_, drawn + 1))
-    return CapacityLimit(code.value, reason_text(code, seen), REFUSALS[code].cure, detail, filter_funnel(seen), closest, unblocks)
+    nearest = nearest_fit(trial.kernel, trial.work_class) if not node_funnel.fits else None
+    closest = nearest and NearestNodeExplanation(trial.kernel.node_name(nearest.row), tuple(filter_.name for filter_ in nearest.refused), missing_amount(trial, nearest.row))
+    unblocks = () if request.paused else tuple(_remedies(trial, source, charged + 1))
+    return CapacityLimit(code.value, reason_text(code, node_funnel), REFUSALS[code].cure, detail, filter_funnel(node_funnel), closest, unblocks)
 
 
-def _remedies(trial: Trial, from_: QuotaSource, wanted: int) -> Iterable[Remedy]:
+def _remedies(trial: Trial, source: QuotaSource, wanted: int) -> Iterable[Remedy]:
     """Changes that would allow replica number `wanted`: more quota, more capacity, or both."""
-    if from_.ledger is None or from_.dead is not None:
+    if source.ledger is None or source.unusable is not None:
         return
-    left, charge = Amount(from_.ledger.free), trial.setting.ask.charge
+    quota_left, charge = Amount(source.ledger.free), trial.setting.requirements.charge
 
     def quota(less: Amount) -> tuple[Change, ...]:
         """The missing quota if each replica requests `less` less."""
-        lacking = ((charge - less) * wanted).excess_over(left)
-        return (Change("quota", from_.name, lacking),) if lacking else ()
+        missing = ((charge - less) * wanted).excess_over(quota_left)
+        return (Change("quota", source.name, missing),) if missing else ()
 
-    if trial.places(1):
+    if trial.can_place(1):
         rows = np.flatnonzero(trial.fits()).tolist()
-        yield Remedy(quota(Amount()), len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX]))
+        yield Remedy(quota(Amount()), len(rows), tuple(trial.kernel.node_name(row) for row in rows[:NAMED_MAX]))
         return
-    for one in find_remedies(trial, 1):
-        less = sum((change.amount for change in one.changes if change.kind == "shrink"), Amount())
-        yield Remedy((*quota(less), *one.changes), one.fits, one.nodes)
+    for remedy in find_remedies(trial, 1):
+        less = sum((change.amount for change in remedy.changes if change.kind == "shrink"), Amount())
+        yield Remedy((*quota(less), *remedy.changes), remedy.fits, remedy.nodes)

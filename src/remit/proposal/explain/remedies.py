@@ -29,20 +29,20 @@ NODES_EXAMINED_MAX: Final = 256
 NAMED_MAX: Final = 3
 
 
-def find_remedies(trial: Trial, want: int) -> tuple[Remedy, ...]:
+def find_remedies(trial: Trial, count: int) -> tuple[Remedy, ...]:
     """Remedies that make room for `want` replicas at once, capacity changes first.
 
     Returns nothing if they fit already, or if no remedy within the limits of this module would be enough.
     """
-    if trial.places(want):
+    if trial.can_place(count):
         return ()
     names = _relaxable_filters(trial)
-    found = [*_capacity_remedies(trial, want, ()), *_relaxations(trial, names, want)]
-    for some in combinations_upto(names, RELAXED_MAX - 1) if not found else ():
-        found = list(_capacity_remedies(trial.eased(*some), want, some))
-        if found:
+    remedies = [*_capacity_remedies(trial, count, ()), *_relaxations(trial, names, count)]
+    for relaxed in combinations_upto(names, RELAXED_MAX - 1) if not remedies else ():
+        remedies = list(_capacity_remedies(trial.relaxed(*relaxed), count, relaxed))
+        if remedies:
             break
-    return tuple(found)
+    return tuple(remedies)
 
 
 def combinations_upto(names: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
@@ -53,90 +53,90 @@ def combinations_upto(names: Sequence[str], most: int) -> Iterator[tuple[str, ..
 def _relaxable_filters(trial: Trial) -> list[str]:
     """Filters that reject a node now, or might once another filter is relaxed. Capacity filters are excluded: see `_capacity_remedies`.
     """
-    refusing = {one.name for one in trial.refusing()}
+    refusing = {filter_.name for filter_ in trial.refusing_filters()}
     return [
-        one.name
-        for one in trial.kernel.all_filters
-        if one.check not in CAPACITY_CHECKS
-        and one.name not in trial.setting.fixed
-        and applies(one, trial.one.ask)
-        and (one.name in refusing or one.check in PEER_CHECKS)
+        filter_.name
+        for filter_ in trial.kernel.all_filters
+        if filter_.check not in CAPACITY_CHECKS
+        and filter_.name not in trial.setting.fixed
+        and applies(filter_, trial.work_class.requirements)
+        and (filter_.name in refusing or filter_.check in PEER_CHECKS)
     ]
 
 
-def _relaxations(trial: Trial, names: Sequence[str], want: int) -> list[Remedy]:
+def _relaxations(trial: Trial, names: Sequence[str], count: int) -> list[Remedy]:
     """The smallest sets of filters whose relaxation is sufficient; among sets of equal size, those that open the most nodes."""
     for size in range(1, RELAXED_MAX + 1):
-        found = []
-        for some in combinations(names, size):
-            eased = trial.eased(*some)
-            if eased.places(want):
-                found.append(_remedy(eased, _filter_changes(trial, eased, some, want)))
-        if found:
-            return sorted(found, key=lambda one: -one.fits)[:OPTIONS_MAX]
+        remedies = []
+        for combination in combinations(names, size):
+            relaxed = trial.relaxed(*combination)
+            if relaxed.can_place(count):
+                remedies.append(_remedy(relaxed, _filter_changes(trial, relaxed, combination, count)))
+        if remedies:
+            return sorted(remedies, key=lambda one: -one.fits)[:OPTIONS_MAX]
     return []
 
 
-def _filter_changes(trial: Trial, eased: Trial, names: Sequence[str], want: int) -> list[Change]:
+def _filter_changes(trial: Trial, relaxed: Trial, names: Sequence[str], count: int) -> list[Change]:
     """Changes for these filters. If nodes must be repaired, the change names a minimal set of nodes that is sufficient."""
     nodes: tuple[str, ...] = ()
     if NODE_STATE_FILTERS & frozenset(names):
-        used = dict.fromkeys(eased.kernel.name(row) for row in eased.tried(want).rows)
+        used = dict.fromkeys(relaxed.kernel.node_name(row) for row in relaxed.try_place(count).rows)
         nodes = tuple(used)
-        for one in used:
-            rest = tuple(name for name in nodes if name != one)
-            if trial.eased(*names, nodes=rest).places(want):
-                nodes = rest
+        for node in used:
+            others = tuple(name for name in nodes if name != node)
+            if trial.relaxed(*names, nodes=others).can_place(count):
+                nodes = others
     rows, columns = trial.columns.rows, trial.columns
     refused = {NODE_HEALTH: ~columns.ready, TAKES_WORK: ~columns.open}
     return [
-        Change("filter", name, nodes=tuple(one for one in nodes if name in refused and refused[name][rows[one]]))
+        Change("filter", name, nodes=tuple(node for node in nodes if name in refused and refused[name][rows[node]]))
         for name in names
     ]
 
 
 def _remedy(trial: Trial, changes: Iterable[Change]) -> Remedy:
     rows = np.flatnonzero(trial.fits())
-    return Remedy(tuple(changes), len(rows), tuple(trial.kernel.name(row) for row in rows[:NAMED_MAX].tolist()))
+    return Remedy(tuple(changes), len(rows), tuple(trial.kernel.node_name(row) for row in rows[:NAMED_MAX].tolist()))
 
 
 # -- capacity ------------------------------------------------------------------------------------------------------------------
 
 
-def _capacity_remedies(trial: Trial, want: int, eased: Sequence[str]) -> Iterator[Remedy]:
+def _capacity_remedies(trial: Trial, count_wanted: int, relaxed: Sequence[str]) -> Iterator[Remedy]:
     """More capacity on one node, or more nodes, given a trial in which the filters `eased` are relaxed already."""
-    if want == 1 and (found := _smallest_growth(trial)) is not None:
-        change, larger = found
-        before = [Change("filter", name, nodes=(change.what,) if name in NODE_STATE_FILTERS else ()) for name in eased]
-        tried = trial.grown(larger)
-        if tried.places(1):
-            yield _remedy(tried, [*before, change])
-            asked = dict(trial.one.ask.resources)
-            if all(count < asked.get(name, 0) for name, count in change.amount):
+    if count_wanted == 1 and (growth := _smallest_growth(trial)) is not None:
+        change, larger = growth
+        before = [Change("filter", name, nodes=(change.what,) if name in NODE_STATE_FILTERS else ()) for name in relaxed]
+        changed = trial.with_nodes(larger)
+        if changed.can_place(1):
+            yield _remedy(changed, [*before, change])
+            requested = dict(trial.work_class.requirements.resources)
+            if all(count < requested.get(name, 0) for name, count in change.amount):
                 yield Remedy((*before, Change("shrink", amount=change.amount)), 1, (change.what,))
-    if not NODE_STATE_FILTERS & frozenset(eased) and (more := _fewest_more_nodes(trial, want)) is not None:
-        node, count, tried = more
-        changes = (*(Change("filter", name) for name in eased), Change("nodes", node, count=count))
-        yield Remedy(changes, int(tried.fits().sum()))
+    if not NODE_STATE_FILTERS & frozenset(relaxed) and (more := _fewest_more_nodes(trial, count_wanted)) is not None:
+        node, count, changed = more
+        changes = (*(Change("filter", name) for name in relaxed), Change("nodes", node, count=count))
+        yield Remedy(changes, int(changed.fits().sum()))
 
 
 def _smallest_growth(trial: Trial) -> tuple[Change, Node] | None:
     """The node that lacks only capacity, and the least of it: the change it needs, and the node after that change."""
-    columns, ask = trial.columns, trial.one.ask
-    rows = np.flatnonzero(trial.kernel.roomless(trial.one))
+    columns, requirements = trial.columns, trial.work_class.requirements
+    rows = np.flatnonzero(trial.kernel.without_capacity_check(trial.work_class))
     if not len(rows):
         return None
-    short = np.zeros(len(rows))
-    for name, need in ask.resources:
+    shortage = np.zeros(len(rows))
+    for name, need in requirements.resources:
         if need:
             free = columns.free.get(name)
-            short += np.maximum(need - free[rows], 0) / need if free is not None else 1.0
-    nearest = rows[np.argsort(short, kind="stable")][:NODES_EXAMINED_MAX]
+            shortage += np.maximum(need - free[rows], 0) / need if free is not None else 1.0
+    nearest = rows[np.argsort(shortage, kind="stable")][:NODES_EXAMINED_MAX]
     sized = []
     for order, row in enumerate(nearest.tolist()):
         node = columns.nodes[row]
         if node is not None:
-            devices = missing_devices(ask, node.spec.devices, columns.used[row])
+            devices = missing_devices(requirements, node.spec.devices, columns.used[row])
             sized.append((len(devices), order, row, node, devices))
     if not sized:
         return None
@@ -151,11 +151,11 @@ def _smallest_growth(trial: Trial) -> tuple[Change, Node] | None:
 
 def _missing_resources(trial: Trial, row: int) -> dict[str, int]:
     free = trial.columns.free
-    left = {name: int(free[name][row]) if name in free else 0 for name, _ in trial.one.ask.resources}
-    return {name: need - left[name] for name, need in trial.one.ask.resources if need > left[name]}
+    available = {name: int(free[name][row]) if name in free else 0 for name, _ in trial.work_class.requirements.resources}
+    return {name: need - available[name] for name, need in trial.work_class.requirements.resources if need > available[name]}
 
 
-def missing_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> list[Device]:
+def missing_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> list[Device]:
     """The fewest devices to add to a node so that all device requirements are met.
 
     Requirements are added one device at a time; whenever the set no longer fits, one device is added. A device that
@@ -163,7 +163,7 @@ def missing_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[
     devices.
     """
     extra: list[Device] = []
-    amounts = [0] * len(ask.whole_devices)
+    amounts = [0] * len(requirements.whole_devices)
 
     def add(part: DeviceRequirement) -> None:
         extra.append(Device(name=f"more-{len(extra)}", kind=part.kind, model=part.models[0] if part.models else ""))
@@ -171,33 +171,33 @@ def missing_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[
     def fits(asked: Requirements) -> bool:
         return fits_devices(asked, (*devices, *extra), used)
 
-    for at, part in enumerate(ask.whole_devices):
+    for at, part in enumerate(requirements.whole_devices):
         for _ in range(part.amount):
             amounts[at] += 1
-            so_far = tuple(one._replace(amount=amount) for one, amount in zip(ask.whole_devices, amounts, strict=True))
-            if not fits(ask._replace(whole_devices=so_far, device_shares=())):
+            so_far = tuple(requirement._replace(amount=amount) for requirement, amount in zip(requirements.whole_devices, amounts, strict=True))
+            if not fits(requirements._replace(whole_devices=so_far, device_shares=())):
                 add(part)
-    for part in ask.device_shares:
-        if not fits(ask._replace(whole_devices=(), device_shares=(part,))):
+    for part in requirements.device_shares:
+        if not fits(requirements._replace(whole_devices=(), device_shares=(part,))):
             add(part)
     return extra
 
 
-def _fewest_more_nodes(trial: Trial, want: int) -> tuple[str, int, Trial] | None:
+def _fewest_more_nodes(trial: Trial, count: int) -> tuple[str, int, Trial] | None:
     """Which existing node to add copies of, and how many: the fewest copies; on a tie the smallest node."""
     best: tuple[str, int, Trial] | None = None
     for node in _node_shapes(trial):
-        most = want if best is None else best[1] - 1
-        tried = _with_copies(trial, node, most)
-        if not tried.places(want):
+        most = count if best is None else best[1] - 1
+        changed = _with_copies(trial, node, most)
+        if not changed.can_place(count):
             continue
-        few, enough = 0, most
-        while enough - few > 1:
-            middle = (few + enough) // 2
-            if _with_copies(trial, node, middle).places(want):
+        too_few, enough = 0, most
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            if _with_copies(trial, node, middle).can_place(count):
                 enough = middle
             else:
-                few = middle
+                too_few = middle
         best = node.metadata.name, enough, _with_copies(trial, node, enough)
         if enough == 1:
             break
@@ -207,30 +207,30 @@ def _fewest_more_nodes(trial: Trial, want: int) -> tuple[str, int, Trial] | None
 def _with_copies(trial: Trial, node: Node, count: int) -> Trial:
     meta = node.metadata
     copies = [replace(node, metadata=replace(meta, name=f"{meta.name}-more-{number}")) for number in range(1, count + 1)]
-    return trial.grown(*(ready_node(copy) for copy in copies))
+    return trial.with_nodes(*(ready_node(copy) for copy in copies))
 
 
 def _node_shapes(trial: Trial) -> list[Node]:
     """One node of each shape that would fit the replica if it were empty, ready and schedulable; smallest first."""
-    columns, one = trial.columns, trial.one
-    trial.kernel.refresh(one)
-    could = one.static.copy()
-    for name, need in one.ask.resources:
+    columns, work_class = trial.columns, trial.work_class
+    trial.kernel.refresh(work_class)
+    could_fit = work_class.static.copy()
+    for name, need in work_class.requirements.resources:
         at = columns.resources.get(name)
-        could &= columns.capacity[at] >= need if at is not None else False
-    keys = [term.peers.topology_key for term in (*one.ask.spread, *one.ask.affinity, *one.ask.anti_affinity)]
-    keys += [index.topology_key for index in trial.peers.anti_affinity_owners(one.ask)]
+        could_fit &= columns.capacity[at] >= need if at is not None else False
+    keys = [term.peers.topology_key for term in (*work_class.requirements.spread, *work_class.requirements.affinity, *work_class.requirements.anti_affinity)]
+    keys += [index.topology_key for index in trial.peers.anti_affinity_owners(work_class.requirements)]
     places = [columns.domains(key).ids for key in dict.fromkeys(keys) if key != "node"]
-    found: dict[object, tuple[float, Node]] = {}
-    for row in np.flatnonzero(could).tolist():
+    shapes: dict[object, tuple[float, Node]] = {}
+    for row in np.flatnonzero(could_fit).tolist():
         node = columns.nodes[row]
-        if node is None or not fits_devices(one.ask, node.spec.devices, {}):
+        if node is None or not fits_devices(work_class.requirements, node.spec.devices, {}):
             continue
         spec = node.spec
         devices = tuple(sorted((device.kind, device.model) for device in spec.devices))
         shape = (spec.region, spec.zone, spec.pool, spec.capacity, devices, spec.taints, tuple(int(ids[row]) for ids in places))
-        if shape not in found:
-            size = sum(spec.capacity.get(name) / need for name, need in one.ask.resources if need) + len(devices)
-            found[shape] = size, node
-    ordered = sorted(found.values(), key=lambda pair: (pair[0], pair[1].metadata.name))
+        if shape not in shapes:
+            size = sum(spec.capacity.get(name) / need for name, need in work_class.requirements.resources if need) + len(devices)
+            shapes[shape] = size, node
+    ordered = sorted(shapes.values(), key=lambda pair: (pair[0], pair[1].metadata.name))
     return [node for _, node in ordered[:SHAPES_MAX]]

@@ -14,7 +14,7 @@ from remit.model.kinds import Workload
 from remit.model.records import Decision, DecisionSpec, Phase, Replica
 from remit.model.resources import Amount
 from remit.observation.replica_table import PENDING, PHASES
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs, explain_node, evidence, explain_pending, remove_replica, pending_work
 from remit.proposal.explain.result_types import (
     PlacementExplanation,
@@ -48,16 +48,16 @@ class RecordedHistory(NamedTuple):
     """
 
     decisions: Sequence[tuple[int, Decision]] = ()
-    answers: Sequence[HistoryEntry] = ()
+    verdicts: Sequence[HistoryEntry] = ()
     at: Mapping[int, str] = {}
 
     def history(self) -> tuple[HistoryEntry, ...]:
         """All entries, oldest first; only the latest HISTORY_MAX."""
-        told = [_history_entry(revision, self.at.get(revision, ""), one.spec) for revision, one in self.decisions]
-        return tuple(sorted((*told, *self.answers), key=lambda one: one.revision)[-HISTORY_MAX:])
+        entries = [_history_entry(revision, self.at.get(revision, ""), decision.spec) for revision, decision in self.decisions]
+        return tuple(sorted((*entries, *self.verdicts), key=lambda one: one.revision)[-HISTORY_MAX:])
 
 
-def explain_replica(view: View, row: Replica, revision: int, records: RecordedHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
+def explain_replica(view: SchedulerView, row: Replica, revision: int, records: RecordedHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
     """Explains one replica. If `node` is given, also whether the replica would fit on that node.
 
     Raises `NodeNotFound` if there is no node of that name.
@@ -94,12 +94,12 @@ def explain_replica(view: View, row: Replica, revision: int, records: RecordedHi
     )
 
 
-def _has_left(view: View, victim: str, copy: str) -> bool:
+def _has_left(view: SchedulerView, victim: str, copy: str) -> bool:
     slot = view.replicas.slots.get(victim)
-    return slot is None or view.replicas.at.node[slot] < 0 or not view.replicas.is_copy(slot, copy)
+    return slot is None or view.replicas.at.node[slot] < 0 or not view.replicas.is_attempt(slot, copy)
 
 
-def _node_answers(view: View, slot: int, rules: PlacementInputs, node: str, now_on: str) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
+def _node_answers(view: SchedulerView, slot: int, rules: PlacementInputs, node: str, now_on: str) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
     """Fit on the requested node, and on the node where the replica runs now, both as if it were not running anywhere."""
     if not node:
         return None, None
@@ -114,8 +114,8 @@ def _node_answers(view: View, slot: int, rules: PlacementInputs, node: str, now_
 
 def _placement_explanation(records: RecordedHistory, name: str, node: str) -> PlacementExplanation | None:
     """The latest decision that placed the replica on its current node, if that decision is still retained."""
-    for revision, one in sorted(records.decisions, key=lambda pair: -pair[0]):
-        spec = one.spec
+    for revision, decision in sorted(records.decisions, key=lambda pair: -pair[0]):
+        spec = decision.spec
         if spec.replicas.get(name) == node and spec.verdict in ("bound", "reserved"):
             return PlacementExplanation(
                 revision=revision,
@@ -135,10 +135,10 @@ def _placement_explanation(records: RecordedHistory, name: str, node: str) -> Pl
 
 
 def _recorded_funnel(spec: DecisionSpec) -> FilterFunnel:
-    left, steps = spec.nodes, []
+    remaining, steps = spec.nodes, []
     for name, refused in spec.funnel:
-        left -= refused
-        steps.append(FilterStep(name, _REASONS.get(name, ""), refused, left))
+        remaining -= refused
+        steps.append(FilterStep(name, _REASONS.get(name, ""), refused, remaining))
     return FilterFunnel(spec.nodes, tuple(steps), spec.fits)
 
 
@@ -150,7 +150,7 @@ def _history_entry(revision: int, at: str, spec: DecisionSpec) -> HistoryEntry:
 
 
 def explain_workload(
-    view: View, declared: Workload | None, tenant: str, name: str, records: RecordedHistory, rules: PlacementInputs, node: str = ""
+    view: SchedulerView, declared: Workload | None, tenant: str, name: str, records: RecordedHistory, rules: PlacementInputs, node: str = ""
 ) -> WorkloadExplanation:
     """Explains one workload. `declared` is None if only replicas of it remain.
 
@@ -162,36 +162,36 @@ def explain_workload(
     stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
     kind = "" if declared is None else declared.spec.type
     # Finished replicas of a job do not count as existing, whether settled or not.
-    gone = (*_GONE_PHASES, Phase.FINISHED) if kind == "job" else _GONE_PHASES
-    there = sum(count for phase, count in counts.items() if phase not in gone)
-    wanted, missing = _desired_and_missing(declared, there, len(slots))
+    gone_phases = (*_GONE_PHASES, Phase.FINISHED) if kind == "job" else _GONE_PHASES
+    existing = sum(count for phase, count in counts.items() if phase not in gone_phases)
+    desired, missing = _desired_and_missing(declared, existing, len(slots))
     groups = tuple(_groups(view, slots, rules))
-    answered = None
+    node_fit = None
     if node and len(slots):
-        answered, _ = _node_answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
+        node_fit, _ = _node_answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
     limit, detail = _limit(counts, groups, missing, kind), ""
-    said = None if declared is None else _summarize_conditions(declared)
-    if said is not None and (said.ended or not groups):
-        limit, detail = said.word, said.detail
+    conditions = None if declared is None else _summarize_conditions(declared)
+    if conditions is not None and (conditions.ended or not groups):
+        limit, detail = conditions.limit, conditions.detail
     return WorkloadExplanation(
         kind="workload",
         tenant=tenant,
         name=name,
-        wanted=wanted,
+        wanted=desired,
         stages=stages,
         missing=missing,
         since=records.at.get(min(revisions), "") if revisions else "",
         evidence=evidence(view, rules),
         groups=groups,
         limit=limit,
-        there=answered,
+        there=node_fit,
         history=records.history(),
         detail=detail,
     )
 
 
-def _desired_and_missing(declared: Workload | None, there: int, made: int) -> tuple[int, int]:
+def _desired_and_missing(declared: Workload | None, existing: int, created: int) -> tuple[int, int]:
     """Desired number of replicas, and how many of them are not created yet; for a job with completions, how many may be created
     now.
     """
@@ -199,26 +199,26 @@ def _desired_and_missing(declared: Workload | None, there: int, made: int) -> tu
         return 0, 0
     spec = declared.spec
     if spec.type == "daemon":
-        return there, 0  # one per matching node; the workload controller knows how many that is
+        return existing, 0  # one per matching node; the workload controller knows how many that is
     if spec.type != "job":
-        return spec.replicas, max(0, spec.replicas - there)
-    wanted = spec.completions or spec.replicas
-    said = _summarize_conditions(declared)
-    over = said is not None and said.ended
-    return wanted, 0 if over else max(0, min(wanted - made, spec.replicas - there))
+        return spec.replicas, max(0, spec.replicas - existing)
+    desired = spec.completions or spec.replicas
+    conditions = _summarize_conditions(declared)
+    ended = conditions is not None and conditions.ended
+    return desired, 0 if ended else max(0, min(desired - created, spec.replicas - existing))
 
 
 class _ConditionSummary(NamedTuple):
     """The state of a workload according to its conditions. `ended`: its controllers do nothing more for it."""
 
-    word: str
+    limit: str
     detail: str
     ended: bool = False
 
 
 def _summarize_conditions(declared: Workload) -> _ConditionSummary | None:
-    current = {one.type: one for one in declared.status.conditions if one.observed_generation == declared.metadata.generation}
-    failed, complete, rolls = current.get("Failed"), current.get("Complete"), current.get("Progressing")
+    current = {condition.type: condition for condition in declared.status.conditions if condition.observed_generation == declared.metadata.generation}
+    failed, complete, progressing = current.get("Failed"), current.get("Complete"), current.get("Progressing")
     if failed is not None and failed.status == "True":
         return _ConditionSummary(failed.reason, failed.message, ended=True)
     if complete is not None and complete.status == "True":
@@ -226,32 +226,32 @@ def _summarize_conditions(declared: Workload) -> _ConditionSummary | None:
     admitted = current.get("Admitted")
     if admitted is not None and admitted.status == "False":
         return _ConditionSummary(admitted.reason, admitted.message)
-    if rolls is not None and rolls.reason != ROLLED_OUT and rolls.message:
-        return _ConditionSummary("rollout", rolls.message)
+    if progressing is not None and progressing.reason != ROLLED_OUT and progressing.message:
+        return _ConditionSummary("rollout", progressing.message)
     return None
 
 
-def _slots(view: View, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _slots(view: SchedulerView, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     owner = view.shapes.workloads.ids.get(f"{tenant}/{name}")
-    mine = np.flatnonzero(view.shapes.column("workload") == (-2 if owner is None else owner))
-    found: np.ndarray[tuple[int], np.dtype[np.intp]] = np.flatnonzero(np.isin(view.replicas.column("generation"), mine))
-    return found
+    generations = np.flatnonzero(view.shapes.column("workload") == (-2 if owner is None else owner))
+    slots: np.ndarray[tuple[int], np.dtype[np.intp]] = np.flatnonzero(np.isin(view.replicas.column("generation"), generations))
+    return slots
 
 
-def _groups(view: View, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: PlacementInputs) -> list[PendingGroup]:
+def _groups(view: SchedulerView, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: PlacementInputs) -> list[PendingGroup]:
     """Pending replicas grouped by generation and priority, which share a reason; the largest group first."""
     at, keys = view.replicas.at, view.replicas.keys
-    alike: dict[tuple[int, int], list[int]] = {}
+    by_class: dict[tuple[int, int], list[int]] = {}
     for slot in slots.tolist():
         if at.phase[slot] == PENDING:
-            alike.setdefault((at.generation[slot], at.priority[slot]), []).append(slot)
-    found = []
-    for (generation, priority), some in sorted(alike.items(), key=lambda pair: -len(pair[1]))[:GROUPS_MAX]:
-        first = min(some, key=lambda slot: at.index[slot])
+            by_class.setdefault((at.generation[slot], at.priority[slot]), []).append(slot)
+    groups = []
+    for (generation, priority), members in sorted(by_class.items(), key=lambda pair: -len(pair[1]))[:GROUPS_MAX]:
+        first = min(members, key=lambda slot: at.index[slot])
         waits: PendingExplanation = explain_pending(view, generation, priority, rules)
         name = keys[first].split("/", 2)[2]
-        found.append(PendingGroup(view.shapes.at.number[generation], priority, len(some), name, waits))
-    return found
+        groups.append(PendingGroup(view.shapes.at.number[generation], priority, len(members), name, waits))
+    return groups
 
 
 def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing: int, kind: str) -> str:

@@ -19,9 +19,9 @@ from remit.law.fit import Requirements, PeerIndex, MemoizedPredicate, owned_anti
 from remit.law.overrides import ActiveOverrides, PlaceSet
 from remit.law.selectors import domain_of
 from remit.model.kinds import Node, NodeHealth, NodeStatus
-from remit.observation.node_columns import Bools, Columns, Ints, Rows
-from remit.observation.scheduler_view import View
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import Bools, NodeColumns, Ints, SelectedRows
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, OverrideFilter
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel, Placements
@@ -54,7 +54,7 @@ _RELAXED_FIELDS: Final[Mapping[str, Mapping[str, object]]] = {
 class TrialSetting(NamedTuple):
     """The inputs of a trial besides the nodes: requirements, pins and overrides, third-party plug-ins."""
 
-    ask: Requirements
+    requirements: Requirements
     pins: tuple[PlaceSet, ...] = ()
     effects: ActiveOverrides = ActiveOverrides()
     filters: tuple[Filter, ...] = ()
@@ -67,24 +67,24 @@ DomainCountsByIndex = Mapping[PeerIndex, Mapping[str, int]]
 """Number of replicas by domain."""
 
 
-class _TrialPeers(ColumnPeers):
+class _TrialPeers(ColumnPeerCounts):
     """Peer counts copied from a view. If relaxed, the anti-affinity of other workloads is ignored.
 
     `own` counts the part that belongs to the workload on trial: it disappears when the workload's own anti-affinity is
     relaxed.
     """
 
-    def __init__(self, columns: Columns, counted: DomainCountsByIndex, own: DomainCountsByIndex, *, eased: bool) -> None:
+    def __init__(self, columns: NodeColumns, counted: DomainCountsByIndex, own: DomainCountsByIndex, *, relaxed: bool) -> None:
         super().__init__(columns, counted)
         self.own: dict[PeerIndex, dict[str, int]] = {index: dict(by_domain) for index, by_domain in own.items()}
-        self.eased = eased
+        self.relaxed = relaxed
 
     def post_in(self, indexes: Iterable[PeerIndex], row: int, count: int) -> None:
         super().post_in(indexes, row, count)
         self._count_own(indexes, row, count)
 
-    def post_run(self, indexes: Iterable[PeerIndex], rows: Ints, counts: Ints) -> None:
-        super().post_run(indexes, rows, counts)
+    def post_many(self, indexes: Iterable[PeerIndex], rows: Ints, counts: Ints) -> None:
+        super().post_many(indexes, rows, counts)
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             self._count_own(indexes, row, count)
 
@@ -95,60 +95,60 @@ class _TrialPeers(ColumnPeers):
             return
         for index in indexes:
             if index.owners:
-                mine, domain = self.own.setdefault(index, {}), domain_of(node, index.topology_key)
-                mine[domain] = mine.get(domain, 0) + count
+                own_counts, domain = self.own.setdefault(index, {}), domain_of(node, index.topology_key)
+                own_counts[domain] = own_counts.get(domain, 0) + count
 
     def indexes(self) -> list[PeerIndex]:
         return list(dict.fromkeys((*self._counted, *self._counts)))
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        return () if self.eased else super().anti_affinity_owners(ask)
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
+        return () if self.relaxed else super().anti_affinity_owners(requirements)
 
 
 class Trial:
     """Trial placements of one class. `kernel` is configured like the scheduler's; postings stay inside this trial."""
 
-    def __init__(self, columns: Columns, counted: DomainCountsByIndex, own: DomainCountsByIndex, setting: TrialSetting, eased: Collection[str]) -> None:
+    def __init__(self, columns: NodeColumns, counted: DomainCountsByIndex, own: DomainCountsByIndex, setting: TrialSetting, relaxed: Collection[str]) -> None:
         self.setting, self.columns = setting, columns
-        self._eased = frozenset(eased)
-        self.peers = _TrialPeers(columns, counted, own, eased=SHUNNED in eased)
-        steering = OverrideFilter()
-        steering.effects = ActiveOverrides() if OVERRIDES in eased else setting.effects
-        others = tuple(one for one in setting.filters if one.name not in eased)
-        self.kernel = Kernel(columns, self.peers, filters=(steering.filter, *others), scores=setting.scores)
-        pins = () if OVERRIDES in eased else setting.pins
-        self.one: WorkClass = self.kernel.known(("trial",), _relaxed_requirements(setting.ask, eased), pins=pins)
+        self._relaxed = frozenset(relaxed)
+        self.peers = _TrialPeers(columns, counted, own, relaxed=SHUNNED in relaxed)
+        override_filter = OverrideFilter()
+        override_filter.effects = ActiveOverrides() if OVERRIDES in relaxed else setting.effects
+        filters = tuple(filter_ for filter_ in setting.filters if filter_.name not in relaxed)
+        self.kernel = Kernel(columns, self.peers, filters=(override_filter.filter, *filters), scores=setting.scores)
+        pins = () if OVERRIDES in relaxed else setting.pins
+        self.work_class: WorkClass = self.kernel.class_for(("trial",), _relaxed_requirements(setting.requirements, relaxed), pins=pins)
 
     @classmethod
-    def of(cls, view: View, setting: TrialSetting) -> Trial:
-        ask = setting.ask
+    def of(cls, view: SchedulerView, setting: TrialSetting) -> Trial:
+        requirements = setting.requirements
         indexes = dict.fromkeys(
-            (*(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread)), *view.peers.anti_affinity_owners(ask))
+            (*(term.peers for term in (*requirements.spread, *requirements.affinity, *requirements.anti_affinity, *requirements.preferred_spread)), *view.peers.anti_affinity_owners(requirements))
         )
         counted = {index: _counts_by_domain(view.columns, view.peers, index) for index in indexes}
-        own = {index: _own_counts_by_domain(view, ask, index) for index in owned_anti_affinity(ask) if index in counted}
+        own = {index: _own_counts_by_domain(view, requirements, index) for index in owned_anti_affinity(requirements) if index in counted}
         return cls(view.columns.freeze(), counted, own, setting, ())
 
-    def eased(self, *names: str, nodes: Collection[str] | None = None) -> Trial:
+    def relaxed(self, *names: str, nodes: Collection[str] | None = None) -> Trial:
         """Returns an independent copy of this trial, with its placements, in which these filters reject nothing.
 
         Filters about the state of nodes are relaxed on `nodes`, or on all nodes if it is None.
         """
         columns = self.columns.freeze()
-        mended = NODE_STATE_FILTERS & frozenset(names)
-        for node in [node for node in columns.nodes if node is not None] if mended else ():
-            if (nodes is None or node.metadata.name in nodes) and (right := _repaired(node, mended)) is not node:
-                columns.put(right)
+        repaired_filters = NODE_STATE_FILTERS & frozenset(names)
+        for node in [node for node in columns.nodes if node is not None] if repaired_filters else ():
+            if (nodes is None or node.metadata.name in nodes) and (repaired := _repaired(node, repaired_filters)) is not node:
+                columns.put(repaired)
         counted = {index: _counts_by_domain(self.columns, self.peers, index) for index in self.peers.indexes()}
-        if ANTI_AFFINITY in names and ANTI_AFFINITY not in self._eased:
+        if ANTI_AFFINITY in names and ANTI_AFFINITY not in self._relaxed:
             for index, own in self.peers.own.items():
                 counted[index] = {domain: count - own.get(domain, 0) for domain, count in counted[index].items()}
-        return Trial(columns, counted, self.peers.own, self.setting, self._eased | frozenset(names))
+        return Trial(columns, counted, self.peers.own, self.setting, self._relaxed | frozenset(names))
 
-    def grown(self, *nodes: Node) -> Trial:
+    def with_nodes(self, *nodes: Node) -> Trial:
         """Returns a copy with these nodes added; a node with an existing name replaces that node. The nodes are used as given.
         """
-        trial = self.eased()
+        trial = self.relaxed()
         for node in nodes:
             trial.columns.put(node)
         return trial
@@ -157,32 +157,32 @@ class Trial:
 
     def fits(self) -> Bools:
         """Rows on which one replica fits now."""
-        found: Bools = self.kernel.numbers(self.one) >= 0
-        return found
+        fitting: Bools = self.kernel.row_scores(self.work_class) >= 0
+        return fitting
 
-    def places(self, count: int) -> bool:
+    def can_place(self, count: int) -> bool:
         """Whether `count` replicas can be placed one after another. Postings are undone."""
-        return len(self.tried(count).rows) == count
+        return len(self.try_place(count).rows) == count
 
-    def tried(self, count: int) -> Placements:
+    def try_place(self, count: int) -> Placements:
         """Placements for up to `count` replicas, as many as fit. Postings are undone."""
-        found = self.kernel.run(self.one, count)
-        self.kernel.undo(self.one, found)
-        return found
+        placements = self.kernel.place_run(self.work_class, count)
+        self.kernel.undo(self.work_class, placements)
+        return placements
 
-    def refusing(self, row: int | None = None) -> list[Filter]:
+    def refusing_filters(self, row: int | None = None) -> list[Filter]:
         """Filters that reject this row, or any row if `row` is None."""
-        site = self.columns if row is None else Rows(self.columns, np.array([row]))
-        there: Bools = self.columns.region >= 0 if row is None else np.ones(1, dtype=np.bool_)
-        self.kernel.refresh(self.one)
+        site = self.columns if row is None else SelectedRows(self.columns, np.array([row]))
+        exists: Bools = self.columns.region >= 0 if row is None else np.ones(1, dtype=np.bool_)
+        self.kernel.refresh(self.work_class)
         return [
-            one
-            for one in self.kernel.all_filters
-            if applies(one, self.one.ask)
-            and not np.broadcast_to(self.kernel.checked(one, self.one.over, site), len(there))[there].all()
+            filter_
+            for filter_ in self.kernel.all_filters
+            if applies(filter_, self.work_class.requirements)
+            and not np.broadcast_to(self.kernel.check(filter_, self.work_class.column_requirements, site), len(exists))[exists].all()
         ]
 
-    def moved(self, indexes: Collection[PeerIndex], row: int, sign: int) -> None:
+    def count_peer(self, indexes: Collection[PeerIndex], row: int, sign: int) -> None:
         """Changes the peer counts as if a replica that counts in these indexes started (`sign` 1) or left (-1) on this row."""
         for index in indexes:
             domain = self.columns.domains(index.topology_key)
@@ -195,34 +195,34 @@ def ready_node(node: Node) -> Node:
     return _repaired(node, NODE_STATE_FILTERS)
 
 
-def _repaired(node: Node, what: Collection[str]) -> Node:
-    if NODE_HEALTH in what and node.status.health is not NodeHealth.READY:
+def _repaired(node: Node, filters: Collection[str]) -> Node:
+    if NODE_HEALTH in filters and node.status.health is not NodeHealth.READY:
         node = replace(node, status=NodeStatus(health=NodeHealth.READY))
-    if TAKES_WORK in what and (node.spec.unschedulable or node.spec.draining):
+    if TAKES_WORK in filters and (node.spec.unschedulable or node.spec.draining):
         node = replace(node, spec=replace(node.spec, unschedulable=False, draining=False))
     return node
 
 
-def _relaxed_requirements(ask: Requirements, names: Collection[str]) -> Requirements:
+def _relaxed_requirements(requirements: Requirements, names: Collection[str]) -> Requirements:
     for name in sorted(names):
-        ask = ask._replace(**_RELAXED_FIELDS.get(name, {}))  # type: ignore[arg-type]  # the table has what each field takes
-    return ask
+        requirements = requirements._replace(**_RELAXED_FIELDS.get(name, {}))  # type: ignore[arg-type]  # the table has what each field takes
+    return requirements
 
 
-def _counts_by_domain(columns: Columns, peers: ColumnPeers, index: PeerIndex) -> dict[str, int]:
+def _counts_by_domain(columns: NodeColumns, peers: ColumnPeerCounts, index: PeerIndex) -> dict[str, int]:
     """Replicas in each domain, by the domain's name. Replicas outside of any domain are counted under the empty name."""
     counts, values = peers.counts(index), columns.domains(index.topology_key).values
-    found = {str(values[slot]): int(counts[slot]) for slot in np.flatnonzero(counts[: len(values)]).tolist()}
-    return {**found, "": peers.total(index) - sum(found.values())}
+    by_domain = {str(values[slot]): int(counts[slot]) for slot in np.flatnonzero(counts[: len(values)]).tolist()}
+    return {**by_domain, "": peers.total(index) - sum(by_domain.values())}
 
 
-def _own_counts_by_domain(view: View, ask: Requirements, index: PeerIndex) -> dict[str, int]:
+def _own_counts_by_domain(view: SchedulerView, requirements: Requirements, index: PeerIndex) -> dict[str, int]:
     """Replicas of the workload itself in an index, by domain."""
     shapes, replicas = view.shapes, view.replicas
-    owner = shapes.workloads.ids.get(f"{ask.tenant}/{ask.generation[1]}")
-    mine = [one for one in shapes.picked(index).tolist() if shapes.at.workload[one] == owner]
+    owner = shapes.workloads.ids.get(f"{requirements.tenant}/{requirements.generation[1]}")
+    generations = [generation for generation in shapes.generations_in(index).tolist() if shapes.at.workload[generation] == owner]
     nodes = replicas.column("node")
-    rows = nodes[(nodes >= 0) & np.isin(replicas.column("generation"), mine)]
+    rows = nodes[(nodes >= 0) & np.isin(replicas.column("generation"), generations)]
     domains = view.columns.domains(index.topology_key)
     ids, counts = np.unique(domains.ids[rows], return_counts=True)
     return {str(domains.values[at]) if at >= 0 else "": int(count) for at, count in zip(ids.tolist(), counts, strict=True)}

@@ -16,7 +16,7 @@ from remit.law.overrides import ActiveOverrides, Instant, PlaceSet, active_overr
 from remit.model.claims import Code
 from remit.model.kinds import Override
 from remit.observation.hints import Hints
-from remit.observation.node_columns import Bools, Columns
+from remit.observation.node_columns import Bools, NodeColumns
 from remit.proposal.placement.plugins import UnblockEvent, Filter, Score
 
 _NO_EFFECTS: Final = ActiveOverrides()
@@ -28,9 +28,9 @@ class OverrideFilter:
     def __init__(self) -> None:
         self.effects = _NO_EFFECTS
         self.filter = Filter("overrides", Code.OVERRIDE, self._check, (UnblockEvent.OVERRIDE, UnblockEvent.NODE), self._applies)
-        self._avoided: tuple[Columns, int, Bools] | None = None
+        self._avoided: tuple[NodeColumns, int, Bools] | None = None
 
-    def renew(self, overrides: Iterable[Override], now: Instant | None) -> bool:
+    def update(self, overrides: Iterable[Override], now: Instant | None) -> bool:
         """Recomputes the overrides in force at `now`. Returns True if they changed, so that cached filter results must be
         dropped.
         """
@@ -40,80 +40,80 @@ class OverrideFilter:
         self.effects, self._avoided = effects, None
         return True
 
-    def _applies(self, ask: Requirements) -> bool:
-        return bool(self.effects.excluded_places or ask.pins)
+    def _applies(self, requirements: Requirements) -> bool:
+        return bool(self.effects.excluded_places or requirements.pins)
 
-    def _check(self, ask: Requirements, site: NodeView, peers: PeerCounts) -> Any:
+    def _check(self, requirements: Requirements, site: NodeView, peers: PeerCounts) -> Any:
         columns: Any = getattr(site, "columns", site)
-        stood = columns.restood.count
-        known = self._avoided
-        if known is None or known[0] is not columns or known[1] != stood or len(known[2]) != len(columns):
-            known = self._avoided = columns, stood, ~_covered_rows(self.effects.excluded_places, columns)
-        free = known[2]
-        for pin in ask.pins:
-            free = free & _covered_rows((pin,), columns)
+        version = columns.attributes_changed.count
+        cached = self._avoided
+        if cached is None or cached[0] is not columns or cached[1] != version or len(cached[2]) != len(columns):
+            cached = self._avoided = columns, version, ~_covered_rows(self.effects.excluded_places, columns)
+        allowed = cached[2]
+        for pin in requirements.pins:
+            allowed = allowed & _covered_rows((pin,), columns)
         rows = getattr(site, "rows", None)
-        return free if columns is site or rows is None else free[rows]
+        return allowed if columns is site or rows is None else allowed[rows]
 
 
-def _covered_rows(places: Sequence[PlaceSet], columns: Columns) -> Bools:
+def _covered_rows(places: Sequence[PlaceSet], columns: NodeColumns) -> Bools:
     """Rows covered by at least one of these place sets."""
-    found = np.zeros(len(columns), dtype=np.bool_)
-    for one in places:
+    covered = np.zeros(len(columns), dtype=np.bool_)
+    for place_set in places:
         for names, ids, column in (
-            (one.regions, columns.regions, columns.region),
-            (one.zones, columns.zones, columns.zone),
-            (one.pools, columns.pools, columns.pool),
+            (place_set.regions, columns.regions, columns.region),
+            (place_set.zones, columns.zones, columns.zone),
+            (place_set.pools, columns.pools, columns.pool),
         ):
             if names:
-                found |= np.isin(column, [number for number, name in enumerate(ids) if name in names])
-        for name in sorted(one.nodes):
+                covered |= np.isin(column, [number for number, name in enumerate(ids) if name in names])
+        for name in sorted(place_set.nodes):
             if name in columns.rows:
-                found[columns.rows[name]] = True
-    return found
+                covered[columns.rows[name]] = True
+    return covered
 
 
-def _counted_resources(ask: Requirements, site: Any) -> list[tuple[str, Any]]:
+def _counted_resources(requirements: Requirements, site: Any) -> list[tuple[str, Any]]:
     """The requested resources; all resources if none is requested."""
-    return list(ask.resources) or [(name, 0) for name in site.free]
+    return list(requirements.resources) or [(name, 0) for name in site.free]
 
 
-def least_allocated(ask: Requirements, site: Any) -> Any:
+def least_allocated(requirements: Requirements, site: Any) -> Any:
     """Free share after the placement, averaged over the requested resources: spreads work."""
-    names = _counted_resources(ask, site)
+    names = _counted_resources(requirements, site)
     total: Any = 0.0
     for name, need in names:
         total = total + (site.free.get(name, 0) - need) * site.share.get(name, 0.0)
     return total / len(names) if len(names) > 1 else total
 
 
-def most_allocated(ask: Requirements, site: Any) -> Any:
+def most_allocated(requirements: Requirements, site: Any) -> Any:
     """Used share after the placement: packs work, so that some nodes stay empty."""
-    return 1.0 - least_allocated(ask, site)
+    return 1.0 - least_allocated(requirements, site)
 
 
-def balanced(ask: Requirements, site: Any) -> Any:
+def balanced(requirements: Requirements, site: Any) -> Any:
     """How evenly the requested resources are used: free cpu without free memory is of no use to other work."""
-    left = [(site.free.get(name, 0) - need) * site.share.get(name, 0.0) for name, need in _counted_resources(ask, site)]
-    if len(left) < 2:
-        return left[0] * 0 + 1.0 if left else 1.0
-    mean = sum(left) / len(left)
-    return 1.0 - 2 * sum(abs(one - mean) for one in left) / len(left)
+    shares = [(site.free.get(name, 0) - need) * site.share.get(name, 0.0) for name, need in _counted_resources(requirements, site)]
+    if len(shares) < 2:
+        return shares[0] * 0 + 1.0 if shares else 1.0
+    mean = sum(shares) / len(shares)
+    return 1.0 - 2 * sum(abs(share - mean) for share in shares) / len(shares)
 
 
-def preferred_taints(ask: Requirements, site: Any) -> Any:
+def preferred_taints(requirements: Requirements, site: Any) -> Any:
     """Penalises taints with effect PreferNoSchedule that the replica does not tolerate."""
-    return 1.0 - ask.untolerated_soft[site.taints]
+    return 1.0 - requirements.untolerated_soft[site.taints]
 
 
-def locality(columns: Columns, hints: Hints) -> Score:
+def locality(columns: NodeColumns, hints: Hints) -> Score:
     """Prefers nodes that hints report as warm for the workload. A hint only ranks; filters decide eligibility."""
 
     def warm(ask: Requirements, site: Any) -> Any:
         found = hints.warmth(ask.hinted_workload, columns)
         return found if site is columns else found[site.rows]
 
-    return Score("locality", warm, applies=lambda ask: bool(ask.hinted_workload), epoch=lambda: hints.version)
+    return Score("locality", warm, applies=lambda requirements: bool(requirements.hinted_workload), epoch=lambda: hints.version)
 
 
 LEAST_ALLOCATED: Final = Score("least-allocated", least_allocated)

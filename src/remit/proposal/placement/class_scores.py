@@ -26,66 +26,66 @@ class WorkClass:
     """Cached placement state of one class of equal work: which nodes fit, and their scores."""
 
     __slots__ = (
-        "alone", "ask", "base", "bias", "choose", "closed", "constant", "epoch", "filters", "fine", "gated", "looked", "minded",
-        "minds", "named", "once", "over", "plain", "rest", "score", "scores", "seen", "shelves", "shunned",
-        "static", "steady", "stood", "wider",
+        "excluded_on_node", "requirements", "source_requirements", "static_bonus", "choose_devices", "closed", "static_scores", "epoch", "filters", "high_precision", "uses_domains", "survey", "index_epoch",
+        "counted_in", "names_version", "one_per_node", "column_requirements", "uses_fast_path", "other_filters", "score", "scores", "changes_seen", "groups", "anti_affinity_epoch",
+        "static", "has_constant_epoch", "attributes_seen", "excluded_in_domain",
     )  # fmt: skip
 
-    def __init__(self, base: Requirements, ask: Requirements, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
-        self.base, self.ask = base, ask
-        applying = [one for one in filters if applies(one, ask)]
-        self.filters = [one for one in applying if one.check not in STATIC_CHECKS and one.check not in PEER_CHECKS]
-        self.bias: ScoreArray | None = None
+    def __init__(self, base: Requirements, requirements: Requirements, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
+        self.source_requirements, self.requirements = base, requirements
+        applying = [filter_ for filter_ in filters if applies(filter_, requirements)]
+        self.filters = [filter_ for filter_ in applying if filter_.check not in STATIC_CHECKS and filter_.check not in PEER_CHECKS]
+        self.static_bonus: ScoreArray | None = None
         """Sum of the static scores by row; None if it is the same for all nodes."""
-        self.once = any(term.own for term in ask.anti_affinity if term.peers.topology_key == NODE)
+        self.one_per_node = any(term.own for term in requirements.anti_affinity if term.peers.topology_key == NODE)
         """Whether anti-affinity allows at most one replica of the class on a node."""
-        self.alone: tuple[PeerIndex, ...] = ()
+        self.excluded_on_node: tuple[PeerIndex, ...] = ()
         """Indexes that must count zero replicas on the same node. It is a rule of the row, like free capacity."""
-        self.wider: tuple[PeerIndex, ...] = ()
+        self.excluded_in_domain: tuple[PeerIndex, ...] = ()
         """Indexes of other workloads' anti-affinity with this class, in domains wider than a node."""
-        self.minds: tuple[PeerIndex, ...] = ()
+        self.counted_in: tuple[PeerIndex, ...] = ()
         """Peer indexes in which a replica of this class is counted."""
-        self.gated = True
-        self.shelves: TopologyGroups | None = None
+        self.uses_domains = True
+        self.groups: TopologyGroups | None = None
         """Nodes grouped by topology domain; None if no wider domain matters."""
-        self.over = ask
-        self.looked: Any = None
+        self.column_requirements = requirements
+        self.survey: Any = None
         """Last survey of this class for decision records (proposals.py); it is dropped together with the class."""
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.named = self.seen = self.stood = self.epoch = self.shunned = self.minded = -1
+        self.names_version = self.changes_seen = self.attributes_seen = self.epoch = self.anti_affinity_epoch = self.index_epoch = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.scores: list[Score] = []
-        self.constant: list[Score] = []
-        self.rank(scores)
+        self.static_scores: list[Score] = []
+        self.select_scores(scores)
 
-    def rank(self, scores: Sequence[Score]) -> None:
+    def select_scores(self, scores: Sequence[Score]) -> None:
         """Selects the scores that apply, which can change when device types are added. If it did change, all cached scores are
         dropped.
         """
-        before = self.scores, self.constant
-        applying = [one for one in scores if applies(one, self.ask)]
-        blurred = {name for one in applying for name in one.instead_of}
-        ranking = [one for one in applying if one.name not in blurred]
-        self.scores = [one for one in ranking if not one.static]
-        self.constant = [one for one in ranking if one.static]
-        if self.seen >= 0 and before == (self.scores, self.constant):
+        before = self.scores, self.static_scores
+        applying = [score for score in scores if applies(score, self.requirements)]
+        replaced = {name for score in applying for name in score.replaces}
+        selected = [score for score in applying if score.name not in replaced]
+        self.scores = [score for score in selected if not score.static]
+        self.static_scores = [score for score in selected if score.static]
+        if self.changes_seen >= 0 and before == (self.scores, self.static_scores):
             return
-        self.seen = self.stood = self.epoch = -1
-        self.steady = all(one.epoch is constant_epoch for one in self.scores)
-        self.fine = any(one.fine for one in self.scores)
-        self.choose = next((one.choose for one in self.scores if one.choose is not None), None)
-        self.plain = RESOURCES in self.filters and self.scores == [LEAST_ALLOCATED]
+        self.changes_seen = self.attributes_seen = self.epoch = -1
+        self.has_constant_epoch = all(score.epoch is constant_epoch for score in self.scores)
+        self.high_precision = any(score.high_precision for score in self.scores)
+        self.choose_devices = next((score.choose_devices for score in self.scores if score.choose_devices is not None), None)
+        self.uses_fast_path = RESOURCES in self.filters and self.scores == [LEAST_ALLOCATED]
         """The common case: only the `resources` filter and the `least-allocated` score apply, so the kernel uses its fast path.
         """
-        self.rest = [one for one in self.filters if not (self.plain and one is RESOURCES)]
-        self.score: ScoreArray = np.zeros(0, dtype=np.int64 if self.fine else np.int32)
+        self.other_filters = [score for score in self.filters if not (self.uses_fast_path and score is RESOURCES)]
+        self.score: ScoreArray = np.zeros(0, dtype=np.int64 if self.high_precision else np.int32)
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Memory used for the arrays by node."""
-        found = self.score.nbytes + self.static.nbytes + self.closed.nbytes
-        found += self.bias.nbytes if self.bias is not None else 0
-        return found + (self.shelves.held_bytes if self.shelves is not None else 0)
+        total = self.score.nbytes + self.static.nbytes + self.closed.nbytes
+        total += self.static_bonus.nbytes if self.static_bonus is not None else 0
+        return total + (self.groups.memory_bytes if self.groups is not None else 0)
 
 
 _SAMPLE: Final = 1_024
@@ -99,21 +99,21 @@ def top_k_fitting(numbers: ScoreArray, limit: int) -> Ints:
         # Most rows are far below the cutoff. A sample estimates it; if the estimate is too high, all rows are examined.
         stride = len(numbers) // _SAMPLE + 1
         sample = numbers[::stride]
-        rank = len(sample) - (2 * limit // stride + _RANK_MIN)
-        floor = max(int(np.partition(sample, rank)[rank]), 0)
-    found = np.flatnonzero(numbers >= floor)
-    if floor and len(found) < limit:
-        found = np.flatnonzero(numbers >= 0)
-    return found[top_k(numbers[found], limit)]
+        cutoff = len(sample) - (2 * limit // stride + _RANK_MIN)
+        floor = max(int(np.partition(sample, cutoff)[cutoff]), 0)
+    positions = np.flatnonzero(numbers >= floor)
+    if floor and len(positions) < limit:
+        positions = np.flatnonzero(numbers >= 0)
+    return positions[top_k(numbers[positions], limit)]
 
 
 def top_k(numbers: ScoreArray, limit: int) -> Ints:
     """Positions of the `limit` highest numbers, lower positions first on ties; in ascending order."""
     if len(numbers) <= limit:
         return np.arange(len(numbers))
-    cut = np.partition(numbers, len(numbers) - limit)[len(numbers) - limit]
-    above = numbers > cut
-    equal = np.flatnonzero(numbers == cut)[: limit - int(above.sum())]
+    cutoff = np.partition(numbers, len(numbers) - limit)[len(numbers) - limit]
+    above = numbers > cutoff
+    equal = np.flatnonzero(numbers == cutoff)[: limit - int(above.sum())]
     above[equal] = True
     return np.flatnonzero(above)
 
@@ -124,34 +124,34 @@ class GroupMerge:
 
     def __init__(self, orders: Sequence[tuple[Ints, ScoreArray, bool]]) -> None:
         self._rows = [rows.tolist() for rows, _, _ in orders]
-        self._numbers = [numbers.tolist() for _, numbers, _ in orders]
-        self._whole = [whole for _, _, whole in orders]
-        self._at = [0] * len(orders)
-        self._heads = np.array([numbers[0] if numbers else -1 for numbers in self._numbers], dtype=np.int64)
-        self._firsts = np.array([rows[0] if rows else -1 for rows in self._rows], dtype=np.int64)
-        self.broken = False
+        self._scores = [numbers.tolist() for _, numbers, _ in orders]
+        self._complete = [complete for _, _, complete in orders]
+        self._positions = [0] * len(orders)
+        self._heads = np.array([numbers[0] if numbers else -1 for numbers in self._scores], dtype=np.int64)
+        self._head_rows = np.array([rows[0] if rows else -1 for rows in self._rows], dtype=np.int64)
+        self.truncated = False
         """Whether the merge stopped because the list of a group was truncated and is used up."""
 
     def merge(self, gates: TopologyGates, limit: int) -> list[int]:
         placed: list[int] = []
         while len(placed) < limit and len(self._heads):
-            numbers = np.where(gates.open() & (self._heads >= 0), self._heads + gates.preferred(), -1)
+            numbers = np.where(gates.open() & (self._heads >= 0), self._heads + gates.spread_bonus(), -1)
             best = numbers.max()
             if best < 0:
                 break
             equal = np.flatnonzero(numbers == best)
-            at = int(equal[self._firsts[equal].argmin()])
-            placed.append(int(self._firsts[at]))
+            at = int(equal[self._head_rows[equal].argmin()])
+            placed.append(int(self._head_rows[at]))
             gates.placed(at)
-            if not self._step(at):
+            if not self._advance(at):
                 break
         return placed
 
-    def _step(self, at: int) -> bool:
-        self._at[at] = place = self._at[at] + 1
-        if place < len(self._rows[at]):
-            self._heads[at], self._firsts[at] = self._numbers[at][place], self._rows[at][place]
+    def _advance(self, at: int) -> bool:
+        self._positions[at] = position = self._positions[at] + 1
+        if position < len(self._rows[at]):
+            self._heads[at], self._head_rows[at] = self._scores[at][position], self._rows[at][position]
             return True
         self._heads[at] = -1
-        self.broken = not self._whole[at]
-        return not self.broken
+        self.truncated = not self._complete[at]
+        return not self.truncated

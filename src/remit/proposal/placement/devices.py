@@ -16,79 +16,79 @@ from remit.law.fit import devices as fit_whole
 from remit.law.fit import shares as fit_shares
 from remit.model.kinds import Device, Node
 from remit.model.resources import WHOLE_DEVICE
-from remit.observation.column_table import Names
-from remit.observation.node_columns import Columns, Ints
+from remit.observation.column_table import NameInterner
+from remit.observation.node_columns import NodeColumns, Ints
 
 
-def choose_devices(ask: Requirements, columns: Columns, row: int) -> dict[str, int]:
+def choose_devices(requirements: Requirements, columns: NodeColumns, row: int) -> dict[str, int]:
     """Thousandths by device name for a row on which the requirements fit."""
     node = columns.nodes[row]
-    if node is None or not (ask.whole_devices or ask.device_shares):
+    if node is None or not (requirements.whole_devices or requirements.device_shares):
         return {}
-    return assign_devices(ask, node.spec.devices, columns.used[row]) or {}
+    return assign_devices(requirements, node.spec.devices, columns.used[row]) or {}
 
 
 class _FreeDevices(NamedTuple):
     """The subset of a `Site` that the device rules read."""
 
-    whole: Mapping[DeviceModel, int]
-    room: Mapping[DeviceModel, int]
+    whole_devices: Mapping[DeviceModel, int]
+    device_shares: Mapping[DeviceModel, int]
 
 
-def fits_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
+def fits_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
     """Applies the device rules of law/fit.py to these devices, of which `used` is taken."""
     site = cast(Any, _FreeDevices(*free_devices(devices, used)))
-    return bool(fit_whole(ask, site, NO_PEERS)) and bool(fit_shares(ask, site, NO_PEERS))
+    return bool(fit_whole(requirements, site, NO_PEERS)) and bool(fit_shares(requirements, site, NO_PEERS))
 
 
 DeviceCost = Callable[[DeviceRequirement, int], int]
 """Cost of taking a share from a device with this much free; the lowest cost wins."""
 
 
-def tightest(one: DeviceRequirement, left: int) -> int:
-    return left
+def tightest(requirement: DeviceRequirement, free: int) -> int:
+    return free
 
 
-def assign_devices(ask: Requirements, devices: Sequence[Device], used: Mapping[str, int], rank: DeviceCost = tightest) -> dict[str, int] | None:
+def assign_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int], cost: DeviceCost = tightest) -> dict[str, int] | None:
     """Assigns devices to the requirements; None if that is not possible.
 
     Shares go to the device with the lowest `rank` (by default the one with the least free), the first one on ties. Whole
     devices are matched so that every requirement gets its own.
     """
     chosen: dict[str, int] = {}
-    for one in ask.device_shares:
-        name = _cheapest_device(one, devices, used, chosen, rank)
+    for requirement in requirements.device_shares:
+        name = _cheapest_device(requirement, devices, used, chosen, cost)
         if name is None:
             return None
-        chosen[name] = one.amount
-    return chosen if _match_whole_devices(ask.whole_devices, devices, used, chosen) else None
+        chosen[name] = requirement.amount
+    return chosen if _match_whole_devices(requirements.whole_devices, devices, used, chosen) else None
 
 
 def _cheapest_device(
-    one: DeviceRequirement, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], rank: DeviceCost
+    requirement: DeviceRequirement, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], cost: DeviceCost
 ) -> str | None:
-    found, lowest = None, 0
+    best, lowest = None, 0
     for device in devices:
-        if device.kind != one.kind or (one.models and device.model not in one.models) or device.name in chosen:
+        if device.kind != requirement.kind or (requirement.models and device.model not in requirement.models) or device.name in chosen:
             continue
-        left = WHOLE_DEVICE - used.get(device.name, 0)
-        if left >= one.amount and (found is None or rank(one, left) < lowest):
-            found, lowest = device.name, rank(one, left)
-    return found
+        free = WHOLE_DEVICE - used.get(device.name, 0)
+        if free >= requirement.amount and (best is None or cost(requirement, free) < lowest):
+            best, lowest = device.name, cost(requirement, free)
+    return best
 
 
 def _match_whole_devices(wholes: Sequence[DeviceRequirement], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:
     """Matches each requested whole device to a free one (bipartite matching by augmenting paths): if requirements overlap in
     the models they accept, an earlier choice may be moved.
     """
-    wanted = [one for one in wholes for _ in range(one.amount)]
+    wanted = [requirement for requirement in wholes for _ in range(requirement.amount)]
     free = [device for device in devices if not used.get(device.name, 0) and device.name not in chosen]
     owner: dict[str, int] = {}
 
     def find(want: int, tried: set[str]) -> bool:
-        one = wanted[want]
+        requirement = wanted[want]
         for device in free:
-            if device.kind != one.kind or (one.models and device.model not in one.models) or device.name in tried:
+            if device.kind != requirement.kind or (requirement.models and device.model not in requirement.models) or device.name in tried:
                 continue
             tried.add(device.name)
             if device.name not in owner or find(owner[device.name], tried):
@@ -96,7 +96,7 @@ def _match_whole_devices(wholes: Sequence[DeviceRequirement], devices: Sequence[
                 return True
         return False
 
-    if not all(find(want, set()) for want in range(len(wanted))):
+    if not all(find(index, set()) for index in range(len(wanted))):
         return False
     chosen.update(dict.fromkeys(owner, WHOLE_DEVICE))
     return True
@@ -114,49 +114,49 @@ class FreeDeviceShares:
     the id of the device's kind and model in `sorts`, -1 where there is no device. Both arrays are over-allocated.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: NodeColumns) -> None:
         self._columns = columns
-        self._seen = -1
+        self._changes_seen = -1
         self._known: list[tuple[Node | None, Mapping[str, int]]] = []
-        self.left: Ints = np.zeros((0, 0), dtype=np.int64)
-        self.sort: Ints = np.full((0, 0), -1, dtype=np.int64)
-        self._names = Names()
+        self.free: Ints = np.zeros((0, 0), dtype=np.int64)
+        self.device_type: Ints = np.full((0, 0), -1, dtype=np.int64)
+        self._names = NameInterner()
 
     @property
-    def sorts(self) -> list[DeviceModel]:
+    def device_types(self) -> list[DeviceModel]:
         return self._names.values
 
-    def follow(self) -> Ints | None:
+    def update(self) -> Ints | None:
         """Processes changed rows. Returns the rows with any change (devices or other resources); None if all rows were rebuilt.
         """
         changed, rows = self._columns.changed, len(self._columns)
-        if self._seen == changed.count:
+        if self._changes_seen == changed.count:
             return np.zeros(0, dtype=np.int64)
-        touched = changed.since(self._seen) if self._seen >= 0 else None
-        self._seen = changed.count
-        if rows > len(self.left):
-            self._widen(max(2 * rows, _ROWS_MIN), self.left.shape[1])
+        touched = changed.since(self._changes_seen) if self._changes_seen >= 0 else None
+        self._changes_seen = changed.count
+        if rows > len(self.free):
+            self._widen(max(2 * rows, _ROWS_MIN), self.free.shape[1])
         self._known += [_NO_NODE] * (rows - len(self._known))
-        found = None if touched is None else np.unique(touched)
-        for row in range(rows) if found is None else found.tolist():
-            self._look(row)
-        return found
+        updated = None if touched is None else np.unique(touched)
+        for row in range(rows) if updated is None else updated.tolist():
+            self._update_row(row)
+        return updated
 
-    def _look(self, row: int) -> None:
+    def _update_row(self, row: int) -> None:
         node, used = self._columns.nodes[row], self._columns.used[row]
-        before = self._known[row]
-        if node is before[0] and used is before[1]:
+        previous = self._known[row]
+        if node is previous[0] and used is previous[1]:
             return  # the common case: only cpu or memory changed
         self._known[row] = node, used
         devices = node.spec.devices if node is not None else ()
-        if len(devices) > self.left.shape[1]:
-            self._widen(len(self.left), len(devices))
-        self.left[row], self.sort[row] = 0, -1
+        if len(devices) > self.free.shape[1]:
+            self._widen(len(self.free), len(devices))
+        self.free[row], self.device_type[row] = 0, -1
         for at, device in enumerate(devices):
-            self.left[row, at] = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
-            self.sort[row, at] = self._names.id((device.kind, device.model))
+            self.free[row, at] = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
+            self.device_type[row, at] = self._names.intern((device.kind, device.model))
 
     def _widen(self, rows: int, width: int) -> None:
-        more = (0, rows - self.left.shape[0]), (0, width - self.left.shape[1])
-        self.left = np.pad(self.left, more)
-        self.sort = np.pad(self.sort, more, constant_values=-1)
+        more = (0, rows - self.free.shape[0]), (0, width - self.free.shape[1])
+        self.free = np.pad(self.free, more)
+        self.device_type = np.pad(self.device_type, more, constant_values=-1)

@@ -78,49 +78,49 @@ class Demand:
         self._memory: dict[DeviceShape, float] = {}
         self._total = 0.0
 
-    def arrived(self, ask: Requirements, count: int = 1) -> None:
+    def arrived(self, requirements: Requirements, count: int = 1) -> None:
         """Counts arriving replicas with these requirements, whether or not they are placed later."""
         self.arrivals += count
-        if not (ask.whole_devices or ask.device_shares):
+        if not (requirements.whole_devices or requirements.device_shares):
             return
-        needs = dict(ask.resources)
+        needs = dict(requirements.resources)
         cpu, memory = needs.get(CPU, 0), needs.get(MEMORY, 0)
-        for shape in shapes_of(ask, cpu):
+        for shape in shapes_of(requirements, cpu):
             self._counts[shape] = self._counts.get(shape, 0.0) + count
             self._memory[shape] = self._memory.get(shape, 0.0) + count * memory
             self._total += count
         if self._total > DECAY_AT:
-            self._fade(0.5 * DECAY_AT / self._total)
+            self._decay(0.5 * DECAY_AT / self._total)
         if len(self._counts) > SHAPES_MAX:
-            self._keep(SHAPES_MAX // 2)
+            self._keep_most_frequent(SHAPES_MAX // 2)
 
-    def popular(self, most: int) -> list[FrequentShape]:
+    def frequent_shapes(self, most: int) -> list[FrequentShape]:
         """The most frequent shapes: at most `most`, and no more than needed to cover nearly all arrivals."""
-        found, covered = [], 0.0
+        frequent, covered = [], 0.0
         for shape in sorted(self._counts, key=lambda shape: (-self._counts[shape], shape))[:most]:
             if covered >= COVERED * self._total:
                 break
             count = self._counts[shape]
             covered += count
-            found.append(FrequentShape(shape, count, self._memory[shape] / count))
-        return found
+            frequent.append(FrequentShape(shape, count, self._memory[shape] / count))
+        return frequent
 
     def shares(self) -> dict[str, dict[int, float]]:
         """Counts of requested shares by device kind and size; empty for a kind of which only whole devices were requested."""
-        found: dict[str, dict[int, float]] = {}
+        counts: dict[str, dict[int, float]] = {}
         for shape, count in self._counts.items():
-            sizes = found.setdefault(shape.kind, {})
+            sizes = counts.setdefault(shape.kind, {})
             if shape.share < WHOLE_DEVICE:
                 sizes[shape.share] = sizes.get(shape.share, 0.0) + count
-        return found
+        return counts
 
-    def _fade(self, factor: float) -> None:
-        for kept in (self._counts, self._memory):
-            for shape in kept:
-                kept[shape] *= factor
+    def _decay(self, factor: float) -> None:
+        for counts in (self._counts, self._memory):
+            for shape in counts:
+                counts[shape] *= factor
         self._total *= factor
 
-    def _keep(self, most: int) -> None:
+    def _keep_most_frequent(self, most: int) -> None:
         """Keeps the most frequent shapes, on ties the latest, so that new shapes are not dropped at once."""
         latest = reversed(list(self._counts))
         kept = sorted(latest, key=lambda shape: -self._counts[shape])[:most]
@@ -129,10 +129,10 @@ class Demand:
         self._total = sum(self._counts.values())
 
 
-def shapes_of(ask: Requirements, cpu: int) -> list[DeviceShape]:
+def shapes_of(requirements: Requirements, cpu: int) -> list[DeviceShape]:
     """One shape for each device requirement (most have one), each with the cpu of the whole request."""
-    parts = [DeviceShape(one.kind, one.models, one.amount, WHOLE_DEVICE, cpu) for one in ask.whole_devices if one.amount > 0]
-    return parts + [DeviceShape(one.kind, one.models, 1, one.amount, cpu) for one in ask.device_shares]
+    parts = [DeviceShape(requirement.kind, requirement.models, requirement.amount, WHOLE_DEVICE, cpu) for requirement in requirements.whole_devices if requirement.amount > 0]
+    return parts + [DeviceShape(requirement.kind, requirement.models, 1, requirement.amount, cpu) for requirement in requirements.device_shares]
 
 
 LEVELS: Final = 100
@@ -179,9 +179,9 @@ def best_fill(sizes: Sequence[int], prices: Sequence[float], room: int = LEVELS)
         for size, price, at in items:
             if size > level:
                 break
-            found = values[level - size] + price
-            if found > most + _TINY:
-                most, pick = found, at
+            value = values[level - size] + price
+            if value > most + _TINY:
+                most, pick = value, at
         values[level], picks[level] = most, pick
     return values, picks
 
@@ -242,27 +242,27 @@ class Potential:
     Arrays by device type have one entry more than `sorts`, for positions without a device.
     """
 
-    def __init__(self, popular: Sequence[FrequentShape], sorts: Sequence[DeviceModel], worths: Mapping[str, Floats]) -> None:
-        popular = sorted(popular, key=lambda one: one.shape.number == 1)
-        shapes = [one.shape for one in popular]
-        self.kinds = list(dict.fromkeys(kind for kind, _ in sorts)) or [""]
+    def __init__(self, frequent: Sequence[FrequentShape], device_types: Sequence[DeviceModel], worths: Mapping[str, Floats]) -> None:
+        frequent = sorted(frequent, key=lambda one: one.shape.number == 1)
+        shapes = [entry.shape for entry in frequent]
+        self.kinds = list(dict.fromkeys(kind for kind, _ in device_types)) or [""]
         self._kind = np.array([self.kinds.index(shape.kind) for shape in shapes], dtype=np.int64)
-        self._kind_of = np.array([*(self.kinds.index(kind) for kind, _ in sorts), -1], dtype=np.int64)
+        self._kind_of = np.array([*(self.kinds.index(kind) for kind, _ in device_types), -1], dtype=np.int64)
         self._several = sum(shape.number > 1 for shape in shapes)
         self._number = np.array([shape.number for shape in shapes[: self._several]], dtype=np.float64)
         self._cpu = np.array([max(shape.cpu, 1) for shape in shapes], dtype=np.float64)
-        self._memory = np.array([max(one.memory, 1.0) for one in popular])
+        self._memory = np.array([max(entry.memory, 1.0) for entry in frequent])
         self._size = np.array([shape.number * shape.share for shape in shapes], dtype=np.float64)
         share = np.array([shape.share for shape in shapes], dtype=np.int64)
         self.units = (np.arange(WHOLE_DEVICE + 1)[:, None] // share).astype(np.float64)
         """How many requests of each shape fit on a device, by its free share."""
-        allowed = [[accepts_device(shape.kind, shape.models, sort) for shape in shapes] for sort in sorts]
+        allowed = [[accepts_device(shape.kind, shape.models, device_type) for shape in shapes] for device_type in device_types]
         self.allowed = np.array([*allowed, [False] * len(shapes)], dtype=np.float64)
-        self._choosy = not all(all(line) for line in allowed)
+        self._has_exclusions = not all(all(queue) for queue in allowed)
         """Whether some shape does not accept some device type."""
-        self.worths = np.array([*(worths.get(kind, WHOLE_ONLY) for kind, _ in sorts), np.zeros(WHOLE_DEVICE + 1)])
+        self.worths = np.array([*(worths.get(kind, WHOLE_ONLY) for kind, _ in device_types), np.zeros(WHOLE_DEVICE + 1)])
         """Worth of one device, by its type and free share."""
-        counts = np.array([one.arrivals for one in popular], dtype=np.float64)
+        counts = np.array([entry.arrivals for entry in frequent], dtype=np.float64)
         self._popularity = counts / max(float(counts.sum()), 1.0)
         self._worth = np.array(
             [shape.number * worths.get(shape.kind, WHOLE_ONLY)[shape.share] for shape in shapes], dtype=np.float64
@@ -278,33 +278,33 @@ class Potential:
         """Sets the weight of each shape by scarcity: `capacity` is the free capacity by shape, `devices` the number of devices
         by kind.
         """
-        whole = np.array([max(devices.get(kind, 0), 1) * WHOLE_DEVICE for kind in self.kinds], dtype=np.float64)
-        self._weight = self._size * self._popularity / (capacity / whole[self._kind] + SCARCE_MIN)
+        total_shares = np.array([max(devices.get(kind, 0), 1) * WHOLE_DEVICE for kind in self.kinds], dtype=np.float64)
+        self._weight = self._size * self._popularity / (capacity / total_shares[self._kind] + SCARCE_MIN)
 
-    def units_of(self, left: Ints, sort: Ints) -> Floats:
+    def units_of(self, free: Ints, device_type: Ints) -> Floats:
         """How many shares, or whole devices, of each shape fit on a device with this much free."""
-        found: Floats = self.units.take(left, axis=0)
-        if self._choosy:
-            found *= self.allowed.take(sort, axis=0)
-        return found
+        units: Floats = self.units.take(free, axis=0)
+        if self._has_exclusions:
+            units *= self.allowed.take(device_type, axis=0)
+        return units
 
-    def room(self, left: Ints, sort: Ints) -> Floats:
+    def room(self, free: Ints, device_type: Ints) -> Floats:
         """Like `units_of`, summed over all devices of a row."""
-        return np.asarray(self.units_of(left, sort).sum(axis=1))
+        return np.asarray(self.units_of(free, device_type).sum(axis=1))
 
-    def worth(self, left: Ints, sort: Ints) -> Floats:
+    def worth(self, free: Ints, device_type: Ints) -> Floats:
         """Worth of the devices of each row, by kind."""
-        each = self.worths[sort, left]
+        each = self.worths[device_type, free]
         if len(self.kinds) == 1:
             return np.asarray(each.sum(axis=1, keepdims=True))
-        kind = self._kind_of[sort]
+        kind = self._kind_of[device_type]
         return np.stack([np.where(kind == at, each, 0.0).sum(axis=1) for at in range(len(self.kinds))], axis=1)
 
     def capacity(self, cpu: Floats, memory: Floats, room: Floats) -> Floats:
         """Capacity in thousandths of devices, by row and shape."""
-        found = self._fits(self._reach(cpu, memory), room)
-        found *= self._size
-        return found
+        capacity = self._fits(self._reach(cpu, memory), room)
+        capacity *= self._size
+        return capacity
 
     def of(self, cpu: Floats, memory: Floats, room: Floats, worth: Floats) -> Floats:
         """Potential of each row. It depends on that row alone, to the last bit, so that incremental and full scoring agree."""
@@ -330,5 +330,5 @@ class Potential:
         return fits
 
 
-def accepts_device(kind: str, models: Sequence[str], sort: DeviceModel) -> bool:
-    return sort[0] == kind and (not models or sort[1] in models)
+def accepts_device(kind: str, models: Sequence[str], device_type: DeviceModel) -> bool:
+    return device_type[0] == kind and (not models or device_type[1] in models)

@@ -13,7 +13,7 @@ import numpy as np
 from remit.law import fit
 from remit.model.claims import Code
 from remit.model.kinds import Node
-from remit.observation.node_columns import Bools, Ints, Rows
+from remit.observation.node_columns import Bools, Ints, SelectedRows
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.devices import fits_devices
 from remit.proposal.placement.kernel import Kernel
@@ -23,6 +23,25 @@ _NO_DEVICES: Ints = np.zeros(1, dtype=np.int64)
 """Column of a device type that no node has."""
 _DECLARATION_EVENTS: Final = frozenset((UnblockEvent.NODE, UnblockEvent.POLICY, UnblockEvent.WORKLOAD))
 """Events caused by a declaration. A rejection that only these can end does not go away by waiting."""
+
+
+_REJECTIONS: Final = {
+    "node-health": "are not ready",
+    "takes-work": "are cordoned or draining",
+    "place": "are outside the requested regions, zones and pools",
+    "policy": "are not allowed by the policy",
+    "taints": "have a taint that is not tolerated",
+    "labels": "do not match the node selector",
+    "resources": "have too little free {resources}",
+    "devices": "have too few free devices ({whole_devices} needed)",
+    "device-shares": "have no device with enough free ({device_shares} needed)",
+    "spread": "would violate the topology spread",
+    "affinity": "lack a replica that affinity requires",
+    "anti-affinity": "run a replica that anti-affinity excludes",
+    "shunned": "run a replica whose anti-affinity excludes this one",
+    "overrides": "are excluded by an override",
+}
+"""By filter name, what the rejected nodes have in common, to complete the sentence "the last 2 nodes ..."."""
 
 
 class FunnelStep(NamedTuple):
@@ -46,41 +65,55 @@ class Funnel(NamedTuple):
     def reason(self) -> Code:
         return self.dominant.filter.code if self.dominant is not None else Code.NO_ROOM
 
-    def cures(self) -> tuple[UnblockEvent, ...]:
+    def unblock_events(self) -> tuple[UnblockEvent, ...]:
         """Events after which a rejected node may pass. A new node can always help."""
-        found = dict.fromkeys(cure for step in self.steps for cure in step.filter.cures)
-        return tuple(dict.fromkeys((*found, UnblockEvent.NODE)))
+        events = dict.fromkeys(event for step in self.steps for event in step.filter.unblock_events)
+        return tuple(dict.fromkeys((*events, UnblockEvent.NODE)))
 
     def pairs(self) -> tuple[tuple[str, int], ...]:
         return tuple((step.filter.name, step.refused) for step in self.steps)
 
 
-def funnel(kernel: Kernel, one: WorkClass) -> Funnel:
-    kernel.refresh(one)
+def funnel(kernel: Kernel, work_class: WorkClass) -> Funnel:
+    kernel.refresh(work_class)
     columns = kernel.columns
-    left: Bools = columns.region >= 0  # rows without a node
-    nodes = int(left.sum())
+    remaining: Bools = columns.region >= 0  # rows without a node
+    nodes = int(remaining.sum())
     steps = []
     for filter_ in kernel.all_filters:
-        if not applies(filter_, one.ask):
+        if not applies(filter_, work_class.requirements):
             continue
-        passed = np.asarray(kernel.checked(filter_, one.over, columns))  # one value per row, or a single value for all
-        refused = int(np.count_nonzero(left & ~passed))
+        passed = np.asarray(kernel.check(filter_, work_class.column_requirements, columns))  # one value per row, or a single value for all
+        refused = int(np.count_nonzero(remaining & ~passed))
         if refused:
             steps.append(FunnelStep(filter_, refused))
-            left = left & passed
-    return Funnel(nodes, tuple(steps), int(left.sum()))
+            remaining = remaining & passed
+    return Funnel(nodes, tuple(steps), int(remaining.sum()))
 
 
-def refused_only_by(kernel: Kernel, one: WorkClass, rows: Ints, some: Sequence[Filter]) -> bool:
+def rejection_text(node_funnel: Funnel, requirements: Requirements) -> str:
+    """Why not all nodes fit, in one sentence: how many fit, and what the last rejected ones lack."""
+    step = node_funnel.dominant
+    if step is None:
+        return "the cluster has no nodes" if not node_funnel.nodes else f"all {node_funnel.nodes} nodes fit"
+    text = _REJECTIONS.get(step.filter.name, "were rejected by filter {filter}").format(
+        filter=step.filter.name,
+        resources=" or ".join(name for name, _ in requirements.resources),
+        whole_devices=" and ".join(f"{part.amount} {part.kind}" for part in requirements.whole_devices),
+        device_shares=" and ".join(f"{part.amount}m {part.kind}" for part in requirements.device_shares),
+    )
+    return f"{node_funnel.fits} of {node_funnel.nodes} nodes fit: the last {step.refused} {text}"
+
+
+def refused_only_by(kernel: Kernel, work_class: WorkClass, rows: Ints, filters: Sequence[Filter]) -> bool:
     """Whether at least one of these rows is rejected by some of these filters and by no other filter."""
-    site = Rows(kernel.columns, rows)
+    site = SelectedRows(kernel.columns, rows)
     refused = np.zeros(len(rows), dtype=np.bool_)
-    for filter_ in some:
-        refused |= np.logical_not(kernel.checked(filter_, one.over, site))
+    for filter_ in filters:
+        refused |= np.logical_not(kernel.check(filter_, work_class.column_requirements, site))
     for filter_ in kernel.all_filters if refused.any() else ():
-        if filter_ not in some and applies(filter_, one.ask):
-            refused &= kernel.checked(filter_, one.over, site)
+        if filter_ not in filters and applies(filter_, work_class.requirements):
+            refused &= kernel.check(filter_, work_class.column_requirements, site)
     return bool(refused.any())
 
 
@@ -89,87 +122,87 @@ class NearestFit(NamedTuple):
 
     row: int
     refused: tuple[Filter, ...]
-    lacks: dict[str, int]
+    missing: dict[str, int]
 
 
-def nearest_fit(kernel: Kernel, one: WorkClass) -> NearestFit | None:
+def nearest_fit(kernel: Kernel, work_class: WorkClass) -> NearestFit | None:
     """The node rejected by the fewest filters; among nodes that lack only capacity, the one with the smallest relative
     shortage.
     """
-    kernel.refresh(one)
+    kernel.refresh(work_class)
     columns = kernel.columns
-    there = columns.region >= 0
-    if not there.any():
+    exists = columns.region >= 0
+    if not exists.any():
         return None
-    refusals = np.zeros(len(there), dtype=np.int64)
+    refusals = np.zeros(len(exists), dtype=np.int64)
     for filter_ in kernel.all_filters:
-        if applies(filter_, one.ask):
-            passed = kernel.checked(filter_, one.over, columns)
+        if applies(filter_, work_class.requirements):
+            passed = kernel.check(filter_, work_class.column_requirements, columns)
             refusals += np.where(passed, 0, 1 if filter_.check in CAPACITY_CHECKS else 100)
-    short = np.zeros(len(there))
-    for name, need in one.ask.resources:
+    shortage = np.zeros(len(exists))
+    for name, need in work_class.requirements.resources:
         if need:
             free = columns.free.get(name)
-            short += (np.maximum(need - free, 0) if free is not None else need) / need
-    for part in one.ask.whole_devices:
+            shortage += (np.maximum(need - free, 0) if free is not None else need) / need
+    for part in work_class.requirements.whole_devices:
         count = sum(columns.whole_devices.get((part.kind, model), _NO_DEVICES) for model in part.models or (fit.ANY_MODEL,))
-        short += np.maximum(part.amount - count, 0) / max(part.amount, 1)
-    for part in one.ask.device_shares:
+        shortage += np.maximum(part.amount - count, 0) / max(part.amount, 1)
+    for part in work_class.requirements.device_shares:
         most = [columns.largest_shares.get((part.kind, model), _NO_DEVICES) for model in part.models or (fit.ANY_MODEL,)]
-        short += np.maximum(part.amount - np.maximum.reduce(np.broadcast_arrays(*most)), 0) / max(part.amount, 1)
-    refusals = np.where(there, refusals, np.iinfo(np.int64).max)
-    row = int(np.lexsort((np.arange(len(there)), short, refusals))[0])
-    site = Rows(columns, np.array([row]))
+        shortage += np.maximum(part.amount - np.maximum.reduce(np.broadcast_arrays(*most)), 0) / max(part.amount, 1)
+    refusals = np.where(exists, refusals, np.iinfo(np.int64).max)
+    row = int(np.lexsort((np.arange(len(exists)), shortage, refusals))[0])
+    site = SelectedRows(columns, np.array([row]))
     refused = tuple(
         filter_
         for filter_ in kernel.all_filters
-        if applies(filter_, one.ask) and not np.all(kernel.checked(filter_, one.over, site))
+        if applies(filter_, work_class.requirements) and not np.all(kernel.check(filter_, work_class.column_requirements, site))
     )
-    return NearestFit(row, refused, missing_capacity(kernel, one, row))
+    return NearestFit(row, refused, missing_capacity(kernel, work_class, row))
 
 
-def missing_capacity(kernel: Kernel, one: WorkClass, row: int) -> dict[str, int]:
+def missing_capacity(kernel: Kernel, work_class: WorkClass, row: int) -> dict[str, int]:
     """What this node lacks: resource amounts, and by device kind whole devices or thousandths of one."""
-    columns, found = kernel.columns, dict[str, int]()
-    for name, need in one.ask.resources:
+    columns, missing = kernel.columns, dict[str, int]()
+    for name, need in work_class.requirements.resources:
         free = int(columns.free[name][row]) if name in columns.free else 0
         if free < need:
-            found[name] = need - free
-    for part in one.ask.whole_devices:
-        there = sum(_at(columns.whole_devices, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
-        if there < part.amount:
-            found[part.kind] = part.amount - there
-    for part in one.ask.device_shares:
-        room = max(_at(columns.largest_shares, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
-        if room < part.amount:
-            found[f"{part.kind} share"] = part.amount - room
-    return found
+            missing[name] = need - free
+    for part in work_class.requirements.whole_devices:
+        free_devices = sum(_at(columns.whole_devices, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
+        if free_devices < part.amount:
+            missing[part.kind] = part.amount - free_devices
+    for part in work_class.requirements.device_shares:
+        largest_share = max(_at(columns.largest_shares, (part.kind, model), row) for model in part.models or (fit.ANY_MODEL,))
+        if largest_share < part.amount:
+            missing[f"{part.kind} share"] = part.amount - largest_share
+    return missing
 
 
-def could_ever_fit(kernel: Kernel, one: WorkClass) -> bool:
+def could_ever_fit(kernel: Kernel, work_class: WorkClass) -> bool:
     """Whether the class would fit on some existing node if that node were empty, ready and schedulable. If not, waiting does
     not help.
 
     A third-party filter counts only if all of its unblock events are declarations (node, policy or workload must change). A
     filter that can pass when capacity is released, or with time, is worth waiting for.
     """
-    kernel.refresh(one)
+    kernel.refresh(work_class)
     columns = kernel.columns
-    could = one.static.copy()
+    could_fit = work_class.static.copy()
     for filter_ in kernel.all_filters:
-        if filter_.foreign and _DECLARATION_EVENTS.issuperset(filter_.cures) and applies(filter_, one.ask):
-            could &= kernel.checked(filter_, one.over, columns)
-    for name, need in one.ask.resources:
+        if filter_.third_party and _DECLARATION_EVENTS.issuperset(filter_.unblock_events) and applies(filter_, work_class.requirements):
+            could_fit &= kernel.check(filter_, work_class.column_requirements, columns)
+    for name, need in work_class.requirements.resources:
         at = columns.resources.get(name)
-        could &= columns.capacity[at] >= need if at is not None else np.zeros(len(could), dtype=np.bool_)
-    rows = np.flatnonzero(could)
-    if not (one.ask.whole_devices or one.ask.device_shares):
+        could_fit &= columns.capacity[at] >= need if at is not None else np.zeros(len(could_fit), dtype=np.bool_)
+    rows = np.flatnonzero(could_fit)
+    if not (work_class.requirements.whole_devices or work_class.requirements.device_shares):
         return bool(len(rows))
-    return any(_empty_fits(one, columns.nodes[row]) for row in rows.tolist())
+    return any(_empty_fits(work_class, columns.nodes[row]) for row in rows.tolist())
 
 
-def _empty_fits(one: WorkClass, node: Node | None) -> bool:
-    return node is not None and fits_devices(one.ask, node.spec.devices, {})
+def _empty_fits(work_class: WorkClass, node: Node | None) -> bool:
+    return node is not None and fits_devices(work_class.requirements, node.spec.devices, {})
 
 
 def _at(columns: Mapping[fit.DeviceModel, Ints], model: fit.DeviceModel, row: int) -> int:

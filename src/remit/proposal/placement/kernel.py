@@ -27,8 +27,8 @@ import numpy as np
 
 from remit.law import fit
 from remit.law.fit import Requirements, PeerIndex
-from remit.observation.node_columns import Bools, Columns, Ints, Rows, over
-from remit.observation.topology_counts import NODE, ColumnPeers
+from remit.observation.node_columns import Bools, NodeColumns, Ints, SelectedRows, translate_requirements
+from remit.observation.topology_counts import NODE, ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, LEAST_ALLOCATED
 from remit.proposal.placement.class_scores import WorkClass, GroupMerge, top_k, top_k_fitting
 from remit.proposal.placement.devices import choose_devices
@@ -70,8 +70,8 @@ class Kernel:
 
     def __init__(
         self,
-        columns: Columns,
-        peers: ColumnPeers,
+        columns: NodeColumns,
+        peers: ColumnPeerCounts,
         *,
         filters: Sequence[Filter] = (),
         scores: Sequence[Score] = DEFAULT_SCORES,
@@ -81,29 +81,29 @@ class Kernel:
         check_weight_sum(scores)
         self.columns, self.peers = columns, peers
         self.all_filters = (*BUILTIN_FILTERS, *filters)
-        self.filters = tuple(one for one in self.all_filters if one.check not in (fit.ready, fit.accepting))
+        self.filters = tuple(filter_ for filter_ in self.all_filters if filter_.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
         self._classes: dict[Hashable, WorkClass] = {}
-        self._orders: dict[tuple[str, ...], tuple[int, GroupOrder | None]] = {}
+        self._group_orders: dict[tuple[str, ...], tuple[int, GroupOrder | None]] = {}
         """Row groups by topology keys, shared by classes with the same keys. The size is bounded by the combinations of keys in
         use.
         """
 
-    def known(self, key: Hashable, ask: Requirements, **steered: Any) -> WorkClass:
+    def class_for(self, key: Hashable, requirements: Requirements, **overridden: Any) -> WorkClass:
         """Returns the cached class of this key, created on first use.
 
         A different requirements object under the same key (compared by identity) replaces the class. `steered` are fields of
         the requirements set by overrides or hints rather than by the workload.
         """
-        found = self._classes.pop(key, None)
-        if found is None or found.base is not ask:
-            found = WorkClass(ask, ask._replace(**steered) if steered else ask, self.filters, self.scores)
-            for term in (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread):
+        work_class = self._classes.pop(key, None)
+        if work_class is None or work_class.source_requirements is not requirements:
+            work_class = WorkClass(requirements, requirements._replace(**overridden) if overridden else requirements, self.filters, self.scores)
+            for term in (*requirements.spread, *requirements.affinity, *requirements.anti_affinity, *requirements.preferred_spread):
                 self.peers.counts(term.peers)  # registers the index, so that its counts are maintained from now on
-            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> found.fine:
+            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> work_class.high_precision:
                 del self._classes[next(iter(self._classes))]
-        self._classes[key] = found
-        return found
+        self._classes[key] = work_class
+        return work_class
 
     def forget_all(self) -> None:
         """Drops all classes, because data of filters or scores other than the rows has changed."""
@@ -111,320 +111,320 @@ class Kernel:
 
     # -- scores ------------------------------------------------------------------------------------------------------------
 
-    def refresh(self, one: WorkClass) -> ScoreArray:
+    def refresh(self, work_class: WorkClass) -> ScoreArray:
         """Brings the scores of the class up to date and returns them by row. Rules about domains wider than a node are not
         applied: see `numbers`.
         """
         columns = self.columns
         changed, rows = columns.changed, len(columns.nodes)
-        if one.named != columns.named:
-            one.over, one.named, one.shelves = over(one.ask, columns), columns.named, None
-            one.rank(self.scores)
-        standing = one.stood == columns.restood.count
-        if not standing:
-            self._restand(one, rows)
-        if one.shunned != self.peers.shunned_epoch:
-            self._shun(one)
-        epoch = 0 if one.steady else sum(epoch_of(score) for score in one.scores)
-        if one.seen != changed.count or epoch != one.epoch:
-            if len(one.score) < rows:
-                one.score = np.concatenate([one.score, np.full(rows - len(one.score), _UNFIT)])
-            touched = changed.since(one.seen) if one.seen >= 0 and epoch == one.epoch else None
+        if work_class.names_version != columns.name_count:
+            work_class.column_requirements, work_class.names_version, work_class.groups = translate_requirements(work_class.requirements, columns), columns.name_count, None
+            work_class.select_scores(self.scores)
+        attributes_current = work_class.attributes_seen == columns.attributes_changed.count
+        if not attributes_current:
+            self._update_static(work_class, rows)
+        if work_class.anti_affinity_epoch != self.peers.shunned_epoch:
+            self._update_anti_affinity(work_class)
+        epoch = 0 if work_class.has_constant_epoch else sum(epoch_of(score) for score in work_class.scores)
+        if work_class.changes_seen != changed.count or epoch != work_class.epoch:
+            if len(work_class.score) < rows:
+                work_class.score = np.concatenate([work_class.score, np.full(rows - len(work_class.score), _UNFIT)])
+            touched = changed.since(work_class.changes_seen) if work_class.changes_seen >= 0 and epoch == work_class.epoch else None
             if touched is None or 2 * len(touched) > rows:
-                one.score = self._numbers(one, _ALL)
-                if one.shelves is not None:
-                    one.shelves.renew(one.score)
+                work_class.score = self._score_rows(work_class, _ALL)
+                if work_class.groups is not None:
+                    work_class.groups.replace_scores(work_class.score)
             else:
-                if standing and len(touched) > _MANY_ROWS:
-                    touched = touched[~one.closed[touched]]  # the other rows stay at -1
-                one.score[touched] = numbers = self._numbers(one, touched)
-                if one.shelves is not None:
-                    one.shelves.put(touched, numbers)
-            one.seen, one.epoch = changed.count, epoch
-        if one.gated and one.shelves is None:
-            one.shelves = self._shelve(one)
-        return one.score
+                if attributes_current and len(touched) > _MANY_ROWS:
+                    touched = touched[~work_class.closed[touched]]  # the other rows stay at -1
+                work_class.score[touched] = numbers = self._score_rows(work_class, touched)
+                if work_class.groups is not None:
+                    work_class.groups.update_scores(touched, numbers)
+            work_class.changes_seen, work_class.epoch = changed.count, epoch
+        if work_class.uses_domains and work_class.groups is None:
+            work_class.groups = self._group_rows(work_class)
+        return work_class.score
 
-    def _shelve(self, one: WorkClass) -> TopologyGroups:
-        ask = one.over._replace(anti_affinity=tuple(term for term in one.over.anti_affinity if term.peers.topology_key != NODE))
-        keys = topology_keys(ask, one.wider)
-        stood, order = self._orders.get(keys, (-1, None))
-        if stood != self.columns.restood.count:
+    def _group_rows(self, work_class: WorkClass) -> TopologyGroups:
+        requirements = work_class.column_requirements._replace(anti_affinity=tuple(term for term in work_class.column_requirements.anti_affinity if term.peers.topology_key != NODE))
+        keys = topology_keys(requirements, work_class.excluded_in_domain)
+        version, order = self._group_orders.get(keys, (-1, None))
+        if version != self.columns.attributes_changed.count:
             order = group_rows(keys, self.columns)
-            self._orders[keys] = self.columns.restood.count, order
+            self._group_orders[keys] = self.columns.attributes_changed.count, order
         heads = _ALL if order is None else order.heads
-        return TopologyGroups(order, TopologyGates(ask, self.columns, self.peers, one.static, heads, one.wider, one.fine), one.score)
+        return TopologyGroups(order, TopologyGates(requirements, self.columns, self.peers, work_class.static, heads, work_class.excluded_in_domain, work_class.high_precision), work_class.score)
 
-    def _shun(self, one: WorkClass) -> None:
+    def _update_anti_affinity(self, work_class: WorkClass) -> None:
         """Updates the anti-affinity indexes in both directions: of this class, and of other workloads against it."""
-        shunners = self.peers.anti_affinity_owners(one.ask)
-        alone = [term.peers for term in one.ask.anti_affinity if term.peers.topology_key == NODE] + [index for index in shunners if index.topology_key == NODE]
-        wider = tuple(index for index in shunners if index.topology_key != NODE)
-        if one.alone != (found := tuple(dict.fromkeys(alone))):
-            one.alone, one.seen = found, -1
-        if one.wider != wider:
-            one.wider, one.shelves = wider, None
-        ask = one.ask
-        one.gated = bool(ask.spread or ask.affinity or ask.preferred_spread or wider or any(term.peers.topology_key != NODE for term in ask.anti_affinity))
-        one.shunned = self.peers.shunned_epoch
+        owners = self.peers.anti_affinity_owners(work_class.requirements)
+        indexes = [term.peers for term in work_class.requirements.anti_affinity if term.peers.topology_key == NODE] + [index for index in owners if index.topology_key == NODE]
+        in_domain = tuple(index for index in owners if index.topology_key != NODE)
+        if work_class.excluded_on_node != (on_node := tuple(dict.fromkeys(indexes))):
+            work_class.excluded_on_node, work_class.changes_seen = on_node, -1
+        if work_class.excluded_in_domain != in_domain:
+            work_class.excluded_in_domain, work_class.groups = in_domain, None
+        requirements = work_class.requirements
+        work_class.uses_domains = bool(requirements.spread or requirements.affinity or requirements.preferred_spread or in_domain or any(term.peers.topology_key != NODE for term in requirements.anti_affinity))
+        work_class.anti_affinity_epoch = self.peers.shunned_epoch
 
-    def _restand(self, one: WorkClass, rows: int) -> None:
-        stood = self.columns.restood
-        if len(one.static) < rows:
-            one.static = np.concatenate([one.static, np.zeros(rows - len(one.static), dtype=np.bool_)])
-        touched = stood.since(one.stood) if one.stood >= 0 else None
-        site = self.columns if touched is None else Rows(self.columns, touched)
-        found = fit.mask(one.over, site, self.peers, fit.STATIC_RULES)
+    def _update_static(self, work_class: WorkClass, rows: int) -> None:
+        changes = self.columns.attributes_changed
+        if len(work_class.static) < rows:
+            work_class.static = np.concatenate([work_class.static, np.zeros(rows - len(work_class.static), dtype=np.bool_)])
+        touched = changes.since(work_class.attributes_seen) if work_class.attributes_seen >= 0 else None
+        site = self.columns if touched is None else SelectedRows(self.columns, touched)
+        allowed = fit.mask(work_class.column_requirements, site, self.peers, fit.STATIC_RULES)
         if touched is None:
-            one.static = np.broadcast_to(found, rows).copy()
+            work_class.static = np.broadcast_to(allowed, rows).copy()
         else:
-            one.static[touched] = found
-        one.stood, one.shelves = stood.count, None
-        one.closed = ~(one.static & self.columns.takes)
-        if one.constant:
-            bias = self._total(one.constant, one.over, self.columns, one.fine)
-            found = bias if len(bias) and bias.min() != bias.max() else None
-            if (found is None) != (one.bias is None):
-                one.seen = -1  # the total changes even on rows that did not
-            one.bias = found
+            work_class.static[touched] = allowed
+        work_class.attributes_seen, work_class.groups = changes.count, None
+        work_class.closed = ~(work_class.static & self.columns.takes)
+        if work_class.static_scores:
+            bias = self._weighted_sum(work_class.static_scores, work_class.column_requirements, self.columns, work_class.high_precision)
+            allowed = bias if len(bias) and bias.min() != bias.max() else None
+            if (allowed is None) != (work_class.static_bonus is None):
+                work_class.changes_seen = -1  # the total changes even on rows that did not
+            work_class.static_bonus = allowed
 
-    def _numbers(self, one: WorkClass, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> ScoreArray:
+    def _score_rows(self, work_class: WorkClass, rows: Any, spent: Mapping[str, Any] = _NOTHING) -> ScoreArray:
         """Scores of these rows, or of all, after `spent` more is used on each of them."""
-        bare = one.plain and not one.rest and not one.alone
-        site: Any = self.columns if bare or rows is _ALL else Rows(self.columns, rows, spent)
-        numbers, shut = self._plainly(one, rows, spent) if one.plain else (None, one.closed[rows])
-        for filter_ in one.rest:
-            shut = shut | np.logical_not(self.checked(filter_, one.over, site))  # `~` would turn a plain True into -2
-        if one.alone:
-            shut = shut | np.logical_not(fit.clear_of(one.alone, site, self.peers))
+        bare = work_class.uses_fast_path and not work_class.other_filters and not work_class.excluded_on_node
+        site: Any = self.columns if bare or rows is _ALL else SelectedRows(self.columns, rows, spent)
+        numbers, shut = self._score_fast(work_class, rows, spent) if work_class.uses_fast_path else (None, work_class.closed[rows])
+        for filter_ in work_class.other_filters:
+            shut = shut | np.logical_not(self.check(filter_, work_class.column_requirements, site))  # `~` would turn a plain True into -2
+        if work_class.excluded_on_node:
+            shut = shut | np.logical_not(fit.clear_of(work_class.excluded_on_node, site, self.peers))
         if numbers is None:
-            numbers = self._where_open(one, rows, spent, shut)
-        if one.bias is not None:
-            numbers += one.bias[rows]
+            numbers = self._score_open_rows(work_class, rows, spent, shut)
+        if work_class.static_bonus is not None:
+            numbers += work_class.static_bonus[rows]
         if rows is _ALL:
             numbers |= -shut.view(np.int8)  # -1 has all bits set: the fastest way to mark unfit rows in a full array
         else:
             np.copyto(numbers, _UNFIT, where=shut)
         return numbers
 
-    def _plainly(self, one: WorkClass, rows: Any, spent: Mapping[str, Any]) -> tuple[ScoreArray, Bools]:
+    def _score_fast(self, work_class: WorkClass, rows: Any, spent: Mapping[str, Any]) -> tuple[ScoreArray, Bools]:
         """Same result as the rule `resources` and the score `least_allocated`, computed directly: this is the hot path."""
-        columns, shut = self.columns, one.closed[rows]
+        columns, shut = self.columns, work_class.closed[rows]
         total: Any = None
-        for name, need in one.over.resources:
+        for name, need in work_class.column_requirements.resources:
             free = columns.free.get(name)
             if free is None:
                 return np.zeros(len(shut), dtype=np.int32), np.ones(len(shut), dtype=np.bool_)
-            left = free[rows] - need
+            remaining = free[rows] - need
             if spent:
-                left -= spent[name]
-            shut = shut | (left < _ZERO)
-            part = left * columns.share[name][rows]
+                remaining -= spent[name]
+            shut = shut | (remaining < _ZERO)
+            part = remaining * columns.share[name][rows]
             total = part if total is None else np.add(total, part, out=total)
-        if len(one.over.resources) > 1:
-            total /= len(one.over.resources)
+        if len(work_class.column_requirements.resources) > 1:
+            total /= len(work_class.column_requirements.resources)
         total *= _SCALED
         # Negative totals do not fit anyway, and a very large request would overflow the integer type.
         return np.maximum(total, _ZERO, out=total).astype(np.int32), shut
 
-    def _where_open(self, one: WorkClass, rows: Any, spent: Mapping[str, Any], shut: Bools) -> ScoreArray:
+    def _score_open_rows(self, work_class: WorkClass, rows: Any, spent: Mapping[str, Any], shut: Bools) -> ScoreArray:
         """Scores can be expensive, so they are computed only for rows where the class fits."""
-        numbers: ScoreArray = np.zeros(len(shut), dtype=one.score.dtype)
+        numbers: ScoreArray = np.zeros(len(shut), dtype=work_class.score.dtype)
         at = np.flatnonzero(~shut)
         if len(at):
-            left = {name: count[at] for name, count in spent.items()}
-            site = Rows(self.columns, at if rows is _ALL else rows[at], left)
-            numbers[at] = self._total(one.scores, one.over, site, one.fine)
+            spent_open = {name: count[at] for name, count in spent.items()}
+            site = SelectedRows(self.columns, at if rows is _ALL else rows[at], spent_open)
+            numbers[at] = self._weighted_sum(work_class.scores, work_class.column_requirements, site, work_class.high_precision)
         return numbers
 
-    def _total(self, scores: Sequence[Score], ask: Requirements, site: Any, fine: bool = False) -> ScoreArray:
+    def _weighted_sum(self, scores: Sequence[Score], requirements: Requirements, site: Any, high_precision: bool = False) -> ScoreArray:
         total: Any = 0.0
         for at, score in enumerate(scores):
-            part = self._scored(score, ask, site) * float((SCALE * HIGH_PRECISION_FACTOR if fine else SCALE) * score.weight)
+            part = self._score(score, requirements, site) * float((SCALE * HIGH_PRECISION_FACTOR if high_precision else SCALE) * score.weight)
             total = total + part if at else part
-        made, kind = np.asarray(total), np.int64 if fine else np.int32
-        numbers: ScoreArray = made.astype(kind) if made.shape else np.full(len(site), int(made), dtype=kind)
+        array, kind = np.asarray(total), np.int64 if high_precision else np.int32
+        numbers: ScoreArray = array.astype(kind) if array.shape else np.full(len(site), int(array), dtype=kind)
         # A score outside its range must not make an eligible node ineligible, or the reverse.
         return np.maximum(numbers, 0, out=numbers)
 
-    def checked(self, filter_: Filter, ask: Requirements, site: Any) -> Any:
-        if not filter_.foreign:
-            return filter_.check(ask, site, self.peers)
+    def check(self, filter_: Filter, requirements: Requirements, site: Any) -> Any:
+        if not filter_.third_party:
+            return filter_.check(requirements, site, self.peers)
         try:
-            found = np.asarray(filter_.check(without_identity(ask), site, self.peers))
+            passed = np.asarray(filter_.check(without_identity(requirements), site, self.peers))
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             raise PluginError(filter_.name, f"check() raised {error!r}") from error
-        if found.dtype != np.bool_ or found.shape not in ((), (len(site),)):
+        if passed.dtype != np.bool_ or passed.shape not in ((), (len(site),)):
             raise PluginError(
-                filter_.name, f"check() returned {found.dtype} of shape {found.shape}; expected a bool for each of {len(site)} nodes"
+                filter_.name, f"check() returned {passed.dtype} of shape {passed.shape}; expected a bool for each of {len(site)} nodes"
             )
-        return found
+        return passed
 
-    def _scored(self, score: Score, ask: Requirements, site: Any) -> Any:
-        if not score.foreign:
-            return score.score(ask, site)
+    def _score(self, score: Score, requirements: Requirements, site: Any) -> Any:
+        if not score.third_party:
+            return score.score(requirements, site)
         try:
-            found = np.asarray(score.score(without_identity(ask), site))
+            values = np.asarray(score.score(without_identity(requirements), site))
         except (Exception, SystemExit) as error:
             raise PluginError(score.name, f"score() raised {error!r}") from error
-        if found.dtype.kind not in "fiub" or found.shape not in ((), (len(site),)):
+        if values.dtype.kind not in "fiub" or values.shape not in ((), (len(site),)):
             raise PluginError(
-                score.name, f"score() returned {found.dtype} of shape {found.shape}; expected a number for each of {len(site)} nodes"
+                score.name, f"score() returned {values.dtype} of shape {values.shape}; expected a number for each of {len(site)} nodes"
             )
         # NaN ranks a node last; it does not make it ineligible.
-        return np.clip(np.nan_to_num(found.astype(np.float64), nan=0.0), 0.0, 1.0)
+        return np.clip(np.nan_to_num(values.astype(np.float64), nan=0.0), 0.0, 1.0)
 
     # -- placement ---------------------------------------------------------------------------------------------------------
 
-    def numbers(self, one: WorkClass) -> ScoreArray:
+    def row_scores(self, work_class: WorkClass) -> ScoreArray:
         """Scores by row with all rules applied, including spread and affinity; negative where the class does not fit."""
-        numbers = self.refresh(one)
-        return numbers if one.shelves is None else one.shelves.by_row()
+        numbers = self.refresh(work_class)
+        return numbers if work_class.groups is None else work_class.groups.row_scores()
 
-    def place(self, one: WorkClass) -> int:
+    def best_row(self, work_class: WorkClass) -> int:
         """The best row for one replica of the class; -1 if it fits nowhere. Posts nothing."""
-        numbers = self.refresh(one)
+        numbers = self.refresh(work_class)
         if not len(numbers):
             return -1
-        if one.shelves is not None:
-            return one.shelves.best()
+        if work_class.groups is not None:
+            return work_class.groups.best_row()
         row = int(numbers.argmax())
         return row if numbers[row] >= 0 else -1
 
-    def run(self, one: WorkClass, count: int) -> Placements:
+    def place_run(self, work_class: WorkClass, count: int) -> Placements:
         """Places and posts `count` replicas of the class in order, or as many as fit. If a plug-in fails, all postings are
         undone.
         """
         placed = Placements([], [])
         try:
-            self._run(one, count, placed)
+            self._place_run(work_class, count, placed)
         except PluginError:
-            self.undo(one, placed)
+            self.undo(work_class, placed)
             raise
         return placed
 
-    def _run(self, one: WorkClass, count: int, placed: Placements) -> None:
+    def _place_run(self, work_class: WorkClass, count: int, placed: Placements) -> None:
         """Fills `placed` step by step, as placements are posted."""
-        if one.ask.whole_devices or one.ask.device_shares:
-            self._steps(one, count, placed)
+        if work_class.requirements.whole_devices or work_class.requirements.device_shares:
+            self._place_one_by_one(work_class, count, placed)
             return
-        while (left := count - len(placed.rows)) > 0:
-            numbers = self.refresh(one)
-            if one.shelves is not None:
-                self._run_beside(one, one.shelves, count, placed)
+        while (remaining := count - len(placed.rows)) > 0:
+            numbers = self.refresh(work_class)
+            if work_class.groups is not None:
+                self._place_by_group(work_class, work_class.groups, count, placed)
                 return
-            rows, _, _ = self._order(one, ahead := top_k_fitting(numbers, left), numbers[ahead], left)
+            rows, _, _ = self._greedy_order(work_class, candidates := top_k_fitting(numbers, remaining), numbers[candidates], remaining)
             if not len(rows):
                 return
-            self._post(one, rows)
+            self._post_run(work_class, rows)
             placed.rows.extend(rows.tolist())
 
-    def undo(self, one: WorkClass, placed: Placements) -> None:
+    def undo(self, work_class: WorkClass, placed: Placements) -> None:
         """Reverts the postings of a run."""
         if placed.devices:
             for row, devices in zip(placed.rows, placed.devices, strict=True):
-                self.post(one, row, devices, -1)
+                self.post(work_class, row, devices, -1)
         elif placed.rows:
-            self._post(one, np.array(placed.rows, dtype=np.int64), -1)
+            self._post_run(work_class, np.array(placed.rows, dtype=np.int64), -1)
 
-    def best(self, one: WorkClass, count: int) -> list[tuple[int, int, dict[str, int]]]:
+    def top_rows(self, work_class: WorkClass, count: int) -> list[tuple[int, int, dict[str, int]]]:
         """The best rows, with the total of each in thousandths and the contribution of each score."""
-        numbers = self.numbers(one)
-        unit = SCALE // 1000 * (HIGH_PRECISION_FACTOR if one.fine else 1)
+        numbers = self.row_scores(work_class)
+        unit = SCALE // 1000 * (HIGH_PRECISION_FACTOR if work_class.high_precision else 1)
         rows = np.flatnonzero(numbers >= 0)
         rows = rows[top_k(numbers[rows], count)]
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
-        site = Rows(self.columns, rows)
-        told = (*one.scores, *(one.constant if one.bias is not None else ()))
-        parts = {score.name: self._total([score], one.over, site) // (SCALE // 1000) for score in told}
+        site = SelectedRows(self.columns, rows)
+        contributing = (*work_class.scores, *(work_class.static_scores if work_class.static_bonus is not None else ()))
+        parts = {score.name: self._weighted_sum([score], work_class.column_requirements, site) // (SCALE // 1000) for score in contributing}
         return [
             (row, int(numbers[row]) // unit, {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
         ]
 
-    def choose(self, one: WorkClass, row: int) -> dict[str, int]:
+    def choose_devices(self, work_class: WorkClass, row: int) -> dict[str, int]:
         """Devices by name, in thousandths, that a replica of the class gets on a row where it fits."""
-        return choose_devices(one.ask, self.columns, row) if one.choose is None else one.choose(one.ask, row)
+        return choose_devices(work_class.requirements, self.columns, row) if work_class.choose_devices is None else work_class.choose_devices(work_class.requirements, row)
 
-    def name(self, row: int) -> str:
+    def node_name(self, row: int) -> str:
         node = self.columns.nodes[row]
         return "" if node is None else node.metadata.name
 
-    def roomless(self, one: WorkClass) -> Bools:
+    def without_capacity_check(self, work_class: WorkClass) -> Bools:
         """Rows that pass every filter except those about free capacity; preemption could free that."""
-        self.refresh(one)
-        found = ~one.closed
-        if one.shelves is not None:
-            found = found & one.shelves.open()
-        if one.alone:
-            found = found & fit.clear_of(one.alone, self.columns, self.peers)
-        for filter_ in one.filters:
+        self.refresh(work_class)
+        passed = ~work_class.closed
+        if work_class.groups is not None:
+            passed = passed & work_class.groups.open()
+        if work_class.excluded_on_node:
+            passed = passed & fit.clear_of(work_class.excluded_on_node, self.columns, self.peers)
+        for filter_ in work_class.filters:
             if filter_.check not in CAPACITY_CHECKS:
-                found = found & self.checked(filter_, one.over, self.columns)
-        return found
+                passed = passed & self.check(filter_, work_class.column_requirements, self.columns)
+        return passed
 
-    def post(self, one: WorkClass, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
+    def post(self, work_class: WorkClass, row: int, devices: Mapping[str, int] = _NOTHING, sign: int = 1) -> None:
         """Posts one replica of the class on a row; `sign` -1 removes it."""
-        self.columns.post(row, one.ask.resources, devices, sign)
-        if indexes := self._minds(one):
+        self.columns.post(row, work_class.requirements.resources, devices, sign)
+        if indexes := self._counted_in(work_class):
             self.peers.post_in(indexes, row, sign)
 
-    def _post(self, one: WorkClass, rows: Ints, sign: int = 1) -> None:
+    def _post_run(self, work_class: WorkClass, rows: Ints, sign: int = 1) -> None:
         distinct_rows, counts = np.unique(rows, return_counts=True)
         counts *= sign
-        self.columns.post_run(distinct_rows, counts, one.ask.resources)
-        if indexes := self._minds(one):
-            self.peers.post_run(indexes, distinct_rows, counts)
+        self.columns.post_many(distinct_rows, counts, work_class.requirements.resources)
+        if indexes := self._counted_in(work_class):
+            self.peers.post_many(indexes, distinct_rows, counts)
 
-    def _minds(self, one: WorkClass) -> tuple[PeerIndex, ...]:
-        if one.minded != self.peers.minded_epoch:
-            one.minds, one.minded = self.peers.minds(one.ask), self.peers.minded_epoch
-        return one.minds
+    def _counted_in(self, work_class: WorkClass) -> tuple[PeerIndex, ...]:
+        if work_class.index_epoch != self.peers.indexes_epoch:
+            work_class.counted_in, work_class.index_epoch = self.peers.indexes_of(work_class.requirements), self.peers.indexes_epoch
+        return work_class.counted_in
 
-    def _steps(self, one: WorkClass, count: int, placed: Placements) -> None:
-        asks_devices = bool(one.ask.whole_devices or one.ask.device_shares)
-        while len(placed.rows) < count and (row := self.place(one)) >= 0:
-            devices = self.choose(one, row)
-            self.post(one, row, devices)
+    def _place_one_by_one(self, work_class: WorkClass, count: int, placed: Placements) -> None:
+        asks_devices = bool(work_class.requirements.whole_devices or work_class.requirements.device_shares)
+        while len(placed.rows) < count and (row := self.best_row(work_class)) >= 0:
+            devices = self.choose_devices(work_class, row)
+            self.post(work_class, row, devices)
             placed.rows.append(row)
             if asks_devices:
                 placed.devices.append(devices)
 
     # -- placement by topology group -------------------------------------------------------------------------------------
 
-    def _run_beside(self, one: WorkClass, shelves: TopologyGroups, count: int, placed: Placements) -> None:
+    def _place_by_group(self, work_class: WorkClass, groups: TopologyGroups, count: int, placed: Placements) -> None:
         """Like `_run` for rules on topology domains: places step by step, but over groups of nodes instead of single nodes."""
-        if shelves.order is None:
-            self._steps(one, count, placed)
+        if groups.order is None:
+            self._place_one_by_one(work_class, count, placed)
             return
-        left = count - len(placed.rows)
+        remaining = count - len(placed.rows)
         orders = []
-        for number in range(len(shelves)):
-            rows, numbers = shelves.shelf(number, shelves.order)
-            ahead = top_k_fitting(numbers, left)
-            orders.append(self._order(one, rows[ahead], numbers[ahead], left))
-        shelves.gates.look(ours=True)
-        lines = GroupMerge(orders)
-        merged = lines.merge(shelves.gates, left)
+        for number in range(len(groups)):
+            rows, numbers = groups.group(number, groups.order)
+            candidates = top_k_fitting(numbers, remaining)
+            orders.append(self._greedy_order(work_class, rows[candidates], numbers[candidates], remaining))
+        groups.gates.load(ours=True)
+        queues = GroupMerge(orders)
+        merged = queues.merge(groups.gates, remaining)
         if merged:
-            self._post(one, np.array(merged, dtype=np.int64))
+            self._post_run(work_class, np.array(merged, dtype=np.int64))
             placed.rows.extend(merged)
-        if len(merged) < left and lines.broken:
-            self._run(one, count, placed)
+        if len(merged) < remaining and queues.truncated:
+            self._place_run(work_class, count, placed)
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 
-    def _order(self, one: WorkClass, rows: Ints, numbers: ScoreArray, limit: int) -> tuple[Ints, ScoreArray, bool]:
+    def _greedy_order(self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, limit: int) -> tuple[Ints, ScoreArray, bool]:
         """Greedy order over these candidate rows, with the score of each item; at most `limit` items.
 
         The last value is False if the order was truncated. It is then a non-empty prefix: post it and call again.
         """
-        whole = True
-        depth_max = 1 if one.once else self._depth_max(one, rows, limit)
+        complete = True
+        depth_max = 1 if work_class.one_per_node else self._depth_max(work_class, rows, limit)
         depth = min(depth_max, 2 * limit // max(len(rows), 1) + 1)
         while True:
             depth = max(1, min(depth, depth_max, _CELLS_MAX // max(len(rows), 1)))
-            table = self._deep(one, rows, numbers, depth)
+            table = self._scores_by_depth(work_class, rows, numbers, depth)
             lowest = np.minimum.accumulate(table, axis=1).ravel()
             items = np.flatnonzero(lowest >= 0)
             items = items[top_k(lowest[items], limit)]
@@ -436,19 +436,19 @@ class Kernel:
                     if 2 * depth * len(rows) <= _CELLS_MAX:
                         depth *= 2
                         continue
-                    items, whole = items[: ends[0] + 1], False
-            return rows[items // depth], table.ravel()[items], whole
+                    items, complete = items[: ends[0] + 1], False
+            return rows[items // depth], table.ravel()[items], complete
 
-    def _depth_max(self, one: WorkClass, rows: Ints, limit: int) -> int:
-        depths = [int((self.columns.free[name][rows] // need).max()) for name, need in one.ask.resources if need and len(rows)]
+    def _depth_max(self, work_class: WorkClass, rows: Ints, limit: int) -> int:
+        depths = [int((self.columns.free[name][rows] // need).max()) for name, need in work_class.requirements.resources if need and len(rows)]
         return max(1, min([limit, *depths]))
 
-    def _deep(self, one: WorkClass, rows: Ints, numbers: ScoreArray, depth: int) -> ScoreArray:
+    def _scores_by_depth(self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, depth: int) -> ScoreArray:
         """Scores of each row as it takes one replica after another; -1 from the depth at which it is full."""
         if depth == 1:
             return numbers[:, None]
-        behind = np.tile(np.arange(1, depth), len(rows))
-        spent = {name: need * behind for name, need in one.ask.resources}
-        again = np.repeat(rows, depth - 1)
-        more = self._numbers(one, again, spent)
+        taken = np.tile(np.arange(1, depth), len(rows))
+        spent = {name: need * taken for name, need in work_class.requirements.resources}
+        repeated_rows = np.repeat(rows, depth - 1)
+        more = self._score_rows(work_class, repeated_rows, spent)
         return np.concatenate([numbers[:, None], more.reshape(len(rows), depth - 1)], axis=1)

@@ -67,19 +67,19 @@ class UnblockEvent(StrEnum):
 class PluginError(Exception):
     """A plug-in raised an exception or returned an invalid result."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         self.name = name
-        super().__init__(f"plug-in {name!r}: {why}; fix it, or uninstall its package")
+        super().__init__(f"plug-in {name!r}: {reason}; fix it, or uninstall its package")
 
 
 class Filter(NamedTuple):
     name: str
     code: Code
     check: Callable[[Requirements, NodeView, PeerCounts], BoolOrMask]
-    cures: tuple[UnblockEvent, ...] = (UnblockEvent.NODE,)
-    applies: Callable[[Requirements], bool] = lambda ask: True
+    unblock_events: tuple[UnblockEvent, ...] = (UnblockEvent.NODE,)
+    applies: Callable[[Requirements], bool] = lambda requirements: True
     """Whether the filter can reject anything for these requirements; if not, it is skipped."""
-    foreign: bool = False
+    third_party: bool = False
     """Third-party filter: its results are validated and its exceptions become `PluginError`."""
     reason: str = ""
     """Why it rejects a node, for people. Default: the meaning of its code."""
@@ -94,37 +94,37 @@ class Score(NamedTuple):
     name: str
     score: Callable[[Requirements, Any], Any]
     weight: int = 1
-    applies: Callable[[Requirements], bool] = lambda ask: True
+    applies: Callable[[Requirements], bool] = lambda requirements: True
     epoch: Callable[[], int] = constant_epoch
     """Returns a new number whenever data other than the row has changed; all nodes are then scored again."""
     static: bool = False
     """Whether the score depends only on node attributes, not on free capacity. It is then not recomputed after a placement."""
-    foreign: bool = False
-    instead_of: tuple[str, ...] = ()
+    third_party: bool = False
+    replaces: tuple[str, ...] = ()
     """Scores disabled where this one applies: they rank by the same quantity and would distort it."""
-    fine: bool = False
+    high_precision: bool = False
     """Whether differences below one millionth matter. Totals are then kept in 64 bits instead of 32."""
-    choose: Callable[[Requirements, int], dict[str, int]] | None = None
+    choose_devices: Callable[[Requirements, int], dict[str, int]] | None = None
     """Device assignment that the score assumes for a row where the replica fits; None if it assumes none."""
 
 
 _CAPACITY_EVENTS: Final = (UnblockEvent.ROOM, UnblockEvent.NODE)
 _PEER_EVENTS: Final = (UnblockEvent.PEERS, UnblockEvent.NODE)
 FILTER_DEFINITIONS: Final[dict[Callable[..., BoolOrMask], tuple[str, tuple[UnblockEvent, ...], Callable[[Requirements], bool]]]] = {
-    fit.ready: ("node-health", (UnblockEvent.NODE,), lambda ask: True),
-    fit.accepting: ("takes-work", (UnblockEvent.NODE,), lambda ask: True),
-    fit.place: ("place", (UnblockEvent.NODE,), lambda ask: True),
-    fit.policy: ("policy", (UnblockEvent.POLICY, UnblockEvent.NODE), lambda ask: bool(ask.policy)),
-    fit.taints: ("taints", (UnblockEvent.NODE,), lambda ask: True),
-    fit.labels: ("labels", (UnblockEvent.NODE,), lambda ask: bool(ask.node_expressions)),
-    fit.resources: ("resources", _CAPACITY_EVENTS, lambda ask: bool(ask.resources)),
-    fit.devices: ("devices", _CAPACITY_EVENTS, lambda ask: bool(ask.whole_devices)),
-    fit.shares: ("device-shares", _CAPACITY_EVENTS, lambda ask: bool(ask.device_shares)),
+    fit.ready: ("node-health", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.accepting: ("takes-work", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.place: ("place", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.policy: ("policy", (UnblockEvent.POLICY, UnblockEvent.NODE), lambda requirements: bool(requirements.policy)),
+    fit.taints: ("taints", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.labels: ("labels", (UnblockEvent.NODE,), lambda requirements: bool(requirements.node_expressions)),
+    fit.resources: ("resources", _CAPACITY_EVENTS, lambda requirements: bool(requirements.resources)),
+    fit.devices: ("devices", _CAPACITY_EVENTS, lambda requirements: bool(requirements.whole_devices)),
+    fit.shares: ("device-shares", _CAPACITY_EVENTS, lambda requirements: bool(requirements.device_shares)),
     # The policy decides which domains are available for a spread, so a new policy can unblock it.
-    fit.spread: ("spread", (*_PEER_EVENTS, UnblockEvent.POLICY), lambda ask: bool(ask.spread)),
-    fit.affinity: ("affinity", _PEER_EVENTS, lambda ask: bool(ask.affinity)),
-    fit.anti_affinity: ("anti-affinity", _PEER_EVENTS, lambda ask: bool(ask.anti_affinity)),
-    fit.symmetric_anti_affinity: ("shunned", _PEER_EVENTS, lambda ask: True),
+    fit.spread: ("spread", (*_PEER_EVENTS, UnblockEvent.POLICY), lambda requirements: bool(requirements.spread)),
+    fit.affinity: ("affinity", _PEER_EVENTS, lambda requirements: bool(requirements.affinity)),
+    fit.anti_affinity: ("anti-affinity", _PEER_EVENTS, lambda requirements: bool(requirements.anti_affinity)),
+    fit.symmetric_anti_affinity: ("shunned", _PEER_EVENTS, lambda requirements: True),
 }
 BUILTIN_FILTERS: Final = tuple(Filter(FILTER_DEFINITIONS[rule.check][0], rule.code, rule.check, *FILTER_DEFINITIONS[rule.check][1:]) for rule in fit.RULES)
 """The rules of law/fit.py as filters, in the same order; funnels list them in this order."""
@@ -142,31 +142,31 @@ def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filte
 
     Raises `PluginError` if one does not load or is invalid.
     """
-    found = tuple(
+    filters = tuple(
         _load(point, Filter) for point in sorted(entry_points(group=FILTER_GROUP) if points is None else points, key=_name)
     )
-    for one in found:
-        wrong = [cure for cure in one.cures if not isinstance(cure, UnblockEvent)]
-        if one.name in {rule.name for rule in BUILTIN_FILTERS}:
-            raise PluginError(one.name, "this name belongs to a built-in filter")
-        if not callable(one.check) or not isinstance(one.code, Code):
-            raise PluginError(one.name, "a Filter needs a code of remit.model.claims.Code and a callable check")
-        if wrong or not one.cures:
-            raise PluginError(one.name, f"its unblock events are {one.cures}; expected one or more of {', '.join(UnblockEvent)}")
-    return tuple(one._replace(foreign=True) for one in found)
+    for plugin in filters:
+        invalid = [event for event in plugin.unblock_events if not isinstance(event, UnblockEvent)]
+        if plugin.name in {rule.name for rule in BUILTIN_FILTERS}:
+            raise PluginError(plugin.name, "this name belongs to a built-in filter")
+        if not callable(plugin.check) or not isinstance(plugin.code, Code):
+            raise PluginError(plugin.name, "a Filter needs a code of remit.model.claims.Code and a callable check")
+        if invalid or not plugin.unblock_events:
+            raise PluginError(plugin.name, f"its unblock events are {plugin.unblock_events}; expected one or more of {', '.join(UnblockEvent)}")
+    return tuple(plugin._replace(third_party=True) for plugin in filters)
 
 
 def installed_scores(points: Iterable[EntryPoint] | None = None) -> tuple[Score, ...]:
     """Scores of installed packages, loaded and checked like `installed_filters`."""
-    found = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORE_GROUP) if points is None else points, key=_name))
-    for one in found:
-        if one.name in SCORE_NAMES:
-            raise PluginError(one.name, "this name belongs to a built-in score")
-        if not callable(one.score):
-            raise PluginError(one.name, "a Score needs a callable score")
-        if type(one.weight) is not int or not 0 <= one.weight <= WEIGHT_MAX:
-            raise PluginError(one.name, f"its weight is {one.weight!r}; expected an integer from 0 to {WEIGHT_MAX}")
-    return tuple(one._replace(foreign=True) for one in found)
+    scores = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORE_GROUP) if points is None else points, key=_name))
+    for plugin in scores:
+        if plugin.name in SCORE_NAMES:
+            raise PluginError(plugin.name, "this name belongs to a built-in score")
+        if not callable(plugin.score):
+            raise PluginError(plugin.name, "a Score needs a callable score")
+        if type(plugin.weight) is not int or not 0 <= plugin.weight <= WEIGHT_MAX:
+            raise PluginError(plugin.name, f"its weight is {plugin.weight!r}; expected an integer from 0 to {WEIGHT_MAX}")
+    return tuple(plugin._replace(third_party=True) for plugin in scores)
 
 
 def _name(point: EntryPoint) -> str:
@@ -175,30 +175,30 @@ def _name(point: EntryPoint) -> str:
 
 def _load(point: EntryPoint, kind: type[Any]) -> Any:
     try:
-        found = point.load()
+        plugin = point.load()
     except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise PluginError(point.name, f"{point.value} could not be loaded ({error!r})") from error
-    if not isinstance(found, kind):
-        raise PluginError(point.name, f"{point.value} is a {type(found).__name__}; expected a {kind.__name__}")
-    return found
+    if not isinstance(plugin, kind):
+        raise PluginError(point.name, f"{point.value} is a {type(plugin).__name__}; expected a {kind.__name__}")
+    return plugin
 
 
-def without_identity(ask: Requirements) -> Requirements:
+def without_identity(requirements: Requirements) -> Requirements:
     """The requirements without workload name and labels, which differ among the workloads that share them."""
-    return ask._replace(generation=_NO_GENERATION, labels={})
+    return requirements._replace(generation=_NO_GENERATION, labels={})
 
 
-def applies(one: Filter | Score, ask: Requirements) -> bool:
-    if not one.foreign:
-        return one.applies(ask)
+def applies(plugin: Filter | Score, requirements: Requirements) -> bool:
+    if not plugin.third_party:
+        return plugin.applies(requirements)
     try:
-        return bool(one.applies(without_identity(ask)))
+        return bool(plugin.applies(without_identity(requirements)))
     except (Exception, SystemExit) as error:
-        raise PluginError(one.name, f"applies() raised {error!r}") from error
+        raise PluginError(plugin.name, f"applies() raised {error!r}") from error
 
 
 def epoch_of(score: Score) -> int:
-    if not score.foreign:
+    if not score.third_party:
         return score.epoch()
     try:
         return int(score.epoch())
@@ -216,7 +216,7 @@ def check_weight_sum(scores: Sequence[Score]) -> None:
 
 def check_unique_names(plugins: Sequence[Filter] | Sequence[Score]) -> None:
     seen: set[str] = set()
-    for one in plugins:
-        if one.name in seen:
-            raise PluginError(one.name, "this name is used twice")
-        seen.add(one.name)
+    for plugin in plugins:
+        if plugin.name in seen:
+            raise PluginError(plugin.name, "this name is used twice")
+        seen.add(plugin.name)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law.fit import Requirements
-from remit.observation.node_columns import Bools, Columns, Ints
+from remit.observation.node_columns import Bools, NodeColumns, Ints
 from remit.proposal.placement.devices import assign_devices, fits_devices
 
 NODES_EXAMINED_MAX: Final = 128
@@ -58,11 +58,11 @@ class VictimCandidates(NamedTuple):
     amounts: Mapping[str, Ints]
     devices: Mapping[int, Mapping[str, int]]
     """Held devices by slot; most replicas hold none."""
-    firm: ReleasingCapacity
+    assigned: ReleasingCapacity
     """Capacity of victims that in-flight claims have assigned to their preemptors. The preemptors are posted in the columns
     already, and the authority does not charge this capacity twice.
     """
-    coming: ReleasingCapacity
+    releasing: ReleasingCapacity
     """Capacity that becomes free when all terminating replicas are gone. It cannot be claimed before that."""
 
 
@@ -79,8 +79,8 @@ class PreemptionPlan(NamedTuple):
     """
 
     evictions: list[Eviction]
-    lacking: int = 0
-    coming: bool = False
+    victims_lacking: int = 0
+    capacity_coming: bool = False
 
 
 class DisruptionAllowance:
@@ -88,49 +88,49 @@ class DisruptionAllowance:
     from it.
     """
 
-    def __init__(self, there: Ints, ups: Ints) -> None:
-        self._there, self._ups = there, ups
+    def __init__(self, total: Ints, up: Ints) -> None:
+        self._total, self._up = total, up
 
     @classmethod
-    def boundless(cls, groups: int) -> DisruptionAllowance:
+    def unlimited(cls, groups: int) -> DisruptionAllowance:
         """An allowance without limits for this many groups."""
         return cls(np.full(groups, _UNLIMITED), np.full(groups, _UNLIMITED))
 
-    def left(self, group: int) -> tuple[int, int]:
-        return int(self._there[group]), int(self._ups[group])
+    def remaining(self, group: int) -> tuple[int, int]:
+        return int(self._total[group]), int(self._up[group])
 
-    def lets(self, groups: Ints, up: Bools) -> Bools:
+    def allows(self, groups: Ints, up: Bools) -> Bools:
         """Whether one more replica of each of these groups may be evicted. If a group is below its minimum, none may, whether
         it is up or not.
         """
-        return (self._there[groups] > 0) & ((self._ups[groups] > 0) | ~up)
+        return (self._total[groups] > 0) & ((self._up[groups] > 0) | ~up)
 
-    def lets_all(self, groups: Sequence[int], up: Sequence[bool]) -> bool:
+    def allows_all(self, groups: Sequence[int], up: Sequence[bool]) -> bool:
         """Whether all of these may be evicted together."""
-        left: dict[int, tuple[int, int]] = {}
+        remaining: dict[int, tuple[int, int]] = {}
         for group, is_up in zip(groups, up, strict=True):
-            there, ups = left.get(group) or self.left(group)
-            if there < 1 or (is_up and ups < 1):
+            total, running = remaining.get(group) or self.remaining(group)
+            if total < 1 or (is_up and running < 1):
                 return False
-            left[group] = there - 1, ups - is_up
+            remaining[group] = total - 1, running - is_up
         return True
 
     def take(self, groups: Sequence[int], up: Sequence[bool]) -> None:
         for group, is_up in zip(groups, up, strict=True):
-            self._there[group] -= 1
-            self._ups[group] -= is_up
+            self._total[group] -= 1
+            self._up[group] -= is_up
 
 
 class _FreeCapacity(NamedTuple):
     """Free capacity including capacity that is not visible in the columns yet."""
 
-    columns: Columns
+    columns: NodeColumns
     free: Mapping[str, Ints]
-    leaving: ReleasingCapacity
+    releasing: ReleasingCapacity
 
 
 def plan_evictions(
-    ask: Requirements, columns: Columns, open_rows: Bools, found: VictimCandidates, spare: DisruptionAllowance, *, count: int, victims_max: int
+    requirements: Requirements, columns: NodeColumns, open_rows: Bools, candidates: VictimCandidates, allowance: DisruptionAllowance, *, count: int, victims_max: int
 ) -> PreemptionPlan:
     """Plans evictions for up to `count` replicas with these requirements, on different nodes, with at most `victims_max`
     victims in all.
@@ -138,44 +138,44 @@ def plan_evictions(
     Where terminating replicas will free enough, no further victims are taken, and that many of the `count` replicas wait
     instead.
     """
-    room, later = _free_capacity(ask, columns, found.firm), _free_capacity(ask, columns, found.coming)
-    enough = [row for row in _rows_with_enough(ask, later, open_rows, found.coming.rows) if _fits(ask, later, row, found, ())]
-    count -= sum(_replicas_that_fit(ask, later, row, found, ()) for row in enough)
-    coming = bool(enough)
+    free_capacity, future_capacity = _free_capacity(requirements, columns, candidates.assigned), _free_capacity(requirements, columns, candidates.releasing)
+    sufficient_rows = [row for row in _rows_with_enough(requirements, future_capacity, open_rows, candidates.releasing.rows) if _fits(requirements, future_capacity, row, candidates, ())]
+    count -= sum(_replicas_that_fit(requirements, future_capacity, row, candidates, ()) for row in sufficient_rows)
+    capacity_coming = bool(sufficient_rows)
     open_rows = open_rows.copy()
-    open_rows[enough] = False
-    ranked = _rank_rows(ask, room, open_rows, found, spare) if count > 0 else None
+    open_rows[sufficient_rows] = False
+    ranked = _rank_rows(requirements, free_capacity, open_rows, candidates, allowance) if count > 0 else None
     if ranked is None:
         # Victims that are not enough now may be enough together with capacity that is becoming free.
-        soon = count > 0 and len(found.coming.rows) > 0 and _rank_rows(ask, later, open_rows, found, spare) is not None
-        return PreemptionPlan([], 0, coming or soon)
+        soon = count > 0 and len(candidates.releasing.rows) > 0 and _rank_rows(requirements, future_capacity, open_rows, candidates, allowance) is not None
+        return PreemptionPlan([], 0, capacity_coming or soon)
     plans: list[Eviction] = []
-    lacking = looked = at = 0
-    while at < len(ranked.rows) and len(plans) < count and looked < NODES_EXAMINED_MAX:
+    victims_lacking = examined_count = at = 0
+    while at < len(ranked.rows) and len(plans) < count and examined_count < NODES_EXAMINED_MAX:
         # Examine rows of the same cost level, as many as the limit allows; then take those with the fewest victims first.
-        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + NODES_EXAMINED_MAX - looked)
-        closely = sorted((least, nth) for nth in range(at, end) if (least := _victim_count(ask, room, ranked, nth, found, spare)))
-        looked, at = looked + end - at, end
-        for least, nth in closely:
-            row, victims = ranked.rows[nth], _victims_on_row(ask, room, ranked, nth, found, spare) if len(plans) < count else None
+        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + NODES_EXAMINED_MAX - examined_count)
+        examined = sorted((victim_count, nth) for nth in range(at, end) if (victim_count := _victim_count(requirements, free_capacity, ranked, nth, candidates, allowance)))
+        examined_count, at = examined_count + end - at, end
+        for victim_count, nth in examined:
+            row, victims = ranked.rows[nth], _victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance) if len(plans) < count else None
             if not victims:
                 continue  # earlier plans of this call used up the disruption budget
-            made = _eviction(ask, room, row, found, victims) if len(victims) <= min(victims_max, VICTIMS_MAX) else None
-            if made is None:
-                lacking = min(lacking or least, least)
+            eviction = _eviction(requirements, free_capacity, row, candidates, victims) if len(victims) <= min(victims_max, VICTIMS_MAX) else None
+            if eviction is None:
+                victims_lacking = min(victims_lacking or victim_count, victim_count)
             else:
-                spare.take(found.groups[victims].tolist(), found.up[victims].tolist())
+                allowance.take(candidates.groups[victims].tolist(), candidates.up[victims].tolist())
                 victims_max -= len(victims)
-                plans.append(made)
-                over = _replicas_that_fit(ask, room, row, found, victims) - 1
-                count, coming = count - over, coming or over > 0
-        looked = max(0, looked - 2 * len(plans))
-    return PreemptionPlan(plans, lacking, coming)
+                plans.append(eviction)
+                spare_replicas = _replicas_that_fit(requirements, free_capacity, row, candidates, victims) - 1
+                count, capacity_coming = count - spare_replicas, capacity_coming or spare_replicas > 0
+        examined_count = max(0, examined_count - 2 * len(plans))
+    return PreemptionPlan(plans, victims_lacking, capacity_coming)
 
 
-def _free_capacity(ask: Requirements, columns: Columns, leaving: ReleasingCapacity) -> _FreeCapacity:
+def _free_capacity(requirements: Requirements, columns: NodeColumns, leaving: ReleasingCapacity) -> _FreeCapacity:
     free = {}
-    for name, _ in ask.resources:
+    for name, _ in requirements.resources:
         column = columns.free.get(name)
         free[name] = np.zeros(len(columns), dtype=np.int64) if column is None else column.astype(np.int64)
         if len(leaving.rows):
@@ -183,14 +183,14 @@ def _free_capacity(ask: Requirements, columns: Columns, leaving: ReleasingCapaci
     return _FreeCapacity(columns, free, leaving)
 
 
-def _rows_with_enough(ask: Requirements, room: _FreeCapacity, open_rows: Bools, rows: Ints) -> list[int]:
+def _rows_with_enough(requirements: Requirements, free_capacity: _FreeCapacity, open_rows: Bools, rows: Ints) -> list[int]:
     """Those of these rows where the resources would be enough."""
     rows = np.unique(rows)
-    will = open_rows[rows]
-    for name, need in ask.resources:
-        will = will & (room.free[name][rows] >= need)
-    found: list[int] = rows[will].tolist()
-    return found
+    is_enough = open_rows[rows]
+    for name, need in requirements.resources:
+        is_enough = is_enough & (free_capacity.free[name][rows] >= need)
+    sufficient: list[int] = rows[is_enough].tolist()
+    return sufficient
 
 
 class _RankedRows(NamedTuple):
@@ -201,130 +201,130 @@ class _RankedRows(NamedTuple):
     rows: list[int]
     candidates: list[Ints]
     levels: Ints
-    sure: list[int]
+    known_minimum: list[int]
 
 
-def _rank_rows(ask: Requirements, room: _FreeCapacity, open_rows: Bools, found: VictimCandidates, spare: DisruptionAllowance) -> _RankedRows | None:
-    there = np.flatnonzero(open_rows[found.rows])
+def _rank_rows(requirements: Requirements, free_capacity: _FreeCapacity, open_rows: Bools, candidates: VictimCandidates, allowance: DisruptionAllowance) -> _RankedRows | None:
+    usable = np.flatnonzero(open_rows[candidates.rows])
     # Replicas protected by disruption limits are excluded first; otherwise their rows could use up the examination limit.
-    there = there[spare.lets(found.groups[there], found.up[there])]
-    if not len(there):
+    usable = usable[allowance.allows(candidates.groups[usable], candidates.up[usable])]
+    if not len(usable):
         return None
-    size = np.zeros(len(there))
-    for name, need in ask.resources:
-        size += found.amounts[name][there] / max(need, 1)
+    size = np.zeros(len(usable))
+    for name, need in requirements.resources:
+        size += candidates.amounts[name][usable] / max(need, 1)
     # Within a row by ascending priority, then descending size, so that the first sufficient prefix is cheapest and shortest.
-    order = there[np.lexsort((found.slots[there], -size, found.priority[there], found.rows[there]))]
-    rows = found.rows[order]
+    order = usable[np.lexsort((candidates.slots[usable], -size, candidates.priority[usable], candidates.rows[usable]))]
+    rows = candidates.rows[order]
     starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
     ends = np.r_[starts[1:], len(order)]
     enough = np.ones(len(order), dtype=np.bool_)
-    least = np.zeros(len(starts), dtype=np.int64)
-    for name, need in ask.resources:
-        held, free = found.amounts[name][order], room.free[name][rows]
+    lower_bound = np.zeros(len(starts), dtype=np.int64)
+    for name, need in requirements.resources:
+        held, free = candidates.amounts[name][order], free_capacity.free[name][rows]
         freed = np.cumsum(held)
         freed -= np.repeat((freed - held)[starts], ends - starts)
         enough &= free + freed >= need
         # Lower bound: even if every victim were as large as the largest one, fewer would not be enough.
         largest = np.maximum(np.maximum.reduceat(held, starts), 1)
-        np.maximum(least, -((free[starts] - need) // largest), out=least)
+        np.maximum(lower_bound, -((free[starts] - need) // largest), out=lower_bound)
     first = np.minimum.reduceat(np.where(enough, np.arange(len(order)), _UNLIMITED), starts)
-    can = first != _UNLIMITED
-    if not can.any():
+    possible = first != _UNLIMITED
+    if not possible.any():
         return None
-    starts, ends, first, least = starts[can], ends[can], first[can], least[can]
-    levels, many = found.priority[order][first], first - starts + 1
-    cost = np.lexsort((rows[starts], many, levels))
-    sure = np.where((many == least) & (not (ask.whole_devices or ask.device_shares)), many, 0)[cost]
+    starts, ends, first, lower_bound = starts[possible], ends[possible], first[possible], lower_bound[possible]
+    levels, victim_counts = candidates.priority[order][first], first - starts + 1
+    cost = np.lexsort((rows[starts], victim_counts, levels))
+    sure = np.where((victim_counts == lower_bound) & (not (requirements.whole_devices or requirements.device_shares)), victim_counts, 0)[cost]
     begin_end = zip(starts[cost].tolist(), ends[cost].tolist(), strict=True)
     return _RankedRows(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
 
 
-def _victim_count(ask: Requirements, room: _FreeCapacity, ranked: _RankedRows, nth: int, found: VictimCandidates, spare: DisruptionAllowance) -> int:
+def _victim_count(requirements: Requirements, free_capacity: _FreeCapacity, ranked: _RankedRows, nth: int, candidates: VictimCandidates, allowance: DisruptionAllowance) -> int:
     """Number of victims needed on this row; 0 if eviction is not enough there."""
-    return ranked.sure[nth] or len(_victims_on_row(ask, room, ranked, nth, found, spare) or ())
+    return ranked.known_minimum[nth] or len(_victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance) or ())
 
 
-def _victims_on_row(ask: Requirements, room: _FreeCapacity, ranked: _RankedRows, nth: int, found: VictimCandidates, spare: DisruptionAllowance) -> list[int] | None:
+def _victims_on_row(requirements: Requirements, free_capacity: _FreeCapacity, ranked: _RankedRows, nth: int, candidates: VictimCandidates, allowance: DisruptionAllowance) -> list[int] | None:
     """The victims on this row that disruption limits still allow; None if they are not enough."""
-    candidates = ranked.candidates[nth]
-    if ranked.sure[nth]:
-        victims: list[int] = candidates[: ranked.sure[nth]].tolist()
-        if spare.lets_all(found.groups[victims].tolist(), found.up[victims].tolist()):
+    row_candidates = ranked.candidates[nth]
+    if ranked.known_minimum[nth]:
+        victims: list[int] = row_candidates[: ranked.known_minimum[nth]].tolist()
+        if allowance.allows_all(candidates.groups[victims].tolist(), candidates.up[victims].tolist()):
             return victims
-    return _select_victims(ask, room, ranked.rows[nth], found, candidates, spare)
+    return _select_victims(requirements, free_capacity, ranked.rows[nth], candidates, row_candidates, allowance)
 
 
-def _select_victims(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, at: Ints, spare: DisruptionAllowance) -> list[int] | None:
+def _select_victims(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, at: Ints, allowance: DisruptionAllowance) -> list[int] | None:
     """Selects victims among the candidates of one row: add candidates until the replica fits, then drop those that are not
     needed.
     """
     lowest: list[int] = at.tolist()
-    taken = _take_until_fits(ask, room, row, found, lowest, spare)
-    if taken is None:
+    victims = _take_until_fits(requirements, free_capacity, row, candidates, lowest, allowance)
+    if victims is None:
         # Disruption limits stopped the search: of a group that may lose only a few, the lowest were taken first, and they were
         # too small or do not hold the requested devices. Retry with the largest first, then with each candidate first.
-        sizes = {one: sum(int(found.amounts[name][one]) / max(need, 1) for name, need in ask.resources) for one in lowest}
-        bounded = [one for one in lowest[1:FIRST_VICTIMS_MAX] if spare.left(int(found.groups[one]))[0] < len(lowest)]
-        orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in bounded))
-        tried = (_take_until_fits(ask, room, row, found, list(dict.fromkeys(order)), spare) for order in orders)
-        taken = next((one for one in tried if one is not None), None)
-    if taken is None:
+        sizes = {one: sum(int(candidates.amounts[name][one]) / max(need, 1) for name, need in requirements.resources) for one in lowest}
+        limited = [one for one in lowest[1:FIRST_VICTIMS_MAX] if allowance.remaining(int(candidates.groups[one]))[0] < len(lowest)]
+        orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in limited))
+        attempts = (_take_until_fits(requirements, free_capacity, row, candidates, list(dict.fromkeys(order)), allowance) for order in orders)
+        victims = next((one for one in attempts if one is not None), None)
+    if victims is None:
         return None
     # Drop the most expensive victims first; on ties the smallest, so that more of them can be dropped.
-    dearest = sorted(enumerate(taken), key=lambda pair: (-int(found.priority[pair[1]]), -pair[0]))
-    for _, one in dearest:
-        rest = [other for other in taken if other != one]
-        if _fits(ask, room, row, found, rest):
-            taken = rest
-    return taken
+    by_cost = sorted(enumerate(victims), key=lambda pair: (-int(candidates.priority[pair[1]]), -pair[0]))
+    for _, one in by_cost:
+        others = [other for other in victims if other != one]
+        if _fits(requirements, free_capacity, row, candidates, others):
+            victims = others
+    return victims
 
 
-def _take_until_fits(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, at: Sequence[int], spare: DisruptionAllowance) -> list[int] | None:
+def _take_until_fits(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, at: Sequence[int], allowance: DisruptionAllowance) -> list[int] | None:
     """Takes candidates in order, as far as disruption limits allow, until the replica fits."""
-    taken: list[int] = []
-    left: dict[int, tuple[int, int]] = {}
-    for one in at:
-        group, up = int(found.groups[one]), bool(found.up[one])
-        there, ups = left.get(group) or spare.left(group)
-        if there > 0 and (ups > 0 or not up):
-            left[group] = there - 1, ups - up
-            taken.append(one)
-            if _fits(ask, room, row, found, taken):
-                return taken
+    victims: list[int] = []
+    remaining: dict[int, tuple[int, int]] = {}
+    for index in at:
+        group, up = int(candidates.groups[index]), bool(candidates.up[index])
+        total, running = remaining.get(group) or allowance.remaining(group)
+        if total > 0 and (running > 0 or not up):
+            remaining[group] = total - 1, running - up
+            victims.append(index)
+            if _fits(requirements, free_capacity, row, candidates, victims):
+                return victims
     return None
 
 
-def _eviction(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, taken: Sequence[int]) -> Eviction | None:
-    node = room.columns.nodes[row]
-    chosen = assign_devices(ask, node.spec.devices, _device_usage(room, row, found, taken)) if node is not None else None
-    return None if chosen is None else Eviction(row, tuple(int(found.slots[one]) for one in taken), chosen)
+def _eviction(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, victims: Sequence[int]) -> Eviction | None:
+    node = free_capacity.columns.nodes[row]
+    chosen = assign_devices(requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, victims)) if node is not None else None
+    return None if chosen is None else Eviction(row, tuple(int(candidates.slots[index]) for index in victims), chosen)
 
 
-def _fits(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> bool:
-    for name, need in ask.resources:
-        if int(room.free[name][row]) + sum(int(found.amounts[name][one]) for one in gone) < need:
+def _fits(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> bool:
+    for name, need in requirements.resources:
+        if int(free_capacity.free[name][row]) + sum(int(candidates.amounts[name][index]) for index in evicted) < need:
             return False
-    node = room.columns.nodes[row]
+    node = free_capacity.columns.nodes[row]
     if node is None:
         return False
-    return not (ask.whole_devices or ask.device_shares) or fits_devices(ask, node.spec.devices, _device_usage(room, row, found, gone))
+    return not (requirements.whole_devices or requirements.device_shares) or fits_devices(requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, evicted))
 
 
-def _replicas_that_fit(ask: Requirements, room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> int:
+def _replicas_that_fit(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> int:
     """How many such replicas fit on the row then, by resources; 1 if they request devices."""
-    left = [
-        (int(room.free[name][row]) + sum(int(found.amounts[name][one]) for one in gone)) // need
-        for name, need in ask.resources
+    counts = [
+        (int(free_capacity.free[name][row]) + sum(int(candidates.amounts[name][index]) for index in evicted)) // need
+        for name, need in requirements.resources
         if need
     ]
-    return 1 if ask.whole_devices or ask.device_shares else min(left, default=1)
+    return 1 if requirements.whole_devices or requirements.device_shares else min(counts, default=1)
 
 
-def _device_usage(room: _FreeCapacity, row: int, found: VictimCandidates, gone: Sequence[int]) -> dict[str, int]:
-    used = dict(room.columns.used[row])
-    theirs = [found.devices.get(int(found.slots[one]), {}) for one in gone]
-    for devices in (*room.leaving.devices.get(row, ()), *theirs):
+def _device_usage(free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> dict[str, int]:
+    used = dict(free_capacity.columns.used[row])
+    evicted_devices = [candidates.devices.get(int(candidates.slots[index]), {}) for index in evicted]
+    for devices in (*free_capacity.releasing.devices.get(row, ()), *evicted_devices):
         for name, share in devices.items():
             used[name] = used.get(name, 0) - share
     return used

@@ -32,33 +32,33 @@ class TenantAllocation:
     cheaper.
     """
 
-    __slots__ = ("_lanes", "_round", "_start", "left", "line", "parts", "standing")
+    __slots__ = ("_lanes", "_round", "_reserved", "remaining", "queue", "parts", "tenant_share")
 
-    def __init__(self, standing: TenantShare, lanes: list[QueueOrder], round_: FillRound) -> None:
-        self.standing = standing
+    def __init__(self, tenant_share: TenantShare, lanes: list[QueueOrder], round_: FillRound) -> None:
+        self.tenant_share = tenant_share
         self._lanes, self._round = lanes, round_
-        self.line: ClassQueue | None = None
+        self.queue: ClassQueue | None = None
         self.parts: ShareParts = []
-        self.left = self._start = 0
+        self.remaining = self._reserved = 0
 
-    def draw(self) -> ClassQueue | None:
+    def next_queue(self) -> ClassQueue | None:
         """The queue whose turn is next, valid for at least `left` turns; None if nothing is queued."""
-        self.settle()
+        self.flush()
         entries = [entry for lane in self._lanes if (entry := lane.first()) is not None]
         if not entries:
             return None
-        line = self.line = min(entries)[3]
-        self.parts = self.standing.parts(line.amount)
+        queue = self.queue = min(entries)[3]
+        self.parts = self.tenant_share.parts(queue.amount)
         # If this is the tenant's only queue, all of its members are next, whatever their arrival times.
         alone = len(entries) == 1 and sum(map(len, self._lanes)) == 1
-        self.left = self._start = line.queued if alone else line.run()
-        return line
+        self.remaining = self._reserved = queue.queued if alone else queue.head_run()
+        return queue
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Takes the allocated turns out of the queue."""
-        if self.line is not None and self._start > self.left:
-            self._round.draw(self.line, self._start - self.left)
-        self.left = self._start = 0
+        if self.queue is not None and self._reserved > self.remaining:
+            self._round.take_members(self.queue, self._reserved - self.remaining)
+        self.remaining = self._reserved = 0
 
 
 class FillRound:
@@ -67,72 +67,72 @@ class FillRound:
     The cost is one step per competing tenant and one heap operation per turn; a single tenant is served in bulk.
     """
 
-    __slots__ = ("_counts", "_drawn", "_lines", "_ranks", "_standing", "_standings", "left")
+    __slots__ = ("_turn_counts", "_taken", "_turn_queues", "_levels", "_load_share", "_shares", "remaining")
 
-    def __init__(self, limit: int, ranks: PriorityLevels, standing: Callable[[str], TenantShare]) -> None:
-        self.left = limit
-        self._ranks = ranks
-        self._standing = standing
-        self._standings: dict[str, TenantShare] = {}
+    def __init__(self, limit: int, levels: PriorityLevels, load_share: Callable[[str], TenantShare]) -> None:
+        self.remaining = limit
+        self._levels = levels
+        self._load_share = load_share
+        self._shares: dict[str, TenantShare] = {}
         """Kept for the whole round: turns given at one priority count at the next."""
-        self._lines: list[ClassQueue] = []
-        self._counts: list[int] = []
-        self._drawn: dict[ClassQueue, list[Member]] = {}
+        self._turn_queues: list[ClassQueue] = []
+        self._turn_counts: list[int] = []
+        self._taken: dict[ClassQueue, list[Member]] = {}
 
     def fill(self, lanes: dict[str, list[QueueOrder]]) -> None:
         """Gives out turns at one priority until nothing is queued or the limit is reached. Equal shares are ordered by tenant
         name.
         """
-        hands = [TenantAllocation(self._of(tenant), lanes[tenant], self) for tenant in sorted(lanes)]
-        turns = [(hand.standing.share, i, hand) for i, hand in enumerate(hands)]
+        allocations = [TenantAllocation(self._share_of(tenant), lanes[tenant], self) for tenant in sorted(lanes)]
+        turns = [(allocation.tenant_share.share, i, allocation) for i, allocation in enumerate(allocations)]
         heapify(turns)
-        lines, counts, limit = self._lines, self._counts, self.left
+        queues, counts, limit = self._turn_queues, self._turn_counts, self.remaining
         last: ClassQueue | None = None
         while limit and turns:
-            _, i, hand = turns[0]
-            line = hand.line if hand.left else hand.draw()
-            if line is None:
+            _, i, allocation = turns[0]
+            queue = allocation.queue if allocation.remaining else allocation.next_queue()
+            if queue is None:
                 heappop(turns)
                 continue
-            count = 1 if len(turns) > 1 else min(limit, hand.left)
+            count = 1 if len(turns) > 1 else min(limit, allocation.remaining)
             limit -= count
-            hand.left -= count
-            heapreplace(turns, (hand.standing.add(hand.parts, count), i, hand))
-            if line is last:
+            allocation.remaining -= count
+            heapreplace(turns, (allocation.tenant_share.add(allocation.parts, count), i, allocation))
+            if queue is last:
                 counts[-1] += count
             else:
-                lines.append(line)
+                queues.append(queue)
                 counts.append(count)
-                last = line
-        for hand in hands:
-            hand.settle()
-        self.left = limit
+                last = queue
+        for allocation in allocations:
+            allocation.flush()
+        self.remaining = limit
 
-    def _of(self, tenant: str) -> TenantShare:
-        found = self._standings.get(tenant)
-        if found is None:
-            found = self._standings[tenant] = self._standing(tenant)
-        return found
+    def _share_of(self, tenant: str) -> TenantShare:
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = self._load_share(tenant)
+        return share
 
-    def draw(self, line: ClassQueue, count: int) -> None:
+    def take_members(self, queue: ClassQueue, count: int) -> None:
         """Takes this many members out of the queue, in queue order."""
-        self._drawn.setdefault(line, []).extend(line.pop(count))
-        if not line.queued:
-            self._ranks.drop(line)
+        self._taken.setdefault(queue, []).extend(queue.pop(count))
+        if not queue.queued:
+            self._levels.drop(queue)
 
-    def drawn(self) -> list[ClassQueue]:
+    def queues(self) -> list[ClassQueue]:
         """The queues from which members were taken."""
-        return list(self._drawn)
+        return list(self._taken)
 
     def runs(self) -> list[QueueRun]:
         """The members taken, in the order of their turns."""
-        given = dict.fromkeys(self._drawn, 0)
-        found = []
-        for line, count in zip(self._lines, self._counts, strict=True):
-            start = given[line]
-            given[line] = end = start + count
-            found.append((line, self._drawn[line][start:end]))
-        return found
+        given = dict.fromkeys(self._taken, 0)
+        runs = []
+        for queue, count in zip(self._turn_queues, self._turn_counts, strict=True):
+            start = given[queue]
+            given[queue] = end = start + count
+            runs.append((queue, self._taken[queue][start:end]))
+        return runs
 
 
 RETRY_MS_MIN: Final = 45_000
@@ -147,113 +147,113 @@ Jitter = Callable[[int], int]
 
 
 class ReasonCount(NamedTuple):
-    lines: int
+    queues: int
     members: int
 
 
 class Backlog:
     """All replicas to be placed. Its size is that of the pending work; a waiting queue costs nothing until it is woken."""
 
-    def __init__(self, lot: Jitter, *, ageing: Ageing | None = None, past: UnblockHistory | None = None) -> None:
+    def __init__(self, jitter: Jitter, *, ageing: Ageing | None = None, history: UnblockHistory | None = None) -> None:
         self.version = 0
         """Version of the caller's view; it never decreases."""
-        self._lot = lot
-        self._past = UnblockHistory() if past is None else past
-        self._lines: dict[Hashable, ClassQueue] = {}
-        self._home: dict[Member, ClassQueue] = {}
-        self._ranks = PriorityLevels(ageing or Ageing())
+        self._jitter = jitter
+        self._history = UnblockHistory() if history is None else history
+        self._queues: dict[Hashable, ClassQueue] = {}
+        self._queue_by_member: dict[Member, ClassQueue] = {}
+        self._levels = PriorityLevels(ageing or Ageing())
         self._inactive: dict[ClassQueue, tuple[int, int, ClassQueue]] = {}
         """Queues that wait or back off, each with its current timer entry."""
         self._timers: list[tuple[int, int, ClassQueue]] = []
         """Heap of timers. An entry that is not the current one of its queue is stale."""
         self._waiters: dict[UnblockKey, dict[ClassQueue, None]] = {}
-        self._airborne: dict[str, dict[ClassQueue, None]] = {}
+        self._queues_in_flight: dict[str, dict[ClassQueue, None]] = {}
         """Queues with members in flight, by tenant."""
         self._serial = 0
 
     def __len__(self) -> int:
         """Number of members, queued and in flight."""
-        return len(self._home)
+        return len(self._queue_by_member)
 
     @property
     def active(self) -> bool:
         """Whether `take` would return something now."""
-        return bool(self._ranks)
+        return bool(self._levels)
 
-    def lines(self) -> Iterator[ClassQueue]:
-        return iter(self._lines.values())
+    def queues(self) -> Iterator[ClassQueue]:
+        return iter(self._queues.values())
 
-    def line(self, key: Hashable) -> ClassQueue | None:
-        return self._lines.get(key)
+    def queue(self, key: Hashable) -> ClassQueue | None:
+        return self._queues.get(key)
 
-    def line_of(self, member: Member) -> ClassQueue | None:
-        return self._home.get(member)
+    def queue_of(self, member: Member) -> ClassQueue | None:
+        return self._queue_by_member.get(member)
 
     def add(self, key: Hashable, make_line: Callable[[], ClassQueue], member: Member, now_ms: int) -> ClassQueue:
         """Appends a member to the queue of this key, which is created if needed. A member that joins a waiting queue waits with
         it.
         """
-        if member in self._home:
+        if member in self._queue_by_member:
             raise ValueError(f"{member!r} is already in the backlog")
-        line = self._lines.get(key)
-        if line is None:
-            line = make_line()
-            if line.key != key or len(line):
-                raise ValueError(f"make_line returned {line!r}; expected a new, empty queue with key {key!r}")
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = make_line()
+            if queue.key != key or len(queue):
+                raise ValueError(f"make_line returned {queue!r}; expected a new, empty queue with key {key!r}")
             self._serial += 1
-            line.serial = self._serial
-            self._lines[key] = line
-        self._home[member] = line
-        line.add(member, now_ms)
-        if line.queued == 1 and line.wait is None:
-            self._ranks.put(line)
-        return line
+            queue.serial = self._serial
+            self._queues[key] = queue
+        self._queue_by_member[member] = queue
+        queue.add(member, now_ms)
+        if queue.queued == 1 and queue.wait is None:
+            self._levels.put(queue)
+        return queue
 
     def remove(self, member: Member) -> None:
         """Removes a member that was placed or is no longer desired. A member that is not in the backlog is ignored."""
-        line = self._home.pop(member, None)
-        if line is None:
+        queue = self._queue_by_member.pop(member, None)
+        if queue is None:
             return
-        if line.remove(member):
-            line.failures = 0
-            self._landed(line)
-        elif not line.queued:
-            self._ranks.drop(line)
-        if not len(line):
-            self._wake(line)
-            self._ranks.drop(line)
-            del self._lines[line.key]
+        if queue.remove(member):
+            queue.failures = 0
+            self._drop_if_none_in_flight(queue)
+        elif not queue.queued:
+            self._levels.drop(queue)
+        if not len(queue):
+            self._wake(queue)
+            self._levels.drop(queue)
+            del self._queues[queue.key]
 
-    def take_rest(self, line: ClassQueue) -> list[Member]:
+    def take_rest(self, queue: ClassQueue) -> list[Member]:
         """Takes all remaining members of a queue: a gang is tried complete, whatever the limit of the batch."""
-        members = line.pop(line.queued)
-        self._ranks.drop(line)
+        members = queue.pop(queue.queued)
+        self._levels.drop(queue)
         return members
 
-    def returned(self, member: Member) -> None:
+    def return_member(self, member: Member) -> None:
         """Puts a member that was taken but not placed back to its old position, before members that arrived later."""
-        line = self._home.get(member)
-        if line is None or not line.in_flight(member):
+        queue = self._queue_by_member.get(member)
+        if queue is None or not queue.in_flight(member):
             return  # it was removed during the attempt, and perhaps added again
-        line.put_back(member)
-        self._landed(line)
-        if line.wait is None:
-            self._ranks.put(line)
+        queue.return_member(member)
+        self._drop_if_none_in_flight(queue)
+        if queue.wait is None:
+            self._levels.put(queue)
 
-    def _landed(self, line: ClassQueue) -> None:
-        if not line.flying:
-            lines = self._airborne[line.tenant]
-            del lines[line]
-            if not lines:
-                del self._airborne[line.tenant]
+    def _drop_if_none_in_flight(self, queue: ClassQueue) -> None:
+        if not queue.in_flight_count:
+            queues = self._queues_in_flight[queue.tenant]
+            del queues[queue]
+            if not queues:
+                del self._queues_in_flight[queue.tenant]
 
-    def begin(self, line: ClassQueue) -> int:
+    def begin_attempt(self, queue: ClassQueue) -> int:
         """Starts an attempt for this queue; returns the version that the attempt sees."""
-        line.attempts += 1
+        queue.attempts += 1
         return self.version
 
     def wait(
-        self, line: ClassQueue, reason: str, cures: frozenset[UnblockKey], *, since: int, now_ms: int, until_ms: int | None = None
+        self, queue: ClassQueue, reason: str, unblock_events: frozenset[UnblockKey], *, since: int, now_ms: int, until_ms: int | None = None
     ) -> bool:
         """Records that an attempt which saw version `since` could not place the queue. Returns False if it is to be tried again
         at once.
@@ -261,78 +261,78 @@ class Backlog:
         The queue is retried after 45 to 60 s in any case, or at `until_ms` if that is earlier. Jitter keeps queues that
         started to wait together from being retried together.
         """
-        if not cures:
-            raise ValueError(f"{line!r} cannot wait without an unblock event; use back_off")
-        if self._lines.get(line.key) is not line:
+        if not unblock_events:
+            raise ValueError(f"{queue!r} cannot wait without an unblock event; use back_off")
+        if self._queues.get(queue.key) is not queue:
             return False
-        if line.wait is not None and line.wait.since > since:
+        if queue.wait is not None and queue.wait.since > since:
             return True  # a later attempt has newer information
-        if now_ms - line.failed_ms > 2 * BACKOFF_MS_MAX:
+        if now_ms - queue.failed_ms > 2 * BACKOFF_MS_MAX:
             # Not earlier: a refused claim releases what it had taken, and would wake this queue and others without end.
-            line.failures = 0
-        self._wake(line)
-        if self._past.cured(line, cures, since):
+            queue.failures = 0
+        self._wake(queue)
+        if self._history.happened_since(queue, unblock_events, since):
             return False
-        retry_ms = now_ms + RETRY_MS_MIN + self._lot(RETRY_MS_MAX - RETRY_MS_MIN)
+        retry_ms = now_ms + RETRY_MS_MIN + self._jitter(RETRY_MS_MAX - RETRY_MS_MIN)
         if until_ms is not None:
             retry_ms = min(retry_ms, until_ms)
-        self._put_aside(line, QueueWait(reason, cures, retry_ms, now_ms, since))
-        for cure in cures:  # the order of this set does not matter: each event has its own entry
-            self._waiters.setdefault(cure, {})[line] = None
+        self._deactivate(queue, QueueWait(reason, unblock_events, retry_ms, now_ms, since))
+        for event in unblock_events:  # the order of this set does not matter: each event has its own entry
+            self._waiters.setdefault(event, {})[queue] = None
         return True
 
-    def back_off(self, line: ClassQueue, reason: str, now_ms: int) -> None:
+    def back_off(self, queue: ClassQueue, reason: str, now_ms: int) -> None:
         """Records a failure that only time can resolve, such as a lost race or a timeout. Each failure doubles the pause.
 
         At least half of the pause remains after jitter, so that a queue which fails immediately does not spin.
         """
-        if self._lines.get(line.key) is not line:
+        if self._queues.get(queue.key) is not queue:
             return
-        pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS_BASE << min(line.failures, _DOUBLINGS_MAX))
-        line.failures, line.failed_ms = line.failures + 1, now_ms
-        self._wake(line)
-        until_ms = now_ms + pause_ms - self._lot(pause_ms // 2)
-        self._put_aside(line, QueueWait(reason, frozenset(), until_ms, now_ms, self.version))
+        pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS_BASE << min(queue.failures, _DOUBLINGS_MAX))
+        queue.failures, queue.failed_ms = queue.failures + 1, now_ms
+        self._wake(queue)
+        until_ms = now_ms + pause_ms - self._jitter(pause_ms // 2)
+        self._deactivate(queue, QueueWait(reason, frozenset(), until_ms, now_ms, self.version))
 
-    def failed(self, line: ClassQueue, reason: str, now_ms: int) -> None:
+    def record_failure(self, queue: ClassQueue, reason: str, now_ms: int) -> None:
         """Like `back_off`, but the first failure in a while causes no pause: its refusal updated the view, so the next attempt
         may succeed.
         """
-        if line.failures:
-            self.back_off(line, reason, now_ms)
+        if queue.failures:
+            self.back_off(queue, reason, now_ms)
         else:
-            line.failures, line.failed_ms = 1, now_ms
+            queue.failures, queue.failed_ms = 1, now_ms
 
-    def happened(self, cure: UnblockKey, version: int, which: QueuePredicate | None = None) -> int:
+    def on_event(self, event: UnblockKey, version: int, which: QueuePredicate | None = None) -> int:
         """Wakes the queues that wait for this event, or those of them that `which` selects; returns how many."""
         self.version = max(self.version, version)
-        self._past.note(cure, version, which)
-        woken = [line for line in self._waiters.get(cure, ()) if which is None or which(line)]
-        for line in woken:
-            self._wake(line)
+        self._history.record(event, version, which)
+        woken = [queue for queue in self._waiters.get(event, ()) if which is None or which(queue)]
+        for queue in woken:
+            self._wake(queue)
         return len(woken)
 
-    def _put_aside(self, line: ClassQueue, wait: QueueWait) -> None:
-        line.wait = wait
-        self._ranks.drop(line)
-        entry = self._inactive[line] = (wait.until_ms, line.serial, line)
+    def _deactivate(self, queue: ClassQueue, wait: QueueWait) -> None:
+        queue.wait = wait
+        self._levels.drop(queue)
+        entry = self._inactive[queue] = (wait.until_ms, queue.serial, queue)
         heappush(self._timers, entry)
         if len(self._timers) > 2 * len(self._inactive) + _SLACK:
             self._timers = list(self._inactive.values())
             heapify(self._timers)
 
-    def _wake(self, line: ClassQueue) -> None:
-        if line.wait is None:
+    def _wake(self, queue: ClassQueue) -> None:
+        if queue.wait is None:
             return
-        for cure in line.wait.cures:
-            waiters = self._waiters[cure]
-            del waiters[line]
+        for event in queue.wait.unblock_events:
+            waiters = self._waiters[event]
+            del waiters[queue]
             if not waiters:
-                del self._waiters[cure]
-        line.wait = None
-        del self._inactive[line]
-        if line.queued:
-            self._ranks.put(line)
+                del self._waiters[event]
+        queue.wait = None
+        del self._inactive[queue]
+        if queue.queued:
+            self._levels.put(queue)
 
     def next_ms(self) -> int | None:
         """When the next wait or backoff expires, if there is one. `take` wakes expired queues, so callers need no timer of
@@ -345,14 +345,14 @@ class Backlog:
             heappop(self._timers)
         return None
 
-    def ripen(self, now_ms: int) -> None:
+    def wake_expired(self, now_ms: int) -> None:
         """Activates queues whose wait or backoff has expired."""
         while (until_ms := self.next_ms()) is not None and until_ms <= now_ms:
             self._wake(self._timers[0][2])
 
     def tenants(self) -> list[str]:
         """Tenants with active queues."""
-        return self._ranks.tenants()
+        return self._levels.tenants()
 
     def take(self, limit: int, now_ms: int, shares: FairShareLedger) -> list[QueueRun]:
         """Takes the next `limit` members in the order of their turns, as runs of one queue; they are in flight from then on.
@@ -362,32 +362,32 @@ class Backlog:
         queue. Members in flight count towards their tenant until they are removed or returned, so `shares` only needs to be
         charged with placed replicas.
         """
-        self.ripen(now_ms)
-        round_ = FillRound(max(0, limit), self._ranks, lambda tenant: self._standing(tenant, now_ms, shares))
-        for lanes in self._ranks.descending(now_ms):
-            if not round_.left:
+        self.wake_expired(now_ms)
+        round_ = FillRound(max(0, limit), self._levels, lambda tenant: self._tenant_share(tenant, now_ms, shares))
+        for lanes in self._levels.descending(now_ms):
+            if not round_.remaining:
                 break
             round_.fill(lanes)
-        for line in round_.drawn():
-            self._airborne.setdefault(line.tenant, {})[line] = None
+        for queue in round_.queues():
+            self._queues_in_flight.setdefault(queue.tenant, {})[queue] = None
         return round_.runs()
 
-    def _standing(self, tenant: str, now_ms: int, shares: FairShareLedger) -> TenantShare:
-        standing = shares.standing(tenant, now_ms)
-        for line in self._airborne.get(tenant, ()):
-            standing.add(standing.parts(line.amount), line.flying)
-        return standing
+    def _tenant_share(self, tenant: str, now_ms: int, shares: FairShareLedger) -> TenantShare:
+        share = shares.tenant_share(tenant, now_ms)
+        for queue in self._queues_in_flight.get(tenant, ()):
+            share.add(share.parts(queue.amount), queue.in_flight_count)
+        return share
 
     def waiting(self) -> Iterator[tuple[ClassQueue, QueueWait]]:
         """Every queue that is not active, with its reason, in the order in which they became inactive."""
-        for line in self._inactive:
-            if line.wait is not None:
-                yield line, line.wait
+        for queue in self._inactive:
+            if queue.wait is not None:
+                yield queue, queue.wait
 
     def reasons(self) -> dict[str, ReasonCount]:
         """Number of queues and members for each waiting reason."""
-        found: dict[str, ReasonCount] = {}
-        for line, wait in self.waiting():
-            lines, members = found.get(wait.reason, (0, 0))
-            found[wait.reason] = ReasonCount(lines + 1, members + len(line))
-        return dict(sorted(found.items()))
+        counts: dict[str, ReasonCount] = {}
+        for queue, wait in self.waiting():
+            queues, members = counts.get(wait.reason, (0, 0))
+            counts[wait.reason] = ReasonCount(queues + 1, members + len(queue))
+        return dict(sorted(counts.items()))

@@ -40,7 +40,7 @@ class QueueWait(NamedTuple):
     """
 
     reason: str
-    cures: frozenset[UnblockKey]
+    unblock_events: frozenset[UnblockKey]
     until_ms: int
     at_ms: int
     since: int
@@ -55,7 +55,7 @@ class ClassQueue:
     """
 
     __slots__ = (
-        *("_flying", "_fresh", "_landed", "_places", "_taken", "_youngest"),
+        *("_in_flight", "_queue", "_returned", "_returned_heap", "_next_position", "_last_arrival"),
         *("amount", "attempts", "deadline_ms", "failed_ms", "failures", "key", "priority", "serial", "tenant", "told", "wait"),
     )
 
@@ -69,110 +69,110 @@ class ClassQueue:
         """Consecutive failures since a member was placed or a long wait began, and the time of the last one."""
         self.told = ""
         """Unused."""
-        self._youngest = [0, 0]
+        self._last_arrival = [0, 0]
         """Shared by the members that arrived at the same time: that time, and how many of them are still in `_fresh`."""
-        self._fresh: OrderedDict[Member, list[int]] = OrderedDict()
-        self._flying: dict[Member, tuple[int, int]] = {}
-        self._landed: dict[Member, tuple[int, int]] = {}
-        self._places: list[tuple[int, Member]] = []
+        self._queue: OrderedDict[Member, list[int]] = OrderedDict()
+        self._in_flight: dict[Member, tuple[int, int]] = {}
+        self._returned: dict[Member, tuple[int, int]] = {}
+        self._returned_heap: list[tuple[int, Member]] = []
         """Heap of the positions in `_landed`. A removed member stays in it until it reaches the top; the top is never stale."""
-        self._taken = 0
+        self._next_position = 0
 
     def __repr__(self) -> str:
-        return f"Line({self.key!r}, {self.tenant}, {self.priority}, {self.standing}: {self.queued}+{self.flying})"
+        return f"Line({self.key!r}, {self.tenant}, {self.priority}, {self.state}: {self.queued}+{self.in_flight_count})"
 
     def __len__(self) -> int:
         """Number of members, queued and in flight."""
-        return len(self._fresh) + len(self._landed) + len(self._flying)
+        return len(self._queue) + len(self._returned) + len(self._in_flight)
 
     @property
     def queued(self) -> int:
-        return len(self._fresh) + len(self._landed)
+        return len(self._queue) + len(self._returned)
 
     @property
-    def flying(self) -> int:
-        return len(self._flying)
+    def in_flight_count(self) -> int:
+        return len(self._in_flight)
 
     @property
-    def standing(self) -> str:
+    def state(self) -> str:
         """`active`, `waiting` for an event, or in `backoff`."""
-        return "active" if self.wait is None else "waiting" if self.wait.cures else "backoff"
+        return "active" if self.wait is None else "waiting" if self.wait.unblock_events else "backoff"
 
     def add(self, member: Member, now_ms: int) -> None:
         """Appends a member. Arrival times never decrease along the queue."""
-        together = self._youngest
-        if now_ms > together[0]:
-            together = self._youngest = [now_ms, 0]
-        together[1] += 1
-        self._fresh[member] = together
+        arrival = self._last_arrival
+        if now_ms > arrival[0]:
+            arrival = self._last_arrival = [now_ms, 0]
+        arrival[1] += 1
+        self._queue[member] = arrival
 
     def head_ms(self) -> int:
         """Arrival time of the first queued member. The queue must not be empty."""
-        if self._landed:
-            return self._landed[self._places[0][1]][1]
-        return next(iter(self._fresh.values()))[0]
+        if self._returned:
+            return self._returned[self._returned_heap[0][1]][1]
+        return next(iter(self._queue.values()))[0]
 
-    def run(self) -> int:
+    def head_run(self) -> int:
         """Lower bound on how many members at the head arrived at the same time. The queue must not be empty."""
-        return 1 if self._landed else next(iter(self._fresh.values()))[1]
+        return 1 if self._returned else next(iter(self._queue.values()))[1]
 
     def arrived_ms(self, member: Member) -> int:
-        fresh = self._fresh.get(member)
-        return fresh[0] if fresh is not None else (self._landed.get(member) or self._flying[member])[1]
+        arrival = self._queue.get(member)
+        return arrival[0] if arrival is not None else (self._returned.get(member) or self._in_flight[member])[1]
 
     def members(self) -> list[Member]:
         """Queued members in order."""
-        return [*sorted(self._landed, key=lambda member: self._landed[member][0]), *self._fresh]
+        return [*sorted(self._returned, key=lambda member: self._returned[member][0]), *self._queue]
 
     def in_flight(self, member: Member) -> bool:
-        return member in self._flying
+        return member in self._in_flight
 
     def pop(self, count: int) -> list[Member]:
         """Takes `count` members from the head, which must exist; they are in flight from then on."""
-        flying, popped = self._flying, self._pop_landed(count) if self._landed else []
-        fresh, place = self._fresh, self._taken
+        in_flight, popped = self._in_flight, self._pop_returned(count) if self._returned else []
+        queue, position = self._queue, self._next_position
         for _ in range(count - len(popped)):
-            member, together = fresh.popitem(last=False)
-            together[1] -= 1
-            flying[member] = (place, together[0])
-            place += 1
+            member, arrival = queue.popitem(last=False)
+            arrival[1] -= 1
+            in_flight[member] = (position, arrival[0])
+            position += 1
             popped.append(member)
-        self._taken = place
+        self._next_position = position
         return popped
 
-    def _pop_landed(self, count: int) -> list[Member]:
+    def _pop_returned(self, count: int) -> list[Member]:
         popped: list[Member] = []
-        while len(popped) < count and self._landed:
-            member = heappop(self._places)[1]
-            self._flying[member] = self._landed.pop(member)
+        while len(popped) < count and self._returned:
+            member = heappop(self._returned_heap)[1]
+            self._in_flight[member] = self._returned.pop(member)
             popped.append(member)
             self._clear_top()
         return popped
 
-    def put_back(self, member: Member) -> None:
+    def return_member(self, member: Member) -> None:
         """Returns a member in flight to its old position."""
-        place = self._landed[member] = self._flying.pop(member)
-        heappush(self._places, (place[0], member))
+        position = self._returned[member] = self._in_flight.pop(member)
+        heappush(self._returned_heap, (position[0], member))
 
     def remove(self, member: Member) -> bool:
         """Removes a member wherever it is; returns whether it was in flight."""
-        if self._flying.pop(member, None) is not None:
+        if self._in_flight.pop(member, None) is not None:
             return True
-        together = self._fresh.pop(member, None)
-        if together is not None:
-            together[1] -= 1
+        arrival = self._queue.pop(member, None)
+        if arrival is not None:
+            arrival[1] -= 1
         else:
-            del self._landed[member]
+            del self._returned[member]
             self._clear_top()
         return False
 
     def _clear_top(self) -> None:
-        places, landed = self._places, self._landed
-        while places and landed.get(places[0][1], (-1,))[0] != places[0][0]:
-            heappop(places)
-        if len(places) > 2 * len(landed) + _SLACK:
-            places[:] = [(place, member) for member, (place, _) in landed.items()]
-            heapify(places)
+        heap, returned = self._returned_heap, self._returned
+        while heap and returned.get(heap[0][1], (-1,))[0] != heap[0][0]:
+            heappop(heap)
+        if len(heap) > 2 * len(returned) + _SLACK:
+            heap[:] = [(position, member) for member, (position, _) in returned.items()]
+            heapify(heap)
 
 
 MINUTE_MS: Final = 60_000
@@ -188,7 +188,7 @@ class Ageing(NamedTuple):
     step: int = 1
     bound: int = 10
 
-    def lifted(self, priority: int, waited_ms: int) -> int:
+    def effective_priority(self, priority: int, waited_ms: int) -> int:
         return priority + min(self.bound, self.step * (max(0, waited_ms) // MINUTE_MS))
 
 
@@ -199,45 +199,45 @@ class QueueOrder:
     when it reaches the top. A returned head makes the key earlier, so the queue is pushed again.
     """
 
-    __slots__ = ("_entries", "_heap", "_urgent")
+    __slots__ = ("_entries", "_heap", "_by_deadline")
 
-    def __init__(self, *, urgent: bool) -> None:
-        self._urgent = urgent
+    def __init__(self, *, by_deadline: bool) -> None:
+        self._by_deadline = by_deadline
         self._entries: dict[ClassQueue, _Entry] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, line: ClassQueue) -> None:
+    def put(self, queue: ClassQueue) -> None:
         """Adds a queue that became active, or whose head changed. It must have a queued member."""
-        head_ms = line.head_ms()
-        known = self._entries.get(line)
-        if known is not None and known[1] <= head_ms:
+        head_ms = queue.head_ms()
+        previous = self._entries.get(queue)
+        if previous is not None and previous[1] <= head_ms:
             return
-        urgency = line.deadline_ms if self._urgent and line.deadline_ms is not None else NO_DEADLINE
-        entry = self._entries[line] = (urgency, head_ms, line.serial, line)
+        urgency = queue.deadline_ms if self._by_deadline and queue.deadline_ms is not None else NO_DEADLINE
+        entry = self._entries[queue] = (urgency, head_ms, queue.serial, queue)
         heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entries) + _SLACK:
             self._heap = list(self._entries.values())
             heapify(self._heap)
 
-    def drop(self, line: ClassQueue) -> None:
+    def drop(self, queue: ClassQueue) -> None:
         """Removes a queue that is no longer active or has no queued member."""
-        self._entries.pop(line, None)
+        self._entries.pop(queue, None)
 
     def first(self) -> _Entry | None:
         heap, entries = self._heap, self._entries
         while heap:
             entry = heap[0]
-            line = entry[3]
-            if entries.get(line) is not entry:
+            queue = entry[3]
+            if entries.get(queue) is not entry:
                 heappop(heap)
                 continue
-            head_ms = line.head_ms()
+            head_ms = queue.head_ms()
             if head_ms == entry[1]:
                 return entry
-            entries[line] = entry = (entry[0], head_ms, entry[2], line)
+            entries[queue] = entry = (entry[0], head_ms, entry[2], queue)
             heapreplace(heap, entry)
         return None
 
@@ -250,22 +250,22 @@ class PriorityLevel:
     def __init__(self, priority: int) -> None:
         self.priority = priority
         self.lanes: dict[str, QueueOrder] = {}
-        self._oldest = QueueOrder(urgent=False)
+        self._oldest = QueueOrder(by_deadline=False)
 
-    def put(self, line: ClassQueue) -> None:
-        lane = self.lanes.get(line.tenant)
+    def put(self, queue: ClassQueue) -> None:
+        lane = self.lanes.get(queue.tenant)
         if lane is None:
-            lane = self.lanes[line.tenant] = QueueOrder(urgent=True)
-        lane.put(line)
-        self._oldest.put(line)
+            lane = self.lanes[queue.tenant] = QueueOrder(by_deadline=True)
+        lane.put(queue)
+        self._oldest.put(queue)
 
-    def drop(self, line: ClassQueue) -> None:
-        lane = self.lanes.get(line.tenant)
+    def drop(self, queue: ClassQueue) -> None:
+        lane = self.lanes.get(queue.tenant)
         if lane is not None:
-            lane.drop(line)
+            lane.drop(queue)
             if not lane:
-                del self.lanes[line.tenant]
-            self._oldest.drop(line)
+                del self.lanes[queue.tenant]
+            self._oldest.drop(queue)
 
     def waited_ms(self, now_ms: int) -> int:
         """How long the oldest head has waited."""
@@ -276,39 +276,39 @@ class PriorityLevel:
 class PriorityLevels:
     """All active queues with queued members, by priority."""
 
-    __slots__ = ("_ranks", "ageing")
+    __slots__ = ("_levels", "ageing")
 
     def __init__(self, ageing: Ageing) -> None:
         self.ageing = ageing
-        self._ranks: dict[int, PriorityLevel] = {}
+        self._levels: dict[int, PriorityLevel] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._ranks)
+        return bool(self._levels)
 
-    def put(self, line: ClassQueue) -> None:
-        rank = self._ranks.get(line.priority)
-        if rank is None:
-            rank = self._ranks[line.priority] = PriorityLevel(line.priority)
-        rank.put(line)
+    def put(self, queue: ClassQueue) -> None:
+        level = self._levels.get(queue.priority)
+        if level is None:
+            level = self._levels[queue.priority] = PriorityLevel(queue.priority)
+        level.put(queue)
 
-    def drop(self, line: ClassQueue) -> None:
-        rank = self._ranks.get(line.priority)
-        if rank is not None:
-            rank.drop(line)
-            if not rank.lanes:
-                del self._ranks[line.priority]
+    def drop(self, queue: ClassQueue) -> None:
+        level = self._levels.get(queue.priority)
+        if level is not None:
+            level.drop(queue)
+            if not level.lanes:
+                del self._levels[queue.priority]
 
     def tenants(self) -> list[str]:
-        return list(dict.fromkeys(tenant for rank in self._ranks.values() for tenant in rank.lanes))
+        return list(dict.fromkeys(tenant for level in self._levels.values() for tenant in level.lanes))
 
     def descending(self, now_ms: int) -> Iterator[dict[str, list[QueueOrder]]]:
         """The lanes of each tenant from the highest effective priority down; levels that ageing has made equal are merged."""
         levels: dict[int, list[PriorityLevel]] = {}
-        for priority, rank in self._ranks.items():
-            levels.setdefault(self.ageing.lifted(priority, rank.waited_ms(now_ms)), []).append(rank)
-        for level in sorted(levels, reverse=True):
+        for priority, rank in self._levels.items():
+            levels.setdefault(self.ageing.effective_priority(priority, rank.waited_ms(now_ms)), []).append(rank)
+        for priority_value in sorted(levels, reverse=True):
             lanes: dict[str, list[QueueOrder]] = {}
-            for rank in levels[level]:
+            for rank in levels[priority_value]:
                 for tenant, lane in rank.lanes.items():
                     lanes.setdefault(tenant, []).append(lane)
             yield lanes

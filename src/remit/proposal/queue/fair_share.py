@@ -62,12 +62,12 @@ _ROOTS: Final = _roots()
 @lru_cache(maxsize=256)  # many tenants were last charged at the same instant
 def decayed(elapsed_ms: int, half_life_ms: int) -> int:
     """2**64 decayed by this much time."""
-    whole, steps = divmod((max(0, elapsed_ms) << _STEP_BITS) // half_life_ms, 1 << _STEP_BITS)
-    left = 1 << _ONE_BITS
+    half_lives, steps = divmod((max(0, elapsed_ms) << _STEP_BITS) // half_life_ms, 1 << _STEP_BITS)
+    factor = 1 << _ONE_BITS
     for i, root in enumerate(_ROOTS, 1):
         if steps >> (_STEP_BITS - i) & 1:
-            left = left * root >> _ONE_BITS
-    return left >> whole
+            factor = factor * root >> _ONE_BITS
+    return factor >> half_lives
 
 
 class TenantShare:
@@ -81,12 +81,12 @@ class TenantShare:
     def parts(self, amount: Vector) -> ShareParts:
         """The counted resources of an amount, with their totals; reuse the result when the same amount is added many times."""
         sums, totals = self._sums, self._totals
-        found = []
+        parts = []
         for name, each in amount:
             if each and name in totals:
                 sums.setdefault(name, 0)
-                found.append((name, each, totals[name]))
-        return found
+                parts.append((name, each, totals[name]))
+        return parts
 
     def add(self, parts: ShareParts, count: int = 1) -> float:
         """Adds the amount `count` times and returns the new share."""
@@ -105,11 +105,11 @@ class TenantShare:
 class _TenantUsage:
     """Current usage of one tenant, and its decayed usage as of `at_ms`."""
 
-    __slots__ = ("at_ms", "past", "use")
+    __slots__ = ("at_ms", "decayed", "usage")
 
     def __init__(self, at_ms: int) -> None:
-        self.use: dict[str, int] = {}
-        self.past: dict[str, int] = {}
+        self.usage: dict[str, int] = {}
+        self.decayed: dict[str, int] = {}
         self.at_ms = at_ms
 
 
@@ -126,30 +126,30 @@ class FairShareLedger:
         weights: Mapping[str, int] = NO_WEIGHTS,
         half_life_ms: int = HALF_LIFE_MS,
         *,
-        memory_weight: int = 1,
+        history_weight: int = 1,
     ) -> None:
-        if half_life_ms < 0 or memory_weight < 0:
-            raise ValueError(f"half_life_ms and memory_weight must not be negative: {half_life_ms}, {memory_weight}")
+        if half_life_ms < 0 or history_weight < 0:
+            raise ValueError(f"half_life_ms and memory_weight must not be negative: {half_life_ms}, {history_weight}")
         self._half_life_ms = half_life_ms
-        self._memory_weight = memory_weight if half_life_ms else 0
+        self._history_weight = history_weight if half_life_ms else 0
         self._tenants: dict[str, _TenantUsage] = {}
         self._sweep_at = _SWEEP_MIN
         self._weights: dict[str, int] = {}
         self._totals: dict[int, dict[str, int]] = {}
-        self.resize(capacity)
+        self.set_capacity(capacity)
         for tenant, weight in weights.items():
-            self.weigh(tenant, weight)
+            self.set_weight(tenant, weight)
 
     def __len__(self) -> int:
         """Number of tenants with usage or decayed usage."""
         return len(self._tenants)
 
-    def resize(self, capacity: Mapping[str, int]) -> None:
+    def set_capacity(self, capacity: Mapping[str, int]) -> None:
         """Sets the cluster's capacity of each resource."""
         self._capacity = {name: count for name, count in capacity.items() if count > 0}
         self._totals.clear()
 
-    def weigh(self, tenant: str, weight: int) -> None:
+    def set_weight(self, tenant: str, weight: int) -> None:
         """Sets a tenant's weight (default 1). Twice the weight gives half the share for the same usage."""
         if weight < 1:
             raise ValueError(f"tenant {tenant}: weight {weight} is invalid; it must be at least 1")
@@ -160,79 +160,79 @@ class FairShareLedger:
 
     def charge(self, tenant: str, amount: Vector, sign: int, now_ms: int) -> None:
         """Adds `sign` times the amount to the tenant's usage; a negative sign returns it."""
-        found = self._tenants.get(tenant)
-        use = {} if found is None else found.use
+        entry = self._tenants.get(tenant)
+        usage = {} if entry is None else entry.usage
         for name, count in amount:
-            if use.get(name, 0) + sign * count < 0:
-                raise ValueError(f"tenant {tenant} cannot return {-sign * count} of {name}: it holds {use.get(name, 0)}")
-        if found is None:
-            found = self._enter(tenant, now_ms)
-        self._settle(found, now_ms)
-        use = found.use
+            if usage.get(name, 0) + sign * count < 0:
+                raise ValueError(f"tenant {tenant} cannot return {-sign * count} of {name}: it holds {usage.get(name, 0)}")
+        if entry is None:
+            entry = self._add_tenant(tenant, now_ms)
+        self._advance(entry, now_ms)
+        usage = entry.usage
         for name, count in amount:
-            use[name] = held = use.get(name, 0) + sign * count
+            usage[name] = held = usage.get(name, 0) + sign * count
             if not held:
-                del use[name]
-        if not use and not found.past:
+                del usage[name]
+        if not usage and not entry.decayed:
             del self._tenants[tenant]
 
-    def use(self, tenant: str) -> Mapping[str, int]:
+    def usage(self, tenant: str) -> Mapping[str, int]:
         """Current usage."""
-        found = self._tenants.get(tenant)
-        return {} if found is None else dict(found.use)
+        entry = self._tenants.get(tenant)
+        return {} if entry is None else dict(entry.usage)
 
-    def remembered(self, tenant: str, now_ms: int) -> Mapping[str, int]:
+    def decayed_usage(self, tenant: str, now_ms: int) -> Mapping[str, int]:
         """Usage averaged over the past, rounded down."""
-        found = self._tenants.get(tenant)
-        if found is None or not self._half_life_ms:
+        entry = self._tenants.get(tenant)
+        if entry is None or not self._half_life_ms:
             return {}
-        return {name: past >> _UNIT_BITS for name, past in self._past(found, now_ms).items() if past >> _UNIT_BITS}
+        return {name: amount >> _UNIT_BITS for name, amount in self._decayed(entry, now_ms).items() if amount >> _UNIT_BITS}
 
     def share(self, tenant: str, now_ms: int) -> float:
-        return self.standing(tenant, now_ms).share
+        return self.tenant_share(tenant, now_ms).share
 
-    def standing(self, tenant: str, now_ms: int) -> TenantShare:
+    def tenant_share(self, tenant: str, now_ms: int) -> TenantShare:
         """A copy of the tenant's share, to which a round adds its allocations."""
         weight = self._weights.get(tenant, 1)
         totals = self._totals.get(weight)
         if totals is None:
             totals = self._totals[weight] = {name: count * weight for name, count in self._capacity.items()}
-        found = self._tenants.get(tenant)
-        if found is None:
+        entry = self._tenants.get(tenant)
+        if entry is None:
             return TenantShare(0.0, {}, totals)
-        sums = dict(found.use)
-        if self._memory_weight:
-            for name, past in self._past(found, now_ms).items():
-                sums[name] = sums.get(name, 0) + (self._memory_weight * past >> _UNIT_BITS)
+        sums = dict(entry.usage)
+        if self._history_weight:
+            for name, amount in self._decayed(entry, now_ms).items():
+                sums[name] = sums.get(name, 0) + (self._history_weight * amount >> _UNIT_BITS)
         share = max((count / totals[name] for name, count in sums.items() if name in totals), default=0.0)
         return TenantShare(share, sums, totals)
 
-    def _past(self, tenant: _TenantUsage, now_ms: int) -> dict[str, int]:
+    def _decayed(self, tenant: _TenantUsage, now_ms: int) -> dict[str, int]:
         """Decayed usage at `now_ms`. Reading changes nothing, so the result does not depend on how often it is read."""
         if now_ms <= tenant.at_ms:
-            return tenant.past
-        left = decayed(now_ms - tenant.at_ms, self._half_life_ms)
-        found = {}
-        for name in {**tenant.past, **tenant.use}:
-            use = tenant.use.get(name, 0) << _UNIT_BITS
-            past = use + ((tenant.past.get(name, 0) - use) * left >> _ONE_BITS)
-            if past:
-                found[name] = past
-        return found
+            return tenant.decayed
+        factor = decayed(now_ms - tenant.at_ms, self._half_life_ms)
+        amounts = {}
+        for name in {**tenant.decayed, **tenant.usage}:
+            usage = tenant.usage.get(name, 0) << _UNIT_BITS
+            amount = usage + ((tenant.decayed.get(name, 0) - usage) * factor >> _ONE_BITS)
+            if amount:
+                amounts[name] = amount
+        return amounts
 
-    def _settle(self, tenant: _TenantUsage, now_ms: int) -> None:
+    def _advance(self, tenant: _TenantUsage, now_ms: int) -> None:
         if self._half_life_ms and now_ms > tenant.at_ms:
-            tenant.past = self._past(tenant, now_ms)
+            tenant.decayed = self._decayed(tenant, now_ms)
             tenant.at_ms = now_ms
 
-    def _enter(self, tenant: str, now_ms: int) -> _TenantUsage:
+    def _add_tenant(self, tenant: str, now_ms: int) -> _TenantUsage:
         """Adds a tenant. From time to time, tenants with less than one unit of decayed usage are dropped, which bounds the
         ledger.
         """
         if len(self._tenants) >= self._sweep_at:
-            gone = [name for name, one in self._tenants.items() if not one.use and not self.remembered(name, now_ms)]
-            for name in gone:
+            expired = [name for name, entry in self._tenants.items() if not entry.usage and not self.decayed_usage(name, now_ms)]
+            for name in expired:
                 del self._tenants[name]
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._tenants))
-        found = self._tenants[tenant] = _TenantUsage(now_ms)
-        return found
+        added = self._tenants[tenant] = _TenantUsage(now_ms)
+        return added

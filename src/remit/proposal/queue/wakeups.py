@@ -38,51 +38,51 @@ QueuePredicate = Callable[[ClassQueue], bool]
 class _EventHistory:
     """Versions of one event: the last one for all queues, and later ones for selected queues."""
 
-    __slots__ = ("everybody", "some")
+    __slots__ = ("last_for_all", "for_selected")
 
     def __init__(self) -> None:
-        self.everybody = -1
-        self.some: deque[tuple[int, QueuePredicate]] = deque()
+        self.last_for_all = -1
+        self.for_selected: deque[tuple[int, QueuePredicate]] = deque()
 
 
 class UnblockHistory:
-    def __init__(self, cures_max: int = EVENTS_MAX, partly_max: int = PREDICATES_MAX) -> None:
-        if min(cures_max, partly_max) < 1:
-            raise ValueError(f"the limits must be at least 1: cures_max={cures_max}, partly_max={partly_max}")
-        self._cures_max, self._partly_max = cures_max, partly_max
-        self._seen: OrderedDict[UnblockKey, _EventHistory] = OrderedDict()
-        self.forgotten = -1
+    def __init__(self, events_max: int = EVENTS_MAX, predicates_max: int = PREDICATES_MAX) -> None:
+        if min(events_max, predicates_max) < 1:
+            raise ValueError(f"the limits must be at least 1: cures_max={events_max}, partly_max={predicates_max}")
+        self._events_max, self._predicates_max = events_max, predicates_max
+        self._events: OrderedDict[UnblockKey, _EventHistory] = OrderedDict()
+        self.dropped_version = -1
         """The latest version of which an entry was dropped."""
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._events)
 
-    def note(self, cure: UnblockKey, version: int, which: QueuePredicate | None = None) -> None:
+    def record(self, event: UnblockKey, version: int, predicate: QueuePredicate | None = None) -> None:
         """Records an event for all queues, or for those that `which` selects."""
-        seen = self._seen.get(cure)
-        if seen is None:
-            seen = self._seen[cure] = _EventHistory()
-        self._seen.move_to_end(cure)
-        if which is None:
-            seen.everybody = max(seen.everybody, version)
-            seen.some = deque(one for one in seen.some if one[0] > version)
+        history = self._events.get(event)
+        if history is None:
+            history = self._events[event] = _EventHistory()
+        self._events.move_to_end(event)
+        if predicate is None:
+            history.last_for_all = max(history.last_for_all, version)
+            history.for_selected = deque(entry for entry in history.for_selected if entry[0] > version)
         else:
-            seen.some.append((version, which))
-            if len(seen.some) > self._partly_max:
+            history.for_selected.append((version, predicate))
+            if len(history.for_selected) > self._predicates_max:
                 # The predicate is dropped, so the event counts for all queues.
-                seen.everybody = max(seen.everybody, seen.some.popleft()[0])
-        if len(self._seen) > self._cures_max:
-            _, oldest = self._seen.popitem(last=False)
-            self.forgotten = max(self.forgotten, oldest.everybody, *(version for version, _ in oldest.some))
+                history.last_for_all = max(history.last_for_all, history.for_selected.popleft()[0])
+        if len(self._events) > self._events_max:
+            _, oldest = self._events.popitem(last=False)
+            self.dropped_version = max(self.dropped_version, oldest.last_for_all, *(version for version, _ in oldest.for_selected))
 
-    def cured(self, line: ClassQueue, cures: Iterable[UnblockKey], since: int) -> bool:
+    def happened_since(self, queue: ClassQueue, events: Iterable[UnblockKey], since: int) -> bool:
         """Whether one of these events happened for this queue after version `since`, or may have happened and was dropped."""
-        if since < self.forgotten:
+        if since < self.dropped_version:
             return True
-        for cure in cures:
-            seen = self._seen.get(cure)
-            if seen is not None and (
-                seen.everybody > since or any(version > since and which(line) for version, which in seen.some)
+        for event in events:
+            history = self._events.get(event)
+            if history is not None and (
+                history.last_for_all > since or any(version > since and which(queue) for version, which in history.for_selected)
             ):
                 return True
         return False
@@ -97,16 +97,16 @@ class WakeupMatcher:
     def fits_on(self, rows: Sequence[int]) -> QueuePredicate:
         """Selects queues whose replicas fit on one of these rows, where capacity was released."""
         at = np.array(rows, dtype=np.int64)
-        most = {name: int(column[at].max()) for name, column in self._kernel.columns.free.items()}
+        largest_free = {name: int(column[at].max()) for name, column in self._kernel.columns.free.items()}
 
         def fits(line: ClassQueue) -> bool:
             try:
-                one = self._class_of(line)
-                if one is None:
+                work_class = self._class_of(line)
+                if work_class is None:
                     return True
-                if any(need > most.get(name, 0) for name, need in one.ask.resources):
+                if any(need > largest_free.get(name, 0) for name, need in work_class.requirements.resources):
                     return False
-                return bool((self._kernel.refresh(one)[at] >= 0).any()) or self._is_misled(line, one, at)
+                return bool((self._kernel.refresh(work_class)[at] >= 0).any()) or self._has_unawaited_blocker(line, work_class, at)
             except PluginError:
                 return True
 
@@ -119,30 +119,30 @@ class WakeupMatcher:
 
         def is_open(line: ClassQueue) -> bool:
             try:
-                one = self._class_of(line)
-                if one is None:
+                work_class = self._class_of(line)
+                if work_class is None:
                     return True
-                self._kernel.refresh(one)
-                return not one.closed[at].all() or self._is_misled(line, one, at)
+                self._kernel.refresh(work_class)
+                return not work_class.closed[at].all() or self._has_unawaited_blocker(line, work_class, at)
             except PluginError:
                 return True
 
         return is_open
 
-    def spreads(self, line: ClassQueue) -> bool:
+    def uses_spread(self, queue: ClassQueue) -> bool:
         """Selects queues with a topology spread: for them the set of domains matters."""
         try:
-            one = self._class_of(line)
+            work_class = self._class_of(queue)
         except PluginError:
             return True
-        return one is None or bool(one.ask.spread)
+        return work_class is None or bool(work_class.requirements.spread)
 
-    def _is_misled(self, line: ClassQueue, one: WorkClass, rows: Ints) -> bool:
+    def _has_unawaited_blocker(self, queue: ClassQueue, work_class: WorkClass, rows: Ints) -> bool:
         """Whether one of these rows is rejected only by filters whose unblock events the queue does not wait for."""
-        waits = {str(cure[0]) for cure in line.wait.cures if isinstance(cure, tuple)} if line.wait is not None else set()
-        others = [
-            filter_ for filter_ in self._kernel.all_filters if not waits.issuperset(filter_.cures) and applies(filter_, one.ask)
+        awaited = {str(event[0]) for event in queue.wait.unblock_events if isinstance(event, tuple)} if queue.wait is not None else set()
+        unawaited = [
+            filter_ for filter_ in self._kernel.all_filters if not awaited.issuperset(filter_.unblock_events) and applies(filter_, work_class.requirements)
         ]
-        if not one.alone and all(filter_.check in PEER_CHECKS for filter_ in others):
+        if not work_class.excluded_on_node and all(filter_.check in PEER_CHECKS for filter_ in unawaited):
             return False  # cached scores ignore rules about wider domains, so these rules have closed no row here
-        return refused_only_by(self._kernel, one, rows, others)
+        return refused_only_by(self._kernel, work_class, rows, unawaited)

@@ -1,14 +1,12 @@
 """Token lookup and the authorization check of each request.
 
-Looked up by its digest among the tokens on the board; what it allows is law/authorization.py's.
+Tokens are found by digest in the watch cache; what a token allows is decided by law/authorization.py. The watch cache
+follows the store, so a revoked token stops working a moment later, and open streams of its holder end.
 
-The board follows the store, so a token that is revoked is unknown here a moment later, and whatever was being told to its
-holder ends. When a token runs out is the one thing here that a wall clock decides: it is a promise to people, over restarts and
-machines. A clock that is set back lengthens tokens by that much, and nothing else; revoking does not depend on it.
+Expiry is compared with the wall clock, because it must hold over restarts and across machines. A clock that is set back
+extends tokens by as much; revocation does not depend on it.
 
-Who they are, at which door, and for what: law/authorization.py decides, this finds what to ask it.
-
-For somebody of one tenant the others' objects are not there: 404, and not 403, which would tell that they are.
+Objects of other tenants do not exist for a caller of one tenant: the answer is 404, since 403 would confirm that they exist.
 """
 
 from __future__ import annotations
@@ -20,32 +18,32 @@ from typing import Any, Final
 from remit.client.remote_store import RangeRequest, WatchRequest
 from remit.client.rpc import EndpointCall
 from remit.law import authorization
-from remit.model.identity import Principal, Token, token_digest, principal_of
+from remit.model.identity import Principal, Token, principal_of, token_digest
 from remit.model.objects import TENANTED, AnyObject
 from remit.model.problems import an, quoted
-from remit.model.wire.agent_messages import SecretMaterialRequest, AssignmentsRequest
-from remit.observation.watch_cache import Board
+from remit.model.wire.agent_messages import AssignmentsRequest, SecretMaterialRequest
+from remit.observation.watch_cache import WatchCache
 from remit.serve.http.replies import ApiProblem, unavailable
 from remit.serve.http.routes import Route
 from remit.world.interfaces import Clock
 
 CHALLENGE_HEADERS: Final = {"WWW-Authenticate": 'Bearer realm="remit"'}
-_SEND_TOKEN: Final = "send the header Authorization: Bearer TOKEN, with a token that `remit token create` made"
+_SEND_TOKEN: Final = "send the header Authorization: Bearer TOKEN, with a token from `remit token create`"  # noqa: S105 - help text
 
 
 class TokenIndex:
-    """Every token of a scope, from one board. Satisfies `observation.board.Listener`."""
+    """All tokens of a scope, indexed by digest. Satisfies `observation.watch_cache.Listener`."""
 
-    def __init__(self, watch_cache: Board, clock: Clock) -> None:
+    def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._watch_cache, self._clock = watch_cache, clock
         self._by_digest: dict[str, tuple[Token, Principal]] = {}
         self._digest_by_name: dict[str, str] = {}
         self._changed = asyncio.Event()
-        for key, row in watch_cache.kind("token/"):
-            self.changed(key, None, row.thing)
+        for key, row in watch_cache.of_kind("token/"):
+            self.on_change(key, None, row.obj)
         watch_cache.subscribe(self)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         if not key.startswith("token/"):
             return
         if isinstance(old, Token):
@@ -57,20 +55,22 @@ class TokenIndex:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         return
 
     def authenticate(self, authorization: str) -> Principal:
-        """Whoever sends this header. Raises `ApiProblem`: 401, or 503 while nobody can be known yet."""
+        """Return the principal of an Authorization header. Raises `ApiProblem`: 401, or 503 while the tokens are still being
+        loaded.
+        """
         kind, _, given = authorization.partition(" ")
         given = given.strip()
         if kind.lower() != "bearer" or not given:
-            raise unauthenticated("no token was given")
+            raise unauthenticated("no bearer token was sent")
         entry = self._by_digest.get(token_digest(given))
         if entry is None:
-            if not self._watch_cache.sober:
-                raise unavailable("who may ask here is still being read")
-            raise unauthenticated("the token is none of this scope's")
+            if not self._watch_cache.is_current:
+                raise unavailable("tokens are still being loaded")
+            raise unauthenticated("the token is not valid in this scope")
         token, principal = entry
         reason = self._why_invalid(token)
         if reason:
@@ -78,74 +78,96 @@ class TokenIndex:
         return principal
 
     def is_valid(self, principal: Principal) -> bool:
-        """Is the token still good by which somebody was let in?"""
+        """Return whether the token that authenticated `principal` is still valid."""
         entry = self._by_digest.get(self._digest_by_name.get(principal.token, ""))
         return entry is not None and entry[1] == principal and not self._why_invalid(entry[0])
 
     async def wait_until_revoked(self, principal: Principal) -> None:
-        """Until it was revoked. That it ran out nobody tells: whoever goes on for long asks `good` now and then."""
+        """Wait until the token is revoked. Expiry does not end the wait: long-lived streams also call `is_valid` at every
+        heartbeat.
+        """
         while self.is_valid(principal):
             await self._changed.wait()
 
     def _why_invalid(self, token: Token) -> str:
         spec, name = token.spec, token.metadata.name
         if spec.revoked:
-            return f"the token {name} was revoked"
-        # Both are RFC 3339 in UTC, so their order is that of their letters.
-        return f"the token {name} ran out at {spec.expires}" if spec.expires <= self._clock.wall() else ""
+            return f"token {name} was revoked"
+        # Both are RFC 3339 in UTC, so text order is time order.
+        return f"token {name} expired at {spec.expires}" if spec.expires <= self._clock.wall() else ""
 
 
 def unauthenticated(detail: str, cure: str = _SEND_TOKEN) -> ApiProblem:
     return ApiProblem(401, "unauthenticated", detail, cure=cure, headers=CHALLENGE_HEADERS)
 
 
-_AUDIENCES: Final = {"user": "people", "agent": "agents", "component": "schedulers and controllers", "join": "joining, once"}
+_AUDIENCES: Final = {"user": "users", "agent": "agents", "component": "schedulers and controllers", "join": "joining agents"}
 
 
 def authorize(route: Route, principal: Principal, path: Mapping[str, str]) -> None:
-    """Raises `ApiProblem`."""
+    """Check that `principal` may use `route` with these path variables. Raises `ApiProblem`."""
     if principal.audience not in route.audience:
-        detail = f"the token {principal.token} is for {_AUDIENCES[principal.audience]}, and is not taken here"
-        raise unauthenticated(detail, "use a token that was made for this: `remit token create --role ROLE`")
+        detail = f"token {principal.token} is for {_AUDIENCES[principal.audience]} and is not accepted here"
+        raise unauthenticated(detail, "use a token with a suitable role: `remit token create --role ROLE`")
     if principal.audience != "user":
         return
     tenant = path.get("name" if route.kind == "Tenant" else "tenant", "")
     if tenant and principal.tenant not in ("", tenant):
-        raise ApiProblem(404, "not_found", f"there is no tenant {quoted(tenant)}", field="tenant", cure="use the one you belong to")
+        raise ApiProblem(404, "not_found", f"there is no tenant {quoted(tenant)}", field="tenant", cure="use your own tenant")
     if not route.is_read and not authorization.may_write(principal):
-        raise forbidden(f"{principal.subject} is a viewer, and may not change anything", "ask an admin for a token of a member")
+        raise forbidden(
+            f"{principal.subject} has the role viewer, which cannot write", "ask an admin for a token with the role member"
+        )
     if not principal.tenant:
         return
     if route.kind in TENANTED:
         return
     if route.kind and not (route.is_read and authorization.may_read(principal, route.kind, "", path.get("name", ""))):
-        cure = f"read your own: /v1/tenants/{principal.tenant}" if route.kind == "Tenant" else "let an admin ask"
-        raise forbidden(f"{an(route.kind)} belongs to no tenant, and {principal.subject} to {principal.tenant}", cure)
+        cure = (
+            f"read your own tenant: /v1/tenants/{principal.tenant}"
+            if route.kind == "Tenant"
+            else "use a token without a tenant, or ask an admin"
+        )
+        raise forbidden(
+            f"{an(route.kind)} belongs to no tenant, and {principal.subject} is limited to tenant {principal.tenant}", cure
+        )
     if not route.kind and not route.tenant_access:
         raise forbidden(
-            f"this is not for somebody of one tenant, as {principal.subject} is of {principal.tenant}", "let an admin ask"
+            f"not available to {principal.subject}, who is limited to tenant {principal.tenant}",
+            "use a token without a tenant, or ask an admin",
         )
 
 
 def check_may_declare(principal: Principal, objects: tuple[AnyObject, ...]) -> None:
-    """May this person speak of all of these? Raises `ApiProblem`, before anything is compared with what is there."""
+    """Check that `principal` may declare all of these objects. Raises `ApiProblem`, before they are compared with stored
+    objects, which would reveal what exists.
+    """
     for obj in objects:
         meta, kind = obj.metadata, type(obj).__name__
         if principal.tenant and (kind not in TENANTED or meta.tenant != principal.tenant):
-            detail = f"{kind} {quoted(meta.name)}: {principal.subject} acts in tenant {principal.tenant} alone"
+            detail = f"{kind} {quoted(meta.name)}: {principal.subject} is limited to tenant {principal.tenant}"
             raise ApiProblem(
-                403, "tenant", detail, field="metadata.tenant", cure="declare it in your own tenant, or let an admin do it"
+                403, "tenant", detail, field="metadata.tenant", cure="declare it in your own tenant, or ask an admin"
             )
 
 
 def check_component_call(principal: Principal, call: EndpointCall | RangeRequest | SecretMaterialRequest) -> None:
-    """May this component ask this? Raises `ApiProblem`."""
+    """Check that a component may make this call. Raises `ApiProblem`."""
     if isinstance(call, RangeRequest):
         _check_may_read_rows(principal)
     elif isinstance(call, SecretMaterialRequest):
         _raise_if_denied(authorization.actor_denial_reason(principal, call.actor))
     elif call.operations is not None:
-        _raise_if_denied(next((reason for operation in call.operations if (reason := authorization.claim_denial_reason(principal, operation))), ""))
+        _raise_if_denied(
+            next(
+                (
+                    reason
+                    for operation in call.operations
+                    if (reason := authorization.claim_denial_reason(principal, operation))
+                ),
+                "",
+            )
+        )
     elif call.renew is not None:
         _raise_if_denied(authorization.actor_denial_reason(principal, call.renew))
     elif call.beats is not None:
@@ -163,12 +185,14 @@ def check_component_stream(principal: Principal, stream_request: AssignmentsRequ
 
 def _check_may_read_rows(principal: Principal) -> None:
     if principal.audience != "component":
-        raise forbidden(f"the rows of a scope are not told to {principal.role}s", "ask for the orders of your own nodes")
+        raise forbidden(
+            f"the role {principal.role} may not read the rows of a scope", "follow the assignments of your own nodes instead"
+        )
 
 
 def _raise_if_denied(reason: str) -> None:
     if reason:
-        raise forbidden(reason, "ask only for what is yours")
+        raise forbidden(reason, "use a token that covers these nodes, leases or claims")
 
 
 def forbidden(detail: str, cure: str) -> ApiProblem:

@@ -1,17 +1,14 @@
 """Bootstrap tokens of a new scope and agent join.
 
-The server makes them known that runs on its data; all others a person makes.
+A server that runs on its own data directory registers its first tokens; users create all others. The name of a bootstrap
+token is derived from its digest, so registering it again changes nothing, and a revoked one stays revoked.
 
-A token is called after its digest. So making the same one known twice is one deed, and one that was revoked stays so.
+An agent joins with a join token, which works once: a conditional write marks it as spent by the digest of the agent's own
+token, key and nodes. The winner may repeat the request, after a lost answer or a crash between any two steps, and gets the
+same result; for any other caller the token is spent.
 
-With a join token, once: a conditional write spends it, and only who won goes on.
-
-What spends the token says who did: a digest of the agent's own token, key and nodes. So the winner may ask again, after a lost
-answer or a kill between any two steps, and is the same agent still; for anybody else the token is spent.
-
-An agent is known by a token and, over TLS, by a certificate that names the same nodes; neither is worth anything without the
-other. A node that has an agent takes no other under its name until that one's token is revoked: whoever has a new key is
-somebody else.
+An agent is identified by a token and, with TLS, by a certificate for the same nodes; neither works without the other. A node
+that has an agent accepts no other until that agent's token is revoked or expires.
 """
 
 from __future__ import annotations
@@ -24,14 +21,25 @@ from starlette.responses import Response
 
 from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, acts_for, agent_identity
 from remit.model.claims import Actor, Apply, Code, Refused, Role
-from remit.model.identity import JoinResponse, JoinRequest, Principal, RenewRequest, Token, TokenRole, TokenSpec, token_digest, expiry_after, join_fingerprint
+from remit.model.identity import (
+    JoinRequest,
+    JoinResponse,
+    Principal,
+    RenewRequest,
+    Token,
+    TokenRole,
+    TokenSpec,
+    expiry_after,
+    join_fingerprint,
+    token_digest,
+)
 from remit.model.metadata import Metadata
 from remit.model.objects import decode, key_of
 from remit.serve.auth.access_control import forbidden, unauthenticated
 from remit.serve.http.bodies import parse_strict_json
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import TEXT, ResponseSpec, BodySpec, Route
+from remit.serve.http.routes import TEXT, BodySpec, ResponseSpec, Route
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
 from remit.world.interfaces import WorldError
@@ -44,26 +52,35 @@ if TYPE_CHECKING:
 BOOTSTRAP: Final = Actor("bootstrap", Role.OPERATOR)
 BOOTSTRAP_TOKEN_TTL_MS: Final = 365 * 86_400_000
 REMAINING_MS_MIN: Final = 30 * 86_400_000
-"""One that runs out sooner is not relied on any more."""
+"""A bootstrap token that expires sooner is replaced."""
 
 
 class BootstrapTokenRejected(WorldError):
-    """The authority did not take a first token."""
+    """The authority refused a bootstrap token."""
 
 
 def bootstrap_token_name(role: str, token: str) -> str:
     return f"{role}-{token_digest(token)[:12]}"
 
 
-async def ensure_bootstrap_token(server: ServerContext, token: str, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()) -> bool:
-    """Make it known, if it is not. False: it cannot be relied on: it was revoked, runs out soon, or is for other nodes."""
+async def ensure_bootstrap_token(
+    server: ServerContext, token: str, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()
+) -> bool:
+    """Register a bootstrap token unless it exists. False: it exists but cannot be used, because it was revoked, expires soon,
+    or is for other nodes.
+    """
     name, wall = bootstrap_token_name(role, token), server.clock.wall()
     row = await server.store.get(key_of("Token", name))
     if row is not None:
         await wait_until_cached(server, name)
         stored = decode(row.value)
         spec = stored.spec if isinstance(stored, Token) else None
-        return spec is not None and not spec.revoked and spec.expires > expiry_after(wall, REMAINING_MS_MIN) and set(spec.nodes) == set(nodes)
+        return (
+            spec is not None
+            and not spec.revoked
+            and spec.expires > expiry_after(wall, REMAINING_MS_MIN)
+            and set(spec.nodes) == set(nodes)
+        )
     spec = TokenSpec(
         role=role,
         digest=token_digest(token),
@@ -74,15 +91,16 @@ async def ensure_bootstrap_token(server: ServerContext, token: str, role: TokenR
     verdict = await server.client(BOOTSTRAP).submit(Apply(Token(metadata=Metadata(name=name), spec=spec), expect=0))
     if isinstance(verdict, Refused) and verdict.code is not Code.EXISTS:
         raise BootstrapTokenRejected(
-            f"the token {name} could not be made known: {verdict.detail}", "see what the store holds, and start again"
+            f"bootstrap token {name} was refused by the authority: {verdict.detail}",
+            "check the tokens in the store, then start again",
         )
     await wait_until_cached(server, name)
     return True
 
 
 async def wait_until_cached(server: ServerContext, name: str) -> None:
-    """Until this server's board shows it: whoever is told of a token may use it at once."""
-    while not server.watch_cache.sober or server.watch_cache.get(key_of("Token", name)) is None:
+    """Wait until this server's watch cache has the token: its owner may use it as soon as it has been answered."""
+    while not server.watch_cache.is_current or server.watch_cache.get(key_of("Token", name)) is None:
         await server.clock.sleep_ms(2)
 
 
@@ -93,38 +111,50 @@ _renew_decoder: msgspec.json.Decoder[RenewRequest] = msgspec.json.Decoder(RenewR
 
 
 def check_certificate(server: ServerContext, principal: Principal, identity: CertificateIdentity | None) -> None:
-    """Does the certificate go with the token? Raises `ApiProblem`."""
-    bearer = identity or NO_IDENTITY
-    if bearer.role == "agent" and principal.audience not in ("agent", "join"):
-        detail = f"the certificate of {bearer.uris[0]} is an agent's, and no {principal.role}'s"
-        raise forbidden(detail, "show none, or your own")
+    """Check that the client certificate matches the token. Raises `ApiProblem`."""
+    certificate = identity or NO_IDENTITY
+    if certificate.role == "agent" and principal.audience not in ("agent", "join"):
+        detail = f"the certificate of {certificate.uris[0]} belongs to an agent, but the token has the role {principal.role}"
+        raise forbidden(detail, "send no client certificate, or your own")
     if server.tls is None or principal.audience != "agent":
         return
-    if not bearer.role:
-        raise unauthenticated(f"the token {principal.token} is an agent's, and no certificate was shown", "show the one from joining")
-    if not acts_for(bearer, principal.nodes):
-        raise forbidden(f"the certificate is not for the nodes of the token {principal.token}", "show the one from joining")
+    if not certificate.role:
+        raise unauthenticated(
+            f"token {principal.token} belongs to an agent and needs a client certificate",
+            "send the certificate received when joining",
+        )
+    if not acts_for(certificate, principal.nodes):
+        raise forbidden(
+            f"the client certificate is not for the nodes of token {principal.token}",
+            "send the certificate received when joining",
+        )
 
 
 async def get_ca_certificate(request: RequestContext, server: ServerContext) -> Response:
     if server.tls is None:
-        raise ApiProblem(404, "not_found", "there is no TLS here, and so no authority", cure="start the server with --tls")
+        raise ApiProblem(
+            404, "not_found", "this server has no CA, because it runs without TLS", cure="start the server with --tls"
+        )
     return Response(server.tls.ca, media_type=TEXT)
 
 
 async def join(request: RequestContext, server: ServerContext) -> Response:
-    """Whoever has joined with a token may ask again, and is answered as before: an answer that was lost costs nothing."""
+    """Redeem a join token. An agent that joined may repeat the request and gets the same answer, so that a lost answer costs
+    nothing.
+    """
     joining, principal = _decode_body(_join_decoder, request.body), request.principal
     if set(joining.nodes) != principal.nodes:
-        detail = f"the token {principal.token} is for {', '.join(sorted(principal.nodes)[:5])}, and for nothing else"
-        raise ApiProblem(403, "not_owner", detail, field="nodes", cure="join as all of them, or let a token be made for others")
-    async with server.join_lock:  # whether a name is taken is looked up, and then written
+        detail = f"nodes: token {principal.token} is for exactly these nodes: {', '.join(sorted(principal.nodes)[:5])}"
+        raise ApiProblem(403, "not_owner", detail, field="nodes", cure="join with all of them, or create another join token")
+    async with server.join_lock:  # the check for nodes with an agent and the write must not interleave with another join
         joiner_digest = join_fingerprint(joining.digest, await _csr_key_digest(server, joining.request), joining.nodes)
         claim = await _claim_to_spend(server, principal, joiner_digest)
         await _check_nodes_free(server, joining)
         certificates = await _issue_certificates(server, joining.request, joining.nodes)
         if claim is not None and isinstance(await server.client(BOOTSTRAP).submit(claim), Refused):
-            await _claim_to_spend(server, principal, joiner_digest)  # somebody was quicker; at another server it may have been this one
+            await _claim_to_spend(
+                server, principal, joiner_digest
+            )  # another request spent it first; through another server it may have been this agent
         name, expires = await _register_agent_token(server, joining)
     return json_response(JoinResponse(name, expires, *certificates))
 
@@ -134,25 +164,25 @@ async def renew(request: RequestContext, server: ServerContext) -> Response:
     certificates = await _issue_certificates(server, renewing.request, principal.nodes)
     stored, revision = await _stored_token(server, principal.token)
     if stored is None or stored.spec.revoked:
-        raise unauthenticated(f"the token {principal.token} was revoked")
+        raise unauthenticated(f"token {principal.token} was revoked")
     expires = max(stored.spec.expires, expiry_after(server.clock.wall(), AGENT_TOKEN_TTL_MS))
     spec = msgspec.structs.replace(stored.spec, expires=expires)
     renewed = Token(metadata=Metadata(name=principal.token, labels=stored.metadata.labels), spec=spec)
     if spec != stored.spec:
         verdict = await server.client(BOOTSTRAP).submit(Apply(renewed, expect=revision))
-        if isinstance(verdict, Refused):  # it was revoked, or changed, meanwhile: that stands
-            raise ApiProblem(409, verdict.code.value, verdict.detail, cure="ask again")
+        if isinstance(verdict, Refused):  # it was revoked or changed in the meantime, which takes precedence
+            raise ApiProblem(409, verdict.code.value, verdict.detail, cure="retry")
     return json_response(JoinResponse(principal.token, expires, *certificates))
 
 
 async def _claim_to_spend(server: ServerContext, principal: Principal, joiner_digest: str) -> Apply | None:
-    """What uses the token up, for good, and by one alone: the authority takes one write at the revision that was read. None: it
-    was used, by the one who asks. Raises `ApiProblem` if it was by another.
+    """Return the claim that marks the join token as spent, conditional on the revision that was read. None: this agent has
+    spent it already. Raises `ApiProblem` if it was spent by another agent, or revoked.
     """
     stored, revision = await _stored_token(server, principal.token)
     if stored is None or stored.spec.revoked or stored.spec.spent not in ("", joiner_digest):
-        cure = "let another be made: `remit token create --role join`"
-        raise unauthenticated(f"the token {principal.token} was used already, or was revoked", cure)
+        cure = "create another join token: `remit token create --role join`"
+        raise unauthenticated(f"join token {principal.token} was already used, or was revoked", cure)
     if stored.spec.spent:
         return None
     spec = msgspec.structs.replace(stored.spec, spent=joiner_digest)
@@ -161,25 +191,29 @@ async def _claim_to_spend(server: ServerContext, principal: Principal, joiner_di
 
 
 async def _check_nodes_free(server: ServerContext, joining: JoinRequest) -> None:
-    """Asked before the join token is used up: who is refused here may use it otherwise."""
+    """Check that the nodes have no other agent. Comes before the join token is spent, so that a rejected agent can use it
+    again.
+    """
     own, _ = await _stored_token(server, _agent_token_name(joining))
     is_same = own is not None and own.spec.digest == joining.digest and set(own.spec.nodes) == set(joining.nodes)
     if own is not None and (not is_same or _is_invalid(server, own)):
-        detail = f"the token {own.metadata.name} was an agent's before, and is not good any more"
-        raise ApiProblem(409, "exists", detail, field="digest", cure="make another token of your own, and join with its digest")
-    for _, row in server.watch_cache.kind("token/"):
-        token = row.thing
+        detail = f"digest: token {own.metadata.name} belonged to an agent and is no longer valid"
+        raise ApiProblem(409, "exists", detail, field="digest", cure="generate a new agent token, and join with its digest")
+    for _, row in server.watch_cache.of_kind("token/"):
+        token = row.obj
         if not isinstance(token, Token) or token.spec.role != "agent" or token.metadata.name == _agent_token_name(joining):
             continue
         taken = sorted(set(token.spec.nodes) & set(joining.nodes))
         if taken and not _is_invalid(server, token):
-            detail = f"node {taken[0]} has an agent already, known by the token {token.metadata.name}"
-            cure = f"if that one is gone, `remit token revoke {token.metadata.name}`; else join under another name"
+            detail = f"nodes: node {taken[0]} already has an agent, with token {token.metadata.name}"
+            cure = (
+                f"if that agent is gone, run `remit token revoke {token.metadata.name}`; otherwise join under another node name"
+            )
             raise ApiProblem(409, "exists", detail, field="nodes", cure=cure)
 
 
 async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> tuple[str, str]:
-    """The agent's token: its name, and until when it is good. One that it has from an earlier try is the same one."""
+    """Register the agent's token and return its name and expiry. A token from an earlier try is reused."""
     name, nodes = _agent_token_name(joining), tuple(sorted(set(joining.nodes)))
     token, _ = await _stored_token(server, name)
     if token is None:
@@ -188,10 +222,12 @@ async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> 
         spec = TokenSpec(role="agent", digest=joining.digest, expires=expires, subject=subject, nodes=nodes, joined=True)
         token = Token(metadata=Metadata(name=name), spec=spec)
         verdict = await server.client(BOOTSTRAP).submit(Apply(token, expect=0))
-        if isinstance(verdict, Refused):  # an earlier try has landed, another agent was quicker, or there is no room for more
+        if isinstance(
+            verdict, Refused
+        ):  # an earlier try succeeded, another agent was faster, or the limit of tokens is reached
             stored, _ = await _stored_token(server, name)
             if stored is None or stored.spec.digest != joining.digest:
-                cure = "ask again; if it has an agent that is gone, `remit token revoke` its token first"
+                cure = "retry; if a node has an agent that is gone, revoke its token first: `remit token revoke`"
                 raise ApiProblem(409, verdict.code.value, verdict.detail, cure=cure)
             token = stored
     await wait_until_cached(server, name)
@@ -199,7 +235,7 @@ async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> 
 
 
 async def _stored_token(server: ServerContext, name: str) -> tuple[Token | None, int]:
-    """As the store has it now, and not as a board has seen it."""
+    """Return a token and its revision from the store, which is current, unlike the watch cache."""
     row = await server.store.get(key_of("Token", name))
     token = None if row is None else decode(row.value)
     return (token, row.revision) if row is not None and isinstance(token, Token) else (None, 0)
@@ -216,26 +252,26 @@ def _is_invalid(server: ServerContext, token: Token) -> bool:
 async def _csr_key_digest(server: ServerContext, csr: str) -> str:
     if server.tls is None:
         return ""
-    from remit.world.net.certificates import requested_digest
+    from remit.world.net.certificates import key_digest_of_request
 
-    return await _offload_csr(server, lambda: requested_digest(csr.encode()))
+    return await _offload_csr(server, lambda: key_digest_of_request(csr.encode()))
 
 
 async def _issue_certificates(server: ServerContext, csr: str, nodes: Any) -> tuple[str, ...]:
-    """Two certificates and their authority; nothing without TLS."""
+    """Return the two certificates of an agent and the CA certificate; empty without TLS."""
     if server.tls is None:
         return ()
     tls = server.tls
-    pair = await _offload_csr(server, lambda: tls.authority.agent(csr.encode(), agent_identity(nodes)))
+    pair = await _offload_csr(server, lambda: tls.authority.issue_agent(csr.encode(), agent_identity(nodes)))
     return pair.calling.decode(), pair.answering.decode(), tls.ca.decode()
 
 
 async def _offload_csr(server: ServerContext, work: Callable[[], T]) -> T:
-    from remit.world.net.certificates import NoCertificate
+    from remit.world.net.certificates import CertificateError
 
     try:
         return await server.world.offload(work)
-    except NoCertificate as error:
+    except CertificateError as error:
         raise ApiProblem(422, "invalid", error.cause, field="request", cure=error.cure) from error
 
 
@@ -246,22 +282,44 @@ def _decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except (msgspec.ValidationError, ValueError) as error:
         detail, _, path = str(error).partition(" - at ")
         field = path.strip("`").removeprefix("$.")
-        raise ApiProblem(422, "invalid", detail, field=field, cure="/openapi.json says what joining is") from None
+        raise ApiProblem(
+            422, "invalid", detail, field=field, cure="see /openapi.json for the fields of a join request"
+        ) from None
 
 
 ROUTES: Final = (
     Route(
-        "GET", "/v1/ca", "readAuthority", "The certificate of this server's authority, in PEM, for whoever knows its digest.",
-        get_ca_certificate, tag="programs", responses=(ResponseSpec(200, "the certificate", str, TEXT),), anonymous=True,
+        "GET",
+        "/v1/ca",
+        "readAuthority",
+        "The CA certificate of this server, in PEM. Clients compare it with a known digest.",
+        get_ca_certificate,
+        tag="components",
+        responses=(ResponseSpec(200, "the CA certificate", str, TEXT),),
+        anonymous=True,
     ),
     Route(
-        "POST", "/v1/join", "join", "Become the agent of nodes, with a join token, once.",
-        join, tag="programs", body=BodySpec((JoinRequest,)), responses=(ResponseSpec(200, "who it is now", JoinResponse),), audience=("join",),
+        "POST",
+        "/v1/join",
+        "join",
+        "Register an agent for its nodes with a join token, which works once.",
+        join,
+        tag="components",
+        body=BodySpec((JoinRequest,)),
+        responses=(ResponseSpec(200, "token name, expiry and certificates of the agent", JoinResponse),),
+        audience=("join",),
         audited=True,
     ),
     Route(
-        "POST", "/v1/renew", "renew", "More time for an agent, and new certificates.",
-        renew, tag="programs", body=BodySpec((RenewRequest,)), responses=(ResponseSpec(200, "until when", JoinResponse),), audience=("agent",),
+        "POST",
+        "/v1/renew",
+        "renew",
+        "Extend the token of an agent and renew its certificates.",
+        renew,
+        tag="components",
+        body=BodySpec((RenewRequest,)),
+        responses=(ResponseSpec(200, "new expiry and certificates", JoinResponse),),
+        audience=("agent",),
         unqueued=True,
     ),
-)  # fmt: skip
+)

@@ -1,22 +1,17 @@
 """Secret sealing (AES-SIV), key file, delivery to nodes.
 
-Sealed before it is claimed, opened for its node. No I/O here.
+Values are sealed before they are claimed and unsealed only for the node that runs the replica. AES-SIV (RFC 5297) with a
+512-bit key needs no nonce: the same value in the same place gives the same sealed text, so a retried request has the same
+payload, and an unchanged value is recognised. The key of the object and the name of the field are authenticated with each
+value, so a sealed value cannot be moved elsewhere. There may be several keys: the first (primary) one seals, and each
+unseals what it has sealed.
 
-AES-SIV (RFC 5297) under a key of 512 bits. It needs no nonce: the same value in the same place is the same sealed text, so a
-request that is sent again has the same payload, and what stands so already is known as unchanged. Sealed along with each value
-are the key of its object in the store and the name of its field: moved anywhere else it does not open.
+The key file is next to the store: one key per line, in base64, the primary key first. The server creates it at its first
+start. It is not part of the store or of backups: whoever has both can read every secret, and without the key file no secret
+can be read.
 
-Several keys may be had. The first seals; any opens what it has sealed.
-
-In one file beside the store, for the server's eyes alone; what they do is sealing.py's.
-
-A line a key, in base 64; the first one seals. It is made when a server first starts. It is no part of the store nor of its
-backups: whoever has both can read every secret, and whoever has lost it can read none.
-
-What is stored, as of now, for that one copy alone.
-
-Whose it is, is asked of the store and of the authority, never of a memory: the replica's row says to which node it is bound,
-and the node's lease who speaks for that. `law/authorization.py` has the rule.
+`SecretDelivery` checks the store and the authority, never a cache: the replica's row names the node that it is bound to, and
+the node's lease names its agent. The rule is in law/authorization.py.
 """
 
 from __future__ import annotations
@@ -48,7 +43,7 @@ from remit.model.records import Generation, Replica
 from remit.model.secrets import Config, Secret
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.store.protocol import Store, StoreError
-from remit.world.interfaces import Disk, DiskError, Forbidden, Ids, Missing
+from remit.world.interfaces import AccessDenied, Disk, DiskError, FileMissing, Ids
 
 KEY_BYTES: Final = 64
 KEYS_MAX: Final = 16
@@ -62,15 +57,15 @@ T = TypeVar("T", bound=AnyObject)
 
 
 class ClientSealedValue(Exception):
-    """A value came sealed, from somebody who does not seal. `field` is its path."""
+    """A client sent a value that looks sealed. `field` is its path."""
 
     def __init__(self, field: str) -> None:
         self.field = field
-        super().__init__(f"{field}: begins like a value that a server has sealed; send the plain value")
+        super().__init__(f"{field}: has the prefix of a sealed value; send the plain value")
 
 
 class UnsealError(Exception):
-    """A stored value does not open: by none of these keys, or not in this place."""
+    """A stored value cannot be unsealed: its key is missing, or it was sealed for another object or field."""
 
     def __init__(self, where: str, reason: str, cure: str) -> None:
         self.cure = cure
@@ -78,7 +73,7 @@ class UnsealError(Exception):
 
 
 class SealingKey(NamedTuple):
-    """`id` stands in what it seals, and tells nothing of it."""
+    """A key. `id` is part of every value sealed with it, and reveals nothing about the key."""
 
     id: str
     material: bytes
@@ -89,16 +84,16 @@ class SealingKey(NamedTuple):
     @classmethod
     def of(cls, data: bytes) -> SealingKey:
         if len(data) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes")
+            raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(data)}")
         return cls(hashlib.sha256(b"remit key id" + data).hexdigest()[:12], data)
 
 
 class SealingKeys:
-    """Some keys, of which the first one seals."""
+    """A set of keys; the first one seals."""
 
     def __init__(self, keys: Sequence[SealingKey]) -> None:
         if not 1 <= len(keys) <= KEYS_MAX or len({key.id for key in keys}) != len(keys):
-            raise ValueError(f"1 to {KEYS_MAX} keys, each once")
+            raise ValueError(f"expected 1 to {KEYS_MAX} different keys, got {len(keys)}")
         self.keys = tuple(keys)
         self._ciphers = {key.id: AESSIV(key.material) for key in keys}
 
@@ -108,38 +103,51 @@ class SealingKeys:
         return self.keys[0].id
 
     def seal(self, name: str, field: str, value: str) -> str:
-        """`name` is the key of the object that `field` is of."""
-        return secrets.format_sealed(self.primary_id, _base64_text(self._ciphers[self.primary_id].encrypt(value.encode(), _associated_data(name, field))))
+        """Seal `value` of `field` in the object with key `name`."""
+        return secrets.format_sealed(
+            self.primary_id, _base64_text(self._ciphers[self.primary_id].encrypt(value.encode(), _associated_data(name, field)))
+        )
 
     def unseal(self, name: str, field: str, value: str) -> str:
-        """Raises `UnsealError`. What a store held before anything was sealed is as it is."""
+        """Unseal a value. Raises `UnsealError`. A value without the prefix was stored before sealing was introduced, and is
+        returned as it is.
+        """
         where = f"{name} {field}"
         if not value.startswith(secrets.SEALED_PREFIX):
             return value
         parts = secrets.parse_sealed(value)
         cipher = None if parts is None else self._ciphers.get(parts[0])
         if parts is None or cipher is None:
-            which = "in a form that this version does not know" if parts is None else f"by key {parts[0]}, which is not here"
-            raise UnsealError(where, f"was sealed {which}", "put that key back among this server's, or write the value anew")
+            which = (
+                "in a format that this version does not support"
+                if parts is None
+                else f"with key {parts[0]}, which is not in the key file"
+            )
+            raise UnsealError(where, f"was sealed {which}", "restore that key in the key file, or write the value again")
         try:
             data = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-            if _base64_text(data) != parts[1]:  # a sign may have bits to spare: of one value there is one text
+            if _base64_text(data) != parts[1]:  # base64 has spare bits: accept only the canonical encoding
                 raise InvalidTag
             return cipher.decrypt(data, _associated_data(name, field)).decode()
         except (InvalidTag, ValueError) as error:
-            raise UnsealError(where, "does not open here: it was sealed for another place, or damaged", "write it anew") from error
+            raise UnsealError(
+                where, "cannot be unsealed: it was sealed for another object or field, or is damaged", "write the value again"
+            ) from error
 
     def fingerprint(self, values: Sequence[str]) -> str:
-        """The same for the same words, as long as the first key is; and without it nobody can try which words they were."""
+        """Return a keyed digest of a list of strings. Equal lists have equal digests while the primary key is the same; without
+        the key nobody can test guesses.
+        """
         message = b"".join(len(value.encode()).to_bytes(8, "big") + value.encode() for value in values)
         return hmac.digest(self.keys[0].material, _FINGERPRINT_CONTEXT + message, "sha256")[:FINGERPRINT_BYTES].hex()
 
-    # -- whole objects ---------------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------------------------------
 
     def seal_object(self, obj: T, already_sealed: Mapping[str, str] | None = None) -> T:
-        """A secret as it is stored; anything else as it is. Values that stand in `kept` stay sealed as they are there.
+        """Return a secret with its values sealed; other objects are returned as they are. Sealed values that are in
+        `already_sealed` are kept.
 
-        Raises `ClientSealedValue`.
+        Raises `ClientSealedValue` for any other value that looks sealed.
         """
         if not isinstance(obj, Secret):
             return obj
@@ -155,7 +163,7 @@ class SealingKeys:
         return replace(obj, spec=replace(obj.spec, data=data))
 
     def unseal_object(self, secret: Secret) -> Secret:
-        """As it was written. What does not open stays sealed."""
+        """Return a secret with plain values. A value that cannot be unsealed stays sealed."""
         name, data = key(secret), {}
         for field, value in secret.spec.data.items():
             try:
@@ -165,13 +173,13 @@ class SealingKeys:
         return replace(secret, spec=replace(secret.spec, data=data))
 
     def sealed_by_older_keys(self, secret: Secret) -> Iterator[Secret]:
-        """As each of the other keys would have sealed the whole of it, when that was the first."""
+        """Yield the secret as it would have been sealed when each of the older keys was the primary one."""
         plain = self.unseal_object(secret)
-        for key in self.keys[1:]:
-            yield SealingKeys([key]).seal_object(plain)
+        for older_key in self.keys[1:]:
+            yield SealingKeys([older_key]).seal_object(plain)
 
     def needs_resealing(self, secret: Secret) -> bool:
-        """Is any of it not sealed by the first key?"""
+        """Return whether any value is not sealed with the primary key."""
         return any((secrets.parse_sealed(value) or ("",))[0] != self.primary_id for value in secret.spec.data.values())
 
 
@@ -186,14 +194,14 @@ def _associated_data(name: str, field: str) -> list[bytes]:
 KEY_FILE_NAME: Final = "seal.keys"
 _KEY_FILE_BYTES_MAX: Final = 64 << 10
 _NONCES_PER_KEY: Final = 8
-"""80 bits each: more than any key of these can be attacked by."""
+"""80 bits each, 640 in all: more than the 512 bits of a key."""
 
 
 class Keyring:
-    """`seals` are the keys as they are now, read when they are first asked for. Without a `path` they live as long as this
-    does, as in a simulated world.
+    """The keys of a server. `sealing_keys` are the current ones, loaded from `path` at first use. Without a `path` they exist
+    only in memory, as in a simulation.
 
-    It blocks. Raises `DiskError`.
+    Blocks. Raises `DiskError`.
     """
 
     def __init__(self, disk: Disk, ids: Ids, path: Path | None = None) -> None:
@@ -201,11 +209,13 @@ class Keyring:
         self._sealing_keys: SealingKeys | None = None
         self._writes_by_key: Counter[str] = Counter()
         self.newest_key_operation = ""
-        """Which request made the newest, if it was one of this server's since it began."""
+        """Operation id of the request that added the newest key, if this process added it."""
 
     @contextmanager
     def track_write(self) -> Iterator[None]:
-        """Around all that happens between the sealing of a value and the answer to whoever sent it."""
+        """Track a write from the sealing of its values to its answer, so that a rotation can wait for writes that use older
+        keys.
+        """
         key_id = self.sealing_keys.primary_id
         self._writes_by_key[key_id] += 1
         try:
@@ -215,7 +225,7 @@ class Keyring:
 
     @property
     def old_keys_unused(self) -> bool:
-        """Is nothing under way that may be sealed by another key than the first?"""
+        """Whether no write under way was sealed with an older key."""
         return not any(count for key, count in self._writes_by_key.items() if key != self.sealing_keys.primary_id)
 
     @property
@@ -225,14 +235,14 @@ class Keyring:
         return self._sealing_keys
 
     def add_key(self) -> SealingKeys:
-        """A new key comes first. It is on disk before anything is sealed with it. Raises ValueError if there are too many."""
+        """Add a new primary key. It is on disk before it seals anything. Raises ValueError if there are too many."""
         if len(self.sealing_keys.keys) >= KEYS_MAX:
-            raise ValueError(f"there are {KEYS_MAX} keys already")
+            raise ValueError(f"the key file already has {KEYS_MAX} keys")
         self._sealing_keys = SealingKeys(self._write([self._generate_key(), *self.sealing_keys.keys]))
         return self._sealing_keys
 
     def forget_old_keys(self) -> SealingKeys:
-        """All but the first."""
+        """Delete all keys but the primary one."""
         self._sealing_keys = SealingKeys(self._write(list(self.sealing_keys.keys[:1])))
         return self._sealing_keys
 
@@ -247,41 +257,39 @@ class Keyring:
         return keys
 
     def _read(self) -> list[SealingKey]:
-        """None at all if there is no such file."""
+        """Return the keys of the file; empty if there is none."""
         if self._path is None:
             return []
         try:
             data = self._disk.read(self._path, bytes_max=_KEY_FILE_BYTES_MAX)
-        except Missing:
+        except FileMissing:
             return []
         _check_private(self._path)
         try:
             keys = [SealingKey.of(base64.b64decode(line, validate=True)) for line in data.split()]
             return list(SealingKeys(keys).keys)
         except (binascii.Error, ValueError) as error:
-            cure = "put the file back as it was: without its keys no secret that is stored can be read"
-            raise DiskError(f"{self._path} holds no keys of {KEY_BYTES} bytes, one a line ({error})", cure) from None
+            cure = "restore the original file: without its keys no stored secret can be read"
+            raise DiskError(
+                f"{self._path} does not consist of {KEY_BYTES}-byte keys in base64, one per line ({error})", cure
+            ) from None
 
 
 def _check_private(path: Path) -> None:
-    """A key that others may read is none: it is not used, so that somebody notices."""
+    """Refuse a key file that other users can read, so that the operator notices and rotates the key."""
     status = path.stat()
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise Forbidden(
-            f"{path} may be read by others than its owner", f"chmod 600 {path}, and turn the key: remit secrets rotate"
-        )
+        raise AccessDenied(f"{path} is readable by other users", f"chmod 600 {path}, then rotate the key: remit secrets rotate")
     if status.st_uid != os.geteuid():
-        raise Forbidden(
-            f"{path} belongs to another user", f"chown it to the user whom the server runs as, and chmod 600 {path}"
-        )
+        raise AccessDenied(f"{path} is owned by another user", f"chown it to the user of the server, and chmod 600 {path}")
 
 
 encode_material: Final = msgspec.json.Encoder().encode
-_REFUSED_CURE: Final = "run the copy on the node that it is bound to, and ask while that node's lease is held"
+_REFUSED_CURE: Final = "run the attempt on the node it is bound to, and retry while the node's lease is held"
 
 
 class SecretDelivery:
-    """For every agent of a scope."""
+    """Delivers secrets and configs to the agents of a scope."""
 
     def __init__(self, endpoint: Endpoint, store: Store, keyring: Keyring) -> None:
         self._endpoint, self._store, self._keyring = endpoint, store, keyring
@@ -290,16 +298,18 @@ class SecretDelivery:
         try:
             return await self._material_for(request)
         except (EndpointError, StoreError) as error:
-            return SecretMaterial(failed="later", why=str(error), cure="nothing to do: it is asked again")
+            return SecretMaterial(failed="later", why=str(error), cure="nothing: the agent retries")
 
     async def _material_for(self, request: SecretMaterialRequest) -> SecretMaterial:
         if request.actor.role is not Role.AGENT or not request.actor.lease.startswith(f"{Role.AGENT}/"):
-            return SecretMaterial(failed="refused", why=f"{request.actor.role} runs nothing", cure=_REFUSED_CURE)
+            return SecretMaterial(failed="refused", why=f"{request.actor.role} does not run replicas", cure=_REFUSED_CURE)
         if not request.key.startswith("replica/"):
-            return SecretMaterial(failed="refused", why="only a replica reads anything", cure=_REFUSED_CURE)
+            return SecretMaterial(failed="refused", why="secrets are delivered to replicas only", cure=_REFUSED_CURE)
         if not await self._endpoint.renew(request.actor):
-            return SecretMaterial(failed="refused", why=f"{request.actor.lease} is not held by who asks", cure=_REFUSED_CURE)
-        # After that: what was bound there while the lease was another's is bound there no more.
+            return SecretMaterial(
+                failed="refused", why=f"lease {request.actor.lease} is not held by the caller", cure=_REFUSED_CURE
+            )
+        # Read the replica after the renewal: a binding made while another agent held the lease is visible by now.
         replica = await self._get(request.key)
         reason = material_denial_reason(request, replica if isinstance(replica, Replica) else None)
         if reason or not isinstance(replica, Replica):
@@ -307,7 +317,9 @@ class SecretDelivery:
         tenant, spec = replica.metadata.tenant, replica.spec
         generation = await self._get(key_of("Generation", f"{spec.workload}/{spec.generation:08d}", tenant))
         if not isinstance(generation, Generation):
-            return SecretMaterial(failed="missing", why=f"generation {spec.generation} of {spec.workload} is not there", cure="")
+            return SecretMaterial(
+                failed="missing", why=f"generation {spec.generation} of {spec.workload} does not exist", cure=""
+            )
         return await self._read_mounts(tenant, generation.spec.spec.template)
 
     async def _read_mounts(self, tenant: str, template: Template) -> SecretMaterial:
@@ -337,7 +349,9 @@ class SecretDelivery:
         if not isinstance(obj, Secret):
             return None
         try:
-            return {field: self._keyring.sealing_keys.unseal(object_key, field, value) for field, value in obj.spec.data.items()}
+            return {
+                field: self._keyring.sealing_keys.unseal(object_key, field, value) for field, value in obj.spec.data.items()
+            }
         except UnsealError as error:
             return SecretMaterial(failed="missing", why=str(error), cure=error.cure)
 

@@ -1,6 +1,6 @@
 """HTTP routes for claims and component messages.
 
-Their bytes go to the door and back.
+Message bodies are passed to the component service and back. Refused claims are audited here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remit.serve.auth.access_control import check_component_call, check_componen
 from remit.serve.http.bodies import offload_if_large, parse_strict_json
 from remit.serve.http.replies import REFUSAL_STATUSES, ApiProblem, BytesResponse
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import MANY_BYTES_MAX, NDJSON, ResponseSpec, BodySpec, Route
+from remit.serve.http.routes import MANY_BYTES_MAX, NDJSON, BodySpec, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
@@ -38,7 +38,7 @@ class Operations(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Verdicts(Struct, frozen=True):
-    """One for each operation, in their order. Each was answered only once it was durable."""
+    """One verdict per operation, in the same order. A verdict is sent only after it is durable."""
 
     verdicts: tuple[Verdict, ...]
 
@@ -57,12 +57,12 @@ async def claims(request: RequestContext, server: ServerContext) -> Response:
 
 
 def _reject_secrets(operations: Sequence[Operation]) -> None:
-    """They are sealed on their way in, and here nothing is changed on its way."""
+    """Reject claims that apply a secret: secrets are sealed on their way in, and claims are passed on unchanged."""
     for index, operation in enumerate(operations):
         if isinstance(operation.claim, Apply) and isinstance(operation.claim.thing, Secret):
-            cure = "send it to its own path under /v1/tenants, or to /v1/apply"
+            cure = "send the secret to its path under /v1/tenants, or to /v1/apply"
             field = f"operations[{index}].claim.thing"
-            raise ApiProblem(422, "invalid", f"{field}: a secret is not applied by a claim", field=field, cure=cure)
+            raise ApiProblem(422, "invalid", f"{field}: a claim cannot apply a secret", field=field, cure=cure)
 
 
 def _decode_operations(body: bytes) -> Operations:
@@ -72,7 +72,7 @@ def _decode_operations(body: bytes) -> Operations:
     except (msgspec.ValidationError, ValueError) as error:
         detail, _, path = escaped(str(error)).partition(" - at ")
         field = path.strip("`").removeprefix("$.")
-        raise ApiProblem(422, "invalid", detail, field=field, cure="/openapi.json says what an operation is") from None
+        raise ApiProblem(422, "invalid", detail, field=field, cure="see /openapi.json for the fields of an operation") from None
 
 
 async def ask(request: RequestContext, server: ServerContext) -> Response:
@@ -82,9 +82,11 @@ async def ask(request: RequestContext, server: ServerContext) -> Response:
     return BytesResponse(reply)
 
 
-def _audit_refusals(request: RequestContext, server: ServerContext, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> None:
-    """A claim is refused in the midst of an answer that is none: it is written down as if it had been asked by itself. Of a
-    batch, one of each sort: it may have thousands, and a race that was lost is no deed.
+def _audit_refusals(
+    request: RequestContext, server: ServerContext, operations: Sequence[Operation], verdicts: Sequence[Verdict]
+) -> None:
+    """Audit refused claims: the HTTP request succeeds, so they would not be recorded otherwise. One entry per code, since a
+    batch may have thousands of refusals, most of them lost races.
     """
     if not any(type(verdict) is Refused for verdict in verdicts):
         return
@@ -95,13 +97,15 @@ def _audit_refusals(request: RequestContext, server: ServerContext, operations: 
             _audit_refusal(request, server, f":{operation.claim.__struct_config__.tag}", verdict, operation)
 
 
-def _audit_refusal(request: RequestContext, server: ServerContext, suffix: str, verdict: Refused, operation: Operation | None = None) -> None:
-    asker = request.principal
+def _audit_refusal(
+    request: RequestContext, server: ServerContext, suffix: str, verdict: Refused, operation: Operation | None = None
+) -> None:
+    principal = request.principal
     item = AuditItem(
         time=server.clock.wall(),
-        subject=asker.subject,
-        token=asker.token,
-        role=asker.role,
+        subject=principal.subject,
+        token=principal.token,
+        role=principal.role,
         action=f"{request.route.name}{suffix}",
         target=f"POST {request.route.path}",
         status=REFUSAL_STATUSES.get(verdict.code, 409),
@@ -114,7 +118,7 @@ def _audit_refusal(request: RequestContext, server: ServerContext, suffix: str, 
 
 
 async def follow(request: RequestContext, server: ServerContext) -> Response:
-    # What cannot be read, or is not for this asker, is refused, and not begun.
+    # Reject a request that is unreadable or not permitted before the stream starts.
     check_component_stream(request.principal, server.component_service.parse_stream_request(request.body))
     return StreamResponse(_lines(server.component_service.stream(request.body)), server)
 
@@ -130,11 +134,11 @@ ROUTES: Final = (
         "POST",
         "/v1/claims",
         "claim",
-        "Propose: ask the authority for verdicts on operations.",
+        "Submit operations to the authority and return its verdicts.",
         claims,
-        tag="programs",
+        tag="components",
         body=BodySpec((Operations,), bytes_max=MANY_BYTES_MAX),
-        responses=(ResponseSpec(200, "a verdict for each", Verdicts),),
+        responses=(ResponseSpec(200, "one verdict per operation", Verdicts),),
         audience=("component",),
         unqueued=True,
     ),
@@ -142,11 +146,11 @@ ROUTES: Final = (
         "POST",
         "/v1/ask",
         "ask",
-        "The door of Remit's own components: claims, beats and rows, in words that may change with each version.",
+        "Internal RPC of agents, schedulers and controllers: claims, heartbeats and rows. Messages may change with every version.",
         ask,
-        tag="programs",
+        tag="components",
         body=BodySpec((Any,), bytes_max=MANY_BYTES_MAX),
-        responses=(ResponseSpec(200, "what was asked for", Any),),
+        responses=(ResponseSpec(200, "the reply to the message", Any),),
         audience=("agent", "component"),
         unqueued=True,
     ),
@@ -154,11 +158,11 @@ ROUTES: Final = (
         "POST",
         "/v1/follow",
         "follow",
-        "The door of Remit's own components: rows and orders as they change, one a line.",
+        "Internal stream of rows or assignments as they change, one message per line. Messages may change with every version.",
         follow,
-        tag="programs",
+        tag="components",
         body=BodySpec((Any,), bytes_max=MANY_BYTES_MAX),
-        responses=(ResponseSpec(200, "what is followed", Any, NDJSON),),
+        responses=(ResponseSpec(200, "one message per line", Any, NDJSON),),
         audience=("agent", "component"),
         streams=True,
         unqueued=True,

@@ -1,13 +1,12 @@
 """Component RPC service, and order streams for agents.
 
-Their rows on the server's board, once whole and then as they change; no opinions.
+`ComponentService` serves agents, schedulers and controllers: claims, heartbeats, rows, assignments and secret material. The
+transport is HTTP (claim_routes.py) or a simulated network. A message that cannot be decoded gets an error reply; it raises
+nothing.
 
-Whoever listens hears at least once a beat, so that it knows how old what it knows is, and that somebody is still there.
-
-One door for all: claims, beats, rows, orders and what work reads, by word.
-
-Agents, schedulers and controllers come in here, whatever the way: a link in a simulated network, or HTTP (app.py). Words that
-cannot be read are answered, not raised.
+`OrderFeed` streams the assignments of an agent's nodes from the watch cache: first the complete state, then changes. Every
+stream sends at least one message per heartbeat interval, so that the agent knows how old its state is and that the server is
+alive.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ import msgspec
 from msgspec import Struct
 
 from remit.client.endpoint import Endpoint
-from remit.client.remote_store import RangeRequest, WatchRequest, StoreReadService
-from remit.client.rpc import EndpointService, EndpointCall, OnVerdicts, UnreadableRequest
+from remit.client.remote_store import RangeRequest, StoreReadService, WatchRequest
+from remit.client.rpc import EndpointCall, EndpointService, OnVerdicts, UnreadableRequest
 from remit.law.timing import Timing
 from remit.model.identity import Principal
 from remit.model.objects import dec_hook
 from remit.model.records import Phase, Replica
-from remit.model.wire.agent_messages import SecretMaterialRequest, AssignmentsRequest
-from remit.observation.watch_cache import Board
+from remit.model.wire.agent_messages import AssignmentsRequest, SecretMaterialRequest
+from remit.observation.watch_cache import WatchCache
 from remit.serve.auth.access_control import check_component_call, forbidden
 from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.store.protocol import HEAD, Store
 from remit.world.interfaces import Clock
 
 PAUSES_PER_HEARTBEAT: Final = 20
-"""A beat has so many of the pauses that an agent is left alone for after a piece of news, when there are swarms of them."""
+"""When many rows change, an agent gets at most this many messages per heartbeat interval."""
 BUSY_CHANGES: Final = 256
-"""So many rows changed since it was last told anything: what is news to it is a small part of much."""
+"""With more row changes than this since its last message, a stream pauses: most changes concern other agents."""
 
 
 class _OrderRow(Struct, frozen=True):
-    """As `model.orders.OrderRow`, with the bytes that are stored."""
+    """As `model.wire.agent_messages.AssignmentRow`, with the replica as stored bytes."""
 
     key: str
     revision: int
@@ -49,7 +48,7 @@ class _OrderRow(Struct, frozen=True):
 
 
 class _OrdersMessage(Struct, frozen=True, omit_defaults=True):
-    """As `model.orders.Orders`."""
+    """As `model.wire.agent_messages.AssignmentsUpdate`."""
 
     incarnation: str
     revision: int
@@ -66,16 +65,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _ChangedKeys:
-    """What has changed for one stream since it was last told."""
+    """Keys that changed since the stream last took them."""
 
     def __init__(self) -> None:
         self._keys: dict[str, None] = {}
         self._changed = asyncio.Event()
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         self._keys[key] = None
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         if self._keys:
             self._changed.set()
 
@@ -89,15 +88,19 @@ class _ChangedKeys:
 
 
 class OrderFeed:
-    """For every agent of a scope, from one board."""
+    """Assignment streams of all agents of a scope."""
 
-    def __init__(self, watch_cache: Board, store: Store, clock: Clock, timing: Timing) -> None:
+    def __init__(self, watch_cache: WatchCache, store: Store, clock: Clock, timing: Timing) -> None:
         self._watch_cache, self._store, self._clock, self._timing = watch_cache, store, clock, timing
         self.callbacks: dict[str, str] = {}
-        """What each node's agent wants to be shown by whoever asks it for something; of those that follow orders here."""
+        """Callback token of each node's agent, which a caller of that agent must present; of agents that follow their
+        assignments here.
+        """
 
     def _is_busy(self, previous: int) -> bool:
-        """Whoever writes one piece for each listener at every commit has no time for anything else."""
+        """Return whether many rows changed since `previous`. With many agents, encoding a message for each at every commit
+        would use all CPU time.
+        """
         return self._watch_cache.changes - previous > BUSY_CHANGES
 
     async def stream(self, request: AssignmentsRequest) -> AsyncGenerator[bytes, None]:
@@ -113,7 +116,7 @@ class OrderFeed:
             incarnation = self._incarnation()
             yield self._encode_update(nodes, self._all_keys(nodes), sent_generations, whole=True)
             changes = self._watch_cache.changes
-            while self._incarnation() == incarnation and self._watch_cache.sober:
+            while self._incarnation() == incarnation and self._watch_cache.is_current:
                 with suppress(TimeoutError):
                     async with self._clock.timeout_ms(self._timing.heartbeat_ms):
                         await changed.wait()
@@ -125,23 +128,30 @@ class OrderFeed:
         finally:
             for node in nodes:
                 self._watch_cache.unsubscribe(changed, node)
-                if self.callbacks.get(node) == request.callback:  # else another stream has begun meanwhile
+                if self.callbacks.get(node) == request.callback:  # otherwise a newer stream has replaced this one
                     del self.callbacks[node]
 
     async def _wait_until_current(self) -> None:
-        """Whoever asks may have been told more before than this board shows: by another server, before it was killed."""
+        """Wait until the watch cache has everything committed so far: the agent may have received more from another server
+        before this one.
+        """
         head = await self._store.get(HEAD)
-        while not self._watch_cache.sober or (head is not None and self._watch_cache.revision < head.revision):
+        while not self._watch_cache.is_current or (head is not None and self._watch_cache.revision < head.revision):
             await self._clock.sleep_ms(max(1, self._timing.heartbeat_ms // 40))
 
     def _incarnation(self) -> str:
         return self._watch_cache.head.incarnation if self._watch_cache.head is not None else ""
 
     def _all_keys(self, nodes: Sequence[str]) -> list[str]:
-        return [*(f"node/{node}" for node in nodes), *(row.key for node in nodes for row in self._watch_cache.on(node))]
+        return [
+            *(f"node/{node}" for node in nodes),
+            *(row.key for node in nodes for row in self._watch_cache.replicas_on(node)),
+        ]
 
-    def _encode_update(self, nodes: Sequence[str], keys: Sequence[str], sent_generations: dict[str, int], *, complete: bool = False) -> bytes:
-        """`known` are the generations that this stream has been told, and at which revision."""
+    def _encode_update(
+        self, nodes: Sequence[str], keys: Sequence[str], sent_generations: dict[str, int], *, complete: bool = False
+    ) -> bytes:
+        """Encode an update. `sent_generations` are the generations sent on this stream, with their revisions."""
         hosted = frozenset(nodes)
         rows, gone, generations = list[_OrderRow](), list[str](), list[msgspec.Raw]()
         declared, undeclared = dict[str, tuple[msgspec.Raw, int]](), list[str]()
@@ -154,7 +164,7 @@ class OrderFeed:
                 else:
                     declared[name] = msgspec.Raw(row.value), row.revision
                 continue
-            replica = None if row is None else row.thing
+            replica = None if row is None else row.obj
             if row is None or not isinstance(replica, Replica) or not _is_assigned(replica, hosted):
                 gone.append(key)
                 continue
@@ -178,7 +188,9 @@ class OrderFeed:
 
 
 def _is_assigned(replica: Replica, nodes: frozenset[str]) -> bool:
-    """Is it one of these nodes' to act on? What is only reserved is not yet, and what was released is no more."""
+    """Return whether a replica is assigned to one of these nodes. A reservation is not yet an assignment, and a released
+    replica no longer is.
+    """
     return replica.status.node in nodes and replica.status.phase not in (Phase.RELEASED, Phase.RESERVED)
 
 
@@ -187,12 +199,16 @@ def _generation_key(replica: Replica) -> str:
     return f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}"
 
 
-_call_decoder: msgspec.json.Decoder[EndpointCall | RangeRequest | SecretMaterialRequest] = msgspec.json.Decoder(EndpointCall | RangeRequest | SecretMaterialRequest, dec_hook=dec_hook)
-_stream_decoder: msgspec.json.Decoder[AssignmentsRequest | WatchRequest] = msgspec.json.Decoder(AssignmentsRequest | WatchRequest)
+_call_decoder: msgspec.json.Decoder[EndpointCall | RangeRequest | SecretMaterialRequest] = msgspec.json.Decoder(
+    EndpointCall | RangeRequest | SecretMaterialRequest, dec_hook=dec_hook
+)
+_stream_decoder: msgspec.json.Decoder[AssignmentsRequest | WatchRequest] = msgspec.json.Decoder(
+    AssignmentsRequest | WatchRequest
+)
 
 
 class ComponentService:
-    """Satisfies `world.promises.Service`. `keyring` opens what work reads."""
+    """Satisfies `world.interfaces.Service`. `keyring` unseals secrets for delivery."""
 
     def __init__(self, endpoint: Endpoint, store: Store, assignments: OrderFeed, keyring: Keyring) -> None:
         self.keyring = keyring
@@ -206,13 +222,13 @@ class ComponentService:
         return self._assignments.callbacks
 
     async def request(self, body: bytes, principal: Principal | None = None, judged: OnVerdicts | None = None, /) -> bytes:
-        """`principal` is who asks, where that is known: over a network that is trusted, everybody is believed. `judged` hears
-        what became of what was claimed.
+        """Answer one message. `principal` is None on a trusted network, where callers are not checked. `judged` is called with
+        the verdicts on claims.
         """
         try:
             call = _call_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return await self._endpoint_service.request(body)  # it says what cannot be read
+            return await self._endpoint_service.request(body)  # answers with the decoding error
         if principal is not None:
             check_component_call(principal, call)
         if isinstance(call, RangeRequest):
@@ -225,11 +241,11 @@ class ComponentService:
         return await self._endpoint_service.answer(call, judged)
 
     def parse_stream_request(self, body: bytes) -> AssignmentsRequest | WatchRequest:
-        """Which stream is meant. Raises `UnreadableRequest`, before anything has begun."""
+        """Decode a stream request. Raises `UnreadableRequest` before anything is streamed."""
         try:
             return _stream_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise UnreadableRequest(f"no stream is called this ({error}); ask for orders or rows") from error
+            raise UnreadableRequest(f"unknown stream request ({error}); use type orders or rows") from error
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         request = self.parse_stream_request(body)

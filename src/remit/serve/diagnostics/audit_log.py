@@ -1,10 +1,9 @@
 """Audit log: every human action and every refusal.
 
-A line for each, kept for months rather than minutes; nothing is decided by it.
-
-Every deed of a person stands here before it is answered, and so does every refusal of anybody. The same refusal again and again
-is one line with a count: a flood fills no disk. What the authority decided, with its reasons, is its own record (`outcomes`);
-this is the one for people who must answer for what was done. No body, no value of a secret and no token is ever written here.
+Every action of a user is written before it is answered, and so is every refusal of any caller. Repeated refusals are one
+entry with a count, so that a flood does not fill the disk. The log is kept for months, for people who must account for what
+was done; the verdicts of the authority with their reasons are its own record (commitment/outcomes.py). Bodies, secret values
+and tokens are never written.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ FOLDS_MAX: Final = 1_024
 SYNC_INTERVAL_MS: Final = 1_000
 TEXT_MAX: Final = 512
 READ_LINES_MAX: Final = 200_000
-"""So many lines are looked at for one answer."""
+"""Lines examined for one answer."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _item_decoder: Final[msgspec.json.Decoder[AuditItem]] = msgspec.json.Decoder(AuditItem)
 
 
 class AuditStorage(Protocol):
-    """Where lines are kept: see world/files/log_files.py."""
+    """Where audit lines are kept: see world/files/log_files.py."""
 
     def add(self, line: bytes) -> None: ...
 
-    def settle(self) -> None: ...
+    def sync(self) -> None: ...
 
-    def backwards(self) -> Iterator[bytes]: ...
+    def read_backwards(self) -> Iterator[bytes]: ...
 
 
 class _Fold:
-    """The same refusal, over and over."""
+    """Repetitions of one refusal."""
 
     __slots__ = ("count", "last", "until_ms")
 
@@ -50,7 +49,7 @@ class _Fold:
 
 
 class AuditLog:
-    """One server's. `unfold` and `settle` are called now and then, and at the end."""
+    """The audit log of one server. `flush_counts` and `sync` are called periodically, and at shutdown."""
 
     def __init__(self, storage: AuditStorage, clock: Clock) -> None:
         self._storage, self._clock = storage, clock
@@ -58,20 +57,20 @@ class AuditLog:
         self._write_error = ""
 
     def check_writable(self) -> None:
-        """May something be done that must be written down? Raises `Failure` while nothing can be written."""
+        """Raise `ApiProblem` while the log cannot be written, before an action that must be audited."""
         if self._write_error:
             self._append(AuditItem(time=self._clock.wall(), action="auditResumed", detail=self._write_error))
         if self._write_error:
             raise unavailable(
-                f"the audit cannot be written: {self._write_error}", cure="make room on the server's disk; nothing was done"
+                f"the audit log cannot be written: {self._write_error}", cure="nothing was done; free disk space on the server"
             )
 
     def record(self, item: AuditItem) -> None:
-        """Of a deed: at once, and by itself."""
+        """Record an action at once, as an entry of its own."""
         self._append(_bounded(item))
 
     def record_refusal(self, item: AuditItem) -> None:
-        """The first of its sort at once; those that follow soon are counted."""
+        """Record a refusal. The first of its kind is written at once; repetitions within `FOLD_MS` are counted."""
         item, now_ms = _bounded(item), self._clock.now_ms()
         key: tuple[str, ...] = (item.token, item.address if not item.token else "", item.action, item.code, str(item.status))
         fold = self._folds.get(key)
@@ -82,7 +81,7 @@ class AuditLog:
             self._flush_counts(now_ms)
             if len(self._folds) >= FOLDS_MAX:
                 key = ("", "", "", "many", "")
-                item = replace(item, detail="too many sorts of refusals at once: these are of several")
+                item = replace(item, detail="too many kinds of refusals at once; this entry counts several")
                 if (fold := self._folds.get(key)) is not None:
                     fold.count, fold.last = fold.count + 1, item
                     return
@@ -92,26 +91,26 @@ class AuditLog:
         self._append(item)
 
     def flush_counts(self, *, all_: bool = False) -> None:
-        """Write down what was counted."""
+        """Write the counts of repeated refusals whose interval has ended, or of all."""
         self._flush_counts((1 << 62) if all_ else self._clock.now_ms())
 
     def sync(self) -> None:
-        """Force all of it to the disk. It blocks, and may be asked elsewhere than on the event loop."""
+        """Force the log to disk. Blocks; may be called off the event loop."""
         try:
-            self._storage.settle()
+            self._storage.sync()
         except DiskError as error:
             self._write_error = str(error)
 
     def read(self, *, limit: int, tenant: str = "", subject: str = "", action: str = "", since: str = "") -> list[AuditItem]:
-        """The newest first. It blocks: ask it elsewhere than on the event loop."""
+        """Return matching entries, the newest first. Blocks: call it off the event loop."""
         items: list[AuditItem] = []
-        for looked, line in enumerate(self._storage.backwards()):
+        for looked, line in enumerate(self._storage.read_backwards()):
             if looked >= READ_LINES_MAX or len(items) >= limit:
                 break
             try:
                 item = _item_decoder.decode(line)
             except (msgspec.DecodeError, ValueError):
-                continue  # cut short by a kill: what was answered is whole
+                continue  # truncated by a crash; entries of answered requests are complete
             if since and item.time < since:
                 break
             if (
@@ -148,7 +147,7 @@ def _bounded(item: AuditItem) -> AuditItem:
 
 
 class MemoryAuditStorage:
-    """For a server that keeps nothing, as one in a test or a simulation does. The last lines only."""
+    """Keeps the latest lines in memory, for tests and simulations."""
 
     def __init__(self, lines_max: int = 10_000) -> None:
         self._lines: list[bytes] = []
@@ -159,8 +158,8 @@ class MemoryAuditStorage:
         if len(self._lines) > self._lines_max:
             del self._lines[: self._lines_max // 2]
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         return
 
-    def backwards(self) -> Iterator[bytes]:
+    def read_backwards(self) -> Iterator[bytes]:
         yield from reversed(tuple(self._lines))

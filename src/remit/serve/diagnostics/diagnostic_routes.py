@@ -1,8 +1,6 @@
 """Routes: explain, capacity, plan, endpoints, top, events, logs, audit.
 
-What is found is found elsewhere.
-
-The newest first; what is written down is auditing.py's affair.
+Handlers only check and render; the answers are computed by the modules of this package and of serve/objects.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from remit.model.metadata import Natural
 from remit.model.objects import TENANTED, encode
 from remit.model.problems import an
 from remit.model.wire.api_types import (
-    HistoryEvent,
     AuditItem,
     EndpointItem,
+    HistoryEvent,
     ListMeta,
     ListOf,
     NodeTop,
@@ -31,21 +29,32 @@ from remit.model.wire.api_types import (
 from remit.proposal.explain.capacity import COUNT_MAX, CapacityAnswer
 from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 from remit.serve.auth.access_control import check_may_declare
-from remit.serve.components.replica_logs import Stream, LogOptions
+from remit.serve.components.replica_logs import LogOptions, Stream
 from remit.serve.diagnostics.explanations import (
+    add_startup_progress,
+    add_workload_startup_progress,
     capacity_for,
     explain_replica,
     explain_workload,
-    add_startup_progress,
-    add_workload_startup_progress,
 )
 from remit.serve.diagnostics.history import EVENTS_LIMIT, EVENTS_LIMIT_MAX, list_events, watch_events
 from remit.serve.diagnostics.resource_usage import node_usage, replica_usage
 from remit.serve.diagnostics.status_routes import add_unheld_leases
-from remit.serve.http.bodies import read_manifests, offload_if_large, validate_manifest
+from remit.serve.http.bodies import offload_if_large, read_manifests, validate_manifest
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import TRIAL_COST, AGENT_COST, JSON, LIST_COST, NDJSON, TEXT, ResponseSpec, BodySpec, Parameter, Route
+from remit.serve.http.routes import (
+    AGENT_COST,
+    JSON,
+    LIST_COST,
+    NDJSON,
+    TEXT,
+    TRIAL_COST,
+    BodySpec,
+    Parameter,
+    ResponseSpec,
+    Route,
+)
 from remit.serve.http.streams import StreamResponse
 from remit.serve.http.streams import watch_response as streamed
 from remit.serve.objects.dry_run import plan
@@ -56,7 +65,7 @@ from remit.serve.server_context import ServerContext
 
 
 def diagnostic_response(value: Any, request: RequestContext | None = None) -> Response:
-    """To whoever `asked`, if it may speak of others' things."""
+    """Return a JSON response. With `request`, names of other tenants' objects are redacted for callers of one tenant."""
     body = encode(value)
     if request is not None and request.principal.tenant:
         body = redact_other_tenants(body, request.principal.tenant)
@@ -78,7 +87,7 @@ async def get_capacity(request: RequestContext, server: ServerContext) -> Respon
     obj = await offload_if_large(server, request.body, lambda: validate_manifest(request.body))
     check_may_declare(request.principal, (obj,))
     if not isinstance(obj, Workload):
-        detail = f"kind: this is {an(type(obj).__name__)}, and only a Workload takes room"
+        detail = f"kind: the body is {an(type(obj).__name__)}, and capacity is computed for a Workload"
         raise ApiProblem(422, "invalid", detail, field="kind", cure="send one Workload manifest")
     return diagnostic_response(await capacity_for(server.snapshots, obj, request.query["count"]))
 
@@ -86,7 +95,9 @@ async def get_capacity(request: RequestContext, server: ServerContext) -> Respon
 async def get_plan(request: RequestContext, server: ServerContext) -> Response:
     objects = await read_manifests(request, server)
     check_may_declare(request.principal, objects)
-    return diagnostic_response(await server.snapshots.query_private(lambda look: plan(look, objects, request.actor, server.clock)), request)
+    return diagnostic_response(
+        await server.snapshots.query_private(lambda snapshot: plan(snapshot, objects, request.actor, server.clock)), request
+    )
 
 
 async def list_endpoints(request: RequestContext, server: ServerContext) -> Response:
@@ -118,12 +129,18 @@ _TENANTED_PREFIXES: Final = frozenset(kind.lower() for kind in TENANTED)
 
 
 def _check_regarding(request: RequestContext, regarding: str) -> None:
-    """Whoever belongs to a tenant is told of that one's own things, and must say which."""
+    """Check that a caller of one tenant asks for that tenant's objects only."""
     tenant = request.principal.tenant
     kind, _, rest = regarding.partition("/")
     if tenant and (kind not in _TENANTED_PREFIXES or rest.partition("/")[0] != tenant):
-        cure = f"ask with regarding=workload/{tenant}/NAME or replica/{tenant}/NAME"
-        raise ApiProblem(403, "tenant", f"what happened elsewhere than in {tenant} is not told here", field="regarding", cure=cure)
+        cure = f"use regarding=workload/{tenant}/NAME or regarding=replica/{tenant}/NAME"
+        raise ApiProblem(
+            403,
+            "tenant",
+            f"regarding: events outside tenant {tenant} are not visible to this token",
+            field="regarding",
+            cure=cure,
+        )
 
 
 async def get_logs(request: RequestContext, server: ServerContext) -> Response:
@@ -133,18 +150,36 @@ async def get_logs(request: RequestContext, server: ServerContext) -> Response:
     return StreamResponse(chunks, server, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
 
 
-# -- the routes ----------------------------------------------------------------------------------------------------------------
+# -- routes ------------------------------------------------------------------------------------------------------------------
 
-NODE_PARAMETER: Final = Parameter("node", str, "say of this node why it could not stand there", default="")
-COUNT_PARAMETER: Final = Parameter("count", Annotated[int, Meta(ge=1, le=COUNT_MAX)], "look for no more than so many")
-ENDPOINT_PARAMETERS: Final = (WATCH, AFTER, Parameter("limit", Natural, "taken for the sake of clients; all are told at once", default=0))
-_WATCH_RESPONSE: Final = ResponseSpec(200, "one line a change", WatchLine, NDJSON)
-_ENDPOINT_RESPONSES: Final = (ResponseSpec(200, "those that serve; or lines, if watched", ListOf[EndpointItem]), _WATCH_RESPONSE)
+NODE_PARAMETER: Final = Parameter("node", str, "also explain why the replica cannot run on this node", default="")
+COUNT_PARAMETER: Final = Parameter("count", Annotated[int, Meta(ge=1, le=COUNT_MAX)], "maximum number of replicas to look for")
+ENDPOINT_PARAMETERS: Final = (
+    WATCH,
+    AFTER,
+    Parameter(
+        "limit", Natural, "accepted for compatibility with other lists and ignored: all endpoints are returned", default=0
+    ),
+)
+_WATCH_RESPONSE: Final = ResponseSpec(200, "one change per line", WatchLine, NDJSON)
+_ENDPOINT_RESPONSES: Final = (
+    ResponseSpec(200, "endpoints of serving replicas; with watch=true a stream of changes", ListOf[EndpointItem]),
+    _WATCH_RESPONSE,
+)
 
 
 def _endpoints_route(path: str, name: str, summary: str) -> Route:
     return Route(
-        "GET", path, name, summary, list_endpoints, "endpoints", ENDPOINT_PARAMETERS, responses=_ENDPOINT_RESPONSES, streams_if="watch", cost=LIST_COST
+        "GET",
+        path,
+        name,
+        summary,
+        list_endpoints,
+        "endpoints",
+        ENDPOINT_PARAMETERS,
+        responses=_ENDPOINT_RESPONSES,
+        streams_if="watch",
+        cost=LIST_COST,
     )
 
 
@@ -153,34 +188,34 @@ DIAGNOSTIC_ROUTES: Final = (
         "GET",
         "/v1/tenants/{tenant}/workloads/{name}/explain",
         "explainWorkload",
-        "What limits a workload now, and what would help?",
+        "Explain what limits a workload now, and what would help.",
         get_workload_explanation,
-        "why",
+        "diagnostics",
         (NODE_PARAMETER,),
-        responses=(ResponseSpec(200, "what there is to tell", WorkloadExplanation),),
+        responses=(ResponseSpec(200, "the explanation", WorkloadExplanation),),
         cost=TRIAL_COST,
     ),
     Route(
         "GET",
         "/v1/tenants/{tenant}/replicas/{name}/explain",
         "explainReplica",
-        "Why is a replica where it is, or why does it wait?",
+        "Explain why a replica is on its node, or why it is pending.",
         get_replica_explanation,
-        "why",
+        "diagnostics",
         (NODE_PARAMETER,),
-        responses=(ResponseSpec(200, "what there is to tell", ReplicaExplanation),),
+        responses=(ResponseSpec(200, "the explanation", ReplicaExplanation),),
         cost=TRIAL_COST,
     ),
     Route(
         "POST",
         "/v1/capacity",
         "capacity",
-        "How many more of a workload fit, where, and what stops the next one?",
+        "Compute how many more replicas of a workload fit, where, and what prevents the next one.",
         get_capacity,
         "what if",
         (COUNT_PARAMETER,),
         BodySpec((Workload,)),
-        (ResponseSpec(200, "what there is room for", CapacityAnswer),),
+        (ResponseSpec(200, "replicas that fit, and the limiting constraint", CapacityAnswer),),
         cost=TRIAL_COST,
         read_only=True,
     ),
@@ -188,32 +223,30 @@ DIAGNOSTIC_ROUTES: Final = (
         "POST",
         "/v1/plan",
         "plan",
-        "What would come of it if these manifests were applied? Nothing is written.",
+        "Show what applying these manifests would change and where replicas would be placed. Nothing is written.",
         get_plan,
         "what if",
         (),
         MANIFESTS_BODY,
-        (ResponseSpec(200, "what would become of each", PlanAnswer),),
+        (ResponseSpec(200, "the planned result for each object", PlanAnswer),),
         cost=TRIAL_COST,
         read_only=True,
     ),
-    _endpoints_route("/v1/endpoints", "listAllEndpoints", "List or watch where replicas that serve are reached, of all tenants."),
-    _endpoints_route(
-        "/v1/tenants/{tenant}/endpoints", "listEndpoints", "List or watch where a tenant's replicas that serve are reached."
-    ),
+    _endpoints_route("/v1/endpoints", "listAllEndpoints", "List or watch the endpoints of all tenants."),
+    _endpoints_route("/v1/tenants/{tenant}/endpoints", "listEndpoints", "List or watch the endpoints of a tenant."),
     _endpoints_route(
         "/v1/tenants/{tenant}/endpoints/{service}",
         "listServiceEndpoints",
-        "List or watch where the replicas of one service are reached.",
+        "List or watch the endpoints of one service.",
     ),
     Route(
         "GET",
         "/v1/top/nodes",
         "topNodes",
-        "What nodes last said of themselves, beside what they have and what is asked of them.",
+        "Resource usage that nodes last reported, with their capacity and the requests of their replicas.",
         get_node_usage,
-        "use",
-        responses=(ResponseSpec(200, "one a node", ListOf[NodeTop]),),
+        "usage",
+        responses=(ResponseSpec(200, "one item per node", ListOf[NodeTop]),),
         cost=LIST_COST,
         tenant_access=False,
     ),
@@ -221,46 +254,54 @@ DIAGNOSTIC_ROUTES: Final = (
         "GET",
         "/v1/top/replicas",
         "topReplicas",
-        "What replicas use that run now, beside what they asked for.",
+        "Resource usage of running replicas, with their requests.",
         get_replica_usage,
-        "use",
-        (Parameter("tenant", str, "only those of this tenant", default=""),),
-        responses=(ResponseSpec(200, "one a replica that runs", ListOf[ReplicaTop]),),
+        "usage",
+        (Parameter("tenant", str, "only replicas of this tenant", default=""),),
+        responses=(ResponseSpec(200, "one item per running replica", ListOf[ReplicaTop]),),
         cost=LIST_COST,
     ),
     Route(
         "GET",
         "/v1/account",
         "account",
-        "What happened, the newest last: events, what the authority accepted and refused, and why work waits.",
+        "List or watch what happened, the newest last: events, verdicts of the authority, and why replicas are pending.",
         get_events,
-        "why",
+        "diagnostics",
         (
             Parameter(
-                "regarding", str, "replica/TENANT/NAME, workload/TENANT/NAME with its replicas, node/NAME, …", default=""
+                "regarding",
+                str,
+                "only about this object: replica/TENANT/NAME, workload/TENANT/NAME (with its replicas), node/NAME, …",
+                default="",
             ),
-            Parameter("limit", Annotated[int, Meta(ge=1, le=EVENTS_LIMIT_MAX)], f"how many at most, 1 to {EVENTS_LIMIT_MAX}", default=EVENTS_LIMIT),
+            Parameter(
+                "limit",
+                Annotated[int, Meta(ge=1, le=EVENTS_LIMIT_MAX)],
+                f"maximum number of events, 1 to {EVENTS_LIMIT_MAX}",
+                default=EVENTS_LIMIT,
+            ),
             WATCH,
             AFTER,
         ),
-        responses=(ResponseSpec(200, "what happened; or lines, if watched", ListOf[HistoryEvent]), _WATCH_RESPONSE),
+        responses=(ResponseSpec(200, "events; with watch=true a stream of events", ListOf[HistoryEvent]), _WATCH_RESPONSE),
         streams_if="watch",
     ),
     Route(
         "GET",
         "/v1/tenants/{tenant}/replicas/{name}/logs",
         "logs",
-        "What a replica has written, from the agent of its node.",
+        "Read the log of a replica from the agent of its node.",
         get_logs,
-        "why",
+        "diagnostics",
         (
             Parameter("stream", Stream, "stdout, stderr or both", default="both"),
-            Parameter("follow", bool, "true: go on with what is written from now on", default=False),
-            Parameter("tail", Annotated[int, Meta(ge=0, le=1_000_000)], "only the last so many lines"),
-            Parameter("attempt", Annotated[int, Meta(ge=1)], "which attempt; the latest, if left out"),
+            Parameter("follow", bool, "true: continue with new output until the client disconnects", default=False),
+            Parameter("tail", Annotated[int, Meta(ge=0, le=1_000_000)], "only the last lines, at most this many"),
+            Parameter("attempt", Annotated[int, Meta(ge=1)], "number of the attempt; default: the latest"),
             Parameter("previous", bool, "true: the attempt before the latest", default=False),
         ),
-        responses=(ResponseSpec(200, "as it was written", str, TEXT),),
+        responses=(ResponseSpec(200, "the output, as written", str, TEXT),),
         waits_for_agent=True,
         audited=True,
         streams_if="follow",
@@ -292,21 +333,21 @@ AUDIT_ROUTES: Final = (
         "GET",
         "/v1/audit",
         "audit",
-        "Who did what, and who was refused; the newest first. Somebody of a tenant is told of that one's.",
+        "List actions of users and refused requests, the newest first. Callers of a tenant see only that tenant's.",
         get_audit,
-        "why",
+        "diagnostics",
         (
             Parameter(
                 "limit",
                 Annotated[int, Meta(ge=1, le=AUDIT_LIMIT_MAX)],
-                f"how many at most, 1 to {AUDIT_LIMIT_MAX}",
+                f"maximum number of entries, 1 to {AUDIT_LIMIT_MAX}",
                 default=AUDIT_LIMIT,
             ),
-            Parameter("tenant", str, "only of this tenant's people", default=""),
-            Parameter("subject", str, "only of this person or program", default=""),
-            Parameter("action", str, "only this, such as createWorkload", default=""),
-            Parameter("since", str, "nothing before this instant, such as 2027-01-31T12:00:00Z", default=""),
+            Parameter("tenant", str, "only entries of this tenant", default=""),
+            Parameter("subject", str, "only actions of this user or program", default=""),
+            Parameter("action", str, "only this action, such as createWorkload", default=""),
+            Parameter("since", str, "only entries at or after this time, such as 2027-01-31T12:00:00Z", default=""),
         ),
-        responses=(ResponseSpec(200, "what was done", ListOf[AuditItem]),),
+        responses=(ResponseSpec(200, "audit entries", ListOf[AuditItem]),),
     ),
 )

@@ -1,11 +1,7 @@
 """Explain and capacity on a frozen view, with start-up progress reported by nodes.
 
-Asked of what a server sees now; what is found is in proposal/.
-
-Added to what is explained of them; nobody is asked to say more.
-
-A replica that is `starting` may be fetching what it needs: its node tells so with every beat, and a slow fetch is not
-taken for a slow scheduler.
+The explanations are computed in proposal/explain. A replica that is `starting` may still be fetching artifacts: its node
+reports this with every heartbeat, and it is added here, so that a slow download is not mistaken for a slow scheduler.
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ from remit.serve.diagnostics.history import StoredHistory, read_batches, read_ro
 from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots
 from remit.serve.http.replies import ApiProblem
 
-_INVALID_WORKLOAD_CURE = "mend what it names, or declare what it names first"
+_INVALID_WORKLOAD_CURE = "correct the field it names, or declare the object it refers to first"
 
 
 async def explain_workload(snapshots: ViewSnapshots, tenant: str, name: str, node: str = "") -> WorkloadExplanation:
     history = await _stored_history(snapshots, tenant)
 
-    def told(snapshot: ViewSnapshot) -> WorkloadExplanation:
+    def explain(snapshot: ViewSnapshot) -> WorkloadExplanation:
         declared: Workload | None = snapshot.rows.get(f"workload/{tenant}/{name}")
         if declared is None and not _has_replicas(snapshot, tenant, name):
             raise subject_not_found(snapshot, "workload", tenant, name)
@@ -41,43 +37,45 @@ async def explain_workload(snapshots: ViewSnapshots, tenant: str, name: str, nod
         except NodeNotFound:
             raise node_not_found(snapshot, node) from None
 
-    return await snapshots.query(told)
+    return await snapshots.query(explain)
 
 
 async def explain_replica(snapshots: ViewSnapshots, tenant: str, name: str, node: str = "") -> ReplicaExplanation:
     history = await _stored_history(snapshots, tenant)
 
-    def told(snapshot: ViewSnapshot) -> ReplicaExplanation:
+    def explain(snapshot: ViewSnapshot) -> ReplicaExplanation:
         row = snapshot.rows.rows.get(f"replica/{tenant}/{name}")
         if row is None:
             raise subject_not_found(snapshot, "replica", tenant, name)
-        replica: Replica = row.thing
+        replica: Replica = row.obj
         try:
             return replica_explanation(snapshot.view, replica, row.revision, history, snapshot.rules, node)
         except NodeNotFound:
             raise node_not_found(snapshot, node) from None
 
-    return await snapshots.query(told)
+    return await snapshots.query(explain)
 
 
 async def capacity_for(snapshots: ViewSnapshots, workload: Workload, count: int | None = None) -> CapacityAnswer:
-    """Raises `ApiProblem`, also if such a workload could not be declared here."""
+    """Compute how many replicas of `workload` fit. Raises `ApiProblem`, also if such a workload could not be declared here."""
 
-    def found(snapshot: ViewSnapshot) -> CapacityAnswer:
-        pools = [obj for row in snapshot.rows.kind("nodepool/") if isinstance(obj := row.thing, NodePool)]
+    def compute(snapshot: ViewSnapshot) -> CapacityAnswer:
+        pools = [obj for row in snapshot.rows.kind("nodepool/") if isinstance(obj := row.obj, NodePool)]
         try:
-            return compute_capacity(snapshot.view, workload, snapshot.rules, most=min(count or COUNT_MAX, COUNT_MAX), pools=pools)
+            return compute_capacity(
+                snapshot.view, workload, snapshot.rules, most=min(count or COUNT_MAX, COUNT_MAX), pools=pools
+            )
         except ValueError as error:
             field, _, message = str(error).partition(": ")
             raise ApiProblem(422, "invalid", str(error), field=field if message else "", cure=_INVALID_WORKLOAD_CURE) from error
 
-    return await snapshots.query(found)
+    return await snapshots.query(compute)
 
 
 def subject_not_found(snapshot: ViewSnapshot, kind: str, tenant: str, name: str) -> ApiProblem:
     prefix = f"{kind}/{tenant}/"
     names = [row.key.removeprefix(prefix) for row in snapshot.rows.kind(prefix)]
-    detail = f"there is no {kind} {quoted(name)} of tenant {quoted(tenant)}"
+    detail = f"there is no {kind} {quoted(name)} in tenant {quoted(tenant)}"
     return ApiProblem(404, "not_found", detail, field="name", cure=suggest_names(name, names, f"{kind}s"))
 
 
@@ -87,7 +85,7 @@ def node_not_found(snapshot: ViewSnapshot, node: str) -> ApiProblem:
 
 
 def _has_replicas(snapshot: ViewSnapshot, tenant: str, name: str) -> bool:
-    """Is anything of it still there? A workload that was deleted leaves its replicas for a while."""
+    """Return whether replicas of a workload remain. A deleted workload keeps its replicas for a while."""
     workloads = snapshot.view.shapes.workloads
     owner = workloads.ids.get(f"{tenant}/{name}")
     return owner is not None and bool(workloads.at.users[owner])
@@ -113,7 +111,7 @@ async def add_startup_progress(explanation: ReplicaExplanation, endpoint: Endpoi
 
 
 async def add_workload_startup_progress(explanation: WorkloadExplanation, endpoint: Endpoint) -> WorkloadExplanation:
-    """If it is held up by what starts: what one of those waits for, and how many wait so."""
+    """If the workload waits for starting replicas: what one of them waits for, and how many do."""
     if explanation.limit != Phase.STARTING or explanation.detail:
         return explanation
     prefix = f"replica/{explanation.tenant}/{explanation.name}-"

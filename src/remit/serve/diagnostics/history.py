@@ -1,14 +1,10 @@
 """Decision and event history from stored batches.
 
-Decisions and batches, put together with a view; nothing is decided.
+Reads decisions, events and batches of the authority, the newest first, since a long run leaves very many. `remit explain
+--data` passes rows of a data directory; the API reads its store (`read_rows`, `read_batches`).
 
-Whoever has the rows asks here: `remit explain --data` with those of a data directory, the API with those of its store
-(`decisions_of`, `read_batches`: the newest ones, since a run leaves very many).
-
-Events, the authority's own record and waits, folded; read from the newest backwards.
-
-What happens often is told once, with how often, and when first and last. A note carries no time of its own: it has that of the
-batch which was committed with it, as long as that is kept.
+Repeated events are folded into one, with a count and the times of the first and last. An event record has no time of its
+own: it gets the time of the batch that was committed with it, as long as that batch is kept.
 """
 
 from __future__ import annotations
@@ -20,30 +16,31 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from remit.commitment.outcomes import BATCH, Batch, Entry, batch_key, decode_batch, encode_batch
+from remit.commitment.outcomes import BATCH_PREFIX, AuditEntry, BatchRecord, batch_key, decode_batch, encode_batch
 from remit.model.kinds import Workload
 from remit.model.objects import decode
 from remit.model.records import Decision, Event, Replica
 from remit.model.wire.api_types import HistoryEvent
-from remit.observation.scheduler_view import View
+from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs
-from remit.proposal.explain.result_types import ReplicaExplanation, HistoryEntry, WorkloadExplanation
+from remit.proposal.explain.result_types import HistoryEntry, ReplicaExplanation, WorkloadExplanation
 from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
 from remit.serve.diagnostics.view_snapshots import ViewSnapshots
 from remit.serve.http.streams import BookmarkLine, HeartbeatLine, ResyncLine, json_line
-from remit.store.protocol import Change, Compacted, Row, Store, StoreError
+from remit.store.protocol import Compacted, Row, RowChange, Store, StoreError
 from remit.store.protocol import Resync as Lagging
 
 ROWS_MAX: Final = 8_192
 BYTES_MAX: Final = 16 << 20
-"""How much of what was written down is read for one answer, the newest first."""
+"""Limits of what is read for one answer, the newest rows first."""
 
 SCANS_MAX: Final = 200
-"""All batches that are kept, if most tell nothing."""
+"""Scans for one answer; enough for all kept batches, also if most are empty."""
 
 _PAGE_ROWS: Final = 512
-_EMPTY_BATCH_END: Final = encode_batch(Batch(0, 0, 0, 0, "", ()))[-13:]
-"""How a batch ends that only says that the authority is there: one a beat, so most of a quiet scope's are such."""
+_EMPTY_BATCH_END: Final = encode_batch(BatchRecord(0, 0, 0, 0, "", ()))[-13:]
+"""How the row of an empty batch ends. An idle authority writes one per heartbeat, so most batches of a quiet scope are empty.
+"""
 
 
 class _BatchTime(msgspec.Struct):
@@ -54,13 +51,15 @@ _decode_batch_time = msgspec.json.Decoder(_BatchTime).decode
 
 
 class StoredHistory(NamedTuple):
-    """Rows of `decision/tenant/` and `batch/`."""
+    """Rows of `decision/TENANT/` and `batch/`."""
 
     decisions: Iterable[Row] = ()
     batches: Iterable[Row] = ()
 
     def about(self, tenant: str, names: frozenset[str], name_prefix: str) -> RecordedHistory:
-        """What is there about these replicas, all of whose names begin `alike`; and when each batch was written."""
+        """Return the decisions and verdicts about these replicas, whose names all begin with `name_prefix`, and the time of
+        each batch.
+        """
         named = f'"{tenant}/{name_prefix}'.encode()
         decisions = [decision for row in self.decisions if named in row.value and (decision := _decision(row, tenant, names))]
         subjects = {f"replica/{tenant}/{name}" for name in names}
@@ -73,27 +72,35 @@ class StoredHistory(NamedTuple):
 
 
 def batch_time(row: Row) -> str:
-    """When a batch was, of a wall clock; the rest of the row is not looked at."""
+    """Return the wall-clock time of a batch without decoding the rest."""
     return _decode_batch_time(row.value).at
 
 
 def workload_explanation(
-    view: View, declared: Workload | None, tenant: str, name: str, written: StoredHistory, rules: PlacementInputs, node: str = ""
+    view: SchedulerView,
+    declared: Workload | None,
+    tenant: str,
+    name: str,
+    written: StoredHistory,
+    rules: PlacementInputs,
+    node: str = "",
 ) -> WorkloadExplanation:
-    """Raises `NoNode` as `explain_workload` does."""
+    """Explain a workload. Raises `NoNode` as `explain_workload` does."""
     records = written.about(tenant, replica_names(view.replicas.slots, tenant, name), f"{name}-")
     return explain_workload(view, declared, tenant, name, records, rules, node)
 
 
-def replica_explanation(view: View, replica: Replica, revision: int, written: StoredHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
-    """Raises `NoNode` as `explain_replica` does."""
+def replica_explanation(
+    view: SchedulerView, replica: Replica, revision: int, written: StoredHistory, rules: PlacementInputs, node: str = ""
+) -> ReplicaExplanation:
+    """Explain a replica. Raises `NoNode` as `explain_replica` does."""
     meta = replica.metadata
     records = written.about(meta.tenant, frozenset({meta.name}), meta.name)
     return explain_replica(view, replica, revision, records, rules, node)
 
 
 def replica_names(keys: Iterable[str], tenant: str, workload: str) -> frozenset[str]:
-    """The names of a workload's replicas among these keys: `web-3` is one of web's, and `web-api-3` is not."""
+    """Return the names of a workload's replicas among these keys: `web-3` belongs to web, `web-api-3` does not."""
     prefix = f"replica/{tenant}/{workload}-"
     return frozenset(key.split("/", 2)[2] for key in keys if key.startswith(prefix) and key[len(prefix) :].isdigit())
 
@@ -113,11 +120,13 @@ def _verdicts_about(row: Row, subjects: set[str]) -> Iterator[HistoryEntry]:
             yield HistoryEntry(row.revision, batch.at, "authority", summary, entry.code, entry.detail)
 
 
-# -- reading them ----------------------------------------------------------------------------------------------------------
+# -- reading rows ----------------------------------------------------------------------------------------------------------
 
 
 async def read_rows(store: Store, prefix: str, revision: int, rows_max: int = 2 * ROWS_MAX) -> list[Row]:
-    """What begins so: events or decisions. Their names tell no time, and there are only so many (commitment/books.py)."""
+    """Read events or decisions by key prefix. Their keys are not ordered by time, and their number is bounded
+    (commitment/books.py).
+    """
     rows, size, after = list[Row](), 0, ""
     while len(rows) < rows_max and size < BYTES_MAX:
         page = await store.range(prefix, after=after, limit=_PAGE_ROWS, revision=revision)
@@ -130,15 +139,15 @@ async def read_rows(store: Store, prefix: str, revision: int, rows_max: int = 2 
 
 
 async def read_batches(store: Store, last: int, revision: int, rows_max: int = ROWS_MAX) -> list[Row]:
-    """The latest batches up to sequence `last` that tell something, the oldest of them first. Not every sequence left a row."""
-    first = await store.range(BATCH, limit=1, revision=revision)
+    """Return the latest batches up to sequence `last` that are not empty, the oldest first. Some sequences have no row."""
+    first = await store.range(BATCH_PREFIX, limit=1, revision=revision)
     if not first.rows:
         return []
-    oldest = int(first.rows[0].key.removeprefix(BATCH))
+    oldest = int(first.rows[0].key.removeprefix(BATCH_PREFIX))
     pages, size = list[list[Row]](), 0
     for _ in range(SCANS_MAX):
         low = last - _PAGE_ROWS
-        page = await store.range(BATCH, after=batch_key(max(low, 0)), limit=_PAGE_ROWS, revision=revision)
+        page = await store.range(BATCH_PREFIX, after=batch_key(max(low, 0)), limit=_PAGE_ROWS, revision=revision)
         rows = [row for row in page.rows if row.key <= batch_key(last) and not row.value.endswith(_EMPTY_BATCH_END)]
         pages.append(rows)
         size += sum(len(row.value) for row in rows)
@@ -153,18 +162,18 @@ EVENTS_LIMIT_MAX: Final = 1_000
 HEARTBEAT_MS: Final = 5_000
 
 _ROWS_PER_EVENT: Final = 5
-"""So many rows are read for each thing that is told: some tell nothing, and many tell the same."""
+"""Rows read per event returned: some have none, and many are folded into one."""
 
 _RECORD_PREFIXES: Final = ("event/", "decision/")
 _UNLISTED_OPERATIONS: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
-"""Deeds that are told by what they leave behind, or that tell nothing of any object."""
+"""Operations that are not listed when accepted: they leave records of their own, or concern no object."""
 
 _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "abort"})
-"""Moves that nobody has wished for."""
+"""Transitions that are reported as warnings."""
 
 
 class AccountChange(Struct, frozen=True, kw_only=True):
-    """One line of a watch: something has happened."""
+    """One line of a watch: something happened."""
 
     type: Literal["changed"] = "changed"
     revision: int
@@ -172,7 +181,7 @@ class AccountChange(Struct, frozen=True, kw_only=True):
 
 
 class _Occurrence(NamedTuple):
-    """One thing that happened, once."""
+    """Something that happened, before folding."""
 
     revision: int
     at: str
@@ -184,11 +193,13 @@ class _Occurrence(NamedTuple):
     count: int = 1
 
 
-async def list_events(snapshots: ViewSnapshots, regarding: str = "", limit: int = EVENTS_LIMIT) -> tuple[int, list[HistoryEvent]]:
-    """As of which revision, and what happened up to then; the newest last."""
+async def list_events(
+    snapshots: ViewSnapshots, regarding: str = "", limit: int = EVENTS_LIMIT
+) -> tuple[int, list[HistoryEvent]]:
+    """Return the latest events, the newest last, and the revision they are read at."""
     await snapshots.wait_until_current()
     revision, sequence = await snapshots.store.revision(), snapshots.sequence
-    enough = ROWS_MAX if regarding else _ROWS_PER_EVENT * limit  # of everything, the newest suffices
+    enough = ROWS_MAX if regarding else _ROWS_PER_EVENT * limit  # without a subject the newest rows suffice
     batches = await read_batches(snapshots.store, sequence, revision, enough)
     notes = [row for prefix in _RECORD_PREFIXES for row in await read_rows(snapshots.store, prefix, revision)]
     notes = sorted(notes, key=lambda row: row.revision)[-2 * enough :]
@@ -196,7 +207,7 @@ async def list_events(snapshots: ViewSnapshots, regarding: str = "", limit: int 
 
 
 def fold_occurrences(occurrences: Iterable[_Occurrence]) -> list[HistoryEvent]:
-    """Each thing once, in the order in which it happened last."""
+    """Fold repeated events into one each, ordered by their last occurrence."""
     events: dict[tuple[str, ...], HistoryEvent] = {}
     for occurrence in sorted(occurrences, key=lambda did: did.revision):
         identity = (occurrence.kind, occurrence.reason, occurrence.regarding, occurrence.source, occurrence.message)
@@ -216,7 +227,7 @@ def fold_occurrences(occurrences: Iterable[_Occurrence]) -> list[HistoryEvent]:
 
 
 async def watch_events(snapshots: ViewSnapshots, regarding: str, after: int | None) -> AsyncGenerator[bytes, None]:
-    """Whatever happens past revision `after`, or from now on, one line each; it is not folded."""
+    """Yield every event after revision `after`, or from now on, one line each, not folded."""
     revision = snapshots.watch_cache.revision if after is None else after
     try:
         watch = await snapshots.store.watch("", after=revision)
@@ -243,7 +254,7 @@ async def watch_events(snapshots: ViewSnapshots, regarding: str, after: int | No
     except Compacted:
         yield json_line(ResyncLine("compacted"))
     except StoreError:
-        yield json_line(ResyncLine("lagging", "the store was away: list again, then watch after its revision"))
+        yield json_line(ResyncLine("lagging", "the store was unavailable: list again, then watch after its revision"))
     finally:
         await watch.close()
 
@@ -253,13 +264,13 @@ def _change_line(occurrence: _Occurrence) -> bytes:
     return json_line(AccountChange(revision=occurrence.revision, object=item))
 
 
-def _occurrences_in_changes(changes: Iterable[Change], regarding: str) -> Iterator[_Occurrence]:
+def _occurrences_in_changes(changes: Iterable[RowChange], regarding: str) -> Iterator[_Occurrence]:
     rows = [Row(change.key, change.value, change.revision) for change in changes if change.value is not None]
-    batches = [row for row in rows if row.key.startswith(BATCH)]
+    batches = [row for row in rows if row.key.startswith(BATCH_PREFIX)]
     yield from _occurrences(batches, [row for row in rows if row.key.startswith(_RECORD_PREFIXES)], regarding)
 
 
-# -- what a row tells ----------------------------------------------------------------------------------------------------------
+# -- occurrences in rows ------------------------------------------------------------------------------------------------------
 
 
 def _occurrences(batches: Iterable[Row], notes: Iterable[Row], regarding: str) -> Iterator[_Occurrence]:
@@ -268,14 +279,20 @@ def _occurrences(batches: Iterable[Row], notes: Iterable[Row], regarding: str) -
         batch = decode_batch(row.value)
         times[row.revision] = batch.at
         if named in row.value:
-            yield from (occurrence for occurrence in _occurrences_in_batch(row, batch) if subjects.matches(occurrence.regarding))
+            yield from (
+                occurrence for occurrence in _occurrences_in_batch(row, batch) if subjects.matches(occurrence.regarding)
+            )
     for row in notes:
         if named in row.value:
-            yield from (occurrence for occurrence in _occurrences_in_record(row, times.get(row.revision, ""), subjects) if subjects.matches(occurrence.regarding))
+            yield from (
+                occurrence
+                for occurrence in _occurrences_in_record(row, times.get(row.revision, ""), subjects)
+                if subjects.matches(occurrence.regarding)
+            )
 
 
 class _SubjectFilter:
-    """Which subjects are asked about: one, with its own; a workload's replicas are its own."""
+    """Matches one subject, or all if it is empty. A workload includes its replicas."""
 
     def __init__(self, regarding: str) -> None:
         self._regarding = regarding
@@ -291,7 +308,7 @@ class _SubjectFilter:
         return bool(self._replicas) and subject.startswith(self._replicas) and subject[len(self._replicas) :].isdigit()
 
 
-def _occurrences_in_batch(row: Row, batch: Batch) -> Iterator[_Occurrence]:
+def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]:
     for entry in batch.entries:
         if entry.did in _UNLISTED_OPERATIONS and not entry.code:
             continue
@@ -308,11 +325,11 @@ def _occurrences_in_batch(row: Row, batch: Batch) -> Iterator[_Occurrence]:
 
 
 def _reason_of_verb(verb: str) -> str:
-    """As reasons are written: `declare-lost` is `DeclareLost`."""
+    """Return a verb in the form of event reasons: `declare-lost` becomes `DeclareLost`."""
     return "".join(part.capitalize() for part in verb.replace("-", " ").split())
 
 
-def _subject(entry: Entry) -> str:
+def _subject(entry: AuditEntry) -> str:
     return f"node/{entry.subject}" if entry.did == "mark" and "/" not in entry.subject else entry.subject
 
 
@@ -323,10 +340,14 @@ def _occurrences_in_record(row: Row, at: str, subjects: _SubjectFilter) -> Itera
         return
     if isinstance(obj, Event):
         spec = obj.spec
-        yield _Occurrence(row.revision, at, spec.type, spec.reason, spec.regarding, spec.source, spec.message, max(1, spec.count))
+        yield _Occurrence(
+            row.revision, at, spec.type, spec.reason, spec.regarding, spec.source, spec.message, max(1, spec.count)
+        )
     elif isinstance(obj, Decision) and obj.spec.verdict == "waiting":
         decision = obj.spec
-        message = f"waits: {decision.detail}" + ("; nothing that is declared now will change that" if decision.never else "")
+        message = f"pending: {decision.detail}" + (
+            "; it can never be placed with the nodes, quotas and policies declared now" if decision.never else ""
+        )
         names = list(decision.replicas)
         for name in names if subjects else names[:1]:
             more = f" (and {len(names) - 1} more like it)" if not subjects and len(names) > 1 else ""

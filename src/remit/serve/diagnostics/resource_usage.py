@@ -1,6 +1,6 @@
 """`top`: usage of nodes and replicas from heartbeats.
 
-What nodes last said of themselves, beside what they have and what is asked of them.
+Combines the usage in the latest heartbeat of each node with capacity and requests from the scope's rows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from remit.model.kinds import Node
 from remit.model.records import Generation, Replica
 from remit.model.wire.agent_messages import HeartbeatReport, NodeState, RunState
 from remit.model.wire.api_types import ListMeta, ListOf, NodeTop, ReplicaTop, ResourceUsage
-from remit.observation.scheduler_view import View
-from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots, CachedRows
+from remit.observation.scheduler_view import SchedulerView
+from remit.serve.diagnostics.view_snapshots import CachedRows, ViewSnapshot, ViewSnapshots
 
 VIEW_AGE_MS_MAX: Final = 3_000
-"""How old the sums may be: who looks again and again must not have them made anew each time."""
+"""How old the sums may be, so that repeated calls do not rebuild the view each time."""
 
 _MEASURED: Final = ("cpu", "memory")
 
 
 async def node_usage(snapshots: ViewSnapshots, endpoint: Endpoint) -> ListOf[NodeTop]:
     states, heartbeats = await endpoint.node_states(()), await endpoint.heartbeat_ages()
-    return await snapshots.query(lambda look: _node_list(look, {state.node: state for state in states}, heartbeats), age_ms=VIEW_AGE_MS_MAX)
+    return await snapshots.query(
+        lambda snapshot: _node_list(snapshot, {state.node: state for state in states}, heartbeats), age_ms=VIEW_AGE_MS_MAX
+    )
 
 
 def _node_list(snapshot: ViewSnapshot, states: Mapping[str, NodeState], heartbeats: HeartbeatReport) -> ListOf[NodeTop]:
@@ -34,16 +36,20 @@ def _node_list(snapshot: ViewSnapshot, states: Mapping[str, NodeState], heartbea
     running = _replicas_per_node(view)
     nodes = [node for node in view.columns.nodes if node is not None]
     items = [_node_item(view, node, states.get(node.metadata.name), heartbeats, running) for node in nodes]
-    items.sort(key=lambda one: one.node)
+    items.sort(key=lambda item: item.node)
     return ListOf(kind="NodeTopList", metadata=ListMeta(revision=snapshot.rows.revision), items=items)
 
 
-def _node_item(view: View, node: Node, state: NodeState | None, heartbeats: HeartbeatReport, running: Mapping[int, int]) -> NodeTop:
+def _node_item(
+    view: SchedulerView, node: Node, state: NodeState | None, heartbeats: HeartbeatReport, running: Mapping[int, int]
+) -> NodeTop:
     name, row = node.metadata.name, view.columns.rows[node.metadata.name]
     heartbeat_age = heartbeats.nodes.get(name)
     capacity = dict(node.spec.capacity.pairs)
     free = {resource: int(free_by_row[row]) for resource, free_by_row in view.columns.free.items() if resource in _MEASURED}
-    requested = {resource: max(0, capacity.get(resource, 0) - free.get(resource, capacity.get(resource, 0))) for resource in _MEASURED}
+    requested = {
+        resource: max(0, capacity.get(resource, 0) - free.get(resource, capacity.get(resource, 0))) for resource in _MEASURED
+    }
     return NodeTop(
         node=name,
         region=node.spec.region,
@@ -60,34 +66,38 @@ def _node_item(view: View, node: Node, state: NodeState | None, heartbeats: Hear
 
 
 def _resource_amounts(amount: Mapping[str, int]) -> ResourceUsage:
-    """Cores are kept in thousandths, memory in bytes."""
+    """CPU is in thousandths of a core, memory in bytes."""
     return ResourceUsage(cpu_milli=amount.get("cpu", 0), memory_bytes=amount.get("memory", 0))
 
 
-def _replicas_per_node(view: View) -> dict[int, int]:
-    """How many hold room on each row."""
+def _replicas_per_node(view: SchedulerView) -> dict[int, int]:
+    """Return how many replicas hold capacity on each node, by row."""
     rows = view.replicas.column("node")
     nodes, counts = np.unique(rows[rows >= 0], return_counts=True)
     return dict(zip(nodes.tolist(), counts.tolist(), strict=True))
 
 
 async def replica_usage(snapshots: ViewSnapshots, endpoint: Endpoint, tenant: str = "") -> ListOf[ReplicaTop]:
-    """Of those that run: what no node tells of is not among them."""
+    """Return the usage of replicas that a node reports as running."""
     states, heartbeats = await endpoint.node_states(()), await endpoint.heartbeat_ages()
     rows = snapshots.cached_rows()
     return await snapshots.offload(lambda: _replica_list(rows, states, heartbeats, tenant))
 
 
-def _replica_list(rows: CachedRows, states: Iterable[NodeState], heartbeats: HeartbeatReport, tenant: str) -> ListOf[ReplicaTop]:
+def _replica_list(
+    rows: CachedRows, states: Iterable[NodeState], heartbeats: HeartbeatReport, tenant: str
+) -> ListOf[ReplicaTop]:
     prefix = f"replica/{tenant}/" if tenant else "replica/"
     runs = [(state.node, run) for state in states for run in state.runs if run.replica.startswith(prefix)]
     items = [item for node, run in runs if (item := _replica_item(rows, node, run, heartbeats)) is not None]
-    items.sort(key=lambda one: (one.tenant, one.replica))
+    items.sort(key=lambda item: (item.tenant, item.replica))
     return ListOf(kind="ReplicaTopList", metadata=ListMeta(revision=rows.revision), items=items)
 
 
 def _replica_item(rows: CachedRows, node: str, run: RunState, heartbeats: HeartbeatReport) -> ReplicaTop | None:
-    """None if the scope knows no such copy (any more): what a node that fell silent has said last may have been replaced."""
+    """Return the item of a run; None if it is not the current attempt of a replica: the last report of a silent node may be
+    outdated.
+    """
     replica: Replica | None = rows.get(run.replica)
     if replica is None or (replica.metadata.uid, replica.status.attempt, replica.status.node) != (run.uid, run.attempt, node):
         return None
@@ -103,7 +113,9 @@ def _replica_item(rows: CachedRows, node: str, run: RunState, heartbeats: Heartb
         pid=run.pid,
         cpu_milli=run.cpu_milli,
         memory_bytes=run.memory_bytes,
-        requests=ResourceUsage() if generation is None else _resource_amounts(dict(generation.spec.spec.template.resources.pairs)),
+        requests=ResourceUsage()
+        if generation is None
+        else _resource_amounts(dict(generation.spec.spec.template.resources.pairs)),
         restarts=run.restarts,
         said=run.said,
         age_ms=None if heartbeat_age is None else heartbeat_age.silent_ms,

@@ -1,15 +1,7 @@
 """Status, healthz, readyz, unheld leases, restore state, support bundle.
 
-Which leases of the scheduler and the controllers nobody holds, as the authority has heard; no decisions.
-
-A scope without them stands still and breaks nothing: what is declared is kept, what runs goes on, and nothing says that nobody
-makes, places or replaces anything. So whoever asks how it stands, or why work does not move on, is told here.
-
-What a scope is at, whether the process lives, and whether it is of use just now; no history.
-
-Counted on the board, for people; the authority knows it by itself.
-
-How it was started, what it does now, its last lines. No objects.
+A scope without a scheduler or controllers keeps its state and its running replicas, but creates, places and replaces
+nothing, and nothing fails. So the status and the explanation of a workload name the leases that are not held.
 """
 
 from __future__ import annotations
@@ -25,7 +17,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from remit import __version__
-from remit.client.endpoint import EndpointError, AuthorityStatus
+from remit.client.endpoint import AuthorityStatus, EndpointError
 from remit.commitment.books import AWAITED_NODE
 from remit.correction.controller_set import CONTROLLERS
 from remit.model.claims import Role
@@ -33,7 +25,7 @@ from remit.model.objects import key_of
 from remit.model.records import GrantPhase, Phase
 from remit.model.resources import format_duration
 from remit.model.wire.api_types import IdleLease, ScopeStatus
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.result_types import WorkloadExplanation
 from remit.proposal.scheduler import LEASE
 from remit.serve.http.replies import ApiProblem
@@ -41,41 +33,47 @@ from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import TEXT, ResponseSpec, Route
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
-from remit.world.host_checks import tasks, threads
+from remit.world.host_checks import task_stacks, thread_stacks
 
 SCHEDULER: Final = "scheduler"
 LEASE_COMPONENTS: Final[dict[str, str]] = {
     LEASE: SCHEDULER,
-    **{one.lease or one.remit.role.value: "controllers" for one in CONTROLLERS},
+    **{controller.lease or controller.permissions.role.value: "controllers" for controller in CONTROLLERS},
 }
-"""Which command runs who acts under a lease."""
+"""Which `remit` command runs the holder of each lease."""
 
 
-def unheld_leases(status: AuthorityStatus, watch_cache: Board, default_ttl_ms: int) -> tuple[IdleLease, ...]:
-    """`usual_ms` is the term of one that was never taken. A new authority gives everybody a full term to be heard again."""
+def unheld_leases(status: AuthorityStatus, watch_cache: WatchCache, default_ttl_ms: int) -> tuple[IdleLease, ...]:
+    """Return the leases of the scheduler and the controllers that are not held. `default_ttl_ms` is the term of a lease that
+    was never taken. After a takeover every holder gets a full term to renew.
+    """
     return tuple(_unheld(status, watch_cache, default_ttl_ms))
 
 
-def _unheld(status: AuthorityStatus, watch_cache: Board, default_ttl_ms: int) -> Iterator[IdleLease]:
+def _unheld(status: AuthorityStatus, watch_cache: WatchCache, default_ttl_ms: int) -> Iterator[IdleLease]:
     for lease, component in LEASE_COMPONENTS.items():
         if component == SCHEDULER and _other_scheduler_active(status, default_ttl_ms):
             continue
         stored = watch_cache.get(key_of("Lease", lease))
-        cure = f"start `remit {component}`; if it runs, its log says what keeps it from acting"
+        cure = f"start `remit {component}`; if it is running, see its log"
         if stored is None or not stored.spec.holder:
             if status.listened_ms > default_ttl_ms:
-                reason = "was never taken" if stored is None else "was given back"
-                yield IdleLease(lease=lease, part=component, why=f"nobody holds the lease {lease}: it {reason}", cure=cure)
+                reason = "was never acquired" if stored is None else "was released"
+                yield IdleLease(lease=lease, part=component, why=f"lease {lease} is not held: it {reason}", cure=cure)
             continue
         silent_ms = status.silent.get(lease, status.listened_ms)
         if silent_ms > stored.spec.ttl:
-            qualifier = "" if lease in status.silent else " at least"  # what was before it this authority cannot know
-            detail = f"nobody holds the lease {lease}: it was not renewed for {_duration_text(silent_ms)}{qualifier}"
+            qualifier = (
+                "" if lease in status.silent else " at least"
+            )  # the authority does not know about renewals before its takeover
+            detail = f"lease {lease} is not held: it was not renewed for {_duration_text(silent_ms)}{qualifier}"
             yield IdleLease(lease=lease, part=component, silent_ms=silent_ms, why=detail, cure=cure)
 
 
 def _other_scheduler_active(status: AuthorityStatus, ttl_ms: int) -> bool:
-    """Of several schedulers that act at once each has a lease of its own, beside the usual one."""
+    """Return whether another scheduler is active. Schedulers that run side by side have leases of their own besides the common
+    one.
+    """
     return any(lease.startswith(f"{LEASE}/") and silent_ms <= ttl_ms for lease, silent_ms in status.silent.items())
 
 
@@ -84,9 +82,11 @@ def _duration_text(ms: int) -> str:
 
 
 async def add_unheld_leases(explanation: WorkloadExplanation, server: ServerContext) -> WorkloadExplanation:
-    """If it waits for somebody to make or place its replicas, and nobody does that: the lease, and the cure."""
+    """Add unheld leases to an explanation if the workload waits for replicas to be created or placed."""
     declared = server.watch_cache.get(f"workload/{explanation.tenant}/{explanation.name}")
-    daemon = declared is not None and declared.spec.type == "daemon"  # how many it wants only who makes them knows
+    daemon = (
+        declared is not None and declared.spec.type == "daemon"
+    )  # only its controller knows how many replicas a daemon needs
     if not (explanation.missing or explanation.groups or daemon):
         return explanation
     try:
@@ -96,14 +96,16 @@ async def add_unheld_leases(explanation: WorkloadExplanation, server: ServerCont
     unheld = {lease.lease: lease for lease in unheld_leases(status, server.watch_cache, server.timing.lease_ms)}
     makes, places = unheld.get(Role.WORKLOADS.value), unheld.get(LEASE)
     hints = [
-        f"{lease.why}; {lease.cure}" for lease in (makes if explanation.missing or daemon else None, places if explanation.groups else None) if lease
+        f"{lease.why}; {lease.cure}"
+        for lease in (makes if explanation.missing or daemon else None, places if explanation.groups else None)
+        if lease
     ]
     limit = "missing" if makes is not None and daemon and not explanation.limit else explanation.limit
     return replace(explanation, unattended="; ".join(hints), limit=limit)
 
 
 FRESH_HEARTBEATS: Final = 5
-"""So many beats old what the board shows may be: an authority that has nothing to do says something at every beat."""
+"""Maximum age of the watch cache, in heartbeats. An idle authority commits once per heartbeat."""
 READY_MS_MAX: Final = 2_000
 
 
@@ -111,8 +113,8 @@ async def status(request: RequestContext, server: ServerContext) -> Response:
     stands = await server.standby.status()
     watch_cache = server.watch_cache
     nodes: dict[str, int] = {}
-    for _, row in watch_cache.kind("node/"):
-        health = row.thing.status.health.value
+    for _, row in watch_cache.of_kind("node/"):
+        health = row.obj.status.health.value
         nodes[health] = nodes.get(health, 0) + 1
     answer = ScopeStatus(
         scope=stands.scope,
@@ -127,7 +129,7 @@ async def status(request: RequestContext, server: ServerContext) -> Response:
         version=__version__,
         uptime_ms=server.clock.now_ms() - server.started_ms,
         board_age_ms=watch_cache.age_ms(),
-        idle=unheld_leases(stands, watch_cache, server.timing.lease_ms) if watch_cache.sober else (),
+        idle=unheld_leases(stands, watch_cache, server.timing.lease_ms) if watch_cache.is_current else (),
     )
     return json_response(answer)
 
@@ -137,26 +139,26 @@ async def healthz(request: RequestContext, server: ServerContext) -> Response:
 
 
 async def readyz(request: RequestContext, server: ServerContext) -> Response:
-    """An authority is reached, and the board is sober and fresh."""
+    """Ready: an authority can be reached, and the watch cache is current."""
     try:
         async with server.clock.timeout_ms(READY_MS_MAX):
             await server.standby.status()
     except EndpointError as error:
-        raise _not_ready(f"no authority is reached: {error}") from None
+        raise _not_ready(f"the authority cannot be reached: {error}") from None
     except TimeoutError:
         raise _not_ready("the authority does not answer") from None
     if server.closing.is_set():
-        raise _not_ready("the server is ending")
-    if not server.watch_cache.sober:
-        raise _not_ready("the rows of the scope are still being read")
+        raise _not_ready("the server is shutting down")
+    if not server.watch_cache.is_current:
+        raise _not_ready("the watch cache is still loading")
     age_ms = server.watch_cache.age_ms()
     if age_ms > FRESH_HEARTBEATS * server.timing.heartbeat_ms:
-        raise _not_ready(f"nothing was heard from the store for {age_ms} ms")
+        raise _not_ready(f"the watch cache is {age_ms} ms old")
     return Response(b"ready\n", media_type=TEXT)
 
 
 def _not_ready(reason: str) -> ApiProblem:
-    return ApiProblem(503, "unavailable", reason, cure="wait a little, and look again", retry_after_ms=1_000)
+    return ApiProblem(503, "unavailable", reason, cure="retry shortly", retry_after_ms=1_000)
 
 
 STATUS_ROUTES: Final = (
@@ -164,20 +166,20 @@ STATUS_ROUTES: Final = (
         "GET",
         "/v1/status",
         "getStatus",
-        "Where the scope stands: who leads, at which revision, how many nodes and replicas are how, and who does not act.",
+        "State of the scope: leader, revision, nodes and replicas by state, and leases that are not held.",
         status,
         tag="server",
-        responses=(ResponseSpec(200, "how it stands", ScopeStatus),),
+        responses=(ResponseSpec(200, "the state of the scope", ScopeStatus),),
         audience=("user", "agent", "component"),
     ),
     Route(
         "GET",
         "/healthz",
         "getHealth",
-        "Does the process live?",
+        "Liveness: the process runs.",
         healthz,
         tag="server",
-        responses=(ResponseSpec(200, "it does", str, TEXT),),
+        responses=(ResponseSpec(200, "the process runs", str, TEXT),),
         anonymous=True,
         unqueued=True,
     ),
@@ -185,10 +187,10 @@ STATUS_ROUTES: Final = (
         "GET",
         "/readyz",
         "getReadiness",
-        "Is an authority reached, and is what this server knows fresh?",
+        "Readiness: an authority can be reached, and the watch cache of this server is current.",
         readyz,
         tag="server",
-        responses=(ResponseSpec(200, "so it is", str, TEXT),),
+        responses=(ResponseSpec(200, "the server is ready", str, TEXT),),
         anonymous=True,
         unqueued=True,
     ),
@@ -199,17 +201,17 @@ RESTORED_REASON: Final = "restored"
 _AWAITED_NODE_PREFIX: Final = f"summary/{AWAITED_NODE}"
 
 
-def unconfirmed_after_restore(watch_cache: Board) -> dict[str, object]:
-    """How many of each are awaited or void; nothing, if the scope doubts nothing."""
+def unconfirmed_after_restore(watch_cache: WatchCache) -> dict[str, object]:
+    """Return how many replicas, nodes and grants are unconfirmed after a restore; empty if none are."""
     unknown = sum(watch_cache.get(key).status.reason == RESTORED_REASON for key in watch_cache.by_phase[Phase.UNKNOWN])
-    nodes = sum(key.startswith(_AWAITED_NODE_PREFIX) for key, _ in watch_cache.kind("summary/"))
-    void_grants = sum(row.thing.status.phase is GrantPhase.VOID for _, row in watch_cache.kind("grant/"))
+    nodes = sum(key.startswith(_AWAITED_NODE_PREFIX) for key, _ in watch_cache.of_kind("summary/"))
+    void_grants = sum(row.obj.status.phase is GrantPhase.VOID for _, row in watch_cache.of_kind("grant/"))
     counts = {"replicas_unknown": unknown, "nodes_awaited": nodes, "grants_void": void_grants}
     return {name: count for name, count in counts.items() if count}
 
 
 class SupportAnswer(Struct, frozen=True, kw_only=True):
-    """`settings` are those that it was started with; `counts` are objects by kind; `log` are its last lines, as written."""
+    """`settings`: how the server was started; `counts`: objects by kind; `log`: the last log lines."""
 
     version: str
     python: str
@@ -218,8 +220,8 @@ class SupportAnswer(Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     unconfirmed_after_restore: dict[str, object]
     collected: list[int]
-    tasks: list[str]
-    threads: dict[str, list[str]]
+    task_stacks: list[str]
+    thread_stacks: dict[str, list[str]]
     log: list[str]
 
 
@@ -239,11 +241,11 @@ async def support(request: RequestContext, server: ServerContext) -> Response:
         python=sys.version,
         machine=platform.platform(),
         settings=settings,
-        counts=dict(sorted(server.watch_cache.counts().items())),
+        counts=dict(sorted(server.watch_cache.count_by_kind().items())),
         doubts=unconfirmed_after_restore(server.watch_cache),
         collected=list(gc.get_count()),
-        tasks=tasks(),
-        threads=threads(),
+        tasks=task_stacks(),
+        threads=thread_stacks(),
         log=[] if server.log is None else server.log.recent(),
     )
     return json_response(answer)
@@ -254,10 +256,10 @@ SUPPORT_ROUTES: Final = (
         "GET",
         "/v1/support",
         "getSupport",
-        "What a report about this server needs: settings, counts, where its tasks stand, its last lines of log.",
+        "Data for a support bundle: settings, object counts, tasks and threads, last log lines.",
         support,
         tag="server",
-        responses=(ResponseSpec(200, "no object, token or value of anybody is in it", SupportAnswer),),
+        responses=(ResponseSpec(200, "support data, without objects, tokens or secret values", SupportAnswer),),
         tenant_access=False,
         audited=True,
     ),

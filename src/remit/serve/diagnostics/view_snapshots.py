@@ -1,10 +1,8 @@
 """Frozen views built off the event loop, reused while nothing changes.
 
-A view of the board's rows at one revision, made and asked in another thread.
-
-Explanations, capacity and plans try things on copies of all nodes and replicas. That takes a while, so none of it is done
-between two requests on the event loop: there only the table of rows is copied, and rows never change in place. One at a time is
-made, and used again as long as nothing has changed; what nobody asks for is let go of after a few seconds.
+Explanations, capacity and plans need copies of all nodes and replicas. Building them takes long, so it runs in a thread of
+its own. The event loop only copies the table of rows, and rows never change in place. One view is built at a time; it is
+reused while nothing has changed, and dropped when unused for `VIEW_TTL_MS`.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
-from remit.observation.frozen_view import still
-from remit.observation.scheduler_view import View
-from remit.observation.watch_cache import Board, Kept
+from remit.observation.frozen_view import frozen_view
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.watch_cache import CachedRow, WatchCache
 from remit.proposal.explain.pending import PlacementInputs
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, Score
@@ -27,44 +25,44 @@ from remit.world.interfaces import Clock, Offload
 T = TypeVar("T")
 
 QUERIES_MAX: Final = 64
-"""How many may wait for their turn."""
+"""Queries that may be waiting or running."""
 
 CATCH_UP_MS_MAX: Final = 5_000
 _POLL_MS: Final = 5
 VIEW_TTL_MS: Final = 5_000
-"""For how long one is kept that nobody asks for."""
+"""How long an unused view is kept."""
 
 
 class CachedRows(NamedTuple):
-    """The rows of a board at one revision, and how many changes had been seen then."""
+    """The rows of a watch cache at one revision. `changes` is the cache's change counter at that time."""
 
     head: Head
     revision: int
-    rows: Mapping[str, Kept]
+    rows: Mapping[str, CachedRow]
     changes: int = 0
 
     def get(self, key: str) -> Any:
         row = self.rows.get(key)
-        return None if row is None else row.thing
+        return None if row is None else row.obj
 
-    def kind(self, prefix: str) -> Iterator[Kept]:
+    def kind(self, prefix: str) -> Iterator[CachedRow]:
         return (row for key, row in self.rows.items() if key.startswith(prefix))
 
 
 class ViewSnapshot(NamedTuple):
-    """One state of a scope, for whoever looks: its rows, a view made of them, and by what placing is steered now."""
+    """One state of a scope: its rows, a view built from them, and the rules of placement at that time."""
 
     rows: CachedRows
-    view: View
+    view: SchedulerView
     rules: PlacementInputs
 
 
 class ViewSnapshots:
-    """`offload` must be a thread of its own, not the store's."""
+    """Builds snapshots and runs queries on them. `offload` must run in a thread of its own, not the store's."""
 
     def __init__(
         self,
-        watch_cache: Board,
+        watch_cache: WatchCache,
         store: Store,
         clock: Clock,
         offload: Offload,
@@ -84,28 +82,30 @@ class ViewSnapshots:
 
     @property
     def sequence(self) -> int:
-        """Of the last batch that is seen."""
+        """Sequence of the latest batch in the watch cache."""
         return 0 if self.watch_cache.head is None else self.watch_cache.head.sequence
 
     async def query(self, work: Callable[[ViewSnapshot], T], *, age_ms: int = 0) -> T:
-        """What `work` finds in what is committed now; or was, so long ago. It leaves the view as it was. Raises `ApiProblem`."""
+        """Run `work` on everything committed so far, or on a view up to `age_ms` old. `work` must leave the view unchanged.
+        Raises `ApiProblem`.
+        """
         with self._query_slot():
             rows = await self.current_rows()
             return await self._offload(lambda: work(ViewSnapshot(rows, self._view(rows, age_ms), self.rules())))
 
     async def query_private(self, work: Callable[[ViewSnapshot], T]) -> T:
-        """As `ask`, for work that changes the view that it is given: nobody else gets that one."""
+        """As `query`, for work that changes its view: the view is private and not reused."""
         with self._query_slot():
             rows = await self.current_rows()
             return await self._offload(lambda: work(ViewSnapshot(rows, self._take_view(rows), self.rules())))
 
     async def offload(self, work: Callable[[], T]) -> T:
-        """In the same thread, in its turn, for work that needs no view."""
+        """Run work that needs no view in the same thread, in turn."""
         with self._query_slot():
             return await self._offload(work)
 
     async def current_rows(self) -> CachedRows:
-        """All rows, once the board shows whatever was committed before this was asked."""
+        """Return all rows, once the watch cache has everything committed before this call."""
         await self.wait_until_current()
         return self.cached_rows()
 
@@ -114,19 +114,23 @@ class ViewSnapshots:
         revision, until_ms = 0 if committed is None else committed.revision, self.clock.now_ms() + CATCH_UP_MS_MAX
         while self.watch_cache.head is None or self.watch_cache.revision < revision:
             if self.clock.now_ms() >= until_ms:
-                raise unavailable(f"what is seen here is of revision {self.watch_cache.revision}, and {revision} is committed")
+                raise unavailable(
+                    f"the watch cache is at revision {self.watch_cache.revision}, behind the committed revision {revision}"
+                )
             await self.clock.sleep_ms(_POLL_MS)
 
     def cached_rows(self) -> CachedRows:
-        """All rows as they are seen now, however old that is. They never change in place, so only the table is copied."""
+        """Return all rows as cached now, however old they are. Rows never change in place, so only the table is copied."""
         if self.watch_cache.head is None:
-            raise unavailable("nothing of this scope has been read here yet")
-        return CachedRows(self.watch_cache.head, self.watch_cache.revision, dict(self.watch_cache.rows), self.watch_cache.changes)
+            raise unavailable("the watch cache is still loading")
+        return CachedRows(
+            self.watch_cache.head, self.watch_cache.revision, dict(self.watch_cache.rows), self.watch_cache.changes
+        )
 
     @contextmanager
     def _query_slot(self) -> Iterator[None]:
         if self._waiting >= QUERIES_MAX:
-            detail, cure = f"{self._waiting} wait to look already", "ask again a little later"
+            detail, cure = f"{self._waiting} diagnostic queries are waiting", "retry shortly"
             raise ApiProblem(429, "overloaded", detail, cure=cure, retry_after_ms=1_000)
         self._waiting += 1
         if self._expiry is not None:
@@ -142,28 +146,30 @@ class ViewSnapshots:
 
     # -- in the other thread ---------------------------------------------------------------------------------------------
 
-    def _view(self, rows: CachedRows, age_ms: int = 0) -> View:
-        """The one that is kept, if nothing has changed since it was made; only the revision may have moved on."""
+    def _view(self, rows: CachedRows, age_ms: int = 0) -> SchedulerView:
+        """Return the kept view if nothing has changed since it was built, apart from the revision, or if it is recent enough.
+        Otherwise build one.
+        """
         cached = self._cached
         if cached is not None and cached.changes == rows.changes:
-            cached.view.reached(rows.head, rows.revision)
+            cached.view.advance(rows.head, rows.revision)
         elif cached is None or cached.view.age_ms() >= age_ms:
             cached = self._cached = _CachedView(rows.changes, build_view(rows, self.clock))
         return cached.view
 
-    def _take_view(self, rows: CachedRows) -> View:
+    def _take_view(self, rows: CachedRows) -> SchedulerView:
         view, self._cached = self._view(rows), None
         return view
 
 
 class _CachedView(NamedTuple):
-    """A view, and how many changes had been seen when it was made."""
+    """A view, and the change counter when it was built."""
 
     changes: int
-    view: View
+    view: SchedulerView
 
 
-def build_view(cached: CachedRows, clock: Clock) -> View:
+def build_view(cached: CachedRows, clock: Clock) -> SchedulerView:
     by_kind: dict[str, list[Row]] = {}
     for row in cached.rows.values():
         by_kind.setdefault(row.key.partition("/")[0], []).append(Row(row.key, row.value, row.revision))
@@ -171,4 +177,4 @@ def build_view(cached: CachedRows, clock: Clock) -> View:
     def pages(prefix: str, after: str) -> Iterator[Page]:
         yield Page(tuple(sorted(by_kind.get(prefix.removesuffix("/"), ()))), cached.revision, more=False)
 
-    return still(clock, cached.head, cached.revision, pages)
+    return frozen_view(clock, cached.head, cached.revision, pages)

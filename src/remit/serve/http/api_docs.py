@@ -1,8 +1,7 @@
 """HTML reference page and the routes that serve the API description.
 
-One page made from its description; it needs nothing from anywhere else.
-
-For programs and for people, without a token; made once, when it is first asked for.
+The page is generated from the OpenAPI document and loads nothing from other hosts. Both are served without a token and built
+once, at the first request.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _EXAMPLE_BODIES: Final = {
     "ask": {"type": "range", "prefix": "node/"},
     "follow": {"type": "rows", "prefix": "node/"},
 }
-"""What examples send that is no manifest of a kind."""
+"""Example bodies of operations that do not take a manifest of one kind."""
 
 STYLE: Final = """
 :root{--ink:#1d2430;--soft:#5a6577;--line:#dfe4ec;--paper:#fff;--wash:#f5f7fa;--link:#0b5cad;--get:#0b6e4f;--post:#0b5cad;
@@ -100,7 +99,7 @@ border-bottom:1px solid var(--line)}}
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the HTML page."""
     info = document["info"]
     return "".join(
         (
@@ -127,7 +126,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 def _navigation(document: dict[str, Any]) -> Iterator[str]:
     info = document["info"]
     yield f"<nav aria-label='Contents'><h1>{escape(info['title'])}</h1><p>HTTP API, version {escape(info['version'])}</p>"
-    yield "<ul><li><a href='#begin'>How to begin</a></li></ul>"
+    yield "<ul><li><a href='#begin'>Getting started</a></li></ul>"
     for tag in document["tags"]:
         yield f"<details{'' if tag['name'][:1].isupper() else ' open'}><summary>{_title(tag['name'])}</summary><ul>"
         for path, method, operation in _operations(document):
@@ -147,14 +146,15 @@ def _introduction(document: dict[str, Any]) -> Iterator[str]:
     yield f"<h2 id='begin'>{escape(info['summary'])}</h2>"
     for paragraph in info["description"].split("\n\n"):
         yield f"<p>{_inline_markup(' '.join(paragraph.split()))}</p>"
-    yield "<h4>First words</h4><pre>"
+    yield "<h4>Quick start</h4><pre>"
     yield escape(_QUICK_START)
-    yield "</pre><p class='soft'>For programs: <a href='/openapi.json'>/openapi.json</a> (OpenAPI 3.1).</p>"
+    yield "</pre><p class='soft'>Machine-readable: <a href='/openapi.json'>/openapi.json</a> (OpenAPI 3.1).</p>"
 
 
 def _groups(document: dict[str, Any]) -> Iterator[str]:
     for tag in document["tags"]:
-        yield f"<h2 id='{_anchor(tag['name'])}'>{_title(tag['name'])}</h2><p class='about'>{_inline_markup(tag['description'])}</p>"
+        yield f"<h2 id='{_anchor(tag['name'])}'>{_title(tag['name'])}</h2>"
+        yield f"<p class='about'>{_inline_markup(tag['description'])}</p>"
         for path, method, operation in _operations(document):
             if operation["tags"][0] == tag["name"]:
                 yield from _operation(path, method, operation, document)
@@ -171,31 +171,37 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
     if "parameters" in operation:
         yield "<h4>Parameters</h4><div class='scroll'><table><tr><th>name</th><th>in</th><th>type</th><th>meaning</th></tr>"
         for parameter in operation["parameters"]:
-            required = " <span class='need'>needed</span>" if parameter["required"] else ""
+            required = " <span class='need'>required</span>" if parameter["required"] else ""
             yield f"<tr><td><code>{escape(parameter['name'])}</code>{required}</td><td class='soft'>{parameter['in']}</td>"
             yield f"<td>{_type(parameter['schema'])}</td><td>{_inline_markup(parameter['description'])}</td></tr>"
         yield "</table></div>"
     if "requestBody" in operation:
-        yield f"<h4>Body</h4><p>{_inline_markup(operation['requestBody']['description'])}: {_content(operation['requestBody']['content'])}</p>"
-    yield "<h4>Answers</h4><div class='scroll'><table>"
+        body = operation["requestBody"]
+        yield f"<h4>Body</h4><p>{_inline_markup(body['description'])}: {_content(body['content'])}</p>"
+    yield "<h4>Responses</h4><div class='scroll'><table>"
     for status, answer in operation["responses"].items():
         if "$ref" not in answer:
             yield f"<tr><td><code>{status}</code></td><td>{_inline_markup(answer['description'])}</td>"
             yield f"<td>{_content(answer.get('content', {}))}</td></tr>"
-    refused = [_problem_reference(status, answer, document) for status, answer in operation["responses"].items() if "$ref" in answer]
-    yield f"<tr><td class='soft'>else</td><td colspan='2'>{', '.join(refused)}</td></tr></table></div>"
+    refused = [
+        _problem_reference(status, answer, document) for status, answer in operation["responses"].items() if "$ref" in answer
+    ]
+    yield f"<tr><td class='soft'>errors</td><td colspan='2'>{', '.join(refused)}</td></tr></table></div>"
     yield f"<h4>Example</h4><pre>{escape(_curl(path, method, operation))}</pre></div></section>"
 
 
 def _problem_reference(status: str, answer: dict[str, Any], document: dict[str, Any]) -> str:
     about = document["components"]["responses"][answer["$ref"].rpartition("/")[2]]["description"]
     if status == "default":
-        return f"any other with <a href='#schema-ProblemAnswer'>a problem</a>: {_inline_markup(about)}"
+        return f"any other, as a <a href='#schema-ProblemAnswer'>problem document</a>: {_inline_markup(about)}"
     return f"<code title='{escape(about)}'>{status}</code>"
 
 
 def _content(content: dict[str, Any]) -> str:
-    return " or ".join(f"{_type(content_type['schema'])} <span class='soft'>as {escape(media)}</span>" for media, content_type in content.items())
+    return " or ".join(
+        f"{_type(content_type['schema'])} <span class='soft'>as {escape(media)}</span>"
+        for media, content_type in content.items()
+    )
 
 
 def _curl(path: str, method: str, operation: dict[str, Any]) -> str:
@@ -204,11 +210,13 @@ def _curl(path: str, method: str, operation: dict[str, Any]) -> str:
     names = {**EXAMPLE_NAMES, **(sample["metadata"] if kind in EXAMPLE_MANIFESTS else {})}
     if "/replicas/" in path:
         names["name"] = "risk-api-0"
-    url_path = re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[1])), path)
+    url_path = re.sub(r"\{(\w+)\}", lambda match: str(names.get(match[1], match[1])), path)
     parameter_names = {parameter["name"] for parameter in operation.get("parameters", ())}
     query = "?watch=true" if "watch" in parameter_names else ""
     command = _CURL if operation.get("security") != [] else "curl -sS"
-    arguments = [f'{command}{" -N" if query else ""}{"" if method == "get" else f" -X {method.upper()}"} "$REMIT{url_path}{query}"']
+    arguments = [
+        f'{command}{" -N" if query else ""}{"" if method == "get" else f" -X {method.upper()}"} "$REMIT{url_path}{query}"'
+    ]
     if "If-Match" in parameter_names:
         arguments.append("-H 'If-Match: \"42\"'")
     if "requestBody" in operation:
@@ -219,14 +227,14 @@ def _curl(path: str, method: str, operation: dict[str, Any]) -> str:
 
 
 def _example_body(operation: dict[str, Any], sample: dict[str, Any], media: str) -> str:
-    """What an example sends; a quote within it would end it for a shell."""
+    """Return the body of an example, with single quotes escaped for a shell."""
     patch = {"metadata": {"labels": {"team": "risk"}}}
     value = patch if "merge-patch" in media else _EXAMPLE_BODIES.get(operation["operationId"], sample)
     return _pretty_json(value).replace("'", "'\\''")
 
 
 def _pretty_json(value: Any, indent: str = "  ") -> str:
-    """JSON with what is short on one line."""
+    """Format JSON with short values on one line."""
     flat = json.dumps(value)
     if len(flat) + len(indent) <= WIDTH or not isinstance(value, dict | list):
         return flat
@@ -241,7 +249,7 @@ def _pretty_json(value: Any, indent: str = "  ") -> str:
 
 
 def _schemas(document: dict[str, Any]) -> Iterator[str]:
-    yield "<h2 id='schemas'>Schemas</h2><p class='about'>What is sent and answered. A field that is absent has its default.</p>"
+    yield "<h2 id='schemas'>Schemas</h2><p class='about'>Request and response types. An absent field has its default value.</p>"
     for name, schema in document["components"]["schemas"].items():
         yield f"<section class='schema' id='schema-{name}'><h3><a href='#schema-{name}'>{name}</a></h3>"
         if "description" in schema:
@@ -250,9 +258,10 @@ def _schemas(document: dict[str, Any]) -> Iterator[str]:
         if properties:
             yield "<div class='scroll'><table>"
             for key, prop in properties.items():
-                required = " <span class='need'>needed</span>" if key in schema.get("required", ()) else ""
+                required = " <span class='need'>required</span>" if key in schema.get("required", ()) else ""
                 about = prop.get("description", "")
-                yield f"<tr><td><code>{escape(key)}</code>{required}</td><td>{_type(prop)}</td><td>{_inline_markup(about)}</td></tr>"
+                yield f"<tr><td><code>{escape(key)}</code>{required}</td>"
+                yield f"<td>{_type(prop)}</td><td>{_inline_markup(about)}</td></tr>"
             yield "</table></div>"
         elif "oneOf" in schema:
             yield f"<p>one of {', '.join(_type(prop) for prop in schema['oneOf'])}</p>"
@@ -262,7 +271,7 @@ def _schemas(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _type(schema: Any, depth: int = 0) -> str:
-    """In a few words, with its limits."""
+    """Return a short HTML description of a schema, with its limits."""
     if schema is True or not schema:
         return "anything"
     if "$ref" in schema:
@@ -289,12 +298,12 @@ def _type(schema: Any, depth: int = 0) -> str:
 
 
 _UNBOUNDED: Final = (1 << 53) - 1
-"""A bound that nobody comes near to is not told."""
+"""Larger bounds are technical limits and are not shown."""
 
 _BOUNDS: Final = {
     "minimum": "≥ {}",
     "maximum": "≤ {}",
-    "maxLength": "at most {} letters",
+    "maxLength": "at most {} characters",
     "minItems": "at least {}",
     "maxItems": "at most {}",
     "maxProperties": "at most {}",
@@ -303,7 +312,9 @@ _BOUNDS: Final = {
 
 def _limits(schema: dict[str, Any]) -> str:
     limits = ["not empty"] if schema.get("minLength") == 1 else []
-    limits += [form.format(f"{schema[keyword]:,}") for keyword, form in _BOUNDS.items() if schema.get(keyword, _UNBOUNDED) < _UNBOUNDED]
+    limits += [
+        form.format(f"{schema[keyword]:,}") for keyword, form in _BOUNDS.items() if schema.get(keyword, _UNBOUNDED) < _UNBOUNDED
+    ]
     return f" <span class='soft'>({', '.join(limits)})</span>" if limits else ""
 
 
@@ -312,16 +323,18 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _inline_markup(text: str) -> str:
-    """Plain text in which `code` is marked."""
+    """Escape text for HTML, and mark up `code`."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 HTML = "text/html"
-_CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
-    """`table` answers with all routes, these among them."""
+    """Return the routes of the API description. `table` returns all routes, including these."""
 
     @cache
     def document() -> dict[str, Any]:
@@ -347,7 +360,7 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
             "GET",
             "/openapi.json",
             "getOpenApi",
-            "This API, described for programs.",
+            "The OpenAPI description of this API.",
             openapi,
             "server",
             responses=(ResponseSpec(200, "an OpenAPI 3.1 document", dict[str, Any]),),
@@ -357,10 +370,10 @@ def routes(table: Callable[[], Sequence[Route]]) -> tuple[Route, ...]:
             "GET",
             "/docs",
             "getDocs",
-            "This API, described for people.",
+            "The reference page of this API.",
             docs,
             "server",
-            responses=(ResponseSpec(200, "one page", str, HTML),),
+            responses=(ResponseSpec(200, "an HTML page", str, HTML),),
             anonymous=True,
         ),
     )

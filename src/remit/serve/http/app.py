@@ -20,20 +20,27 @@ from starlette.types import Message, Receive, Scope, Send
 from remit.client.authority_client import RetriesExhausted
 from remit.client.endpoint import EndpointError
 from remit.client.rpc import UnreadableRequest
-from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
+from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
 from remit.serve.auth.access_control import authorize
 from remit.serve.auth.enrollment import check_certificate
 from remit.serve.http.connection_limits import SharedLimit
-from remit.serve.http.fair_queue import Flow, Rate, RequestCost, FairQueue, body_cost, request_cost
-from remit.serve.http.replies import ApiProblem, BytesResponse, endpoint_problem, problem_response, store_problem, unanswered_problem
-from remit.serve.http.request_context import ANONYMOUS, RequestContext, QueryFields, Headers, check_origin, read_query
-from remit.serve.http.request_telemetry import NO_ROUTE, AccessLog, AccessLine
+from remit.serve.http.fair_queue import FairQueue, Flow, Rate, RequestCost, body_cost, request_cost
+from remit.serve.http.replies import (
+    ApiProblem,
+    BytesResponse,
+    endpoint_problem,
+    problem_response,
+    store_problem,
+    unanswered_problem,
+)
+from remit.serve.http.request_context import ANONYMOUS, Headers, QueryFields, RequestContext, check_origin, read_query
+from remit.serve.http.request_telemetry import NO_ROUTE, AccessLine, AccessLog
 from remit.serve.http.routes import Route
 from remit.serve.http.streams import LARGE_BYTES, SEND_MS_MAX, StreamResponse, abort_connection
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import StoreError
-from remit.world.net.http_server import Whole
+from remit.world.net.http_server import SendResponse
 
 REQUEST_MS_MAX: Final = 30_000
 PATH_BYTES_MAX: Final = 4 << 10
@@ -96,14 +103,14 @@ class _PathNode:
 class Application:
     """The ASGI application of one server."""
 
-    def __init__(self, routes: Sequence[Route], server: ServerContext, complain: ReportBug) -> None:
+    def __init__(self, routes: Sequence[Route], server: ServerContext, report_bug: ReportBug) -> None:
         self._root = _PathNode()
         for route in routes:
             self._root.add(route)
         self.query_fields = {route.name: QueryFields(route.parameters) for route in routes}
         self._path_words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._server = server
-        self._report_bug = complain
+        self._report_bug = report_bug
         self.bodies, self.large_replies = SharedLimit(BODIES_BYTES_MAX), SharedLimit(BODIES_BYTES_MAX)
         self.queue = FairQueue(server.clock)
 
@@ -143,17 +150,17 @@ class Application:
     def server(self) -> ServerContext:
         return self._server
 
-    async def dispatch(self, request: RequestContext, flow: Flow | None, spending: RequestCost | None) -> Response:
+    async def dispatch(self, request: RequestContext, flow: Flow | None, cost: RequestCost | None) -> Response:
         """Run the handler when the fair queue grants seats. The body is complete by now: a slow upload holds no seats. Routes
         without a flow (heartbeats, leases, claims) are not queued, and those that wait for an agent hold no seats either.
         """
-        if flow is None or spending is None or request.route.waits_for_agent:
+        if flow is None or cost is None or request.route.waits_for_agent:
             return await _call_handler(request.route, request, self._server)
-        with await self.queue.acquire(flow, spending.cost, spending.seats):
-            answer = await _call_handler(request.route, request, self._server)
-        if request.extra_cost and spending.rate is not None:
-            flow.charge(request.extra_cost, spending.rate)
-        return answer
+        with await self.queue.acquire(flow, cost.cost, cost.seats):
+            response = await _call_handler(request.route, request, self._server)
+        if request.extra_cost and cost.rate is not None:
+            flow.charge(request.extra_cost, cost.rate)
+        return response
 
     def report_bug(self, request_line: str, error: BaseException) -> None:
         self._report_bug(request_line, error)
@@ -183,35 +190,36 @@ class _Exchange:
         """Flow and rate to charge for the body once its size is known, if the request had no Content-Length."""
 
     async def run(self) -> None:
-        requests = self._app.server.request_metrics
-        began_ns = requests.begin()
+        metrics = self._app.server.request_metrics
+        started_ns = metrics.begin()
         try:
             await self._run_and_report()
         finally:
             if self._body_bytes:
                 self._app.bodies.release(self._principal, self._body_bytes)
             name = NO_ROUTE if self._route is None else self._route.name
-            took_s = requests.end(began_ns, name, self._scope["method"], self._status, streams=self._streams)
-            access = self._app.server.access_log
-            if access is not None and access.should_log(self._status, took_s, streams=self._streams):
-                self._log_access(access, name, took_s)
+            duration_s = metrics.end(started_ns, name, self._scope["method"], self._status, streams=self._streams)
+            access_log = self._app.server.access_log
+            if access_log is not None and access_log.should_log(self._status, duration_s, streams=self._streams):
+                self._log_access(access_log, name, duration_s)
 
-    def _log_access(self, access: AccessLog, route: str, took_s: float) -> None:
+    def _log_access(self, access_log: AccessLog, route: str, duration_s: float) -> None:
         line = AccessLine(self._scope["method"], self._scope["path"])
         line.route, line.trace, line.code, line.status = route, self._trace, self._code, self._status
-        line.duration_s, line.streams = took_s, self._streams
+        line.duration_s, line.streams = duration_s, self._streams
         if self._request is not None:
             line.actor, line.tenant = self._request.actor.name, self._request.tenant
-        access.write(line)
+        access_log.write(line)
 
     async def _run_and_report(self) -> None:
         try:
             await self._run()
-        except ApiProblem as failure:
-            failure.__traceback__ = None  # the traceback refers to the body and to itself, a cycle that would keep both alive until the next collection
-            self._code = failure.document.code
-            self._app.server.request_metrics.count_problem(self._code, failure.document.status, self._route)
-            await self._reply(problem_response(failure), failure)
+        except ApiProblem as problem:
+            # The traceback refers to the body and to the exception: a cycle that would keep both alive until the next collection.
+            problem.__traceback__ = None
+            self._code = problem.document.code
+            self._app.server.request_metrics.count_problem(self._code, problem.document.status, self._route)
+            await self._reply(problem_response(problem), problem)
         except _ClientGone:
             abort_connection(self._scope)
             return
@@ -228,13 +236,13 @@ class _Exchange:
         self._trace = self._trace_id()
         check_origin(self._scope, self._headers, self._app.server.hosts)
         route, path = self._authorize()
-        desk = self._app.server
+        server = self._app.server
         query = read_query(self._scope["query_string"], self._app.query_fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
-        with desk.watch_slot(self._principal) if streams else _NO_WATCH:
+        with server.watch_slot(self._principal) if streams else _NO_WATCH:
             try:
-                async with desk.clock.timeout_ms(REQUEST_MS_MAX):
+                async with server.clock.timeout_ms(REQUEST_MS_MAX):
                     flow, cost = await self._admit(route, query)
                     body, media = await self._read_body(route)
                     if self._pays_for_body is not None:
@@ -243,30 +251,34 @@ class _Exchange:
                     request = self._request = RequestContext(
                         route, path, query, self._headers, self._trace, body, media, self._principal, receive
                     )
-                    answer = await self._app.dispatch(request, flow, cost)
+                    response = await self._app.dispatch(request, flow, cost)
             except TimeoutError:
                 if not self._body_read:
                     detail = f"the request body was not received within {REQUEST_MS_MAX // 1000} seconds"
-                    raise ApiProblem(408, "timeout", detail, cure="nothing was done; send the whole body without pauses") from None
+                    raise ApiProblem(
+                        408, "timeout", detail, cure="nothing was done; send the whole body without pauses"
+                    ) from None
                 detail = f"the request took more than {REQUEST_MS_MAX // 1000} seconds"
-                raise ApiProblem(504, "timeout", detail, cure="check whether it took effect; then retry, or request less") from None
-            if isinstance(answer, StreamResponse) and not route.anonymous:
-                answer.principal = self._principal
-            await self._reply(answer)
+                raise ApiProblem(
+                    504, "timeout", detail, cure="check whether it took effect; then retry, or request less"
+                ) from None
+            if isinstance(response, StreamResponse) and not route.anonymous:
+                response.principal = self._principal
+            await self._reply(response)
 
     def _authorize(self) -> tuple[Route, dict[str, str]]:
-        match, desk = self._app.find_route(self._scope), self._app.server
+        match, server = self._app.find_route(self._scope), self._app.server
         if isinstance(match, ApiProblem) or not match[0].anonymous:
-            self._principal = desk.tokens.authenticate(self._headers.get("authorization", ""))
+            self._principal = server.tokens.authenticate(self._headers.get("authorization", ""))
         if isinstance(match, ApiProblem):
             raise match
         route, path = match
         self._route = route
         if not route.anonymous:
             authorize(route, self._principal, path)
-            check_certificate(desk, self._principal, self._scope.get("bearer"))
+            check_certificate(server, self._principal, self._scope.get("bearer"))
         if self._is_user_action(route):
-            desk.audit.check_writable()
+            server.audit.check_writable()
         self._authorized = True
         return route, path
 
@@ -276,15 +288,17 @@ class _Exchange:
         """
         return self._principal.audience in ("user", "join") and not route.anonymous and (route.audited or not route.is_read)
 
-    def _audit(self, answer: Response, failure: ApiProblem | None) -> None:
-        route, desk, principal = self._route, self._app.server, self._principal
+    def _audit(self, response: Response, problem: ApiProblem | None) -> None:
+        route, server, principal = self._route, self._app.server, self._principal
         is_action = route is not None and self._is_user_action(route)
-        is_empty_read = failure is not None and failure.document.status == NOT_FOUND and self._authorized and not is_action
-        if (failure is None and not is_action) or is_empty_read:  # a permitted read of something that does not exist is not a refusal
+        is_empty_read = problem is not None and problem.document.status == NOT_FOUND and self._authorized and not is_action
+        if (
+            problem is None and not is_action
+        ) or is_empty_read:  # a permitted read of something that does not exist is not a refusal
             return
         client = self._scope.get("client")
         item = AuditItem(
-            time=desk.clock.wall(),
+            time=server.clock.wall(),
             subject=principal.subject,
             token=principal.token,
             role=principal.role if principal.token else "",
@@ -292,13 +306,15 @@ class _Exchange:
             address=client[0] if client else "",
             action=route.name if route is not None else "",
             target=f"{self._scope['method']} {escaped(self._scope['path'])}",
-            status=answer.status_code,
-            code=failure.document.code if failure is not None else "",
-            detail=failure.document.detail if failure is not None else "",
-            operation=next((value.decode("latin-1") for name, value in answer.raw_headers if name == _OPERATION), ""),
+            status=response.status_code,
+            code=problem.document.code if problem is not None else "",
+            detail=problem.document.detail if problem is not None else "",
+            operation=next((value.decode("latin-1") for name, value in response.raw_headers if name == _OPERATION), ""),
             trace=self._trace,
         )
-        (desk.audit.record if is_action and principal.token and answer.status_code < 400 else desk.audit.record_refusal)(item)
+        (server.audit.record if is_action and principal.token and response.status_code < 400 else server.audit.record_refusal)(
+            item
+        )
 
     async def _admit(self, route: Route, query: dict[str, Any]) -> tuple[Flow | None, RequestCost | None]:
         """Charge the request to its flow and return the flow and the cost. Raises `ApiProblem` before the body is read, which
@@ -338,12 +354,16 @@ class _Exchange:
         if encoding != "identity":
             # The expanded size of a compressed body is unknown until it is read, so compressed bodies are rejected with 413.
             status, code = (413, "too_large") if encoding in COMPRESSED else (415, "media_type")
-            raise ApiProblem(status, code, f"Content-Encoding {quoted(encoding)} is not supported", cure="send the body uncompressed")
+            raise ApiProblem(
+                status, code, f"Content-Encoding {quoted(encoding)} is not supported", cure="send the body uncompressed"
+            )
         media = self._headers.get("content-type", spec.media[0]).partition(";")[0].strip().lower()
         if media not in spec.media:
             headers = {"Accept-Patch": spec.media[0]} if route.method == "PATCH" else {}
             cure = f"set Content-Type to {one_of(spec.media)}"
-            raise ApiProblem(415, "media_type", f"Content-Type {quoted(media)} is not supported here", cure=cure, headers=headers)
+            raise ApiProblem(
+                415, "media_type", f"Content-Type {quoted(media)} is not supported here", cure=cure, headers=headers
+            )
         return b"" if route.duplex else await self._receive_body(spec.bytes_max), media
 
     async def _receive_body(self, bytes_max: int) -> bytes:
@@ -376,33 +396,35 @@ class _Exchange:
             raise ApiProblem(429, "overloaded", detail, cure="nothing was done; retry later", retry_after_ms=1_000)
         self._body_bytes += size
 
-    async def _reply(self, answer: Response, failure: ApiProblem | None = None) -> None:
-        size = 0 if isinstance(answer, StreamResponse) else len(getattr(answer, "body", b""))
+    async def _reply(self, response: Response, problem: ApiProblem | None = None) -> None:
+        size = 0 if isinstance(response, StreamResponse) else len(getattr(response, "body", b""))
         if size < LARGE_BYTES:
-            await self._send_reply(answer, failure)
+            await self._send_reply(response, problem)
             return
         if not self._app.large_replies.acquire(self._principal, size):
             if self._route is not None and self._route.is_read:  # the response to a write is always sent
                 detail = "too many large responses are being sent"
-                raise ApiProblem(429, "overloaded", detail, cure="read the responses requested so far; then retry, or request less")
+                raise ApiProblem(
+                    429, "overloaded", detail, cure="read the responses requested so far; then retry, or request less"
+                )
             size = 0
         try:
-            await self._send_reply(answer, failure)
+            await self._send_reply(response, problem)
         finally:
             self._app.large_replies.release(self._principal, size)
 
-    async def _send_reply(self, answer: Response, failure: ApiProblem | None) -> None:
-        self._audit(answer, failure)
-        answer.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
+    async def _send_reply(self, response: Response, problem: ApiProblem | None) -> None:
+        self._audit(response, problem)
+        response.raw_headers.append((b"remit-trace", (self._trace or "-").encode()))
         if not self._body_read:
-            answer.raw_headers.append((b"connection", b"close"))
-        whole: Whole | None = self._scope.get("whole")
-        if whole is not None and type(answer) in _WHOLE_RESPONSES and len(answer.body) < LARGE_BYTES:
-            self._reply_started = whole(self._scope, answer.status_code, answer.raw_headers, bytes(answer.body))
+            response.raw_headers.append((b"connection", b"close"))
+        send_whole: SendResponse | None = self._scope.get("whole")
+        if send_whole is not None and type(response) in _WHOLE_RESPONSES and len(response.body) < LARGE_BYTES:
+            self._reply_started = send_whole(self._scope, response.status_code, response.raw_headers, bytes(response.body))
             if self._reply_started:
-                self._status = answer.status_code
+                self._status = response.status_code
                 return
-        await answer(self._scope, self._receive, self._send_message)
+        await response(self._scope, self._receive, self._send_message)
 
     async def _send_message(self, message: Message) -> None:
         """Send a message of the response. A large body is sent in chunks, each after the previous one was taken, without a

@@ -1,18 +1,16 @@
 """Request bodies: strict JSON, validation, merge patch, fast path for known specs.
 
-A workload of a known spec under another name; bodies.py judges the rest.
+A body is parsed as strict JSON and validated by the same code as a manifest file. Small bodies are validated at once; large
+ones are validated off the event loop, a slice at a time.
 
-It answers with the very object that the whole reading would build, or not at all, for these reasons:
+The fast path covers a common case: a Workload with a spec seen before, under a new name. It returns exactly the object that
+full validation would build, or gives up, for these reasons:
 
-- *No key twice.* Whatever a decoder passes over, a second key of one name for one, is missing when it is written out again.
-  Every member of an object has one colon, and without backslashes the colons inside of strings are the same bytes on both
-  sides: so if both have as many, nothing was passed over. The spec is not decoded at all, and is written out as it came.
-- *A sound spec.* The same bytes were read and judged whole before.
-- *Sound metadata.* Nothing but a name, a tenant and labels, each of the plainest form (model/manifests/validation.py).
-
-Strict JSON, then the very same judgement that a file gets. Nothing is done about it here.
-
-Small bodies are read at once. What takes long is read beside the event loop, so that nobody else waits for it.
+- No duplicate keys: a decoder drops duplicates, which are then missing when the manifest is encoded again. Every member of an
+  object has one colon, and in a body without backslashes the colons within strings are the same on both sides. So equal counts
+  of colons mean that nothing was dropped. The spec is not decoded, and is encoded as it came.
+- A valid spec: the same bytes passed full validation before.
+- Valid metadata: only a name, a tenant and labels, each of the plainest form (model/manifests/validation.py).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from remit.model.objects import AnyObject, key
 from remit.model.problems import an, escaped, quoted
 from remit.model.wire.api_types import ProblemItem
 from remit.serve.auth.secrets import ClientSealedValue
-from remit.serve.http.replies import ApiProblem, problem_item, invalid_body, invalid_manifest
+from remit.serve.http.replies import ApiProblem, invalid_body, invalid_manifest, problem_item
 from remit.serve.http.request_context import RequestContext
 from remit.serve.server_context import ServerContext
 
@@ -48,7 +46,7 @@ class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=
 
 
 class PlainManifest(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True, gc=False):
-    """A manifest whose spec was not read."""
+    """A manifest with its spec left undecoded."""
 
     api_version: str
     kind: str
@@ -63,7 +61,7 @@ _specs: Final[SpecCache[WorkloadSpec]] = SpecCache()
 
 
 def parse_plain_manifest(body: bytes) -> PlainManifest | None:
-    """None for whatever is not plain."""
+    """Return a manifest that qualifies for the fast path, else None."""
     if b"\\" in body:
         return None
     try:
@@ -81,22 +79,23 @@ def object_from_known_spec(manifest: PlainManifest) -> AnyObject | None:
     if spec is None:
         return None
     meta = Metadata(name=manifest.metadata.name, tenant=manifest.metadata.tenant, labels=manifest.metadata.labels)
-    # As it was said: the default is not written out, and a retry of what was read whole must be the same bytes.
+    # Keep the API version as sent: the default is not written out, and a retry must have the same bytes as the object that full
+    # validation built.
     return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)  # type: ignore[arg-type]  # head_of compared it
 
 
 def remember_spec(manifest: PlainManifest, obj: AnyObject) -> None:
-    """This is what the whole reading made of it."""
+    """Remember the spec that full validation built from these bytes."""
     if isinstance(obj, Workload):
         _specs.put(bytes(manifest.spec), obj.spec)
 
 
 COMMAS_PER_MANIFEST: Final = 32
-"""What has more than so many commas for each manifest that may be is not plain."""
+"""A body with more commas than this per allowed manifest is left to full validation: splitting it could be slow."""
 
 
 def split_array(body: bytes, count_max: int) -> list[bytes]:
-    """The manifests of an array, each by itself; none if it is something else, or more than may be."""
+    """Split an array into its manifests. Empty if the body is not an array, or has more than `count_max` items."""
     if body[:1] != b"[" or body.count(b",") > COMMAS_PER_MANIFEST * count_max:
         return []
     try:
@@ -113,7 +112,7 @@ INLINE_BYTES_MAX: Final = 16 << 10
 MANIFESTS_MAX: Final = 10_000
 PROBLEMS_MAX: Final = 1_000
 SLICE_BYTES: Final = 64 << 10
-"""Of what is judged at a time."""
+"""Bytes validated at a time off the event loop."""
 BODY_FILE_NAME: Final = "body.json"
 
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -123,30 +122,32 @@ _NO_BRACKETS: Final = bytes(sign for sign in range(256) if sign not in b"{}[]")
 
 
 async def offload_if_large(server: ServerContext, body: bytes, work: Callable[[], W]) -> W:
-    """Work that a body makes, elsewhere if the body is large."""
+    """Run work that depends on a body: inline if the body is small, else off the event loop."""
     return work() if len(body) <= INLINE_BYTES_MAX else await server.cpu_offload(work)
 
 
 def parse_strict_json(body: bytes, outer_depth: int = 0) -> Any:
-    """The value in `body`: JSON with no key twice, and not too deep, with as many levels around it. Raises `ApiProblem`."""
+    """Parse JSON without duplicate keys and at most `DEPTH_MAX` levels deep, counting `outer_depth` levels around it. Raises
+    `ApiProblem`.
+    """
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _malformed(body, str(error)) from None
-    # Now it is known to be JSON: every string ends, so they are taken out in one pass.
+    # The body is valid JSON by now, so every string ends and one pass of the regular expression removes all of them.
     if nesting_depth(body) + outer_depth > DEPTH_MAX:
         raise _too_deep()
     duplicate = _find_duplicate_key(body)
     if duplicate is not None:
-        detail = f"the key {quoted(duplicate)} stands twice in one object"
+        detail = f"duplicate key {quoted(duplicate)} in one object"
         raise ApiProblem(400, "malformed", detail, field=escaped(duplicate), cure="keep one of the two")
     return value
 
 
 def nesting_depth(body: bytes) -> int:
-    """How deep the brackets of a JSON text go."""
+    """Return the nesting depth of a JSON text."""
     deepest = depth = 0
     for byte in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
         if byte in b"{[":
@@ -181,14 +182,16 @@ def _find_duplicate_key(body: bytes) -> str | None:
 
 
 def _too_deep() -> ApiProblem:
-    return ApiProblem(400, "too_deep", f"the JSON is more than {DEPTH_MAX} levels deep", cure="flatten it")
+    return ApiProblem(400, "too_deep", f"the JSON is nested more than {DEPTH_MAX} levels deep", cure="flatten it")
 
 
 def _malformed(body: bytes, reason: str) -> ApiProblem:
-    """The reader of manifests tells where it stops being JSON; if it has nothing to say, the parser does."""
+    """Return the problem of a body that is not JSON. The manifest reader knows the position; if it finds no problem, `reason`
+    is the parser's message.
+    """
     problems = read(body[: JSON_BYTES_MAX + 1], BODY_FILE_NAME).problems
     if not problems or not body.strip():
-        return ApiProblem(400, "malformed", f"the body is no JSON ({escaped(reason)})", cure="send one JSON value")
+        return ApiProblem(400, "malformed", f"the body is not JSON ({escaped(reason)})", cure="send one JSON value")
     first = problems[0]
     detail = f"line {first.line}, column {first.column}: {first.message}"
     if _is_json_but_for_numbers(body):
@@ -197,7 +200,7 @@ def _malformed(body: bytes, reason: str) -> ApiProblem:
 
 
 def _is_json_but_for_numbers(body: bytes) -> bool:
-    """Is everything where it belongs, and only a number not one that can be kept?"""
+    """Return whether the body is JSON apart from numbers that cannot be represented."""
     try:
         json.loads(body, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
@@ -209,14 +212,18 @@ def _is_json_but_for_numbers(body: bytes) -> bool:
 
 
 async def read_manifest(request: RequestContext, server: ServerContext, kind: str) -> AnyObject:
-    """The one object in a body, which is that of the path; as it is to be stored."""
+    """Read the object of a single-object request, check that it matches the path, and seal it if it is a secret."""
     obj = await offload_if_large(server, request.body, lambda: validate_manifest(request.body))
     check_path(obj, request, kind)
     return seal_for_storage(server, obj)
 
 
-def seal_for_storage(server: ServerContext, obj: T, already_sealed: Mapping[str, str] | None = None, manifest: int | None = None) -> T:
-    """With nothing in it that is secret: from here on nobody has the values. `kept` are those that are sealed already."""
+def seal_for_storage(
+    server: ServerContext, obj: T, already_sealed: Mapping[str, str] | None = None, manifest: int | None = None
+) -> T:
+    """Seal the values of a secret; other objects are returned as they are. From here on no plain value is in memory.
+    `already_sealed` are values that the store holds sealed.
+    """
     try:
         return server.keyring.sealing_keys.seal_object(obj, already_sealed)
     except ClientSealedValue as error:
@@ -225,7 +232,7 @@ def seal_for_storage(server: ServerContext, obj: T, already_sealed: Mapping[str,
 
 
 def validate_manifest(body: bytes) -> AnyObject:
-    """Raises `ApiProblem` with all that is wrong."""
+    """Validate one manifest. Raises `ApiProblem` with everything that is wrong."""
     plain = parse_plain_manifest(body)
     cached = None if plain is None else object_from_known_spec(plain)
     if cached is not None:
@@ -242,31 +249,37 @@ def _validate_in_full(body: bytes) -> AnyObject:
     if result.problems:
         raise invalid_manifest(result.problems)
     if len(result.objects) != 1:
-        detail = f"the body has {len(result.objects)} manifests"
-        raise ApiProblem(422, "invalid", detail, cure="send one, or send all of them to /v1/apply")
+        detail = f"the body has {len(result.objects)} manifests, expected one"
+        raise ApiProblem(422, "invalid", detail, cure="send one manifest, or all of them to /v1/apply")
     return result.objects[0]
 
 
 def check_path(obj: AnyObject, request: RequestContext, kind: str) -> None:
-    """Does the object say of itself what the path says of it?"""
+    """Check that kind, tenant and name of the object match the path. Raises `ApiProblem`."""
     body_kind = type(obj).__name__
     if body_kind != kind:
         raise ApiProblem(
-            422, "invalid", f"kind: this is {an(body_kind)}, and the path is of {an(kind)}", field="kind", cure="use its own path"
+            422,
+            "invalid",
+            f"kind: the body is {an(body_kind)}, but the path is for {an(kind)}",
+            field="kind",
+            cure="use the path of that kind",
         )
     for name, in_body in (("tenant", obj.metadata.tenant), ("name", obj.metadata.name)):
         in_path = request.path.get(name, in_body)
         if in_body != in_path:
-            detail = f"metadata.{name}: {quoted(in_body)} in the body and {quoted(in_path)} in the path"
+            detail = f"metadata.{name}: {quoted(in_body)} in the body, but {quoted(in_path)} in the path"
             raise ApiProblem(422, "invalid", detail, field=f"metadata.{name}", cure="make them the same")
 
 
 async def read_manifests(request: RequestContext, server: ServerContext) -> tuple[AnyObject, ...]:
-    """Every object of a body, as it is to be stored: an array of manifests, or one after another. Raises `ApiProblem` if anything
-    is wrong with any. What takes long is judged a slice at a time: others' bodies wait for a slice, and not for all.
+    """Read every object of a body, sealed for storage: an array of manifests, or manifests one after another. Raises
+    `ApiProblem` if any is invalid.
+
+    Large bodies are validated a slice at a time, so that bodies of other requests wait for one slice at most.
     """
     body = request.body
-    batch = _ManifestBatch(body, lambda thing, manifest: seal_for_storage(server, thing, manifest=manifest))
+    batch = _ManifestBatch(body, lambda obj, manifest: seal_for_storage(server, obj, manifest=manifest))
     if len(body) <= INLINE_BYTES_MAX:
         batch.add(split_manifests(body))
     else:
@@ -277,8 +290,8 @@ async def read_manifests(request: RequestContext, server: ServerContext) -> tupl
 
 
 def validate_manifests(body: bytes) -> tuple[AnyObject, ...]:
-    """As they came, secrets too."""
-    batch = _ManifestBatch(body, lambda thing, manifest: thing)
+    """Validate every manifest of a body, without sealing secrets."""
+    batch = _ManifestBatch(body, lambda obj, manifest: obj)
     batch.add(split_manifests(body))
     return batch.result()
 
@@ -293,7 +306,7 @@ def _slices(pieces: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 class _ManifestBatch:
-    """The manifests of one body, one after another. `seal` is given each that is sound, and its number."""
+    """Validates the manifests of one body in order. `seal` is called with each valid object and its index."""
 
     def __init__(self, body: bytes, seal: Callable[[AnyObject, int], AnyObject]) -> None:
         self._seal = seal
@@ -304,7 +317,7 @@ class _ManifestBatch:
         self._count = 0
 
     def add(self, pieces: Sequence[bytes]) -> None:
-        """Once so much is wrong that no answer has room for more, the rest is not looked at."""
+        """Validate more manifests. After `PROBLEMS_MAX` problems the rest is skipped: a response has no room for more."""
         for piece in pieces:
             if len(self._problems) < PROBLEMS_MAX:
                 self._add_one(piece)
@@ -329,7 +342,9 @@ class _ManifestBatch:
 
     def result(self) -> tuple[AnyObject, ...]:
         if self._problems:
-            raise invalid_body(self._problems, status=403, code=Code.RESERVED) if self._reserved else invalid_body(self._problems)
+            raise (
+                invalid_body(self._problems, status=403, code=Code.RESERVED) if self._reserved else invalid_body(self._problems)
+            )
         return _check_declared_once(self._objects)
 
 
@@ -338,13 +353,15 @@ def _check_declared_once(objects: list[AnyObject]) -> tuple[AnyObject, ...]:
     for index, obj in enumerate(objects):
         if (first := seen.setdefault(key(obj), index)) != index:
             message = f"{type(obj).__name__} {quoted(obj.metadata.name)} is already declared by manifest {first}"
-            raise invalid_body([ProblemItem(field="metadata.name", message=message, cure="keep one of the two", manifest=index)])
+            raise invalid_body(
+                [ProblemItem(field="metadata.name", message=message, cure="keep one of the two", manifest=index)]
+            )
     return tuple(objects)
 
 
 def split_manifests(body: bytes) -> Sequence[bytes]:
-    """Each manifest by itself, so that a problem can say in which one it is, and many may be sent at once. None of them is
-    judged here, and no more are made than may be. Raises `ApiProblem`.
+    """Split a body into its manifests, so that a problem can name the manifest. At most `MANIFESTS_MAX`, none validated yet.
+    Raises `ApiProblem`.
     """
     manifests = split_array(body, MANIFESTS_MAX)
     if manifests:
@@ -356,7 +373,7 @@ def split_manifests(body: bytes) -> Sequence[bytes]:
 
 
 def _split_lines(body: bytes) -> list[bytes] | None:
-    """One a line; None if it is otherwise."""
+    """Split a body with one JSON value per line; None if it has another form."""
     lines: list[bytes] = []
     for line in BytesIO(body):
         if line.strip():
@@ -368,7 +385,7 @@ def _split_lines(body: bytes) -> list[bytes] | None:
 
 
 def _split_values(body: bytes) -> list[bytes]:
-    """Values one after another, with nothing but blanks between them, or in an array. What is no JSON is told as such."""
+    """Split JSON values that follow each other with only blanks between them, or that are in an array."""
     pieces: list[bytes] = []
     try:
         text = body.decode()
@@ -383,31 +400,36 @@ def _split_values(body: bytes) -> list[bytes]:
             if is_array and text[position : position + 1] == ",":
                 position = _skip_blanks(text, position + 1)
                 if text[position : position + 1] == "]":
-                    raise ValueError("nothing stands behind a comma")
+                    raise ValueError("trailing comma in the array")
             elif is_array and text[position : position + 1] != "]":
-                raise ValueError("an array that does not end")
+                raise ValueError("unterminated array")
         if is_array and (position >= len(text) or _skip_blanks(text, position + 1) < len(text)):
-            raise ValueError("something stands behind the array")
+            raise ValueError("extra data after the array")
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         raise _too_deep() if nesting_depth(body[:JSON_BYTES_MAX]) > DEPTH_MAX else _malformed(body, str(error)) from None
     if not pieces:
         if not is_array:
-            raise _malformed(body, "it is empty")
-        raise ApiProblem(422, "invalid", "the list is empty", cure="send at least one manifest")
+            raise _malformed(body, "the body is empty")
+        raise ApiProblem(422, "invalid", "the list has no manifests", cure="send at least one manifest")
     return pieces
 
 
 def _skip_blanks(text: str, position: int) -> int:
-    """Where the next sign is that is no blank."""
+    """Return the position of the next character that is not blank."""
     blanks = _BLANKS.match(text, position)
     return position if blanks is None else blanks.end()
 
 
 def _check_count(count: int) -> None:
     if count >= MANIFESTS_MAX:
-        raise ApiProblem(413, "too_large", f"more than {MANIFESTS_MAX} manifests at once", cure=f"send at most {MANIFESTS_MAX}")
+        raise ApiProblem(
+            413,
+            "too_large",
+            f"the body has more than {MANIFESTS_MAX} manifests",
+            cure=f"send at most {MANIFESTS_MAX} per request",
+        )
 
 
 def _is_array(body: bytes) -> bool:
@@ -423,7 +445,9 @@ def _is_one_json_value(body: bytes) -> bool:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7396. Both are bounded in depth: one by its types, the other by `parse_strict_json`."""
+    """Apply a JSON merge patch (RFC 7396). The depth of both is bounded: of the target by its types, of the patch by
+    `parse_strict_json`.
+    """
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}

@@ -59,7 +59,9 @@ class SharedLimit:
         if not principal.tenant:
             return True
         tenant_total, tenants_total = self._held[names[-1]] + amount, self._held[_TENANTS] + amount
-        return tenant_total <= max(1, self.limit // TENANT_FRACTION) and (tenants_total <= self.limit - self.limit // TENANT_FRACTION or tenant_total <= self.limit // SMALL_FRACTION)
+        return tenant_total <= max(1, self.limit // TENANT_FRACTION) and (
+            tenants_total <= self.limit - self.limit // TENANT_FRACTION or tenant_total <= self.limit // SMALL_FRACTION
+        )
 
 
 def _accounts(principal: Principal) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class WatchLimit:
         if not free:
             raise _too_many_watches("overloaded", f"all {self.count} streams of this server are in use")
         if flow_count >= free:
-            raise _too_many_watches("throttled", f"{flow} has {flow_count} streams open, and only {free} are free for all callers")
+            raise _too_many_watches(
+                "throttled", f"{flow} has {flow_count} streams open, and only {free} are free for all callers"
+            )
         self._held[flow] += 1
         self.count += 1
         try:

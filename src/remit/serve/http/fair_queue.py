@@ -1,25 +1,22 @@
 """Fair queuing of API requests per tenant (deficit round robin), request cost, token buckets.
 
-Tenants in turn, by what each request costs. What a request means is nobody's affair here.
+Every request belongs to a **flow**: the tenant of the caller, or the caller itself if it has no tenant. Three limits protect
+other flows from one that sends too much. Each answers 429 with Retry-After:
 
-Every request belongs to a **flow**: the tenant of whoever asks; somebody of no tenant is a flow alone. Three bounds stand
-between a flow that floods and all the others, each told to the flooder with when to come back:
+- *Token bucket*: writes and expensive reads of a tenant are limited to the rate and burst of its `spec.limits`. The check comes
+  before the body is validated, which costs far more.
+- *Queue*: each flow has a queue, and all queues together have a limit. Flows take turns, each by a deficit of cost, so that a
+  flow that requests long lists gets no more CPU than one that requests short ones. When the queues are full together, only
+  flows that use more than their share are rejected.
+- *Seats*: a bounded number of requests runs at once, and no flow gets all seats, so that slow requests of one flow do not keep
+  others out. A request that computes rather than waits, such as a long list, takes several seats.
 
-- *A bucket*: a tenant's writes, and its expensive reads, come at the rate and in the bursts of its `spec.limits`. A request
-  beyond it is refused before its body is judged, which would cost far more.
-- *A queue a flow, and one bound for all*: those who wait are taken in turn, flow after flow, each by a deficit of costs, so
-  that one who asks for long lists gets no more of the processor than one who asks for short ones. When all queues together are
-  full, only flows that have more than their share in them are refused.
-- *Seats*: so many requests are under way at once, and no flow has all of them: who holds slow ones keeps nobody out. What works
-  rather than waits, a long list say, takes as many seats as it keeps others waiting.
+What a scope depends on (heartbeats, leases, assignments, claims of schedulers and controllers) is never queued.
 
-What keeps a scope alive (beats, leases, orders, the claims of schedulers and controllers) has no part in this: it never waits.
+Each flow has its own queue; there is no shuffle sharding, which is for systems with more flows than queues. A server has a
+few thousand tenants at most and an idle flow costs nothing, so a flood only ever delays its own tenant.
 
-There is one queue a flow, and no shuffle-sharding: that is for when flows must share fewer queues than there are flows, so that
-a hash decides whom a flood hurts. A server has some thousands of tenants at most and an idle flow costs it nothing, so each has
-a queue of its own, and a flood hurts nobody but its own tenant.
-
-No body is read here.
+Request bodies are not read here.
 """
 
 from __future__ import annotations
@@ -40,34 +37,36 @@ from remit.serve.server_context import ServerContext
 from remit.world.interfaces import Clock
 
 SEATS: Final = 256
-"""So many seats there are: as many small requests are answered at once, enough to fill a batch of the authority."""
+"""Seats in all: as many small requests run at once, enough to fill a batch of the authority."""
 FLOW_SEATS_MAX: Final = 192
-"""So many of them are one flow's."""
+"""Seats that one flow may hold."""
 PASSED_OVER_MAX: Final = 64
-"""So often those who need fewer seats go before one for whom there are not enough; then the seats that become free are kept."""
+"""How often a request that needs more seats than are free can be passed over by smaller ones. After that, freed seats are kept
+for it.
+"""
 WAITING_MAX: Final = 1_000
 FLOW_WAITING_MAX: Final = 256
 QUANTUM: Final = 8
-"""What a flow may spend in one turn."""
+"""Cost that a flow may spend in one round."""
 COST_MAX: Final = 64
 METERED_READ_COST: Final = 5
-"""A read of such a cost draws on the bucket as well."""
+"""Reads of at least this cost take tokens from the bucket, like writes."""
 FLOWS_MAX: Final = 4_096
 RETRY_MS_MIN: Final = 1_000
 RETRY_MS_MAX: Final = 60_000
 PACE_WEIGHT: Final = 0.2
-"""How much the last answer says about how long a flow's answers take, against those before."""
+"""Weight of the latest interval in the moving average of the time between two answers of a flow."""
 
 
 class Rate(NamedTuple):
-    """What a flow may spend: so much each second, and so much at once after a rest."""
+    """Refill rate and size of a token bucket."""
 
     per_second: int
     burst: int
 
 
 class QueuedRequest(NamedTuple):
-    """One that waits for its turn: what it costs, how many seats it takes, and who is told."""
+    """A request waiting in its flow's queue. `granted` is resolved when it gets its seats."""
 
     cost: int
     seats: int
@@ -75,9 +74,20 @@ class QueuedRequest(NamedTuple):
 
 
 class Flow:
-    """One who asks: who of it waits, what it has under way, and what is left in its bucket."""
+    """State of one flow: its queue, the seats it holds, and its token bucket."""
 
-    __slots__ = ("refilled_ms", "debt", "deficit", "answered_ms", "name", "pace_ms", "passed_over", "seats", "tokens", "waiting")
+    __slots__ = (
+        "answered_ms",
+        "debt",
+        "deficit",
+        "name",
+        "pace_ms",
+        "passed_over",
+        "refilled_ms",
+        "seats",
+        "tokens",
+        "waiting",
+    )
 
     def __init__(self, name: str, now_ms: int) -> None:
         self.name = name
@@ -85,11 +95,11 @@ class Flow:
         self.deficit = 0
         self.seats = 0
         self.passed_over = 0
-        """How often others went before the first that waits, since there were not enough seats for it."""
+        """How often others passed the request at the head of the queue because too few seats were free."""
         self.tokens: float | None = None
-        """It has never drawn, so the bucket is full. Below nothing: more was taken than was announced."""
+        """None: nothing taken yet, so the bucket is full. Negative: requests cost more than was known in advance."""
         self.debt = 0.0
-        """What was refused of late: those come back too, one after another."""
+        """Cost of recently rejected requests. They are retried too, so Retry-After spreads them out."""
         self.refilled_ms = now_ms
         self.answered_ms = now_ms
         self.pace_ms = 10.0
@@ -99,7 +109,7 @@ class Flow:
         return not self.waiting and not self.seats
 
     def take_tokens(self, cost: int, rate: Rate, now_ms: int) -> int:
-        """0 if the bucket has that much, which is then taken; else in how many milliseconds it will."""
+        """Take `cost` tokens. Return 0 if there were enough, else the time in milliseconds until there will be."""
         cost = min(cost, rate.burst)
         gained = (now_ms - self.refilled_ms) * rate.per_second / 1_000
         self.refilled_ms = now_ms
@@ -112,31 +122,31 @@ class Flow:
         return max(1, int((cost - self.tokens + self.debt) * 1_000 / rate.per_second))
 
     def charge(self, cost: int, rate: Rate) -> None:
-        """It has cost so much more than it said: what comes next waits for that, up to a whole burst."""
+        """Take tokens for cost found after admission, down to minus one burst. Later requests wait for it."""
         tokens = float(rate.burst) if self.tokens is None else self.tokens
         self.tokens = max(tokens - cost, float(-rate.burst))
 
     def record_answer(self, now_ms: int) -> None:
-        """One more was. How far they are apart says when a queue will have moved on."""
+        """Record that a request was answered. The time between answers predicts how fast the queue moves."""
         self.pace_ms += PACE_WEIGHT * (now_ms - self.answered_ms - self.pace_ms)
         self.answered_ms = now_ms
 
 
 class FairQueue:
-    """The flows of one server. `admit` is asked before a body is read, `turn` once it is whole: what has not come yet holds no
-    seat.
+    """The queues of one server. `admit` is called before the body is read, `acquire` when it is complete: a request whose body
+    is still being received holds no seats.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._flows: dict[str, Flow] = {}
         self._ring: deque[Flow] = deque()
-        """Flows of which somebody waits, in the order of their turns."""
+        """Flows with waiting requests, in the order of their turns."""
         self._free_seats = SEATS
         self.waiting = 0
 
     def admit(self, name: str, cost: int, rate: Rate | None) -> Flow:
-        """The flow that it belongs to. Raises `ApiProblem` if the flow has spent what it may, or waits for too much already."""
+        """Return the flow after taking `cost` tokens. Raises `ApiProblem` if its bucket is empty or its queue is full."""
         now_ms = self._clock.now_ms()
         flow = self._flows.get(name)
         if flow is None:
@@ -152,16 +162,16 @@ class FairQueue:
     def _check_queue(self, flow: Flow) -> None:
         flow_waiting = len(flow.waiting)
         if flow_waiting >= FLOW_WAITING_MAX:
-            detail = f"{flow_waiting} requests of {_flow_label(flow.name)} wait for their turn already, {FLOW_WAITING_MAX} at most"
+            detail = f"{_flow_label(flow.name)} has {flow_waiting} requests waiting, the maximum is {FLOW_WAITING_MAX}"
             raise _too_many("throttled", detail, flow_waiting * flow.pace_ms)
         if self.waiting >= WAITING_MAX:
             flows = len(self._ring) + (not flow_waiting)
             if flow_waiting >= max(1, WAITING_MAX // flows) or self.waiting >= 2 * WAITING_MAX:
-                detail = f"{self.waiting} requests wait for their turn already, {flow_waiting} of them of {_flow_label(flow.name)}"
+                detail = f"{self.waiting} requests are waiting, {flow_waiting} of them of {_flow_label(flow.name)}"
                 raise _too_many("overloaded", detail, max(flow_waiting, 1) * flow.pace_ms)
 
     def release(self, flow: Flow, seats: int) -> None:
-        """Its seats are free again."""
+        """Return the seats of a request and assign them to waiting ones."""
         self._free_seats += seats
         flow.seats -= seats
         flow.record_answer(self._clock.now_ms())
@@ -169,7 +179,7 @@ class FairQueue:
             self._assign_seats()
 
     async def acquire(self, flow: Flow, cost: int, seats: int = 1) -> _Seats:
-        """Wait for as many seats. To be left again: `with await turns.turn(flow, cost):`"""
+        """Wait for seats. Use it as `with await queue.acquire(flow, cost):`, which returns them."""
         seats = max(1, min(seats, SEATS, FLOW_SEATS_MAX))
         if self._free_seats >= seats and not flow.waiting and flow.seats + seats <= FLOW_SEATS_MAX and not self._ring:
             self._free_seats -= seats
@@ -186,17 +196,17 @@ class FairQueue:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.release(flow, seats)  # it was given them as it left
+                self.release(flow, seats)  # seats were granted in the same moment: return them
             raise
         return _Seats(self, flow, seats)
 
     def _assign_seats(self) -> None:
-        """Give the free seats to those whose turn it is."""
+        """Assign free seats to waiting requests by deficit round robin."""
         skipped = 0
         while self._free_seats and skipped < len(self._ring):
             flow = self._ring[0]
             while flow.waiting and flow.waiting[0].granted.done():
-                _ = self._dequeue(flow)  # it did not wait for its turn
+                _ = self._dequeue(flow)  # its waiter was cancelled
             if not flow.waiting:
                 flow.deficit = 0
                 self._ring.popleft()
@@ -211,7 +221,7 @@ class FairQueue:
                 skipped = 0
             elif self._free_seats < first.seats:
                 if flow.passed_over >= PASSED_OVER_MAX:
-                    return  # whoever is done next makes room for it
+                    return  # keep the free seats for it
                 flow.passed_over += 1
                 self._ring.rotate(-1)
                 skipped += 1
@@ -228,16 +238,16 @@ class FairQueue:
         return flow.waiting.popleft().granted
 
     def _drop_idle_flows(self, now_ms: int) -> None:
-        """Flows that have rested for so long that their buckets are full again, or nearly."""
+        """Drop flows that have been idle long enough for their buckets to be full, or nearly."""
         for name, flow in list(self._flows.items()):
             if flow.is_idle and now_ms - max(flow.refilled_ms, flow.answered_ms) > RETRY_MS_MAX:
                 del self._flows[name]
 
 
 class _Seats:
-    """One request, until it is answered."""
+    """The seats of one request, returned at the end of the context."""
 
-    __slots__ = ("_flow", "_seats", "_queue")
+    __slots__ = ("_flow", "_queue", "_seats")
 
     def __init__(self, queue: FairQueue, flow: Flow, seats: int) -> None:
         self._queue, self._flow, self._seats = queue, flow, seats
@@ -250,40 +260,42 @@ class _Seats:
 
 
 def _flow_label(name: str) -> str:
-    return name or "those without a tenant"
+    return name or "the caller"
 
 
 def _rate_exceeded(name: str, rate: Rate, wait_ms: int) -> ApiProblem:
-    detail = f"{_flow_label(name)} asks for more than {rate.per_second} writes a second (after a burst of {rate.burst})"
-    cure = "nothing was done; wait as long as Retry-After says, send many at once to /v1/apply, or ask an operator for more "
-    cure += "(spec.limits.requestsPerSecond of the tenant)"
+    detail = f"{_flow_label(name)} exceeds {rate.per_second} requests per second (burst {rate.burst})"
+    cure = "nothing was done; wait as long as Retry-After says, batch writes with /v1/apply, or ask an operator to raise "
+    cure += "spec.limits.requestsPerSecond of the tenant"
     return _too_many("throttled", detail, wait_ms, cure)
 
 
 def _too_many(
-    code: str, detail: str, wait_ms: float, cure: str = "nothing was done; ask again after the time named"
+    code: str, detail: str, wait_ms: float, cure: str = "nothing was done; retry after the time in Retry-After"
 ) -> ApiProblem:
     wait_ms = min(max(int(wait_ms), RETRY_MS_MIN), RETRY_MS_MAX)
     return ApiProblem(429, code, detail, cure=cure, retry_after_ms=wait_ms)
 
 
 BYTES_PER_COST: Final = 4 << 10
-"""Of a body: judging so many costs about as much as one more request."""
+"""Validating this many bytes of a body costs about as much as one small request."""
 SELECTOR_COST: Final = 4
-"""What a selector adds: every object of the kind is looked at."""
+"""Added for a selector: every object of the kind is examined."""
 SCAN_SEATS: Final = 48
-"""Of what looks at every object of a kind: a few at a time, for each works for long."""
+"""Seats of a request that examines every object of a kind: it computes for long, so only a few run at once."""
 ITEMS_PER_SEAT: Final = 25
 BYTES_PER_SEAT: Final = 16 << 10
-"""So many items of a list, or bytes of a body, take one seat more."""
+"""One more seat for this many items of a list, or bytes of a body."""
 TRIAL_SEATS: Final = 16
 REPLICAS_PER_COST: Final = 10
-"""To make so many replicas costs as much as one request: it is paid for by what comes next."""
+"""Creating this many replicas costs as much as one request. It is charged after the write, and delays later requests."""
 _DEFAULT_LIMITS: Final = TenantLimits()
 
 
 class RequestCost(NamedTuple):
-    """`cost` in turns, with so many `seats`; `drawn` of it on the bucket of the flow, which fills at `rate`."""
+    """Cost of a request: `cost` and `seats` in the queue, and `tokens` taken from the bucket of the flow, which refills at
+    `rate`.
+    """
 
     flow: str
     cost: int
@@ -292,7 +304,9 @@ class RequestCost(NamedTuple):
     rate: Rate | None
 
 
-def request_cost(route: Route, principal: Principal, query: Mapping[str, Any], headers: Headers, server: ServerContext) -> RequestCost:
+def request_cost(
+    route: Route, principal: Principal, query: Mapping[str, Any], headers: Headers, server: ServerContext
+) -> RequestCost:
     flow, tenant = flow_of(principal)
     cost, seats = queue_cost(route, query, headers), seats_needed(route, query, headers)
     if not tenant:
@@ -302,8 +316,8 @@ def request_cost(route: Route, principal: Principal, query: Mapping[str, Any], h
 
 
 def flow_of(principal: Principal) -> tuple[str, str]:
-    """Whose turn it takes, and the tenant whose bucket it draws on: none for those who answer for no tenant."""
-    return (f"tenant {principal.tenant}", principal.tenant) if principal.tenant else (f"person {principal.subject}", "")
+    """Return the flow of a caller, and the tenant whose bucket it uses: none for callers without a tenant."""
+    return (f"tenant {principal.tenant}", principal.tenant) if principal.tenant else (f"user {principal.subject}", "")
 
 
 def queue_cost(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
@@ -315,7 +329,7 @@ def queue_cost(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
 
 
 def seats_needed(route: Route, query: Mapping[str, Any], headers: Headers) -> int:
-    """How many seats it takes: as many as small requests could be answered meanwhile, roughly."""
+    """Return how many seats a request takes: roughly how many small requests could run in the same time."""
     seats = TRIAL_SEATS if route.cost >= TRIAL_COST else 1
     if route.method != "GET":
         content_length = headers.get("content-length", "")
@@ -332,7 +346,7 @@ def _has_selector(query: Mapping[str, Any]) -> bool:
 
 
 def body_cost(size: int) -> int:
-    """What a body of so many bytes costs."""
+    """Return the cost of a body of `size` bytes."""
     return size // BYTES_PER_COST
 
 
@@ -343,5 +357,5 @@ def tenant_rate(server: ServerContext, tenant: str) -> Rate:
 
 
 def replica_creation_cost(objects: Iterable[AnyObject]) -> int:
-    """What the replicas cost that are made for these."""
+    """Return the cost of creating the replicas of these objects."""
     return sum(obj.spec.replicas or 0 for obj in objects if isinstance(obj, Workload)) // REPLICAS_PER_COST

@@ -1,10 +1,7 @@
 """OpenAPI 3.1 document from the route table, with example manifests.
 
-One short example each, for whoever reads the API's description.
-
-OpenAPI 3.1, made from the table of routes and the types they name.
-
-Nothing is described that is not served, and the other way round: there is no second list.
+The document is generated from the routes and the types they name, so it describes exactly what is served: there is no second
+list to keep in step.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from remit.model.manifests.json_schema import SUMMARIES, SchemaWriter
 from remit.model.metadata import API_VERSION, DNS_LABEL
 from remit.model.wire.api_types import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
 from remit.proposal.explain.result_types import PendingExplanation
-from remit.serve.http.routes import NDJSON, ResponseSpec, Parameter, Route
+from remit.serve.http.routes import NDJSON, Parameter, ResponseSpec, Route
 
 
 def _manifest(kind: str, name: str, spec: dict[str, Any], tenant: str = "") -> dict[str, Any]:
@@ -46,7 +43,7 @@ EXAMPLE_MANIFESTS: Final[dict[str, dict[str, Any]]] = {
         {"rules": [{"match": {"tenants": ["risk"]}, "allow": {"regions": ["eu-central"]}, "reason": "data stays in the EU"}]},
     ),
     "Workload": _manifest("Workload", "risk-api", {"type": "service", "replicas": 4, "template": _TEMPLATE}, "risk"),
-    "Secret": _manifest("Secret", "risk-db", {"data": {"password": "a word that nobody knows"}}, "risk"),
+    "Secret": _manifest("Secret", "risk-db", {"data": {"password": "correct horse battery staple"}}, "risk"),
     "Config": _manifest("Config", "risk-settings", {"data": {"MODE": "live"}}, "risk"),
     "Allotment": _manifest(
         "Allotment", "risk-api-eu-west", {"workload": "risk-api", "region": "eu-west", "replicas": 2}, "risk"
@@ -58,7 +55,7 @@ EXAMPLE_MANIFESTS: Final[dict[str, dict[str, Any]]] = {
             "effect": "avoid",
             "scope": {"zones": ["eu-central-b"]},
             "ttl": "30m",
-            "reason": "its switch is being replaced",
+            "reason": "the switch of this zone is being replaced",
             "author": "ann",
         },
     ),
@@ -68,65 +65,64 @@ EXAMPLE_MANIFESTS: Final[dict[str, dict[str, Any]]] = {
         {"role": "member", "tenant": "risk", "subject": "ann", "digest": "0" * 64, "expires": "2027-01-31T12:00:00Z"},
     ),
 }
-"""One of each declared kind; the reader of manifests takes them all."""
+"""One valid example of each declared kind."""
 
 EXAMPLE_NAMES: Final = {"tenant": "risk", "name": "risk-api", "service": "risk-api"}
-"""What stands in a path, if a kind says nothing else."""
+"""Values of path variables in examples, unless the example manifest has others."""
 
 
 OPENAPI_VERSION: Final = "3.1.0"
 SCHEMAS_PATH: Final = "#/components/schemas/"
 
 TAGS: Final = {
-    "many": "Many objects at once.",
-    "why": "Why work is where it is, or waits; what happened; what it has written.",
-    "what if": "What would come of it. Nothing is written.",
-    "endpoints": "Where replicas that serve are reached.",
-    "use": "What nodes and replicas use.",
-    "programs": "For programs that propose, and for Remit's own components.",
-    "server": "How the server stands, and what it can be asked.",
+    "batch": "Operations on many objects at once.",
+    "diagnostics": "Why work is placed or pending, what happened, logs, exec and the audit log.",
+    "what if": "What a change would do, without making it.",
+    "endpoints": "Addresses of the replicas that serve.",
+    "usage": "Resource usage of nodes and replicas.",
+    "components": "For agents, schedulers and controllers, Remit's own and others.",
+    "server": "State of the server, metrics, backup and the API description.",
 }
-"""What each group is about; those of the kinds say it themselves."""
+"""Descriptions of the groups of operations. Groups of a kind are described by the kind."""
 
 _INTRODUCTION: Final = """\
-Objects are JSON. A list shows one state of everything, however many pages it has, and says at which `revision` that was. A
-watch of the same path (`watch=true&after=REVISION`) goes on from there, one JSON line a change; the last says how to go on.
+Objects are JSON. A list shows one consistent state, however many pages it has, and returns its `revision`. A watch of the same
+path (`watch=true&after=REVISION`) continues from there with one JSON line per change; its last line tells how to continue.
 
-Every write may carry the header `Remit-Operation-Id`. It names the intent: the same id over retries gets the same answer, and
-the deed is done once. `If-Match` takes the `ETag` that was read.
+Every write accepts the header `Remit-Operation-Id`, an idempotency key: a retry with the same id gets the same answer and takes
+effect once. `If-Match` takes the `ETag` of the object that was read.
 
-Whatever is refused is answered with a problem document (RFC 9457): a `code` that does not change, the `field` if there is one,
-and a `cure`."""
+Every error is a problem document (RFC 9457) with a stable `code`, the `field` it is about, if any, and a `cure`: what to do."""
 
 _PROBLEMS: Final = {
-    "400": ("Malformed", "it cannot be read, or the query has something that is not known"),
-    "401": ("Unauthenticated", "the token is missing, or is another's"),
-    "404": ("NotFound", "there is nothing of that name"),
-    "429": ("Overloaded", "more is asked than can be done; `Retry-After` says when to come back"),
-    "503": ("Unavailable", "no authority is reached just now; `Retry-After` says when to come back"),
-    "default": ("Problem", "why not, and what would mend it"),
+    "400": ("Malformed", "the request is malformed, or has an unknown query parameter"),
+    "401": ("Unauthenticated", "the token is missing, invalid, or not accepted for this operation"),
+    "404": ("NotFound", "there is no such object"),
+    "429": ("Overloaded", "the caller is over a limit, or the server is overloaded; retry after `Retry-After`"),
+    "503": ("Unavailable", "no authority can be reached now; retry after `Retry-After`"),
+    "default": ("Problem", "what is wrong, and what to do about it"),
 }
-"""What may be answered to almost everything, and how each is called."""
+"""Responses that almost every operation may return, with their component names."""
 
 _SHARED: Final = {
     "Amount": "Resources by name, such as `cpu` (`500m`, `4`) and `memory` (`256Mi`), and devices by kind.",
     "Resources": "Resources by name, such as `cpu` (`500m`, `4`) and `memory` (`256Mi`).",
-    "Duration": "How long.",
+    "Duration": "A length of time, such as `30s`, `5m` or `1h30m`.",
 }
 _HEADERS: Final = {
-    "ETag": "the revision at which the object stands, for If-Match",
-    "Location": "where the object is found",
-    "Remit-Operation-Id": "under which id this was done; the same again with it is done once",
+    "ETag": "revision of the object, for If-Match",
+    "Location": "path of the object",
+    "Remit-Operation-Id": "operation id of this write; a retry with it takes effect once",
 }
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The whole document."""
+    """Return the OpenAPI document."""
     writer = _ApiSchemaWriter()
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, writer)
-    # The model knows no explanations, so it cannot say that this is one.
+    # The model layer does not import the explanation types, so the type of this field is filled in here.
     placement = writer.definitions.get(PlannedPlacement.__name__, {"properties": {}})
     placement["properties"]["waits"] = {"anyOf": [writer.schema_of(PendingExplanation), {"type": "null"}]}
     content = {PROBLEM_TYPE: {"schema": writer.schema_of(ProblemAnswer)}}
@@ -135,7 +131,7 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": OPENAPI_VERSION,
         "info": {
             "title": "Remit",
-            "summary": "The HTTP API of one scope",
+            "summary": "HTTP API of a Remit scope",
             "description": _INTRODUCTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "version": __version__,
@@ -147,29 +143,31 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
         "components": {
             "schemas": dict(sorted(writer.definitions.items())),
             "responses": refusals,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "the token of the token file"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "a token from `remit token create`"}
+            },
         },
     }
 
 
 def _tags(routes: Sequence[Route]) -> list[str]:
-    """What one does with everything, then the kinds, then what is for few."""
+    """Return the tags of the routes in order: common operations, then kinds, then operations for components and operators."""
     tags = list(dict.fromkeys(route.tag for route in routes))
     known = list(TAGS)
-    last = known.index("programs")
+    last = known.index("components")
     return sorted(tags, key=lambda tag: (known.index(tag) >= last) * 2 if tag in known else 1)
 
 
 def _tag_description(tag: str) -> str:
     if tag in TAGS:
         return TAGS[tag]
-    record_text = "a record of the authority's own, which is read and not declared"
+    record_text = "a record written by Remit; read-only"
     description = SUMMARIES.get(tag, record_text)
     return f"{description[0].upper()}{description[1:]}."
 
 
 class _SharedSchemaWriter(SchemaWriter):
-    """What stands in many places is defined once."""
+    """Defines schemas that occur in many places once, and refers to them."""
 
     def __init__(self) -> None:
         super().__init__(SCHEMAS_PATH)
@@ -180,10 +178,10 @@ class _SharedSchemaWriter(SchemaWriter):
 
 
 class _ApiSchemaWriter(_SharedSchemaWriter):
-    """Each kind twice: as it is read, and, with `Manifest` after its name, as it is sent."""
+    """Writes two schemas per kind: the object as it is read, and, with the suffix `Manifest`, as it is sent."""
 
     def request_schema(self, type_: Any) -> dict[str, Any]:
-        """As `of`, for what is sent: of a kind that is its manifest."""
+        """Return the schema of a request body: the manifest schema for kinds, else the same as `of`."""
         if type_ in objects.KINDS.values():
             return self.manifest_schema(type_.__name__)
         parts = get_args(type_)
@@ -201,8 +199,12 @@ class _ApiSchemaWriter(_SharedSchemaWriter):
             if metadata is not None:
                 self.definitions["ManifestMetadata"] = metadata
                 definition["properties"]["metadata"]["allOf"][0] = {"$ref": f"{SCHEMAS_PATH}ManifestMetadata"}
-            self.definitions[name] = {**definition, "examples": [EXAMPLE_MANIFESTS[kind]]} if kind in EXAMPLE_MANIFESTS else definition
-            self.schema_of(objects.KINDS[kind])  # what it is made of is defined with the kind as it is read, under the same names
+            self.definitions[name] = (
+                {**definition, "examples": [EXAMPLE_MANIFESTS[kind]]} if kind in EXAMPLE_MANIFESTS else definition
+            )
+            self.schema_of(
+                objects.KINDS[kind]
+            )  # defines the types of the fields, under the names that the kind has when it is read
         return {"$ref": f"{SCHEMAS_PATH}{name}"}
 
     def _any_manifest(self) -> dict[str, Any]:
@@ -214,12 +216,15 @@ class _ApiSchemaWriter(_SharedSchemaWriter):
         return {"$ref": f"{SCHEMAS_PATH}Manifest"}
 
 
-# -- one route -----------------------------------------------------------------------------------------------------------------
+# -- operations --------------------------------------------------------------------------------------------------------------
 
 
 def _operation(route: Route, writer: _ApiSchemaWriter) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
-    parameters = [*(_path_parameter(name) for name in route.variables), *(_parameter(parameter, writer) for parameter in route.parameters)]
+    parameters = [
+        *(_path_parameter(name) for name in route.variables),
+        *(_parameter(parameter, writer) for parameter in route.parameters),
+    ]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
@@ -237,7 +242,7 @@ def _operation(route: Route, writer: _ApiSchemaWriter) -> dict[str, Any]:
 
 def _path_parameter(name: str) -> dict[str, Any]:
     schema = {"type": "string", "pattern": DNS_LABEL} if name in ("tenant", "service") else {"type": "string", "minLength": 1}
-    descriptions = {"tenant": "whose it is", "name": "what it is called", "service": "which workload"}
+    descriptions = {"tenant": "name of the tenant", "name": "name of the object", "service": "name of the workload"}
     return {"name": name, "in": "path", "required": True, "description": descriptions.get(name, name), "schema": schema}
 
 
@@ -245,16 +250,24 @@ def _parameter(parameter: Parameter, writer: _ApiSchemaWriter) -> dict[str, Any]
     schema = writer.schema_of(parameter.type)
     if parameter.default not in (None, ""):
         schema = {**schema, "default": parameter.default}
-    return {"name": parameter.name, "in": parameter.location, "required": False, "description": parameter.summary, "schema": schema}
+    return {
+        "name": parameter.name,
+        "in": parameter.location,
+        "required": False,
+        "description": parameter.summary,
+        "schema": schema,
+    }
 
 
 def _responses(specs: Iterable[ResponseSpec], writer: _ApiSchemaWriter) -> dict[str, Any]:
-    """Those of one status stand together, by media type."""
+    """Return the responses by status; those of one status are combined, by media type."""
     responses: dict[str, Any] = {}
     for response in specs:
         description = responses.setdefault(str(response.status), {"description": response.summary})
         if response.headers:
-            description["headers"] = {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in response.headers}
+            description["headers"] = {
+                name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in response.headers
+            }
         if response.type is not None:
             schema = {"type": "string"} if response.type is str else writer.schema_of(response.type)
             description.setdefault("content", {})[response.media] = {"schema": schema}

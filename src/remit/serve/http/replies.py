@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from remit.client.authority_client import RetriesExhausted
-from remit.client.endpoint import EndpointError, Overloaded, NotLeader
+from remit.client.endpoint import EndpointError, NotLeader, Overloaded
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.problems import Problem
@@ -77,8 +77,8 @@ class ApiProblem(Exception):
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def problem_response(failure: ApiProblem) -> Response:
-    return Response(_encode(failure.document), failure.document.status, failure.headers, PROBLEM_TYPE)
+def problem_response(problem: ApiProblem) -> Response:
+    return Response(_encode(problem.document), problem.document.status, problem.headers, PROBLEM_TYPE)
 
 
 def problem_item(problem: Problem, manifest: int | None = None) -> ProblemItem:
@@ -158,7 +158,13 @@ def endpoint_problem(error: EndpointError) -> ApiProblem:
 def store_problem(error: StoreError) -> ApiProblem:
     match error:
         case Compacted():
-            return ApiProblem(410, "compacted", str(error), cure="list again, then continue from the revision of that list", revision=error.oldest)
+            return ApiProblem(
+                410,
+                "compacted",
+                str(error),
+                cure="list again, then continue from the revision of that list",
+                revision=error.oldest,
+            )
         case Invalid():
             return ApiProblem(400, "malformed", str(error), cure="correct the request: the store cannot represent it")
         case Corrupt():

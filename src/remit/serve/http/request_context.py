@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope
 from remit.law.authorization import actor_of
 from remit.model.claims import Actor
 from remit.model.identity import Principal
-from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
+from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.routes import Parameter, Route
 
@@ -96,7 +96,7 @@ class RequestContext:
     its route. On a duplex route `body` is empty and `receive` yields it piece by piece.
     """
 
-    __slots__ = ("body", "headers", "media", "extra_cost", "path", "principal", "query", "receive", "route", "trace")
+    __slots__ = ("body", "extra_cost", "headers", "media", "path", "principal", "query", "receive", "route", "trace")
 
     def __init__(
         self,
@@ -152,7 +152,9 @@ def read_query(raw: bytes, fields: QueryFields) -> dict[str, Any]:
     if not raw:
         return values
     if len(raw) > QUERY_BYTES_MAX:
-        raise ApiProblem(414, "too_large", f"the query string is longer than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors")
+        raise ApiProblem(
+            414, "too_large", f"the query string is longer than {QUERY_BYTES_MAX} bytes", cure="use shorter selectors"
+        )
     try:
         pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
     except (ValueError, UnicodeDecodeError) as error:

@@ -1,11 +1,9 @@
 """Access log and request metrics.
 
-All at debug; those that were refused, were slow or tripped over a bug always.
+The access log has every request at level debug; at other levels only failed and slow requests, rate-limited.
 
-Counted on the way; the names of routes are the only names kept.
-
-Nothing that an asker writes becomes the name of a count: a path that leads nowhere counts under `none`, and a method or a code
-that is not in the table of its kind under `other`.
+No label value comes from a request: requests without a route count as route `none`, and unknown methods and codes as
+`other`.
 """
 
 from __future__ import annotations
@@ -13,23 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from remit.commitment.outcomes import Entry
-from remit.model.counters import OTHER, SECONDS_BUCKETS, Histogram, BoundedCounter
+from remit.commitment.outcomes import AuditEntry
+from remit.model.counters import OTHER, SECONDS_BUCKETS, BoundedCounter, Histogram
 from remit.serve.http.routes import Route
 from remit.world.clock import stopwatch_ns
-from remit.world.structured_log import Chronicle, Level
+from remit.world.structured_log import LogLevel, StructuredLog
 
 SLOW_S: Final = 1.0
 EXPECTED_STATUSES: Final = frozenset((404, 410))
-"""Whoever looks whether something is there, or has watched from too far back, does nothing odd."""
+"""Not worth logging at info: lookups of objects that may not exist, and watches that start too far back."""
 PROBE_ROUTES: Final = frozenset(("getHealth", "getReadiness"))
-"""These are asked for as long as the answer is no."""
+"""Called repeatedly for as long as they fail."""
 
 
 class AccessLine:
-    """One request, as far as it concerns a reader of the log. `path` is as the asker wrote it."""
+    """One request in the access log. `path` is as the client sent it."""
 
-    __slots__ = ("actor", "code", "method", "path", "route", "status", "streams", "tenant", "duration_s", "trace")
+    __slots__ = ("actor", "code", "duration_s", "method", "path", "route", "status", "streams", "tenant", "trace")
 
     def __init__(self, method: str, path: str) -> None:
         self.method, self.path = method, path
@@ -38,14 +36,14 @@ class AccessLine:
 
 
 class AccessLog:
-    """`everything`: is each request told? Known once, so that it costs nothing where it is not."""
+    """Writes the access log. `logs_all`: every request is logged; determined once, because it is checked for each request."""
 
-    def __init__(self, log: Chronicle) -> None:
+    def __init__(self, log: StructuredLog) -> None:
         self._log = log
-        self.logs_all = log.tells("debug")
+        self.logs_all = log.is_enabled("debug")
 
     def should_log(self, status: int, duration_s: float, *, streams: bool) -> bool:
-        """Is it worth looking closer?"""
+        """Return whether a request may be worth a line."""
         return self.logs_all or status >= 400 or (duration_s > SLOW_S and not streams)
 
     def write(self, line: AccessLine) -> None:
@@ -54,28 +52,28 @@ class AccessLog:
             "code": line.code, "actor": line.actor, "tenant": line.tenant, "took_ms": round(line.duration_s * 1000, 1),
         }  # fmt: skip
         slow = line.duration_s > SLOW_S and not line.streams
-        level: Level = "debug"
+        level: LogLevel = "debug"
         if line.route in PROBE_ROUTES:
             pass
         elif line.status >= 500 or slow:
             level = "warning"
         elif line.status >= 400 and line.status not in EXPECTED_STATUSES:
             level = "info"
-        event = "request refused" if line.status >= 400 else "request was slow" if slow else "request"
+        event = "request refused" if line.status >= 400 else "slow request" if slow else "request"
         if self.logs_all or not line.status:
             getattr(self._log, level)(event, **fields)
         else:
-            self._log.seldom(level, f"{line.route} {line.status} {line.code}", event, **fields)
+            self._log.rate_limited(level, f"{line.route} {line.status} {line.code}", event, **fields)
 
 
-def decision_logger(log: Chronicle) -> Callable[[Entry], None] | None:
-    """What the authority decided, each operation with the trace of the request behind it; None where nobody would read it."""
-    if not log.tells("debug"):
+def decision_logger(log: StructuredLog) -> Callable[[AuditEntry], None] | None:
+    """Return a function that logs each decision of the authority with the trace of its request; None unless debug is logged."""
+    if not log.is_enabled("debug"):
         return None
 
-    def tell(entry: Entry) -> None:
+    def tell(entry: AuditEntry) -> None:
         log.debug(
-            "refused" if entry.code else "accepted",
+            "operation refused" if entry.code else "operation accepted",
             trace=entry.trace,
             operation=entry.id,
             did=entry.did,
@@ -97,25 +95,25 @@ STATUS_CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")
 TOO_MANY_REQUESTS: Final = 429
 _TENANT: Final = "{tenant}"
 DISCONNECTED: Final = "gone"
-"""Of an asker who left before it was answered."""
+"""Status class of requests whose client left before the response."""
 
 
 class RequestMetrics:
-    """Of one server. One request costs two readings of a clock and three additions."""
+    """Counters of one server. A request costs two clock readings and three additions."""
 
     def __init__(self, now_ns: Callable[[], int] = stopwatch_ns) -> None:
         self.now_ns = now_ns
         self.in_flight = 0
         self.counts: dict[tuple[str, str, str], int] = {}
-        """By route, method and class of status."""
+        """Requests by route, method and status class."""
         self.durations: dict[str, Histogram] = {}
-        """By route; of what streams, nothing: it lasts for as long as the asker listens."""
+        """Durations by route. Streams are left out: they last as long as the client listens."""
         self.problems = BoundedCounter()
         self.throttled = BoundedCounter()
-        """By flow: who was told to come back later."""
+        """Rate-limited requests (429), by flow class."""
 
     def count_problem(self, code: str, status: int, route: Route | None) -> None:
-        """It is answered with a problem."""
+        """Count a request that is answered with a problem."""
         self.problems.add(code)
         if status == TOO_MANY_REQUESTS and route is not None:
             self.throttled.add("first" if route.unqueued else "tenants" if _TENANT in route.path else "scope")
@@ -125,7 +123,7 @@ class RequestMetrics:
         return self.now_ns()
 
     def end(self, started_ns: int, route: str, method: str, status: int, *, streams: bool = False) -> float:
-        """Answers how many seconds it took. `status` 0: nobody was there to be answered."""
+        """Record a finished request and return its duration in seconds. `status` 0: the client left before the response."""
         self.in_flight -= 1
         duration_s = (self.now_ns() - started_ns) / 1e9
         kind = STATUS_CLASSES[status // 100 - 1] if 100 <= status < 600 else DISCONNECTED

@@ -1,6 +1,6 @@
 """Table of all routes.
 
-All of them, in one table; what each does is beside it.
+Each module defines its own routes next to their handlers; this module concatenates them.
 """
 
 from __future__ import annotations

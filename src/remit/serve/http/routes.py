@@ -1,8 +1,7 @@
-"""Route, parameter, body and answer types.
+"""Route, parameter, body and response types.
 
-Routes as data: what each takes, answers and says of itself; nothing is answered here.
-
-`app.py` answers by this table, and `openapi.py` describes it: so what is described is what is served.
+Routes are data: `app.py` dispatches by the table of routes, and `openapi.py` describes the same table, so the description
+always matches what is served. Nothing is answered here.
 """
 
 from __future__ import annotations
@@ -32,16 +31,19 @@ MANY_BYTES_MAX: Final = 16 << 20
 LIST_COST: Final = 2
 AGENT_COST: Final = 5
 TRIAL_COST: Final = 10
-"""What a route costs: a page of many, what a connection to an agent is opened for, and what places things on trial."""
+"""Cost of a route relative to reading one object: a page of a list, a request that opens a connection to an agent, and a trial
+placement.
+"""
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Handler = Callable[["RequestContext", "ServerContext"], Awaitable[Response]]
 
 
 class Parameter(Struct, frozen=True):
-    """One that stands in the query, or in a header. `type` is read as msgspec reads a string: with its limits, if it has any.
+    """A query parameter or header. Values are converted from text by msgspec, with the limits of `type`.
 
-    What is not in the table of its route is refused, with the name that was probably meant.
+    A parameter that its route does not declare is rejected, with a suggestion. `summary` is also the fix in the error for an
+    invalid value.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Parameter(Struct, frozen=True):
 
 
 class BodySpec(Struct, frozen=True):
-    """What is sent. Of several `types` it is one; of several `media` the first is taken if none is named."""
+    """Request body: one of `types`. `media` are the accepted content types; the first is the default."""
 
     types: tuple[Any, ...]
     media: tuple[str, ...] = (JSON,)
@@ -61,7 +63,7 @@ class BodySpec(Struct, frozen=True):
 
 
 class ResponseSpec(Struct, frozen=True):
-    """One that is no failure; every route may also answer with a problem (failures.py). `type` None: nothing is sent."""
+    """A successful response. Every route may also answer with a problem document (replies.py). `type` None: no body."""
 
     status: int
     summary: str
@@ -71,15 +73,17 @@ class ResponseSpec(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True):
-    """`path` has its variables in braces. `name` is the operation's own, stable for programs that are generated from it.
+    """One operation. `path` has its variables in braces; `name` is the OpenAPI operation id, which generated clients depend on.
 
-    `open`: no token is asked for; else one for its `audience`. `kind`: of which objects it is, if of any. `tenants`: whoever
-    belongs to one tenant may ask it, and is answered for that one. `looks`: nothing changes by it, although it is no GET.
-    `audited`: who asks it is written down, although nothing changes by it. `streams`: it lasts for as long as the asker
-    listens, and counts as a watcher. `streams_if` names the flag of the query that makes it so. `converses`: its body is not
-    read beforehand, and goes on while it is answered; `Asked.receive` gives it piece by piece. `elsewhere`: it is another
-    process that is waited for, which may never answer, so nobody's turn is spent on it. `first`: it does not wait behind
-    others, as what keeps a scope alive must not. `cost`: against reading one object (flowing.py).
+    - `anonymous`: needs no token. Otherwise the token must be for one of `audience`.
+    - `kind`: the kind of object it operates on, if any.
+    - `tenant_access`: callers of one tenant may use it, and see only that tenant.
+    - `read_only`: changes nothing, although it is not a GET. `audited`: audited although it changes nothing.
+    - `streams`: lasts as long as the client listens, and counts as an open watch; `streams_if`: the query flag that makes it so.
+    - `duplex`: the body is not read beforehand. It continues while the response is sent, through `RequestContext.receive`.
+    - `waits_for_agent`: the handler waits for another process, which may never answer, so that it holds no seats meanwhile.
+    - `unqueued`: does not wait in the fair queue, because the scope depends on it (heartbeats, leases, claims).
+    - `cost`: relative to reading one object (fair_queue.py).
     """
 
     method: Method
@@ -110,7 +114,7 @@ class Route(Struct, frozen=True):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Of the path, in their order."""
+        """Names of the path variables, in order."""
         return _variables(self.path)
 
 

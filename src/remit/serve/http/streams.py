@@ -1,6 +1,7 @@
 """Long-lived responses: bookmarks, heartbeats, disconnects, shutdown.
 
-To one listener, who may leave or lag, or is told to come back. No content here.
+A stream ends when its content ends, the client disconnects or stalls, its token is revoked, or the server shuts down. What
+is sent is up to the caller.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from starlette.types import Receive, Scope, Send
 
 from remit.model.identity import Principal
 from remit.serve.http.routes import NDJSON
-from remit.world.concurrency import one_failure
+from remit.world.concurrency import first_failure
 from remit.world.interfaces import Clock
 
 if TYPE_CHECKING:
     from remit.serve.server_context import ServerContext
 
 SEND_MS_MAX: Final = 30_000
-"""Who takes nothing for so long is not listened for any more."""
+"""A client that takes nothing for this long is disconnected."""
 LARGE_BYTES: Final = 64 << 10
-"""What is as large leaves in pieces, each once the one before has been taken."""
+"""Bodies of at least this size are sent in chunks, each after the previous one was taken."""
 
 TrySend = Callable[[bytes], bool]
-"""Sends a piece without anybody being woken for it. False: it cannot be done so just now."""
+"""Sends a piece at once, without waking a task. False: not possible now, for example because the connection is congested."""
 ResyncReason = Literal["compacted", "lagging", "restored", "shutdown"]
 
 
 class BookmarkLine(Struct, frozen=True, tag_field="type", tag="bookmark"):
-    """Everything up to this revision has been told: a watch goes on after it."""
+    """Everything up to this revision has been sent: a watch resumes after it."""
 
     revision: int
 
 
 class HeartbeatLine(Struct, frozen=True, tag_field="type", tag="heartbeat"):
-    """As a bookmark; nothing has happened for a while."""
+    """A bookmark sent because nothing has changed for a while."""
 
     revision: int
 
 
 class ResyncLine(Struct, frozen=True, tag_field="type", tag="resync"):
-    """The last line of a watch."""
+    """The last line of a watch: the client must list again."""
 
     reason: ResyncReason
     cure: str = "list again, then watch after its revision"
@@ -61,7 +62,7 @@ def json_line(value: object) -> bytes:
 
 
 class HeartbeatTimer:
-    """One timer for all who are told something without end: each is called once in a beat, with how long that is."""
+    """One timer for all streams. Every registered callback is called once per interval, with its length."""
 
     def __init__(self, clock: Clock, heartbeat_ms: int) -> None:
         self._clock, self._interval_ms = clock, min(heartbeat_ms, SEND_MS_MAX)
@@ -89,13 +90,12 @@ class HeartbeatTimer:
 
 
 class StreamResponse(Response):
-    """Sends what `pieces` yields until it ends, the listener leaves, or the server closes: then `last` is sent; without one it
-    is broken off.
+    """Sends what `pieces` yields until it ends, the client disconnects, or the server shuts down. On shutdown `final_piece` is
+    sent; without one the response is cut off.
 
-    `pieces` is closed whatever happens. It counts as one of the desk's watchers from when it is sent. `pulse` is called now and
-    then, so that whoever makes the pieces may say something although nothing has happened; `opened`, once the answer has begun,
-    with what sends a piece without anybody being woken. A listener who takes nothing for
-    long is noticed at the same time: a timer for each piece would cost more than the piece.
+    `pieces` is always closed. `on_heartbeat` is called at every heartbeat, so that the producer can send something although
+    nothing happened. `on_open` is called when the response has started, with a function that sends a piece at once. The
+    heartbeat also detects clients that have stalled: one timer per piece would cost more than the piece.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class StreamResponse(Response):
         self._sending, self._sent_count = False, 0
         self._count_at_heartbeat, self._stalled_ms = -1, 0
         self._cut_off = asyncio.Event()
-        """Nothing more may be said, or is heard."""
+        """Set when the token is no longer valid, or the client has stalled."""
         self.principal: Principal | None = None
-        """Whose token must stay good for as long as this lasts."""
+        """The caller, whose token must stay valid for as long as the stream lasts."""
         self._pieces, self._server, self._final_piece = pieces, server, final_piece
         self.status_code = 200
         self.media_type = media
@@ -131,37 +131,39 @@ class StreamResponse(Response):
             try_send: TrySend = partial(scope["piece"], scope) if "piece" in scope else _never_send
             if self._on_open is not None:
                 self._on_open(try_send)
-            with self._server.heartbeat_timer.subscribed(self._check_client), one_failure():
+            with self._server.heartbeat_timer.subscribed(self._check_client), first_failure():
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(self._send_all(send, try_send))
-                    leaving = group.create_task(_wait_for_disconnect(receive))
+                    disconnect = group.create_task(_wait_for_disconnect(receive))
                     closing = group.create_task(self._server.closing.wait())
-                    lapsing = group.create_task(self._wait_until_revoked())
-                    ending = group.create_task(self._cut_off.wait())
-                    tasks = (sending, leaving, closing, lapsing, ending)
+                    revocation = group.create_task(self._wait_until_revoked())
+                    stall = group.create_task(self._cut_off.wait())
+                    tasks = (sending, disconnect, closing, revocation, stall)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
                         task.cancel()
-            over = any(_completed(task) for task in (lapsing, ending))
-            if _completed(leaving) or (over and not _completed(sending)):
-                abort_connection(scope)  # nobody hears, or may hear, how it ends
+            cut_off = any(_completed(task) for task in (revocation, stall))
+            if _completed(disconnect) or (cut_off and not _completed(sending)):
+                abort_connection(scope)  # the client cannot, or may not, receive the end
                 return
             shutdown = _completed(closing) and not _completed(sending)
             if shutdown and not self._final_piece:
-                return  # broken off without a last chunk: what was to go on must not look whole
+                return  # no last chunk: an unfinished response must not look complete
             with suppress(TimeoutError):
                 async with self._server.clock.timeout_ms(SEND_MS_MAX):
-                    await send({"type": "http.response.body", "body": self._final_piece if shutdown else b"", "more_body": False})
+                    await send(
+                        {"type": "http.response.body", "body": self._final_piece if shutdown else b"", "more_body": False}
+                    )
 
     async def _wait_until_revoked(self) -> None:
-        """Until the asker's token is revoked."""
+        """Wait until the caller's token is revoked."""
         if self.principal is None:
             await asyncio.Event().wait()
         else:
             await self._server.tokens.wait_until_revoked(self.principal)
 
     def _check_client(self, ms: int) -> None:
-        """Is the token still good, and has the listener taken something of a piece of late?"""
+        """Called at every heartbeat: check that the token is still valid and that the client has taken something lately."""
         if self._on_heartbeat is not None:
             self._on_heartbeat()
         self._stalled_ms = self._stalled_ms + ms if self._sending and self._sent_count == self._count_at_heartbeat else 0
@@ -183,12 +185,12 @@ def _never_send(piece: bytes) -> bool:
 
 
 def _completed(task: asyncio.Task[Any]) -> bool:
-    """By itself, and not because it was told to."""
+    """Return whether the task ended by itself, not by cancellation."""
     return task.done() and not task.cancelled()
 
 
 def abort_connection(scope: Scope) -> None:
-    """Close the connection at once; what has not been taken yet is let go, and would be held for as long otherwise."""
+    """Close the connection at once and drop what was not sent yet, which would stay in memory otherwise."""
     abort = scope.get("abort")
     if abort is not None:
         abort()
@@ -209,5 +211,5 @@ def watch_response(
     on_heartbeat: Callable[[], None] | None = None,
     on_open: Callable[[TrySend], None] | None = None,
 ) -> StreamResponse:
-    """A watch: NDJSON, whose last line says how to go on."""
+    """Return a watch response: NDJSON whose last line tells the client how to continue."""
     return StreamResponse(lines, server, final_piece=SHUTDOWN_LINE, on_heartbeat=on_heartbeat, on_open=on_open)

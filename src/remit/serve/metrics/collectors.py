@@ -1,6 +1,6 @@
 """Collects samples from server, authority, store, scheduler, controllers, agent.
 
-Read from them when somebody asks; nobody is slowed down meanwhile.
+Values are read at each scrape; between scrapes collecting costs nothing.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Final
 
 from remit import __version__
 from remit.commitment.authority import Authority
-from remit.commitment.metrics import AuthorityCounts
+from remit.commitment.metrics import AuthorityMetrics
 from remit.model.claims import Code, Role
 from remit.model.counters import OTHER, BoundedCounter, largest_with_other
 from remit.model.objects import KINDS
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE
-from remit.serve.metrics.exposition import Sample, MetricSource
+from remit.serve.metrics.exposition import MetricSource, Sample
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
-    from remit.correction.controller_set import Crew
+    from remit.correction.controller_set import ControllerSet
     from remit.proposal.scheduler import Scheduler
     from remit.serve.server_context import ServerContext
     from remit.store.sqlite.store import SqliteStore
-    from remit.world.structured_log import Chronicle
+    from remit.world.structured_log import StructuredLog
 
 TENANTS_MAX: Final = 20
-"""Of so many tenants it is told how much of their quota they use: of those who use the most."""
+"""Tenants with the highest quota use that are reported."""
 QUANTILES: Final = ("0.5", "0.9", "0.99", "1")
 QUEUED: Final = "queued"
 _AGENT_LEASE_PREFIX: Final = f"{Role.AGENT}/"
@@ -36,12 +36,12 @@ _REASONS: Final = frozenset(Code)
 
 
 def _resource_label(name: str) -> str:
-    """A resource as a label: kinds of devices are people's own words, and there may be many."""
+    """Return a resource as label value. Users name device types freely, so all devices have one label."""
     return name if name in ("cpu", "memory") else "devices" if name.startswith(DEVICES_PREFIX) else OTHER
 
 
 def _in_units(resource: str, count: float) -> float:
-    """Cores and devices are kept in thousandths."""
+    """Cores and devices are counted in thousandths."""
     return count / WHOLE_DEVICE if resource in ("cpu", "devices") else count
 
 
@@ -49,18 +49,18 @@ def _in_units(resource: str, count: float) -> float:
 
 
 def server_metrics(server: ServerContext) -> MetricSource:
-    """The scope as this server sees it, what the authority does if it is here, the store, and the API."""
+    """The scope as this server sees it, its API, the store's revision, and the authority if it runs here."""
 
-    def told() -> Iterator[Sample]:
+    def samples() -> Iterator[Sample]:
         watch_cache = server.watch_cache
         yield Sample("remit_build_info", 1, (__version__,))
         for phase, keys in watch_cache.by_phase.items():
             yield Sample("remit_replicas", len(keys), (phase.value,))
         nodes = BoundedCounter()
-        for _, row in watch_cache.kind("node/"):
-            nodes.add(row.thing.status.health.value)
+        for _, row in watch_cache.of_kind("node/"):
+            nodes.add(row.obj.status.health.value)
         yield from (Sample("remit_nodes", count, (health,)) for health, count in nodes.items())
-        for prefix, count in watch_cache.counts().items():
+        for prefix, count in watch_cache.count_by_kind().items():
             if prefix in _KIND_BY_PREFIX:
                 yield Sample("remit_objects", count, (_KIND_BY_PREFIX[prefix],))
         yield Sample("remit_view_age_seconds", watch_cache.age_ms() / 1000, ("server",))
@@ -70,11 +70,11 @@ def server_metrics(server: ServerContext) -> MetricSource:
         yield from _request_samples(server)
         authority = server.standby.leading
         yield Sample("remit_authority_leading", int(authority is not None))
-        yield from _decision_samples(server.standby.tally)
+        yield from _decision_samples(server.standby.metrics)
         if authority is not None:
             yield from _authority_samples(authority, server.clock.now_ms())
 
-    return told
+    return samples
 
 
 def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
@@ -101,12 +101,12 @@ def _count_samples(name: str, counts: BoundedCounter) -> Iterator[Sample]:
     return (Sample(name, count, (kind,)) for kind, count in sorted(counts.items()))
 
 
-def _decision_samples(tally: AuthorityCounts) -> Iterator[Sample]:
+def _decision_samples(tally: AuthorityMetrics) -> Iterator[Sample]:
     yield Sample("remit_authority_batch_size", tally.batches)
     yield Sample("remit_authority_commit_duration_seconds", tally.commits)
     yield from _count_samples("remit_operations_total", tally.accepted)
     yield from _count_samples("remit_refusals_total", tally.refused)
-    for reason, count in tally.left().items():
+    for reason, count in tally.node_losses().items():
         yield Sample("remit_evicted_replicas_total", count, (reason,))
 
 
@@ -114,7 +114,11 @@ def _authority_samples(authority: Authority, now_ms: int) -> Iterator[Sample]:
     yield Sample("remit_authority_epoch", authority.head.epoch)
     yield Sample("remit_books_replicas", len(authority.books.replicas))
     yield Sample("remit_books_outcomes", len(authority.outcomes))
-    ages = sorted(max(0, now_ms - at_ms) for lease, at_ms in authority.hearing.at_ms.items() if lease.startswith(_AGENT_LEASE_PREFIX))
+    ages = sorted(
+        max(0, now_ms - at_ms)
+        for lease, at_ms in authority.renewals.renewed_ms.items()
+        if lease.startswith(_AGENT_LEASE_PREFIX)
+    )
     for quantile in QUANTILES if ages else ():
         index = max(0, ceil(float(quantile) * len(ages)) - 1)
         yield Sample("remit_heartbeat_age_seconds", ages[index] / 1000, (quantile,))
@@ -122,7 +126,7 @@ def _authority_samples(authority: Authority, now_ms: int) -> Iterator[Sample]:
 
 
 def _quota_samples(authority: Authority) -> Iterator[Sample]:
-    """How much of what they may use do tenants use? Sums over all slices of a tenant."""
+    """Share of the quota that tenants use, summed over all grants of a tenant."""
     amounts: dict[str, dict[str, int]] = {}
     used: dict[str, dict[str, int]] = {}
     for ledger in authority.books.grants.values():
@@ -141,7 +145,7 @@ def _quota_samples(authority: Authority) -> Iterator[Sample]:
         for resource in ("cpu", "memory", "devices")
     }
     for resource, shares in ratios.items():
-        use = {tenant: share for tenant, share in shares.items() if share > 0}  # one who uses nothing is nobody's concern
+        use = {tenant: share for tenant, share in shares.items() if share > 0}  # tenants that use nothing are not reported
         few = {tenant: share for tenant, share in largest_with_other(use, TENANTS_MAX).items() if tenant != OTHER}
         yield from (Sample("remit_tenant_quota_used_ratio", share, (tenant, resource)) for tenant, share in few.items())
 
@@ -152,34 +156,34 @@ def _add_amount(totals: dict[str, dict[str, int]], tenant: str, resource: str, c
 
 
 def store_metrics(store: SqliteStore) -> MetricSource:
-    """Only a store on this machine's own disk has all this to tell."""
+    """Metrics of a local SQLite store; other stores do not have them."""
 
-    def told() -> Iterator[Sample]:
+    def samples() -> Iterator[Sample]:
         yield Sample("remit_store_write_duration_seconds", store.writes)
         yield Sample("remit_store_write_rows", store.groups)
         yield Sample("remit_store_bytes", store.size_bytes())
 
-    return told
+    return samples
 
 
-def log_metrics(log: Chronicle) -> MetricSource:
+def log_metrics(log: StructuredLog) -> MetricSource:
     return lambda: _count_samples("remit_log_lines_total", log.counts)
 
 
-# -- its components ------------------------------------------------------------------------------------------------------------
+# -- components ----------------------------------------------------------------------------------------------------------------
 
 
 def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
-    def told() -> Iterator[Sample]:
-        tally, cycle = scheduler.tally, scheduler.cycle
+    def samples() -> Iterator[Sample]:
+        tally, cycle = scheduler.counts, scheduler.cycle
         yield from _count_samples("remit_schedule_attempts_total", tally.attempts)
-        yield Sample("remit_schedule_attempt_duration_seconds", tally.rounds)
+        yield Sample("remit_schedule_attempt_duration_seconds", tally.propose_s)
         yield Sample("remit_preemption_victims", tally.victims)
         yield Sample("remit_view_age_seconds", scheduler.view.age_ms() / 1000, ("scheduler",))
         yield Sample("remit_leading", int(cycle is not None), (Role.SCHEDULER.value,))
         replicas: dict[str, int] = {}
         resources: dict[tuple[str, str], int] = {}
-        for line in cycle.backlog.lines() if cycle is not None else ():
+        for line in cycle.backlog.queues() if cycle is not None else ():
             reason = QUEUED if line.wait is None else line.wait.reason if line.wait.reason in _REASONS else OTHER
             replicas[reason] = replicas.get(reason, 0) + len(line)
             for name, count in line.amount:
@@ -189,27 +193,27 @@ def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
         for (reason, resource), count in sorted(resources.items()):
             yield Sample("remit_pending_resources", _in_units(resource, count), (reason, resource))
 
-    return told
+    return samples
 
 
-def controller_metrics(crew: Crew) -> MetricSource:
-    def told() -> Iterator[Sample]:
-        yield Sample("remit_view_age_seconds", crew.board.age_ms() / 1000, ("controllers",))
+def controller_metrics(crew: ControllerSet) -> MetricSource:
+    def samples() -> Iterator[Sample]:
+        yield Sample("remit_view_age_seconds", crew.cache.age_ms() / 1000, ("controllers",))
         for loop in crew.loops:
             name = (loop.lease.partition("/")[2] or loop.lease,)
-            yield Sample("remit_leading", int(loop.due is not None), (loop.lease,))
-            yield Sample("remit_controller_due_keys", loop.due or 0, name)
-            yield Sample("remit_controller_looks_total", loop.looks, name)
+            yield Sample("remit_leading", int(loop.queue_depth is not None), (loop.lease,))
+            yield Sample("remit_controller_due_keys", loop.queue_depth or 0, name)
+            yield Sample("remit_controller_looks_total", loop.reconciles, name)
             yield Sample("remit_controller_retries_total", loop.retries, name)
 
-    return told
+    return samples
 
 
 def agent_metrics(agent: Agent) -> MetricSource:
-    def told() -> Iterator[Sample]:
+    def samples() -> Iterator[Sample]:
         yield from _count_samples("remit_agent_starts_total", agent.starts)
         yield Sample("remit_agent_fetch_duration_seconds", agent.fetches)
-        yield Sample("remit_agent_replicas_running", agent.running())
-        yield Sample("remit_agent_nodes", agent.hosts)
+        yield Sample("remit_agent_replicas_running", agent.running_attempts())
+        yield Sample("remit_agent_nodes", agent.held_nodes)
 
-    return told
+    return samples

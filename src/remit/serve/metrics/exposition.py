@@ -1,15 +1,11 @@
 """Metric definitions and text exposition; `/metrics` of processes without an API.
 
-One table, from which the page about them is made. Nothing is counted here.
+All metrics are defined in one table, from which docs/metrics.md is generated; a sample that is not in the table is a bug.
+Names follow the Prometheus conventions. Label values come from closed sets, or are bounded and then counted as `other`, so
+the number of series does not grow with the load.
 
-Names are as Prometheus' users expect them: `_total` counts, `_seconds` and `_bytes` are units. Labels come from closed sets,
-or are held to a bound, past which everything is `other`: so the number of series depends on the version of Remit alone.
-
-As Prometheus reads them, when it asks; a sample in no table is a bug. Nothing is counted here.
-
-`/metrics` on this machine's own address, and nothing else.
-
-No token is asked for: what is told names no object and nobody, and only this machine is answered.
+A process without an API serves `/metrics` on loopback only. It needs no token: metrics name no objects, and only this
+machine can reach them.
 """
 
 from __future__ import annotations
@@ -27,15 +23,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from remit.model.counters import Histogram
-from remit.world.interfaces import NotServed
-from remit.world.net.connections import LOCALHOST, Bound, Listen
-from remit.world.net.http_server import http_listening
+from remit.world.interfaces import ListenFailed
+from remit.world.net.connections import LOCALHOST, BoundSocket, ListenAddress
+from remit.world.net.http_server import serve_http
 
 MetricComponent = Literal["server", "scheduler", "controllers", "agent"]
 
 
 class MetricDefinition(NamedTuple):
-    """One metric. `part` is who tells it; in `remit up` the first three are one process."""
+    """One metric. `component` is the process that reports it; in `remit up` the first three are one process."""
 
     name: str
     type: Literal["counter", "gauge", "histogram"]
@@ -45,119 +41,142 @@ class MetricDefinition(NamedTuple):
 
 
 _DEFINITIONS: Final = (
-    MetricDefinition("remit_replicas", "gauge", "server", "Replicas, by the phase they are in.", ("phase",)),
-    MetricDefinition("remit_nodes", "gauge", "server", "Nodes, by their health.", ("health",)),
-    MetricDefinition("remit_objects", "gauge", "server", "Objects that are stored, by kind.", ("kind",)),
-    MetricDefinition("remit_phase_entries_total", "counter", "server", "How often replicas came into a phase.", ("phase",)),
-    MetricDefinition("remit_bind_duration_seconds", "histogram", "server", "From when a replica was seen pending until it was bound."),
-    MetricDefinition("remit_start_duration_seconds", "histogram", "server", "From when a replica was bound until it ran."),
-    MetricDefinition("remit_ready_duration_seconds", "histogram", "server", "From when a replica was bound until it was ready."),
-    MetricDefinition("remit_replica_attempts", "histogram", "server", "How many attempts replicas had made when they were released."),
+    MetricDefinition("remit_replicas", "gauge", "server", "Replicas by phase.", ("phase",)),
+    MetricDefinition("remit_nodes", "gauge", "server", "Nodes by health.", ("health",)),
+    MetricDefinition("remit_objects", "gauge", "server", "Stored objects by kind.", ("kind",)),
+    MetricDefinition("remit_phase_entries_total", "counter", "server", "Transitions of replicas into a phase.", ("phase",)),
     MetricDefinition(
-        "remit_operations_total", "counter", "server", "Operations that the authority accepted, by what they do.", ("did",)
+        "remit_bind_duration_seconds", "histogram", "server", "Time from a replica becoming pending until it is bound."
     ),
-    MetricDefinition("remit_refusals_total", "counter", "server", "Operations that the authority refused, by code.", ("code",)),
+    MetricDefinition("remit_start_duration_seconds", "histogram", "server", "Time from a replica being bound until it runs."),
     MetricDefinition(
-        "remit_evicted_replicas_total", "counter", "server", "Replicas that lost their place, by what took it.", ("reason",)
+        "remit_ready_duration_seconds", "histogram", "server", "Time from a replica being bound until it is ready."
     ),
-    MetricDefinition("remit_authority_leading", "gauge", "server", "1 while this server is the authority of its scope."),
-    MetricDefinition("remit_authority_epoch", "gauge", "server", "The epoch of the chain: it rises with each takeover."),
-    MetricDefinition("remit_authority_batch_size", "histogram", "server", "Operations in one batch of the authority."),
+    MetricDefinition("remit_replica_attempts", "histogram", "server", "Attempts that a replica had made when it was released."),
     MetricDefinition(
-        "remit_authority_commit_duration_seconds", "histogram", "server", "From when a batch is decided until it is durable."
+        "remit_operations_total", "counter", "server", "Operations accepted by the authority, by type of operation.", ("did",)
     ),
-    MetricDefinition("remit_books_replicas", "gauge", "server", "Replicas in the authority's books."),
-    MetricDefinition("remit_books_outcomes", "gauge", "server", "Outcomes that are remembered, for whoever asks again."),
+    MetricDefinition(
+        "remit_refusals_total", "counter", "server", "Operations refused by the authority, by refusal code.", ("code",)
+    ),
+    MetricDefinition(
+        "remit_evicted_replicas_total", "counter", "server", "Replicas that lost their node, by cause.", ("reason",)
+    ),
+    MetricDefinition(
+        "remit_authority_leading", "gauge", "server", "1 while this server is the authority of its scope, otherwise 0."
+    ),
+    MetricDefinition("remit_authority_epoch", "gauge", "server", "Epoch of the authority; every takeover increases it."),
+    MetricDefinition("remit_authority_batch_size", "histogram", "server", "Operations per batch of the authority."),
+    MetricDefinition(
+        "remit_authority_commit_duration_seconds",
+        "histogram",
+        "server",
+        "Time from the decision on a batch until it is durable.",
+    ),
+    MetricDefinition("remit_books_replicas", "gauge", "server", "Replicas in the memory of the authority."),
+    MetricDefinition("remit_books_outcomes", "gauge", "server", "Recorded outcomes of operations, which answer retries."),
     MetricDefinition(
         "remit_heartbeat_age_seconds",
         "gauge",
         "server",
-        "For how long nodes were not heard; quantile 1: the longest.",
+        "Time since a node's last heartbeat, by quantile; 1 is the maximum.",
         ("quantile",),
     ),
     MetricDefinition(
         "remit_tenant_quota_used_ratio",
         "gauge",
         "server",
-        "Of a tenant's quota, how much is used: those who use the most.",
+        "Share of a tenant's quota in use; only the tenants with the highest shares.",
         ("tenant", "resource"),
     ),
-    MetricDefinition("remit_view_age_seconds", "gauge", "server", "How old what a part sees of the store is.", ("component",)),
+    MetricDefinition("remit_view_age_seconds", "gauge", "server", "Age of a component's view of the store.", ("component",)),
     MetricDefinition(
         "remit_store_write_duration_seconds",
         "histogram",
         "server",
-        "How long a group of commits took to be durable, its fsync included.",
+        "Time to make a group of commits durable, including fsync.",
     ),
-    MetricDefinition("remit_store_write_rows", "histogram", "server", "Rows in a group of commits: they share one fsync."),
-    MetricDefinition("remit_store_bytes", "gauge", "server", "Size of the store on the disk, with its write-ahead log."),
-    MetricDefinition("remit_store_revision", "gauge", "server", "The revision that the server has seen."),
+    MetricDefinition("remit_store_write_rows", "histogram", "server", "Rows per group of commits; a group shares one fsync."),
+    MetricDefinition("remit_store_bytes", "gauge", "server", "Size of the store on disk, including its write-ahead log."),
+    MetricDefinition("remit_store_revision", "gauge", "server", "Latest store revision seen by this server."),
     MetricDefinition(
         "remit_http_requests_total",
         "counter",
         "server",
-        "Requests, by route; a path that leads nowhere is none.",
+        "HTTP requests by route, method and status class; route is none if no route matched.",
         ("route", "method", "status_class"),
     ),
     MetricDefinition(
         "remit_http_request_duration_seconds",
         "histogram",
         "server",
-        "How long requests took, by route; not of streams.",
+        "Duration of HTTP requests by route, without streams.",
         ("route",),
     ),
-    MetricDefinition("remit_http_requests_in_flight", "gauge", "server", "Requests that are being answered, streams included."),
+    MetricDefinition("remit_http_requests_in_flight", "gauge", "server", "HTTP requests in progress, including streams."),
     MetricDefinition(
-        "remit_http_problems_total", "counter", "server", "Requests that were answered with a problem, by its code.", ("code",)
+        "remit_http_problems_total",
+        "counter",
+        "server",
+        "HTTP requests answered with a problem document, by problem code.",
+        ("code",),
     ),
     MetricDefinition(
         "remit_http_throttled_total",
         "counter",
         "server",
-        "Requests that were told to come back later (429), by flow.",
+        "HTTP requests rejected with 429, by class of flow.",
         ("flow",),
     ),
-    MetricDefinition("remit_watchers", "gauge", "server", "Streams that are open."),
+    MetricDefinition(
+        "remit_watchers", "gauge", "server", "Open streams of users and components: watches, followed logs, exec sessions."
+    ),
     MetricDefinition(
         "remit_pending_replicas",
         "gauge",
         "scheduler",
-        "Replicas that wait for a place, by the reason; queued: their turn comes yet.",
+        "Replicas waiting for placement, by reason; queued: waiting for a scheduling round.",
         ("reason",),
     ),
     MetricDefinition(
         "remit_pending_resources",
         "gauge",
         "scheduler",
-        "What those ask for: cores, bytes of memory, devices.",
+        "Resources requested by waiting replicas: cores, bytes of memory, devices.",
         ("reason", "resource"),
     ),
     MetricDefinition(
-        "remit_schedule_attempts_total", "counter", "scheduler", "Replicas that were tried, by what came of it.", ("result",)
+        "remit_schedule_attempts_total", "counter", "scheduler", "Placement attempts of replicas, by result.", ("result",)
     ),
     MetricDefinition(
         "remit_schedule_attempt_duration_seconds",
         "histogram",
         "scheduler",
-        "How long one round of placing took; it places many at once.",
+        "Duration of one scheduling round, which places many replicas.",
     ),
-    MetricDefinition("remit_preemption_victims", "histogram", "scheduler", "Replicas that had to leave for one reservation."),
-    MetricDefinition("remit_leading", "gauge", "controllers", "1 while this copy holds the lease of the role.", ("role",)),
-    MetricDefinition("remit_controller_due_keys", "gauge", "controllers", "Keys that wait to be looked at.", ("controller",)),
-    MetricDefinition("remit_controller_looks_total", "counter", "controllers", "Keys that were looked at.", ("controller",)),
+    MetricDefinition("remit_preemption_victims", "histogram", "scheduler", "Replicas preempted for one reservation."),
+    MetricDefinition(
+        "remit_leading", "gauge", "controllers", "1 while this process holds the lease of the role, otherwise 0.", ("role",)
+    ),
+    MetricDefinition(
+        "remit_controller_due_keys", "gauge", "controllers", "Keys in the controller's work queue.", ("controller",)
+    ),
+    MetricDefinition("remit_controller_looks_total", "counter", "controllers", "Keys reconciled.", ("controller",)),
     MetricDefinition(
         "remit_controller_retries_total",
         "counter",
         "controllers",
-        "Looks whose deeds were refused or not answered.",
+        "Reconciles whose operations were refused or not answered.",
         ("controller",),
     ),
-    MetricDefinition("remit_agent_starts_total", "counter", "agent", "Starts of work, by what came of them.", ("result",)),
-    MetricDefinition("remit_agent_fetch_duration_seconds", "histogram", "agent", "How long it took to fetch what work needs."),
-    MetricDefinition("remit_agent_replicas_running", "gauge", "agent", "Replicas that run here."),
-    MetricDefinition("remit_agent_nodes", "gauge", "agent", "Nodes that this agent plays."),
-    MetricDefinition("remit_log_lines_total", "counter", "server", "Lines that were logged, by level.", ("level",)),
-    MetricDefinition("remit_build_info", "gauge", "server", "1; the version in its label.", ("version",)),
+    MetricDefinition(
+        "remit_agent_starts_total", "counter", "agent", "Starts of replicas by this agent, by result.", ("result",)
+    ),
+    MetricDefinition("remit_agent_fetch_duration_seconds", "histogram", "agent", "Time to fetch the artifacts of a replica."),
+    MetricDefinition("remit_agent_replicas_running", "gauge", "agent", "Replicas running on this agent's nodes."),
+    MetricDefinition("remit_agent_nodes", "gauge", "agent", "Nodes hosted by this agent."),
+    MetricDefinition("remit_log_lines_total", "counter", "server", "Log lines written, by level.", ("level",)),
+    MetricDefinition("remit_build_info", "gauge", "server", "Always 1; the version is in the label.", ("version",)),
 )
 
 METRICS: Final[dict[str, MetricDefinition]] = {meter.name: meter for meter in _DEFINITIONS}
@@ -169,7 +188,7 @@ PLAIN_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Sample(NamedTuple):
-    """One value of a metric, or how values are spread; `labels` in the order of its meter."""
+    """One value or histogram of a metric. `labels` are in the order of its definition."""
 
     name: str
     value: float | Histogram
@@ -177,11 +196,12 @@ class Sample(NamedTuple):
 
 
 MetricSource = Callable[[], Iterable[Sample]]
-"""Says how things stand, whenever it is asked: nothing is kept between two askings but what was counted meanwhile."""
+"""Yields the current samples of a component. It is called at every scrape and keeps nothing between two calls except counters.
+"""
 
 
 class MetricsRegistry:
-    """Of one process: all that its parts have to tell. Satisfies prometheus-client's `Collector`."""
+    """All metrics of one process. Satisfies prometheus-client's `Collector`."""
 
     def __init__(self, *sources: MetricSource) -> None:
         self._sources = list(sources)
@@ -193,7 +213,7 @@ class MetricsRegistry:
         self._sources.append(source)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of parts before they are there."""
+        """Describe nothing: sources must not be called before their components exist."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -207,7 +227,9 @@ class MetricsRegistry:
         yield from families.values()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """As the asker likes it best of the two ways there are; and its type."""
+        """Return the metrics in the format that the `Accept` header prefers, OpenMetrics or Prometheus text, and its media
+        type.
+        """
         if any(media.partition(";")[0].strip().lower() == OPENMETRICS for media in accept.split(",")):
             written: bytes = generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
             return written, OPENMETRICS_TYPE
@@ -227,13 +249,13 @@ def _family(definition: MetricDefinition) -> CounterMetricFamily | GaugeMetricFa
 def _add_sample(family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily, sample: Sample) -> None:
     if isinstance(family, HistogramMetricFamily):
         if not isinstance(sample.value, Histogram):
-            raise TypeError(f"{sample.name} is a histogram")
+            raise TypeError(f"{sample.name} is a histogram, and its sample is a single value")
         buckets = [
             ("+Inf" if bound == float("inf") else repr(float(bound)), count) for bound, count in sample.value.cumulative()
         ]
         family.add_metric(sample.labels, buckets, sample.value.sum)
     elif isinstance(sample.value, Histogram):
-        raise TypeError(f"{sample.name} is no histogram")
+        raise TypeError(f"{sample.name} is not a histogram, and its sample is one")
     else:
         family.add_metric(sample.labels, sample.value)
 
@@ -243,14 +265,14 @@ CONNECTIONS_MAX: Final = 20
 
 
 class MetricsApplication:
-    """The ASGI application."""
+    """ASGI application that serves `/metrics`."""
 
     def __init__(self, metrics: MetricsRegistry) -> None:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] != PATH or scope["method"] not in ("GET", "HEAD"):
-            await Response(b"only GET /metrics is answered here\n", 404)(scope, receive, send)
+            await Response(b"only GET /metrics is served here\n", 404)(scope, receive, send)
             return
         accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
         body, media = self._metrics.render(accept)
@@ -258,13 +280,13 @@ class MetricsApplication:
 
 
 @asynccontextmanager
-async def serve_metrics(metrics: MetricsRegistry, listen: Listen) -> AsyncIterator[str]:
-    """Answer for as long as this lasts. Yields where."""
+async def serve_metrics(metrics: MetricsRegistry, listen: ListenAddress) -> AsyncIterator[str]:
+    """Serve `/metrics` while the context is open. Yields its URL."""
     if listen.host != LOCALHOST and not ip_address(listen.host).is_loopback:
-        raise NotServed(
-            f"{listen.host} can be reached from other machines, and metrics are told here without a token",
-            "use 127.0.0.1 or ::1 for --metrics, and let something that knows whom it answers pass it on",
+        raise ListenFailed(
+            f"metrics are served without a token, and {listen.host} is reachable from other machines",
+            "use 127.0.0.1 or ::1 for --metrics, behind a proxy that authenticates",
         )
-    with closing(Bound(listen)) as bound:
-        async with http_listening(MetricsApplication(metrics), bound, closing=lambda: None, connections_max=CONNECTIONS_MAX):
+    with closing(BoundSocket(listen)) as bound:
+        async with serve_http(MetricsApplication(metrics), bound, on_closing=lambda: None, connections_max=CONNECTIONS_MAX):
             yield f"{bound.url}{PATH}"

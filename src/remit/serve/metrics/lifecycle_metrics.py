@@ -1,43 +1,45 @@
 """Replica phase latency and attempt counts, from the watch cache.
 
-Seen from the board: nothing is asked.
-
-A replica counts from when the board first showed it pending, also for a new attempt. What was pending when this server began
-is not counted: nobody here knows since when.
+A replica is timed from when the watch cache first shows it as pending; each new attempt starts again. Replicas that were
+pending when the server started are not timed, because their start is unknown.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from remit.model.counters import SMALL_COUNT_BUCKETS, LONG_SECONDS_BUCKETS, Histogram, BoundedCounter
+from remit.model.counters import LONG_SECONDS_BUCKETS, SMALL_COUNT_BUCKETS, BoundedCounter, Histogram
 from remit.model.records import Phase, Replica
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.world.interfaces import Clock
 
 TRACKED_MAX: Final = 200_000
-"""Of so many it is known since when they wait; those who come while there are more are not counted."""
+"""Replicas timed at once. While there are more, new ones are not timed."""
 
 _HAS_RUN: Final = (Phase.RUNNING, Phase.FINISHED)
-"""What is over before that it runs could be told finishes right away."""
+"""A replica that ends before it was reported running goes to finished directly."""
 
 
 class LifecycleMetrics:
-    """Satisfies `board.Listener`."""
+    """Satisfies `observation.watch_cache.Listener`."""
 
-    def __init__(self, watch_cache: Board, clock: Clock) -> None:
+    def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._clock = clock
         self._pending_since_ms: dict[str, int] = {}
         self._listed = False
         self._watch_cache = watch_cache
-        self.bind_durations, self.start_durations, self.ready_durations = Histogram(LONG_SECONDS_BUCKETS), Histogram(LONG_SECONDS_BUCKETS), Histogram(LONG_SECONDS_BUCKETS)
-        """From pending to bound; from bound to running; from bound to ready."""
+        self.bind_durations, self.start_durations, self.ready_durations = (
+            Histogram(LONG_SECONDS_BUCKETS),
+            Histogram(LONG_SECONDS_BUCKETS),
+            Histogram(LONG_SECONDS_BUCKETS),
+        )
+        """Time from pending to bound, from bound to running, and from bound to ready."""
         self._bound_since_ms: dict[str, int] = {}
         self.attempts = Histogram(SMALL_COUNT_BUCKETS)
         self.phase_entries = BoundedCounter(Phase)
         watch_cache.subscribe(self)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         if type(new) is not Replica:
             if type(old) is Replica:
                 self._pending_since_ms.pop(key, None)
@@ -62,8 +64,8 @@ class LifecycleMetrics:
             self._bound_since_ms.pop(key, None)
             self.attempts.add(new.status.attempt)
 
-    def reached(self) -> None:
-        """What the first list showed was there before."""
+    def on_commit(self) -> None:
+        """The first call ends the initial list, whose replicas existed before."""
         self._listed = True
 
     def _record_bound(self, key: str) -> None:

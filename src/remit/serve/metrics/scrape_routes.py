@@ -1,6 +1,6 @@
 """`/metrics` and Prometheus HTTP service discovery.
 
-What this process counts, and where to look next, in Prometheus' own forms.
+Metrics are those of this process; discovery lists the endpoints and nodes of the scope as `http_sd_config` targets.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from starlette.responses import Response
 
 from remit.model.kinds import Node
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import ResponseSpec, Parameter, Route
+from remit.serve.http.routes import Parameter, ResponseSpec, Route
 from remit.serve.metrics.exposition import PLAIN_TYPE
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
 
 META_LABEL_PREFIX: Final = "__meta_remit_"
 NODE_PORT: Final = 9100
-"""Where node_exporter listens, which is what people most often ask of a node."""
+"""Port of node_exporter, the most common target on a node."""
 _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class Targets(Struct, frozen=True):
-    """One group of Prometheus' `http_sd_config`."""
+    """One target group of Prometheus' `http_sd_config`."""
 
     targets: tuple[str, ...]
     labels: dict[str, str]
@@ -37,22 +37,37 @@ async def get_metrics(request: RequestContext, server: ServerContext) -> Respons
 
 
 async def discover_endpoints(request: RequestContext, server: ServerContext) -> Response:
-    """Somebody of one tenant finds that one's alone."""
+    """Return the endpoints as targets. Callers of one tenant get only that tenant's."""
     own_tenant, tenant = request.principal.tenant, request.query["tenant"]
     if own_tenant and tenant not in ("", own_tenant):
         return json_response([])
     groups = [
-        Targets((_target(endpoint.host, port),), _labels(tenant=endpoint.tenant, service=endpoint.service, replica=endpoint.replica,
-            node=endpoint.node, region=endpoint.region, zone=endpoint.zone, port=name, scope=server.scope))
-        for endpoint in server.endpoints.list_endpoints(request.tenant or request.query["tenant"], request.query["service"]).items
+        Targets(
+            (_target(endpoint.host, port),),
+            _labels(
+                tenant=endpoint.tenant,
+                service=endpoint.service,
+                replica=endpoint.replica,
+                node=endpoint.node,
+                region=endpoint.region,
+                zone=endpoint.zone,
+                port=name,
+                scope=server.scope,
+            ),
+        )
+        for endpoint in server.endpoints.list_endpoints(
+            request.tenant or request.query["tenant"], request.query["service"]
+        ).items
         for name, port in sorted(endpoint.ports.items())
         if endpoint.host and request.query["port"] in ("", name)
-    ]  # fmt: skip
+    ]
     return json_response(groups)
 
 
 async def discover_nodes(request: RequestContext, server: ServerContext) -> Response:
-    groups = [_node_targets(row.thing, request.query["port"], server.scope) for _, row in sorted(server.watch_cache.kind("node/"))]
+    groups = [
+        _node_targets(row.obj, request.query["port"], server.scope) for _, row in sorted(server.watch_cache.of_kind("node/"))
+    ]
     return json_response([group for group in groups if group is not None])
 
 
@@ -60,8 +75,13 @@ def _node_targets(node: Node, port: int, scope: str) -> Targets | None:
     spec, name = node.spec, node.metadata.name
     if not spec.address:
         return None
-    object_labels = {f"{META_LABEL_PREFIX}node_label_{_NOT_IN_LABEL_NAME.sub('_', label)}": value for label, value in sorted(node.metadata.labels.items())}
-    node_labels = _labels(node=name, region=spec.region, zone=spec.zone, pool=spec.pool, health=node.status.health.value, scope=scope)
+    object_labels = {
+        f"{META_LABEL_PREFIX}node_label_{_NOT_IN_LABEL_NAME.sub('_', label)}": value
+        for label, value in sorted(node.metadata.labels.items())
+    }
+    node_labels = _labels(
+        node=name, region=spec.region, zone=spec.zone, pool=spec.pool, health=node.status.health.value, scope=scope
+    )
     return Targets((_target(spec.address, port),), {**object_labels, **node_labels})
 
 
@@ -73,30 +93,30 @@ def _target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_TARGETS_RESPONSE: Final = ResponseSpec(200, "groups of targets, with their labels", list[Targets])
+_TARGETS_RESPONSE: Final = ResponseSpec(200, "target groups with their labels", list[Targets])
 
 ROUTES: Final = (
     Route(
         "GET",
         "/metrics",
         "getMetrics",
-        "What this process counts and measures, for Prometheus: as its text, or as OpenMetrics.",
+        "Metrics of this process, in Prometheus text format or OpenMetrics.",
         get_metrics,
         tag="server",
-        responses=(ResponseSpec(200, "one series a line", str, PLAIN_TYPE.partition(";")[0]),),
+        responses=(ResponseSpec(200, "one sample per line", str, PLAIN_TYPE.partition(";")[0]),),
         tenant_access=False,
     ),
     Route(
         "GET",
         "/v1/sd/endpoints",
         "discoverEndpoints",
-        "Where replicas that serve are reached, for Prometheus' http_sd.",
+        "Endpoints of serving replicas, for Prometheus http_sd_config.",
         discover_endpoints,
         tag="server",
         parameters=(
-            Parameter("tenant", str, "only those of this tenant", default=""),
-            Parameter("service", str, "only those of this service", default=""),
-            Parameter("port", str, "only the port of this name", default=""),
+            Parameter("tenant", str, "only endpoints of this tenant", default=""),
+            Parameter("service", str, "only endpoints of this service", default=""),
+            Parameter("port", str, "only ports with this name", default=""),
         ),
         responses=(_TARGETS_RESPONSE,),
     ),
@@ -104,12 +124,12 @@ ROUTES: Final = (
         "GET",
         "/v1/sd/nodes",
         "discoverNodes",
-        "Where nodes are reached, for Prometheus' http_sd.",
+        "Addresses of nodes, for Prometheus http_sd_config.",
         discover_nodes,
         tag="server",
         parameters=(
             Parameter(
-                "port", Annotated[int, Meta(ge=1, le=65535)], "which port of a node is meant, 1 to 65535", default=NODE_PORT
+                "port", Annotated[int, Meta(ge=1, le=65535)], "port to scrape on each node, 1 to 65535", default=NODE_PORT
             ),
         ),
         responses=(_TARGETS_RESPONSE,),

@@ -1,15 +1,12 @@
 """`plan`: field differences and trial placement of an apply, without writing.
 
-A flat list of paths, each with what stands there and what would; it decides nothing.
+Differences are a flat list of paths with the value before and after, as a manifest would have it: fields with their default
+value are absent. Fields that the authority sets, and the status, are not compared; secret values are hidden.
 
-Told is what was said: a field that has its default is not there. What the authority stamps, and what is observed, is not
-compared; what is secret is not shown.
-
-The authority's own rulings on a copy, and the real kernel; nothing is written.
-
-The manifests are judged one after another by the rules that judge them for good (`commitment.decide`), in the order in which
-they would be applied, each on top of those before it. What the controllers would make of that (`correction.wanted`) is then
-placed on a view of its own: first what may be made at once, then, where an older generation makes room, the rest.
+The manifests are decided by the authority's own rules (`commitment.decide`) on a copy, in apply order, each on top of those
+before it. The replicas that the controllers would create (`correction.controllers.desired_replicas`) are then placed on a
+private view by the real placement kernel: first those that can be created at once, then, where an older generation frees
+capacity, the rest.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from remit.commitment.books import Books, Moment
+from remit.commitment.books import Books, DecisionTime
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
-from remit.commitment.recovery import FIRST
+from remit.commitment.recovery import KINDS_BEFORE_REPLICAS
 from remit.commitment.rulings.transitions import spawn
-from remit.correction.controllers.desired_replicas import RUNS, Census, available, floor
+from remit.correction.controllers.desired_replicas import RUNNING_PHASES, DesiredReplicas, available, available_min
 from remit.law.admission import apply_policy_defaults
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
 from remit.model.kinds import Workload
@@ -41,26 +38,26 @@ from remit.model.records import Phase
 from remit.model.secrets import Secret
 from remit.model.wire.api_types import Difference, PlanAnswer, PlanItem, PlannedPlacement
 from remit.observation.replica_table import PENDING
-from remit.observation.scheduler_view import View
-from remit.observation.watch_cache import Board, Kept
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.watch_cache import CachedRow, WatchCache
 from remit.proposal.explain.pending import explain_pending, pending_work
 from remit.proposal.explain.result_types import PendingExplanation
-from remit.serve.diagnostics.view_snapshots import ViewSnapshot, CachedRows
+from remit.serve.diagnostics.view_snapshots import CachedRows, ViewSnapshot
 from remit.serve.http.replies import refusal_problem
 from remit.serve.objects.writes import apply_order
-from remit.store.protocol import Change, Event, Row
+from remit.store.protocol import Row, RowChange, WatchEvent
 from remit.world.interfaces import Clock
 
 DIFFERENCES_MAX: Final = 1_000
 TEXT_MAX: Final = 4_096
 
 _SERVER_FIELDS: Final = ("name", "tenant", "uid", "generation", "revision", "deleting")
-"""And what it is called, which is told beside."""
+"""Fields that the authority sets, and the name, which is reported separately."""
 _HIDDEN: Final = "(hidden)"
 
 
 def diff_objects(before: AnyObject | None, after: AnyObject | None) -> tuple[Difference, ...]:
-    """In the order of the fields; of very many, the first."""
+    """Return the differences in field order, at most `DIFFERENCES_MAX`."""
     secret = isinstance(before, Secret) or isinstance(after, Secret)
     differences: list[Difference] = []
     for path, old, new in _walk_differences((), _manifest_fields(before), _manifest_fields(after)):
@@ -73,7 +70,7 @@ def diff_objects(before: AnyObject | None, after: AnyObject | None) -> tuple[Dif
 
 
 def _manifest_fields(obj: AnyObject | None) -> dict[str, Any]:
-    """What a manifest would say of it."""
+    """Return what a manifest of this object would contain."""
     if obj is None:
         return {}
     written = msgspec.json.decode(encode(obj))
@@ -103,7 +100,7 @@ def _is_list_or_none(value: Any) -> bool:
 
 
 def _has_objects(value: Any) -> bool:
-    """A list of plain values is told whole: its places mean nothing alone."""
+    """Return whether a list has objects. A list of plain values is compared as a whole, since single positions mean nothing."""
     return any(isinstance(item, dict) for item in value or ())
 
 
@@ -114,34 +111,34 @@ def _shortened(value: Any) -> Any:
 
 
 def _is_set(value: Any) -> bool:
-    """An empty table or list says nothing."""
+    """An empty map or list counts as absent."""
     return value is not None and value != {} and value != []
 
 
 TRIAL_REPLICAS_MAX: Final = 20_000
-"""For how many replicas of one plan a place is looked for."""
+"""Replicas of one plan that are placed on trial."""
 
 TRIAL_BATCH_MAX: Final = 512
-"""After so many changes what was judged counts as committed."""
+"""After this many changes the decided ones are committed to the copy: lookups in a draft scan all of it."""
 
 PLACEMENT_MS_MAX: Final = 5_000
-"""For how long places are looked for; of those that it did not come to, no placement is told."""
+"""Time limit of the trial placement. Workloads that were not reached have no placement in the answer."""
 
 SPAWN_MAX: Final = 10_000
 NODES_REPORTED_MAX: Final = 1_000
 
 _ROLLOUT_BLOCKED: Final = {
     "reason": "surge",
-    "meaning": "replicas of the older generation stay until newer ones are ready, and none of these finds a place",
-    "cure": "make room for one more, or allow spec.rollout.maxUnavailable",
+    "meaning": "no new replica can be placed, and the old ones stay until new ones are ready",
+    "cure": "add capacity for one more replica, or allow spec.rollout.maxUnavailable",
 }
 
 _NUMEROUS_KINDS: Final = ("secret", "config", "workload", "generation", "allotment", "node")
-"""Kinds of which there may be very many: only those that the manifests name are looked at."""
+"""Kinds with possibly very many objects: only those that the manifests name are loaded."""
 
 
 def plan(snapshot: ViewSnapshot, objects: Sequence[AnyObject], actor: Actor, clock: Clock) -> PlanAnswer:
-    """`look` is of a view that nobody else uses: it is changed here."""
+    """Plan an apply of `objects`. The view of `snapshot` must be private: it is changed here."""
     authority = _TrialAuthority(snapshot.rows, objects, actor, clock)
     items = {key(objects[index]): authority.rule(objects[index]) for index in apply_order(objects)}
     placer = _TrialPlacement(snapshot, authority, clock)
@@ -150,65 +147,69 @@ def plan(snapshot: ViewSnapshot, objects: Sequence[AnyObject], actor: Actor, clo
     return PlanAnswer(revision=snapshot.rows.revision, items=tuple(items[key(obj)] for obj in objects))
 
 
-# -- what the authority would say ----------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------------
 
 
 class _TrialAuthority:
-    """One after another, each on top of those before it. `to_manifest` is what would stand then, by key."""
+    """Decides manifests one after another, each on top of those before it. `written` are the resulting objects by key."""
 
     def __init__(self, rows: CachedRows, objects: Sequence[AnyObject], actor: Actor, clock: Clock) -> None:
         now_ms = clock.now_ms()
         self._rows, self._actor = rows, actor
-        self._time = Moment(now_ms, clock.boot(), {}, now_ms, rows.head.sequence + 1, rows.head.incarnation)
+        self._time = DecisionTime(now_ms, clock.boot(), {}, now_ms, rows.head.sequence + 1, rows.head.incarnation)
         self._books = _trial_books(rows, objects, self._time)
         self.draft = Draft(self._books, self._time)
         self.written: dict[str, AnyObject] = {}
 
     def rule(self, obj: AnyObject) -> PlanItem:
-        if len(self.draft.things) >= TRIAL_BATCH_MAX:
+        if len(self.draft.objects) >= TRIAL_BATCH_MAX:
             self._commit_batch()
         kind, meta, name = type(obj).__name__, obj.metadata, key(obj)
         before: AnyObject | None = self._rows.get(name)
         item = PlanItem(kind=kind, name=meta.name, tenant=meta.tenant, action="unchanged")
         if before is not None and to_manifest(before) == to_manifest(obj) and not _is_deleting(before):
             return item
-        # Refused, it leaves the draft as it was.
+        # A refusal leaves the draft unchanged.
         verdict = decide(self.draft, Operation(OperationID("plan"), self._actor, Apply(obj)))
         if isinstance(verdict, Refused):
             return replace(item, action="refused", problem=refusal_problem(verdict).document)
-        drafted = self.draft.thing(name)
+        drafted = self.draft.lookup(name)
         after: AnyObject | None = None if drafted is None else drafted[0]
-        self.written |= {key_: obj_ for key_, obj_ in self.draft.things.items() if obj_ is not None and key_ not in self.written}
+        self.written |= {
+            key_: drafted_object
+            for key_, drafted_object in self.draft.objects.items()
+            if drafted_object is not None and key_ not in self.written
+        }
         return replace(item, action="create" if before is None else "replace", diff=diff_objects(before, after))
 
     def _commit_batch(self) -> None:
-        """As if so far were committed: what is looked for in a draft is looked for in all of it."""
-        born = self.draft.born
+        """Commit the draft to the copied books, so that lookups do not have to scan it."""
+        born = self.draft.uids_issued
         self._books.absorb(self.draft, self._rows.revision, {})
         self.draft = Draft(self._books, self._time)
-        self.draft.born = born
+        self.draft.uids_issued = born
 
 
-def _trial_books(cached: CachedRows, objects: Sequence[AnyObject], time: Moment) -> Books:
-    """What the rulings on these things look at; no replica is among it."""
+def _trial_books(cached: CachedRows, objects: Sequence[AnyObject], time: DecisionTime) -> Books:
+    """Return books with the rows that rulings on these objects read; replicas are not among them."""
     books, named = Books(), _named_keys(objects)
-    rows: dict[str, list[Kept]] = {}
+    rows: dict[str, list[CachedRow]] = {}
     for name, row in cached.rows.items():
         kind = name.partition("/")[0]
         is_needed = kind != "replica" and (kind not in _NUMEROUS_KINDS or name in named or _workload_key(name) in named)
         if is_needed:
             rows.setdefault(kind, []).append(row)
-    first = [kind.lower() for kind in FIRST]
+    first = [kind.lower() for kind in KINDS_BEFORE_REPLICAS]
     for kind in sorted(rows, key=lambda kind: (first.index(kind) if kind in first else len(first), kind)):
         for row in rows[kind]:
             draft = Draft(books, time, takeover=True)
-            draft.put(row.thing)
+            draft.put(row.obj)
             books.absorb(draft, row.revision, {})
     return books
 
 
 def _named_keys(objects: Sequence[AnyObject]) -> set[str]:
-    """The keys of these, and of those that they say own them."""
+    """Return the keys of these objects and of their owners."""
     keys = {key(obj) for obj in objects}
     for obj in objects:
         meta = obj.metadata
@@ -218,7 +219,7 @@ def _named_keys(objects: Sequence[AnyObject]) -> set[str]:
 
 
 def _workload_key(name: str) -> str:
-    """Of a generation's key, that of its workload."""
+    """Return the workload key of a generation key; empty for other keys."""
     return f"workload/{name.removeprefix('generation/').rpartition('/')[0]}" if name.startswith("generation/") else ""
 
 
@@ -226,21 +227,21 @@ def _is_deleting(obj: AnyObject) -> bool:
     return isinstance(obj.metadata, Metadata) and obj.metadata.deleting
 
 
-# -- where it would go ---------------------------------------------------------------------------------------------------------
+# -- placement ---------------------------------------------------------------------------------------------------------------
 
 
 class _WorkloadPlan(NamedTuple):
-    """A workload that was declared anew, and what the controllers make of it."""
+    """A changed workload and what the controllers would do for it."""
 
     workload: Workload
     first_indexes: list[int]
-    """Indexes of those that may be made at once."""
+    """Indexes of replicas that can be created at once."""
     later_indexes: list[int]
-    """Of those that come as older ones go."""
-    removed: list[Kept]
-    outdated: list[Kept]
+    """Indexes of replicas that are created as older ones are removed."""
+    removed: list[CachedRow]
+    outdated: list[CachedRow]
     needs_surge: bool
-    """Can nothing older go before something newer stands?"""
+    """Whether no outdated replica may stop before a new one is ready."""
 
 
 class _TrialPlacement:
@@ -252,12 +253,12 @@ class _TrialPlacement:
         self._revision = snapshot.rows.revision
 
     def placements(self, names: Sequence[str]) -> Iterator[tuple[str, PlannedPlacement]]:
-        """Of those workloads that would come or change, the most urgent first; on top of each other."""
+        """Place the changed workloads, by descending priority, each on top of the previous ones."""
         self._apply_to_view({name: encode(obj) for name, obj in self._written.items()})
         workloads = [obj for name in names if isinstance(obj := self._written.get(name), Workload)]
         if not workloads:
             return
-        census = Census(self._controller_cache(workloads))
+        census = DesiredReplicas(self._controller_cache(workloads))
         plans = [_plan_workload(census, workload) for workload in workloads if not workload.metadata.deleting]
         self._apply_to_view({row.key: None for workload_plan in plans for row in workload_plan.removed})
         until_ms = self._clock.now_ms() + PLACEMENT_MS_MAX
@@ -266,8 +267,8 @@ class _TrialPlacement:
                 break
             yield key(workload_plan.workload), self._place_workload(workload_plan)
 
-    def _controller_cache(self, workloads: Sequence[Workload]) -> Board:
-        """What the controllers look at for these, as it would be then."""
+    def _controller_cache(self, workloads: Sequence[Workload]) -> WatchCache:
+        """Return a watch cache with what the controllers would read for these workloads."""
         named = {f"{workload.metadata.tenant}/{workload.metadata.name}" for workload in workloads}
         rows = dict[str, Row]()
         for name, row in self._rows.rows.items():
@@ -277,21 +278,21 @@ class _TrialPlacement:
                 rows[name] = Row(name, row.value, row.revision)
         for name, obj in self._written.items():
             rows[name] = Row(name, encode(obj), self._revision)
-        cache = Board(self._clock)
-        cache.begin(self._rows.head, self._revision)
-        cache.page(list(rows.values()))
-        cache.end()
+        cache = WatchCache(self._clock)
+        cache.begin_list(self._rows.head, self._revision)
+        cache.add_page(list(rows.values()))
+        cache.end_list()
         return cache
 
     def _priority(self, workload: Workload) -> int:
         meta = workload.metadata
-        terms = self._draft.asks_now().admission.terms(meta.tenant, meta.name, meta.labels)
-        rank = self._view.things.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
+        terms = self._draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
+        rank = self._view.objects.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
         return 0 if rank is None else rank.spec.value
 
     def _place_workload(self, work: _WorkloadPlan) -> PlannedPlacement:
         replicas_by_node, waits, stops, capped = Counter[str](), None, None, False
-        ends = sum(row.thing.status.phase in RUNS for row in (*work.removed, *work.outdated))
+        ends = sum(row.obj.status.phase in RUNNING_PHASES for row in (*work.removed, *work.outdated))
         for indexes, freed in ((work.first_indexes, ()), (work.later_indexes, work.outdated)):
             if freed and work.needs_surge and work.first_indexes and not replicas_by_node:
                 stops = _ROLLOUT_BLOCKED
@@ -311,7 +312,7 @@ class _TrialPlacement:
         )
 
     def _spawn(self, workload: Workload, indexes: Sequence[int]) -> int | None:
-        """Make them, as the authority would; and what priority they get."""
+        """Create the replicas as the authority would, and return their priority."""
         meta, draft, priority = workload.metadata, self._draft, None
         rows: dict[str, bytes | None] = {}
         for first, count in _index_ranges(indexes):
@@ -333,41 +334,43 @@ class _TrialPlacement:
             return [], None
         work = pending_work(view, generation, priority, self._rules)
         slots = [slot for slot in _pending_slots(view, generation) if slot not in view.assumed][:count]
-        able = 0 if work.key.paused or not view.shapes.open(generation) else len(slots)
-        placed = work.trial.tried(work.purse.covers(work.ask.charge.pairs, able))
-        rows = placed.rows if len(placed.rows) >= work.least else []
+        able = 0 if work.key.paused or not view.shapes.is_open(generation) else len(slots)
+        placed = work.trial.try_place(work.quota_source.covers(work.requirements.charge.pairs, able))
+        rows = placed.rows if len(placed.rows) >= work.gang_minimum else []
         devices: Sequence[Mapping[str, int]] = placed.devices or [{}] * len(rows)
-        view.assume_run(zip(slots, rows, devices, strict=False), (work.purse.name,))
+        view.assume_many(zip(slots, rows, devices, strict=False), (work.quota_source.name,))
         waits = explain_pending(view, generation, priority, self._rules) if len(rows) < count else None
-        return [work.trial.kernel.name(row) for row in rows], waits
+        return [work.trial.kernel.node_name(row) for row in rows], waits
 
     def _apply_to_view(self, rows: Mapping[str, bytes | None]) -> None:
-        """Let the view see it as if it had been committed."""
+        """Apply rows to the view as if they were committed."""
         if rows:
             self._revision += 1
-            changes = tuple(Change(name, value, self._revision) for name, value in rows.items())
-            self._view.apply(Event(self._revision - 1, self._revision, changes, 0, 0, None, None))
+            changes = tuple(RowChange(name, value, self._revision) for name, value in rows.items())
+            self._view.apply(WatchEvent(self._revision - 1, self._revision, changes, 0, 0, None, None))
 
 
-def _plan_workload(census: Census, workload: Workload) -> _WorkloadPlan:
-    members = census.board.of(workload.metadata.tenant, workload.metadata.name)
-    diff = census.wanted(workload)
-    respawned = [row.thing.spec.index for row in diff.again]
-    first = [*respawned, *(index for start, count in diff.spawn for index in range(start, start + count))]
-    removed_keys = {row.key for row in diff.away}
-    current_rows = [row for row in members if row.thing.status.phase is not Phase.RELEASED and row.key not in removed_keys]
-    old = [row for row in current_rows if workload.spec.type != "job" and not census.is_current(workload, row.thing)]
-    target = census.many(workload) if workload.spec.type != "job" else 0
-    missing = target - (len(current_rows) - len(old)) - len(first) if old else 0
-    used_indexes = {row.thing.spec.index for row in members} | set(first)
-    later = [index for index in range(len(used_indexes) + max(0, missing)) if index not in used_indexes][: max(0, missing)]
-    spare = len(available(workload, members)) - floor(workload.spec, target)
-    away = [*diff.away, *diff.again, *diff.forget]
-    return _WorkloadPlan(workload, first, later, away, old, spare <= 0)
+def _plan_workload(census: DesiredReplicas, workload: Workload) -> _WorkloadPlan:
+    members = census.cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
+    diff = census.diff(workload)
+    respawned = [row.obj.spec.index for row in diff.requeue]
+    first_indexes = [*respawned, *(index for start, count in diff.spawn for index in range(start, start + count))]
+    removed_keys = {row.key for row in diff.remove}
+    current_rows = [row for row in members if row.obj.status.phase is not Phase.RELEASED and row.key not in removed_keys]
+    outdated = [row for row in current_rows if workload.spec.type != "job" and not census.is_current(workload, row.obj)]
+    target = census.desired_count(workload) if workload.spec.type != "job" else 0
+    missing = target - (len(current_rows) - len(outdated)) - len(first_indexes) if outdated else 0
+    used_indexes = {row.obj.spec.index for row in members} | set(first_indexes)
+    later_indexes = [index for index in range(len(used_indexes) + max(0, missing)) if index not in used_indexes][
+        : max(0, missing)
+    ]
+    spare = len(available(workload, members)) - available_min(workload.spec, target)
+    removed = [*diff.remove, *diff.requeue, *diff.forget]
+    return _WorkloadPlan(workload, first_indexes, later_indexes, removed, outdated, spare <= 0)
 
 
 def _index_ranges(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours together."""
+    """Group consecutive indexes into ranges of (start, count)."""
     start, count = -1, 0
     for index in sorted(indexes):
         if index == start + count and count < SPAWN_MAX:
@@ -380,7 +383,7 @@ def _index_ranges(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, count
 
 
-def _pending_slots(view: View, generation: int) -> list[int]:
+def _pending_slots(view: SchedulerView, generation: int) -> list[int]:
     generations, phase = view.replicas.column("generation"), view.replicas.column("phase")
     slots: list[int] = np.flatnonzero((generations == generation) & (phase == PENDING)).tolist()
     return slots

@@ -1,9 +1,7 @@
 """Service endpoints: list and watch.
 
-As the board shows it, listed and watched; nothing is decided.
-
-One book for all watchers: it keeps what serves now and the last changes of that, each encoded once. A watcher is a place in
-those changes; one that asks for what the book has forgotten, or falls behind it, has to list anew.
+One index for all watches: the current endpoints, and a log of the latest changes, each encoded once. A watch is a position
+in that log. A watch that asks for forgotten changes, or falls behind them, must list again.
 """
 
 from __future__ import annotations
@@ -19,22 +17,22 @@ from msgspec import Struct
 from remit.model.kinds import Node
 from remit.model.records import Phase, Replica
 from remit.model.wire.api_types import EndpointItem, ListMeta, ListOf
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.serve.http.streams import BookmarkLine, HeartbeatLine, ResyncLine, json_line
 from remit.world.interfaces import Clock
 
 CHANGES_MAX: Final = 20_000
-"""How many changes are remembered."""
+"""Changes kept in the log."""
 
 LINES_PER_CHUNK: Final = 1_000
-"""How many are sent at once."""
+"""Changes sent at once."""
 
 HEARTBEAT_MS: Final = 5_000
 KIND: Final = "EndpointList"
 
 
 class EndpointChange(Struct, frozen=True):
-    """One line of a watch: it serves, or is reached elsewhere (`changed`); or it serves no more (`deleted`)."""
+    """One line of a watch: a replica serves, or its address changed (`changed`); or it no longer serves (`deleted`)."""
 
     type: Literal["changed", "deleted"]
     revision: int
@@ -49,17 +47,17 @@ class _LoggedChange(NamedTuple):
 
 
 class EndpointIndex:
-    """Satisfies `board.Listener`."""
+    """The endpoints of a scope. Satisfies `observation.watch_cache.Listener`."""
 
-    def __init__(self, watch_cache: Board, clock: Clock) -> None:
+    def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._watch_cache, self._clock = watch_cache, clock
         self._endpoints: dict[str, EndpointItem] = {}
         self._touched: dict[str, None] = {}
         self._changes: deque[_LoggedChange] = deque()
         self._forgotten_revision = watch_cache.revision
-        """Changes up to this revision are not remembered."""
+        """Changes up to this revision are no longer in the log."""
         self._dropped = 0
-        """How many changes were remembered once and are not any more: what the first of the rest is counted from."""
+        """Changes dropped from the log so far: the position of its first entry."""
         self._incarnation = _incarnation(watch_cache)
         self._changed = asyncio.Event()
         for key in watch_cache.by_phase[Phase.SERVING]:
@@ -67,19 +65,19 @@ class EndpointIndex:
         self._changes.clear()
         watch_cache.subscribe(self)
 
-    # -- hearing ---------------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------------------------------
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         if isinstance(old, Replica) or isinstance(new, Replica):
             if key in self._endpoints or (new is not None and new.status.phase is Phase.SERVING):
                 self._touched[key] = None
         elif key.startswith("node/") and _location(old) != _location(new):
             self._touched.update(dict.fromkeys(self._watch_cache.by_node.get(key.removeprefix("node/"), ())))
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         restored = _incarnation(self._watch_cache) != self._incarnation
         if restored:
-            # What happened between the two is not known, and revisions may have gone back.
+            # The changes between the two incarnations are unknown, and revisions may have gone back.
             self._incarnation, self._forgotten_revision = _incarnation(self._watch_cache), self._watch_cache.revision
             self._dropped += len(self._changes) + 1
             self._changes.clear()
@@ -105,7 +103,9 @@ class EndpointIndex:
         endpoint = new or old
         if endpoint is not None:
             change = EndpointChange("deleted" if new is None else "changed", self._watch_cache.revision, endpoint)
-            self._changes.append(_LoggedChange(self._watch_cache.revision, endpoint.tenant, endpoint.service, json_line(change)))
+            self._changes.append(
+                _LoggedChange(self._watch_cache.revision, endpoint.tenant, endpoint.service, json_line(change))
+            )
 
     def _endpoint(self, key: str) -> EndpointItem | None:
         replica: Replica | None = self._watch_cache.get(key)
@@ -125,21 +125,25 @@ class EndpointIndex:
             ports=dict(status.ports),
         )
 
-    # -- telling ---------------------------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------------------------------
 
     def list_endpoints(self, tenant: str = "", service: str = "") -> ListOf[EndpointItem]:
-        """All of them, in order of name."""
-        endpoints = [endpoint for endpoint in self._endpoints.values() if _matches(endpoint.tenant, endpoint.service, tenant, service)]
-        endpoints.sort(key=lambda one: (one.tenant, one.service, one.replica))
+        """Return all endpoints, ordered by tenant, service and replica."""
+        endpoints = [
+            endpoint for endpoint in self._endpoints.values() if _matches(endpoint.tenant, endpoint.service, tenant, service)
+        ]
+        endpoints.sort(key=lambda endpoint: (endpoint.tenant, endpoint.service, endpoint.replica))
         return ListOf(kind=KIND, metadata=ListMeta(revision=self._watch_cache.revision), items=endpoints)
 
     async def watch(self, after: int | None, tenant: str = "", service: str = "") -> AsyncGenerator[bytes, None]:
-        """Every change past revision `after`, or from now on; then what comes, until it has to be listed anew."""
+        """Yield changes after revision `after`, or from now on, until the client must list again."""
         after = self._watch_cache.revision if after is None else after
         if after < self._forgotten_revision:
             yield json_line(ResyncLine("compacted"))
             return
-        position = self._dropped + next((n for n, change in enumerate(self._changes) if change.revision > after), len(self._changes))
+        position = self._dropped + next(
+            (n for n, change in enumerate(self._changes) if change.revision > after), len(self._changes)
+        )
         incarnation = self._incarnation
         while self._incarnation == incarnation and position >= self._dropped:
             changed, revision, end = self._changed, self._watch_cache.revision, self._dropped + len(self._changes)
@@ -164,7 +168,7 @@ class EndpointIndex:
         return changed.is_set()
 
 
-def _incarnation(watch_cache: Board) -> str:
+def _incarnation(watch_cache: WatchCache) -> str:
     return "" if watch_cache.head is None else watch_cache.head.incarnation
 
 

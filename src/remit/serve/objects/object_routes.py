@@ -1,6 +1,7 @@
 """Routes of every kind.
 
-The same few for every kind, made from their list. No handlers here.
+Every kind has the same operations, generated from the list of kinds. Handlers are in reads.py, watch_stream.py and
+writes.py.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from remit.serve.http.routes import (
     MANY_BYTES_MAX,
     MERGE_PATCH,
     NDJSON,
-    ResponseSpec,
     BodySpec,
     Handler,
     Parameter,
+    ResponseSpec,
     Route,
 )
 from remit.serve.objects.reads import get_list, get_one
@@ -43,23 +44,33 @@ from remit.serve.server_context import ServerContext
 
 KindHandler = Callable[[RequestContext, ServerContext, str], Awaitable[Response]]
 
-DRY_RUN: Final = Parameter("dryRun", bool, "true: say what would come of it, and write nothing", default=False)
+DRY_RUN: Final = Parameter("dryRun", bool, "true: return what would happen, without writing", default=False)
 OPERATION: Final = Parameter(
-    OPERATION_HEADER, str, "names this intent, the same over retries: the same id gets the same answer", location="header"
+    OPERATION_HEADER,
+    str,
+    "idempotency key: retries with the same id get the same answer and take effect once",
+    location="header",
 )
-IF_MATCH: Final = Parameter("If-Match", str, "the ETag that was read, or *: only if it still stands there", location="header")
-IF_NONE_MATCH: Final = Parameter("If-None-Match", str, "*: only if there is none yet", location="header")
-LABELS: Final = Parameter("labelSelector", str, "app=web, tier!=cache, zone in (a,b), disk notin (hdd), gpu, !old", default="")
-FIELDS: Final = Parameter("fieldSelector", str, "status.phase=pending, spec.type!=job", default="")
-WATCH: Final = Parameter("watch", bool, "true: not a list, but a line for each change", default=False)
-AFTER: Final = Parameter("after", Natural, "a watch tells what happened after this revision; from now on, if left out")
+IF_MATCH: Final = Parameter(
+    "If-Match", str, "ETag of the object as read: write only if it is unchanged; *: write only if it exists", location="header"
+)
+IF_NONE_MATCH: Final = Parameter("If-None-Match", str, "*: write only if the object does not exist", location="header")
+LABELS: Final = Parameter(
+    "labelSelector", str, "for example app=web, tier!=cache, zone in (a,b), disk notin (hdd), gpu, !old", default=""
+)
+FIELDS: Final = Parameter("fieldSelector", str, "for example status.phase=pending, spec.type!=job", default="")
+WATCH: Final = Parameter("watch", bool, "true: stream changes, one JSON line each, instead of a list", default=False)
+AFTER: Final = Parameter("after", Natural, "watch changes after this revision; default: from now on")
 LIST_PARAMETERS: Final = (
     LABELS,
     FIELDS,
     Parameter(
-        "limit", Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)], f"how many at most, 1 to {LIST_LIMIT_MAX}", default=LIST_LIMIT
+        "limit",
+        Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)],
+        f"maximum number of objects, 1 to {LIST_LIMIT_MAX}",
+        default=LIST_LIMIT,
     ),
-    Parameter("continue", str, "metadata.continue of the page before", default=""),
+    Parameter("continue", str, "`metadata.continue` of the previous page", default=""),
     WATCH,
     AFTER,
 )
@@ -94,15 +105,27 @@ def _routes() -> Iterator[Route]:
 
 def _list_route(kind: str, path: str, name: str, summary: str) -> Route:
     answers = (
-        ResponseSpec(200, "a page; or lines, if watched", ListOf[KINDS[kind]]),  # type: ignore[valid-type]
-        ResponseSpec(200, "one line a change", WatchLine, NDJSON),
+        ResponseSpec(200, "a page of objects; with watch=true a stream of changes", ListOf[KINDS[kind]]),  # type: ignore[valid-type]
+        ResponseSpec(200, "one change per line", WatchLine, NDJSON),
     )
     handler = for_kind(list_or_watch, kind)
-    return Route("GET", path, name, summary, handler, kind, LIST_PARAMETERS, responses=answers, kind=kind, streams_if="watch", cost=LIST_COST)
+    return Route(
+        "GET",
+        path,
+        name,
+        summary,
+        handler,
+        kind,
+        LIST_PARAMETERS,
+        responses=answers,
+        kind=kind,
+        streams_if="watch",
+        cost=LIST_COST,
+    )
 
 
 def _get_route(kind: str, base: str) -> Route:
-    answers = (ResponseSpec(200, "as it stands", KINDS[kind], headers=("ETag",)),)
+    answers = (ResponseSpec(200, "the object", KINDS[kind], headers=("ETag",)),)
     handler = for_kind(get_one, kind)
     return Route("GET", f"{base}/{{name}}", f"get{kind}", f"Read {an(kind)}.", handler, kind, responses=answers, kind=kind)
 
@@ -110,8 +133,8 @@ def _get_route(kind: str, base: str) -> Route:
 def _write_routes(kind: str, base: str) -> Iterator[Route]:
     cls: Any = KINDS[kind]
     path, body = f"{base}/{{name}}", BodySpec((cls,))
-    created = ResponseSpec(201, "it was created", cls, headers=("ETag", "Location", OPERATION_HEADER))
-    replaced = ResponseSpec(200, "it was replaced", cls, headers=("ETag", OPERATION_HEADER))
+    created = ResponseSpec(201, "created", cls, headers=("ETag", "Location", OPERATION_HEADER))
+    replaced = ResponseSpec(200, "replaced", cls, headers=("ETag", OPERATION_HEADER))
     yield Route(
         "POST",
         base,
@@ -121,7 +144,7 @@ def _write_routes(kind: str, base: str) -> Iterator[Route]:
         kind,
         (DRY_RUN, OPERATION),
         body,
-        (created, ResponseSpec(200, "it would be created: a dry run", cls, headers=("ETag", OPERATION_HEADER))),
+        (created, ResponseSpec(200, "dry run: it would be created", cls, headers=("ETag", OPERATION_HEADER))),
         kind=kind,
     )
     yield Route(
@@ -140,7 +163,7 @@ def _write_routes(kind: str, base: str) -> Iterator[Route]:
         "PATCH",
         path,
         f"patch{kind}",
-        f"Change some fields of {an(kind)} (RFC 7396).",
+        f"Change some fields of {an(kind)} by a JSON merge patch (RFC 7396).",
         for_kind(patch, kind),
         kind,
         (DRY_RUN, OPERATION, IF_MATCH),
@@ -157,14 +180,21 @@ def _write_routes(kind: str, base: str) -> Iterator[Route]:
         kind,
         (DRY_RUN, OPERATION, IF_MATCH),
         responses=(
-            ResponseSpec(200, "it is gone", DeleteAnswer, headers=(OPERATION_HEADER,)),
-            ResponseSpec(202, "it goes once its finalizers and replicas have", DeleteAnswer, headers=(OPERATION_HEADER,)),
+            ResponseSpec(200, "deleted", DeleteAnswer, headers=(OPERATION_HEADER,)),
+            ResponseSpec(
+                202,
+                "marked for deletion; deleted once its finalizers and replicas are gone",
+                DeleteAnswer,
+                headers=(OPERATION_HEADER,),
+            ),
         ),
         kind=kind,
     )
 
 
-MANIFESTS_BODY: Final = BodySpec((list[AnyObject],), (JSON, NDJSON), MANY_BYTES_MAX, "manifests: in one array, or one after another")
+MANIFESTS_BODY: Final = BodySpec(
+    (list[AnyObject],), (JSON, NDJSON), MANY_BYTES_MAX, "manifests, in one array or one after another"
+)
 
 ROUTES: Final[tuple[Route, ...]] = (
     *_routes(),
@@ -172,15 +202,15 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST",
         "/v1/apply",
         "apply",
-        "Create or replace many objects; those that stand so already are left alone.",
+        "Create or replace many objects. Objects that already match are left unchanged.",
         apply_all,
-        "many",
+        "batch",
         (
             DRY_RUN,
             OPERATION,
-            Parameter("ifUnchanged", Natural, "a revision: only if every object still stands as it stood then"),
+            Parameter("ifUnchanged", Natural, "apply only if every object is unchanged since this revision"),
         ),
         MANIFESTS_BODY,
-        (ResponseSpec(200, "what became of each", ApplyAnswer, headers=(OPERATION_HEADER,)),),
+        (ResponseSpec(200, "the result for each object", ApplyAnswer, headers=(OPERATION_HEADER,)),),
     ),
 )

@@ -1,11 +1,10 @@
 """Get and list with pagination; label and field selectors.
 
-Parsed once, in one pass, within bounds; judged on objects, so that defaults count too.
+Reads come from the store, not from the watch cache, and all pages of a list show one revision.
 
-A label selector is as elsewhere: `app=web,tier!=cache,zone in (a,b),disk notin (hdd),gpu,!old,rank>3`. A field selector names
-dotted paths as an object spells them, each with `=`, `==` or `!=`: `status.phase=pending,spec.workload!=web`.
-
-One object, or a list of them page by page, all as of one revision; read from the store, not from a memory.
+A label selector has the usual form: `app=web,tier!=cache,zone in (a,b),disk notin (hdd),gpu,!old,rank>3`. A field selector
+compares dotted paths, spelled as in an object, by `=`, `==` or `!=`: `status.phase=pending,spec.workload!=web`. Selectors
+are evaluated on decoded objects, so that fields with their default value match too.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from remit.law.selectors import match_labels
 from remit.model.kinds import NodeExpression
 from remit.model.metadata import Metadata
 from remit.model.objects import KINDS, TENANTED, AnyObject, decode, enc_hook, key_of
-from remit.model.problems import did_you_mean, closest_name, one_of, quoted
+from remit.model.problems import closest_name, did_you_mean, one_of, quoted
 from remit.model.records import Generation, Replica
 from remit.model.resources import Amount, Duration
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.serve.http.replies import ApiProblem, BytesResponse
 from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import JSON
-from remit.serve.objects.rendering import render_list, etag
+from remit.serve.objects.rendering import etag, render_list
 from remit.serve.objects.rendering import render_object as shown_object
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import Row
@@ -63,7 +62,7 @@ class FieldTerm(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """All of its terms hold for what it picks; without terms it picks everything."""
+    """Matches objects for which all terms hold; without terms, every object."""
 
     labels: tuple[NodeExpression, ...] = ()
     fields: tuple[FieldTerm, ...] = ()
@@ -78,12 +77,12 @@ class Selector(NamedTuple):
 
 
 def parse_selector(kind: str, labels: str, fields: str) -> Selector:
-    """Raises `ApiProblem`, which names the parameter and the term."""
+    """Parse the selectors of a query. Raises `ApiProblem`, which names the parameter and the term."""
     return Selector(_label_terms(labels), tuple(_field_terms(kind, fields)))
 
 
-def label_lookup(watch_cache: Board) -> Callable[[AnyObject], Mapping[str, str]]:
-    """An object's own labels. A replica has those of the workload's generation that it was made of."""
+def label_lookup(watch_cache: WatchCache) -> Callable[[AnyObject], Mapping[str, str]]:
+    """Return a function that returns an object's labels. A replica has the labels of its workload's generation."""
 
     def labels_of(obj: AnyObject) -> Mapping[str, str]:
         if isinstance(obj, Replica):
@@ -97,7 +96,7 @@ def label_lookup(watch_cache: Board) -> Callable[[AnyObject], Mapping[str, str]]
 
 def _label_terms(text: str) -> tuple[NodeExpression, ...]:
     terms = []
-    # One space at a time: else a row of them could be shared out between the parts of a term in very many ways.
+    # Collapse runs of blanks: otherwise the pattern could split a long run between the parts of a term in very many ways.
     for match in _terms(
         " ".join(text.split()), _TERM, "labelSelector", "write terms as app=web, app!=web, app in (a,b), app or !app"
     ):
@@ -122,23 +121,25 @@ def _terms(text: str, pattern: re.Pattern[str], name: str, cure: str) -> list[re
     if not text.strip():
         return []
     if len(text) > SELECTOR_LENGTH_MAX:
-        raise ApiProblem(422, "invalid", f"{name} has more than {SELECTOR_LENGTH_MAX} signs", field=name, cure="use a shorter one")
+        raise ApiProblem(
+            422, "invalid", f"{name}: longer than {SELECTOR_LENGTH_MAX} characters", field=name, cure="use a shorter selector"
+        )
     matches: list[re.Match[str]] = []
     position = 0
     while position < len(text) or (matches and text[position - 1] == ","):
         match = pattern.match(text, position)
         if match is None or match.end() == position:
-            raise ApiProblem(422, "invalid", f"{name}: {quoted(text[position:])} is no term", field=name, cure=cure)
+            raise ApiProblem(422, "invalid", f"{name}: invalid term {quoted(text[position:])}", field=name, cure=cure)
         matches.append(match)
         position = match.end()
         if len(matches) > TERMS_MAX:
-            raise ApiProblem(422, "invalid", f"{name} has more than {TERMS_MAX} terms", field=name, cure="use fewer")
+            raise ApiProblem(422, "invalid", f"{name}: more than {TERMS_MAX} terms", field=name, cure="use fewer terms")
     return matches
 
 
 @lru_cache(maxsize=1_024)
 def _attribute_path(kind: str, dotted: str) -> tuple[str, ...]:
-    """The attributes that lead to a value of this kind of object. Below a map, all that is left is the key."""
+    """Resolve a dotted path to attribute names of this kind. Below a map, the rest of the path is the key."""
     current: inspect.Type = inspect.type_info(KINDS[kind])
     steps: list[str] = []
     remaining = dotted
@@ -146,18 +147,18 @@ def _attribute_path(kind: str, dotted: str) -> tuple[str, ...]:
         if isinstance(current, inspect.DictType | inspect.CustomType):
             return (*steps, remaining)
         if not isinstance(current, inspect.StructType):
-            raise _field_problem(dotted, f"below {'.'.join(steps)} there is nothing", "end the path there")
+            raise _field_problem(dotted, f"{'.'.join(steps)} has no fields", "end the path there")
         name, _, remaining = remaining.partition(".")
         fields = {field.encode_name: field for field in current.fields}
         if name == "kind" and not remaining and not steps:
             return ("kind",)
         if name not in fields:
-            cure = did_you_mean(closest_name(name, fields)) or f"known there: {one_of(fields)}"
-            raise _field_problem(dotted, f"{quoted(name)} is no field there", cure)
+            cure = did_you_mean(closest_name(name, fields)) or f"known fields: {one_of(fields)}"
+            raise _field_problem(dotted, f"there is no field {quoted(name)}", cure)
         steps.append(fields[name].name)
         current = _unwrap_type(fields[name].type)
     if isinstance(current, inspect.StructType | inspect.DictType | inspect.CollectionType):
-        raise _field_problem(dotted, "it is no single value", "name a field inside it that is one")
+        raise _field_problem(dotted, "this is not a single value", "name a field below it")
     return tuple(steps)
 
 
@@ -166,7 +167,7 @@ def _field_problem(dotted: str, reason: str, cure: str) -> ApiProblem:
 
 
 def _unwrap_type(type_: inspect.Type) -> inspect.Type:
-    """What may be there, without its limits and without None."""
+    """Return the type without its constraints and without None."""
     while isinstance(type_, inspect.Metadata):
         type_ = type_.type
     if isinstance(type_, inspect.UnionType):
@@ -178,7 +179,7 @@ def _unwrap_type(type_: inspect.Type) -> inspect.Type:
 
 
 def _field_text(value: Any, path: tuple[str, ...]) -> str:
-    """As it would be written; empty if it is not there."""
+    """Return the value at a path as text, as it would be written in a manifest; empty if it is absent."""
     if path == ("kind",):
         return type(value).__name__
     for step in path:
@@ -208,13 +209,13 @@ def _value_text(value: object) -> str:
 
 
 SCAN_ROWS_MAX: Final = 20_000
-"""So many rows are looked at for one page; a selector that picks few of many gets short pages."""
+"""Rows examined for one page. A selector that matches few of many rows gets short pages."""
 PAGE_BYTES_MAX: Final = 4 << 20
-"""A page ends with the object that comes to so many bytes: others may be as large."""
+"""A page ends with the object that reaches this size."""
 _SCAN_ROWS: Final = 200
-"""So many are read at once: one who asks for a single row waits behind no more of each who lists."""
+"""Rows read from the store at once. Reads of single rows wait behind one such read of each list at most."""
 _FIRST_ROWS: Final = 20
-"""So many are read before it is known how large they are."""
+"""Rows read first, before their size is known."""
 
 _continue_decoder: msgspec.json.Decoder[tuple[int, str]] = msgspec.json.Decoder(tuple[int, str])
 
@@ -228,7 +229,7 @@ async def get_one(request: RequestContext, server: ServerContext, kind: str) -> 
 
 
 def object_response(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
-    """`headers` have underscores for hyphens."""
+    """Return one object with its ETag. `headers` have underscores for hyphens."""
     extra = {name.replace("_", "-"): value for name, value in headers.items() if value}
     return BytesResponse(shown_object(kind, row.value, row.revision), status, {"ETag": etag(row.revision), **extra})
 
@@ -257,8 +258,10 @@ async def get_list(request: RequestContext, server: ServerContext, kind: str) ->
     )
 
 
-async def _page(server: ServerContext, prefix: str, after: str, limit: int, revision: int, selector: Selector) -> tuple[list[Row], int, str]:
-    """Some rows, as of which revision, and the key after which there are more; empty if there are none."""
+async def _page(
+    server: ServerContext, prefix: str, after: str, limit: int, revision: int, selector: Selector
+) -> tuple[list[Row], int, str]:
+    """Return the rows of one page, their revision, and the key after which the list continues; empty at the end."""
     labels_of = label_lookup(server.watch_cache)
     rows: list[Row] = []
     scanned, scanned_bytes, size, page_rows = 0, 0, 0, _FIRST_ROWS
@@ -286,7 +289,7 @@ def _encode_continue(revision: int, after: str) -> str:
 
 
 def _decode_continue(token: str, prefix: str) -> tuple[int, str]:
-    """Where a list goes on: the revision of its first page, and the last key that was told."""
+    """Decode a continue token: the revision of the first page, and the last key that was returned."""
     if not token:
         return 0, ""
     try:
@@ -294,15 +297,17 @@ def _decode_continue(token: str, prefix: str) -> tuple[int, str]:
     except (binascii.Error, ValueError):
         revision, after = 0, ""
     if revision > 0 and after and not after.startswith(prefix):
-        raise ApiProblem(403, "not_owner", "continue is of another list", field="continue", cure="list anew without it")
+        raise ApiProblem(
+            403, "not_owner", "continue: the token belongs to another list", field="continue", cure="list again without it"
+        )
     if revision <= 0 or not after:
-        cure = "use what metadata.continue of the page before says, with the same path; or list anew without it"
-        raise ApiProblem(400, "malformed", "continue is none that this list has given", field="continue", cure=cure)
+        cure = "use `metadata.continue` of the previous page with the same path, or list again without it"
+        raise ApiProblem(400, "malformed", "continue: not a token of this list", field="continue", cure=cure)
     return revision, after
 
 
 def if_match_revision(request: RequestContext) -> int | None:
-    """The revision in `If-Match`; 0 stands for `*`, that there is one at all; None if nothing is said."""
+    """Return the revision in `If-Match`; 0 for `*` (any revision), None without the header."""
     header = request.headers.get("if-match")
     if header is None:
         return None
@@ -310,12 +315,12 @@ def if_match_revision(request: RequestContext) -> int | None:
         return 0
     bare = header.strip().removeprefix("W/").strip('"')
     if not bare.isascii() or not bare.isdigit() or len(bare) > 16 or int(bare) == 0:
-        cure = 'send the ETag of the object that was read, such as "42", or *'
-        raise ApiProblem(400, "malformed", f"If-Match: {quoted(header)} is no revision", field="If-Match", cure=cure)
+        cure = 'send the ETag of the object as read, such as "42", or *'
+        raise ApiProblem(400, "malformed", f"If-Match: {quoted(header)} is not an ETag", field="If-Match", cure=cure)
     return int(bare)
 
 
 def json_response(value: Any, status: int = 200, **headers: str) -> Response:
-    """An answer that is no object."""
+    """Return a JSON response that is not an object of a kind."""
     extra = {name.replace("_", "-"): text for name, text in headers.items() if text}
     return BytesResponse(msgspec.json.encode(value), status, extra)

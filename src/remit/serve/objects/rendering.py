@@ -1,15 +1,11 @@
 """JSON of a stored row; redaction of secrets and of other tenants' names.
 
-That there are so many, and no names. Who asks is known elsewhere.
+A row is the JSON of an object without default values. To render it, the revision is inserted at the front and the rest is
+sent as stored, without decoding. Two fields that readers always look for are written even with their default value: the API
+version, and the phase or health at the start of the status. Secret values are removed.
 
-Who must go for a replica may be another tenant's: how many they are, and of which priority, says why it has to wait; what they
-are called is theirs.
-
-Its own bytes, with its revision put in; a secret without its values.
-
-A row is the object's JSON without what has its default, so a few words are put in at the front, and the rest goes out as it
-was stored: nothing is decoded. Two things people always look for are written out even where they have their default: which
-version of the API an object is of, and where it stands (the phase, the health).
+Preemption victims of a replica may belong to another tenant. Their number and priority explain why the replica waits; their
+names are replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ _NAME_FIELDS: Final = ("replica", "workload")
 
 
 def redact_other_tenants(value: bytes, tenant: str) -> bytes:
-    """JSON, in which those who must go have names only if they are of this tenant."""
+    """Replace the names of victims of other tenants in a JSON document."""
     if _VICTIMS_FIELD not in value:
         return value
     return msgspec.json.encode(_redact(msgspec.json.decode(value), tenant))
@@ -43,16 +39,18 @@ def _redact(value: Any, tenant: str) -> Any:
     if isinstance(value, list):
         return [_redact(item, tenant) for item in value]
     if isinstance(value, dict):
-        return {name: _redact_victims(item, tenant) if name == VICTIMS else _redact(item, tenant) for name, item in value.items()}
+        return {
+            name: _redact_victims(item, tenant) if name == VICTIMS else _redact(item, tenant) for name, item in value.items()
+        }
     return value
 
 
 def _redact_victims(victims: Any, tenant: str) -> Any:
-    """They are told as names, by their names, or as parts of which one is the name."""
+    """Redact victims in any of their forms: a map by name, a list of names, or a list of objects with name fields."""
     if isinstance(victims, dict):
         return {_redact_name(name, tenant, index): details for index, (name, details) in enumerate(victims.items(), 1)}
     if not isinstance(victims, list):
-        return victims  # how many there are
+        return victims  # a number of victims
     return [_redact_victim(victim, tenant, index) for index, victim in enumerate(victims, 1)]
 
 
@@ -75,7 +73,7 @@ def _is_own(name: str, tenant: str) -> bool:
 
 
 KIND_BY_PREFIX: Final = {kind.lower(): kind for kind in KINDS}
-"""The kind by the first word of its keys."""
+"""Kind by the first part of its keys."""
 
 _WITH_VICTIMS: Final = ("Replica", "Decision")
 _ROW_STARTS: Final = {
@@ -85,8 +83,10 @@ _ROW_STARTS: Final = {
     )
     for kind in KINDS
 }
-"""How a row begins: whether it has its version depends on who made the object."""
-_RENDERED_START: Final = {kind: f'{{"apiVersion":"{API_VERSION}","kind":"{kind}","metadata":{{"revision":%d,'.encode() for kind in KINDS}
+"""How a row can begin. It has the API version only if the client sent it."""
+_RENDERED_START: Final = {
+    kind: f'{{"apiVersion":"{API_VERSION}","kind":"{kind}","metadata":{{"revision":%d,'.encode() for kind in KINDS
+}
 
 
 class _StatusField(Struct):
@@ -97,7 +97,7 @@ _status_decoder: Final = msgspec.json.Decoder(_StatusField)
 
 
 def _default_status_field(kind: str) -> bytes:
-    """`"phase":"pending"`: what a status of this kind begins with where nothing else was stored."""
+    """Return the first field of a default status of this kind, such as `"phase":"pending"`; empty if it is not an enum."""
     fields = {field.name: field for field in msgspec.structs.fields(KINDS[kind])}
     status: Any = fields["status"].default if "status" in fields else None
     first = msgspec.structs.fields(type(status))[0] if isinstance(status, Struct) else None
@@ -110,14 +110,16 @@ _DEFAULT_STATUS_FIELDS: Final = {kind: word for kind in KINDS if (word := _defau
 
 
 def render_object(kind: str, value: bytes, revision: int) -> bytes:
-    """One object as JSON."""
+    """Render one object as JSON."""
     if kind == "Secret":
         value = _redact_secret_row(value)
     elif kind in _WITH_VICTIMS and b'"victims":' in value:
-        value = redact_other_tenants(value, decode(value).metadata.tenant)  # whoever reads it; `explain` tells admins their names
+        value = redact_other_tenants(
+            value, decode(value).metadata.tenant
+        )  # for every reader; `explain` shows the names to admins
     with_version, without_version = _ROW_STARTS[kind]
     head = with_version if value.startswith(with_version) else without_version
-    if not value.startswith(head):  # in nobody's spelling: read, and written as ours
+    if not value.startswith(head):  # not in our field order: decode and encode it again
         value = encode(decode(value))
         head = with_version if value.startswith(with_version) else without_version
     if kind in _DEFAULT_STATUS_FIELDS:
@@ -131,13 +133,13 @@ def _with_default_status(value: bytes, field: bytes) -> bytes:
         return value[:-1] + b',"status":{' + field + b"}}"
     if status.startswith(b"{" + field[: field.index(b":") + 1]):
         return value
-    # The status is the last thing in a row, so it is found from the end.
-    begin = len(value) - 1 - len(status)
-    return value[:begin] + b"{" + field + (b"," if len(status) > 2 else b"") + status[1:] + b"}"
+    # The status is the last field of a row, so its position follows from its length.
+    start = len(value) - 1 - len(status)
+    return value[:start] + b"{" + field + (b"," if len(status) > 2 else b"") + status[1:] + b"}"
 
 
 def _redact_secret_row(value: bytes) -> bytes:
-    """Which keys there are may be known; what they hold goes to the nodes that need it, and to nobody else."""
+    """Remove the values of a secret. Keys and sizes are visible; values are delivered only to nodes that need them."""
     secret = decode(value)
     if not isinstance(secret, Secret):
         return value
@@ -147,7 +149,7 @@ def _redact_secret_row(value: bytes) -> bytes:
 
 
 def split_key(key: str) -> tuple[str, str, str]:
-    """The kind, tenant and name that a key stands for; the kind is empty if it is no object's."""
+    """Split a row key into kind, tenant and name. The kind is empty if it is not the key of an object."""
     prefix, _, rest = key.partition("/")
     kind = KIND_BY_PREFIX.get(prefix, "")
     if kind in TENANTED:
@@ -162,17 +164,17 @@ def deleted_object(key: str) -> GoneObject:
 
 
 def render_list(kind: str, items: Iterable[bytes], revision: int, rest: str) -> bytes:
-    """A list of objects that are written already."""
+    """Render a list of objects that are rendered already."""
     more = b',"continue":"' + rest.encode() + b'"' if rest else b""
     head = f'{{"apiVersion":"{API_VERSION}","kind":"{kind}List","metadata":{{"revision":{revision}'.encode()
     return head + more + b'},"items":[' + b",".join(items) + b"]}"
 
 
 def etag(revision: int) -> str:
-    """The ETag of an object that stands at a revision."""
+    """Return the ETag of an object at this revision."""
     return f'"{revision}"'
 
 
 def redact_secret(obj: AnyObject) -> AnyObject:
-    """For objects that are no rows yet."""
+    """Remove the values of a secret that is not stored yet."""
     return decode(_redact_secret_row(encode(obj))) if isinstance(obj, Secret) else obj

@@ -1,8 +1,7 @@
 """Fan-out of watch cache changes to watchers, encoded once.
 
-A board's changes, shared out to those who listen: written out once for all of them.
-
-One who does not keep up has its changes folded, the last of each object staying; beyond a bound it is told that it lags.
+Each change is encoded once for all watches. A watch that falls behind gets only the latest change of each object; past
+`PENDING_CHANGES_MAX` objects it is marked as lagging and must list again.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ from typing import Any, Final
 
 import msgspec
 
-from remit.observation.watch_cache import Board, Kept
+from remit.observation.watch_cache import CachedRow, WatchCache
 from remit.serve.http.streams import BookmarkLine, json_line
-from remit.serve.objects.rendering import deleted_object, split_key, render_object
+from remit.serve.objects.rendering import deleted_object, render_object, split_key
 
 PENDING_CHANGES_MAX: Final = 8_192
-"""So many objects may have changed that a listener has not been told of."""
+"""Objects with changes that a watch has not received."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class ObjectChange:
-    """What became of one object. `old` and `new` are None where there was none, or is none; its lines are written once."""
+    """A change of one object, encoded on demand and once. `old` or `new` is None if the object did not exist before, or was
+    deleted.
+    """
 
     __slots__ = ("_changed_line", "_deleted_line", "key", "new", "old", "revision", "value")
 
@@ -41,13 +42,16 @@ class ObjectChange:
 
     def deleted_line(self) -> bytes:
         if not self._deleted_line:
-            self._deleted_line = b'{"type":"deleted","revision":%d,"object":%b}\n' % (self.revision, _encode(deleted_object(self.key)))
+            self._deleted_line = b'{"type":"deleted","revision":%d,"object":%b}\n' % (
+                self.revision,
+                _encode(deleted_object(self.key)),
+            )
         return self._deleted_line
 
 
 class ChangeBatch:
-    """What has changed, one entry an object: what it was before, and what became of it. Most who listen hear the same news, so
-    all of it is written out once.
+    """Changes by object key: the object before the first change, and the last change. Most watches get the same batch, so it is
+    encoded once.
     """
 
     __slots__ = ("_encoded", "_encoded_until", "changes", "first_revision")
@@ -55,28 +59,30 @@ class ChangeBatch:
     def __init__(self, changes: dict[str, tuple[Any, ObjectChange]]) -> None:
         self.changes = changes
         self.first_revision = min((change.revision for _, change in changes.values()), default=0)
-        """Nothing in it is of an earlier revision."""
+        """No change in the batch has an earlier revision."""
         self._encoded, self._encoded_until = b"", -1
 
     def encode(self, until: int) -> bytes:
-        """All of it, and that everything up to `until` has been told."""
+        """Return all changes as lines, followed by a bookmark for revision `until`."""
         if self._encoded_until != until:
-            lines = [change.deleted_line() if change.value is None else change.changed_line() for _, change in self.changes.values()]
+            lines = [
+                change.deleted_line() if change.value is None else change.changed_line() for _, change in self.changes.values()
+            ]
             self._encoded, self._encoded_until = b"".join(lines) + json_line(BookmarkLine(until)), until
         return self._encoded
 
 
 class Subscription:
-    """One watch: what has changed for it since it was last told. `at_once`, while it waits: tell it without waking it; False if
-    that cannot be done.
+    """Changes that one watch has not received yet. `try_send` is set while the watch is idle: it sends a batch without waking
+    the watch's task, and returns False if it cannot.
     """
 
-    __slots__ = ("_woken", "_owns_pending", "_pending", "try_send", "is_lagging")
+    __slots__ = ("_owns_pending", "_pending", "_woken", "is_lagging", "try_send")
 
     def __init__(self) -> None:
         self._pending: ChangeBatch | None = None
         self._owns_pending = False
-        """Is it ours alone, so that more can be added?"""
+        """Whether the pending batch belongs to this watch alone, so that changes can be added in place."""
         self._woken = asyncio.Event()
         self.try_send: Callable[[ChangeBatch], bool] | None = None
         self.is_lagging = False
@@ -108,15 +114,17 @@ class Subscription:
 
 
 def merge_change(changes: dict[str, tuple[Any, ObjectChange]], change: ObjectChange) -> None:
-    """Of several changes of one object the first `old` counts, and the last of all else."""
+    """Add a change. For several changes of one object, the first `old` and the last change count."""
     previous = changes.pop(change.key, None)
     changes[change.key] = (change.old if previous is None else previous[0], change)
 
 
 class WatchHub:
-    """Shares a board's changes out. Satisfies `observation.board.Listener`; it costs little while nobody listens."""
+    """Distributes changes of a watch cache by key prefix. Satisfies `observation.watch_cache.Listener`; costs little without
+    watches.
+    """
 
-    def __init__(self, watch_cache: Board) -> None:
+    def __init__(self, watch_cache: WatchCache) -> None:
         self._watch_cache = watch_cache
         self._by_prefix: dict[str, dict[Subscription, None]] = {}
         self._pending: list[tuple[ObjectChange, tuple[str, str]]] = []
@@ -130,24 +138,28 @@ class WatchHub:
     def incarnation(self) -> str:
         return self._watch_cache.head.incarnation if self._watch_cache.head is not None else ""
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
+    def on_change(self, key: str, old: Any, new: Any) -> None:
         if not self._by_prefix:
             return
         kind_prefix, _, rest = key.partition("/")
         prefixes = f"{kind_prefix}/", f"{kind_prefix}/{rest.partition('/')[0]}/"
         if prefixes[0] in self._by_prefix or prefixes[1] in self._by_prefix:
             row = self._watch_cache.rows.get(key)
-            old, new = (value.thing if isinstance(value, Kept) else value for value in (old, new))
-            change = ObjectChange(key, row.value, row.revision, old, new) if row is not None else ObjectChange(key, None, 0, old, None)
+            old, new = (value.obj if isinstance(value, CachedRow) else value for value in (old, new))
+            change = (
+                ObjectChange(key, row.value, row.revision, old, new)
+                if row is not None
+                else ObjectChange(key, None, 0, old, None)
+            )
             self._pending.append((change, prefixes))
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
         by_prefix: dict[str, dict[str, tuple[Any, ObjectChange]]] = {}
         for change, prefixes in pending:
-            change.revision = change.revision or self._watch_cache.revision  # of a deletion the board knows no more
+            change.revision = change.revision or self._watch_cache.revision  # a deleted row has no revision in the watch cache
             for prefix in prefixes:
                 if prefix in self._by_prefix:
                     merge_change(by_prefix.setdefault(prefix, {}), change)

@@ -1,10 +1,7 @@
 """One watch: history from the store, then live changes, with bookmarks.
 
-What happened since a revision, then what happens; what it means is for others to say.
-
-A watch that begins in the past is told that from the store's log first, then joins the server's board (hub.py). What each can
-rely on: all that happened up to a bookmark's revision has been told before the bookmark, so a watch is taken up again after
-the last of those.
+A watch that starts in the past is replayed from the store's log first, and then follows the watch cache (watch_hub.py).
+Guarantee: everything up to the revision of a bookmark was sent before it, so a watch resumes after the last bookmark.
 """
 
 from __future__ import annotations
@@ -20,33 +17,48 @@ from remit.model.objects import decode
 from remit.serve.http.fair_queue import flow_of
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import RequestContext
-from remit.serve.http.streams import LARGE_BYTES, TrySend, BookmarkLine, HeartbeatLine, ResyncReason, ResyncLine, json_line, watch_response
-from remit.serve.objects.reads import Selector, label_lookup, key_prefix, selector_from_query
-from remit.serve.objects.watch_hub import Subscription, ChangeBatch, ObjectChange
+from remit.serve.http.streams import (
+    LARGE_BYTES,
+    BookmarkLine,
+    HeartbeatLine,
+    ResyncLine,
+    ResyncReason,
+    TrySend,
+    json_line,
+    watch_response,
+)
+from remit.serve.objects.reads import Selector, key_prefix, label_lookup, selector_from_query
+from remit.serve.objects.watch_hub import ChangeBatch, ObjectChange, Subscription
 from remit.serve.server_context import ServerContext
-from remit.store.protocol import Change, Compacted, Event, StoreError, Watch
+from remit.store.protocol import Compacted, RowChange, StoreError, Watch, WatchEvent
 from remit.store.protocol import Invalid as NoSuchRevision
 from remit.store.protocol import Resync as Lagged
 
 HEARTBEAT_INTERVALS: Final = 2
 CHANGES_PER_STEP: Final = 32
-"""Of so many changes a selector is asked before others have their turn."""
+"""Changes matched against a selector before other tasks get to run."""
 UNCACHED_KINDS: Final = frozenset({"Event", "Decision"})
-"""Kinds that grow with the run, which no board keeps: their watches are told from the store's log throughout."""
+"""Kinds that grow without bound and are not in the watch cache. Their watches read the store's log throughout."""
 
 
 async def get_watch(request: RequestContext, server: ServerContext, kind: str) -> Response:
     selector = selector_from_query(request, kind)
     if request.query["continue"]:
-        raise ApiProblem(400, "malformed", "a watch has no pages", field="continue", cure="leave it out, and say after=REVISION")
+        raise ApiProblem(
+            400,
+            "malformed",
+            "continue: cannot be combined with watch",
+            field="continue",
+            cure="omit it, and set after=REVISION",
+        )
     prefix = key_prefix(kind, request.tenant)
     after = request.query["after"]
     now = await server.store.revision()
     try:
         history = await server.store.watch(prefix, after=now if after is None else after)
     except NoSuchRevision:
-        # It was told by a store that is no more: a backup was restored that had not come so far.
-        detail = f"revision {after} has not been yet; the store stands at {now}"
+        # The revision comes from a store that was replaced: an older backup was restored.
+        detail = f"revision {after} is newer than the store's revision {now}"
         raise ApiProblem(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
     flow, _ = flow_of(request.principal)
     watch = _WatchStream(server, flow, prefix, selector, now if after is None else after, history, kind not in UNCACHED_KINDS)
@@ -54,26 +66,28 @@ async def get_watch(request: RequestContext, server: ServerContext, kind: str) -
 
 
 class _WatchStream:
-    """The lines of one watch. `after`: all that happened up to there has been told."""
+    """The lines of one watch. `_after`: everything up to this revision has been sent."""
 
-    def __init__(self, server: ServerContext, flow: str, prefix: str, selector: Selector, after: int, history: Watch, is_cached: bool) -> None:
+    def __init__(
+        self, server: ServerContext, flow: str, prefix: str, selector: Selector, after: int, history: Watch, is_cached: bool
+    ) -> None:
         self._server, self._prefix, self._selector, self._after, self._history = server, prefix, selector, after, history
         self._is_cached = is_cached
         self._labels_of = label_lookup(server.watch_cache)
         self._heartbeat_ms = HEARTBEAT_INTERVALS * server.timing.heartbeat_ms
         self._heartbeat_due_ms = 0
-        """When something must be said again, even if it is nothing."""
+        """When the next line is due, even if it is a heartbeat."""
         self._subscription: Subscription | None = None
         self._selector_lock = server.selector_lock(flow)
         self._incarnation = ""
         self._send: TrySend | None = None
 
     def on_open(self, send: TrySend) -> None:
-        """The answer has begun."""
+        """Called when the response has started."""
         self._send = send
 
     def on_heartbeat(self) -> None:
-        """Look whether something must be said."""
+        """Called at every heartbeat of the server: wake the stream if a line is due."""
         if self._subscription is not None and self._server.clock.now_ms() >= self._heartbeat_due_ms:
             self._subscription.wake()
 
@@ -97,12 +111,12 @@ class _WatchStream:
             await self._history.close()
 
     async def _replay(self, until: int | None) -> AsyncGenerator[bytes, None]:
-        """From the store's log: up to where the board stands, or for ever."""
+        """Replay the store's log up to revision `until`, or without end if it is None."""
         yield self._sent(json_line(BookmarkLine(self._after)))
         while until is None or self._after < until:
             try:
                 async with self._until_due():
-                    event: Event = await anext(aiter(self._history))
+                    event: WatchEvent = await anext(aiter(self._history))
             except TimeoutError:
                 yield self._sent(json_line(HeartbeatLine(self._after)))
                 continue
@@ -136,7 +150,9 @@ class _WatchStream:
                 yield self._sent(json_line(HeartbeatLine(self._after)))
 
     def _try_send(self, batch: ChangeBatch) -> bool:
-        """Tell one who wants everything and keeps up, which most do: to wake whoever sends would cost as much again."""
+        """Send a batch at once, without waking the stream's task, which would cost as much again. Only for watches without a
+        selector that have kept up.
+        """
         hub = self._server.hub
         if self._send is None or batch.first_revision <= self._after or hub.incarnation != self._incarnation:
             return False
@@ -148,10 +164,10 @@ class _WatchStream:
         return True
 
     async def _matching_lines(self, batch: ChangeBatch, after: int, until: int) -> bytes:
-        """What of this has happened after that revision and is wanted; nothing, if nothing is.
+        """Return the lines of changes after revision `after` that match the selector; empty if there are none.
 
-        Somebody may have very many watches with long selectors. Those of one flow are looked after one by one, and none for
-        long without letting others have their turn.
+        A caller may have many watches with long selectors. Those of one flow are evaluated one at a time, and yield to other
+        tasks every `CHANGES_PER_STEP` changes.
         """
         if not self._selector and batch.first_revision > after:
             return batch.encode(until)
@@ -173,13 +189,13 @@ class _WatchStream:
         self._heartbeat_due_ms = self._server.clock.now_ms() + self._heartbeat_ms
         return piece
 
-    def _object_change(self, change: Change) -> ObjectChange:
+    def _object_change(self, change: RowChange) -> ObjectChange:
         new = decode(change.value) if change.value is not None and self._selector else None
         return ObjectChange(change.key, change.value, change.revision, None, new)
 
     def _line(self, old: Any, change: ObjectChange, *, old_is_known: bool) -> bytes:
-        """Nothing, if it concerns nobody here: it was not picked before, and is not now. If what it was before is not `known`,
-        it may have been picked.
+        """Return the line of a change; empty if the object matched neither before nor after it. Without `old_is_known` it may
+        have matched before, so a `deleted` line is sent.
         """
         if not self._selector:
             return change.deleted_line() if change.value is None else change.changed_line()

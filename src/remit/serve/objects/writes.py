@@ -1,15 +1,12 @@
 """Create, replace, patch, delete and batch apply, as claims.
 
-As a claim, which the authority decides.
+Every write is a claim that the authority decides. A request has an operation id, from its `Remit-Operation-Id` header or
+generated: a retry under the same id gets the same answer. A patch claims to replace the revision it read, so it is tried
+again after a conflict; each try has an id derived from the request's, so that a retried request finds a try whose answer was
+lost.
 
-The id of a request is its intent's: sent again under the same `Remit-Operation-Id` it gets the same answer. A patch claims to
-replace what was read, so it is tried again when somebody else was quicker; each try has an id of its own that follows from the
-request's, and a try of which nobody heard the answer is found again by its id.
-
-Judged together, asked in one call, what others depend on first. No rules here.
-
-Any problem in any of them, and nothing is asked. After that each stands for itself: the authority may refuse one and accept the
-others, and says so of each.
+A batch apply validates all manifests first, and submits nothing if any is invalid. The claims go to the authority in one
+call, objects before those that refer to them. After that each stands alone: some may be refused and others accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from msgspec.structs import replace as changed
 from starlette.responses import Response
 
 from remit.client.authority_client import NO_EVIDENCE, RetriesExhausted
-from remit.commitment.dry_run import Tried
+from remit.commitment.dry_run import DryRunResult
 from remit.model.claims import (
     Abandon,
     Accepted,
@@ -42,19 +39,28 @@ from remit.model.problems import quoted
 from remit.model.secrets import Secret
 from remit.model.wire.api_types import OPERATION_HEADER, ApplyAnswer, ApplyResult, DeleteAnswer
 from remit.serve.auth.access_control import check_may_declare
-from remit.serve.http.bodies import read_manifests, offload_if_large, check_path, validate_manifest, merge_patch, read_manifest, seal_for_storage, parse_strict_json
+from remit.serve.http.bodies import (
+    check_path,
+    merge_patch,
+    offload_if_large,
+    parse_strict_json,
+    read_manifest,
+    read_manifests,
+    seal_for_storage,
+    validate_manifest,
+)
 from remit.serve.http.fair_queue import replica_creation_cost
 from remit.serve.http.replies import ApiProblem, refusal_problem, unanswered_problem
 from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import JSON
-from remit.serve.objects.reads import json_response, if_match_revision, object_not_found, object_response
+from remit.serve.objects.reads import if_match_revision, json_response, object_not_found, object_response
 from remit.serve.objects.rendering import render_object as shown_object
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import Compacted, Row
 
 PATCH_TRIES_MAX: Final = 8
 OPERATION_ID_LENGTH_MAX: Final = 100
-"""Of an id that a request brings: what follows from it must be an id too."""
+"""Limit of a client's operation id, so that ids derived from it are valid too."""
 
 
 # ------------------------------------------------------------------------------------------------------------ operations
@@ -65,20 +71,22 @@ def requested_operation_id(request: RequestContext) -> OperationID | None:
     if header is None:
         return None
     if parse_operation_id(header) is None or len(header) > OPERATION_ID_LENGTH_MAX or not header.isascii():
-        cure = "take incarnation and window from /v1/status and add a nonce: INCARNATION.WINDOW.NONCE; or leave it out"
-        raise ApiProblem(400, "malformed", f"{quoted(header)} is no operation id", field=OPERATION_HEADER, cure=cure)
+        cure = "use INCARNATION.WINDOW.NONCE with incarnation and window from /v1/status, or omit the header"
+        raise ApiProblem(
+            400, "malformed", f"{OPERATION_HEADER}: {quoted(header)} is not an operation id", field=OPERATION_HEADER, cure=cure
+        )
     return OperationID(header)
 
 
 async def submit(request: RequestContext, server: ServerContext, claim: AnyClaim) -> tuple[OperationID, Verdict]:
-    """The verdict, and the id that it is kept under."""
+    """Submit a claim and return its verdict and operation id."""
     given = requested_operation_id(request)
     operation = given or await server.issue_operation_id(request.actor)
     try:
         to_submit = Operation(operation, request.actor, claim, NO_EVIDENCE, request.trace)
         verdict = await retry_with_older_keys(server, to_submit, (await server.submit((to_submit,)))[0])
         if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
-            # The scope was restored since this server last looked: the id was never anybody's.
+            # The scope was restored since this server last read the window, so the generated id was never used. Use a new one.
             client = server.client(request.actor)
             await client.status()
             operation = await client.new_operation_id()
@@ -89,8 +97,8 @@ async def submit(request: RequestContext, server: ServerContext, claim: AnyClaim
 
 
 async def retry_with_older_keys(server: ServerContext, operation: Operation, verdict: Verdict) -> Verdict:
-    """The same secret is another payload once a new key seals it: if its id is taken, it is asked for as it would have been
-    sealed before. Nothing is done by that: an id that was used for something else is refused, whatever comes under it.
+    """Retry a secret under older keys if its operation id is taken: after a key rotation the same secret has another payload.
+    This writes nothing new, since an id used for something else is refused with any payload.
     """
     claim = operation.claim
     if _is_operation_mismatch(verdict) and isinstance(claim, Apply) and isinstance(claim.thing, Secret):
@@ -112,10 +120,10 @@ def require_accepted(verdict: Verdict, *, conditional: bool = False) -> Accepted
 
 
 async def row_at(server: ServerContext, name: str, revision: int) -> Row | None:
-    """As it stood then; as it stands now, if that is no longer known."""
+    """Return a row at a revision; the current one if that revision was compacted."""
     committed = server.committed_object(name)
     if committed is not None and committed[1] == revision:
-        return Row(name, encode(committed[0]), revision)  # a row is what was declared, written out
+        return Row(name, encode(committed[0]), revision)  # the stored row is the encoded object
     try:
         rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
@@ -141,18 +149,28 @@ async def _expected_revision(request: RequestContext, server: ServerContext, nam
     matching, if_none_match = if_match_revision(request), request.headers.get("if-none-match")
     if if_none_match is not None:
         if if_none_match.strip() != "*" or matching is not None:
-            cure = "send If-None-Match: * to create, or If-Match with the ETag that was read to replace; not both"
-            raise ApiProblem(400, "malformed", "If-None-Match is understood as * alone", field="If-None-Match", cure=cure)
+            cure = "send If-None-Match: * to create, or If-Match with the ETag as read to replace, not both"
+            raise ApiProblem(
+                400,
+                "malformed",
+                "If-None-Match: only * is supported, and not together with If-Match",
+                field="If-None-Match",
+                cure=cure,
+            )
         return 0
     if matching != 0:
         return matching
     row = await server.store.get(name)
     if row is None:
-        raise ApiProblem(412, "precondition", f"there is no {name}", field="If-Match", cure="create it first, or send no If-Match")
+        raise ApiProblem(
+            412, "precondition", f"If-Match: there is no {name}", field="If-Match", cure="create it first, or send no If-Match"
+        )
     return row.revision
 
 
-async def _apply(request: RequestContext, server: ServerContext, obj: AnyObject, expect: int | None, *, conditional: bool) -> Response:
+async def _apply(
+    request: RequestContext, server: ServerContext, obj: AnyObject, expect: int | None, *, conditional: bool
+) -> Response:
     claim = Apply(obj, expect, fill=True)
     if request.query["dryRun"]:
         return _dry_run_response(server.dry_run(request.actor, [claim])[0], conditional=conditional)
@@ -167,7 +185,7 @@ async def _apply_response(
     kind, name = type(obj).__name__, key(obj)
     row = await row_at(server, name, accepted.revision)
     if row is None:
-        # The last one who held it by a finalizer has let it go.
+        # The write removed the last finalizer of an object that was being deleted.
         meta = obj.metadata
         gone = DeleteAnswer(kind=kind, name=meta.name, tenant=meta.tenant, action="deleted", revision=accepted.revision)
         return json_response(gone, remit_operation_id=operation)
@@ -176,26 +194,33 @@ async def _apply_response(
     return object_response(kind, row, 201 if is_new else 200, remit_operation_id=operation, location=location)
 
 
-def _dry_run_response(trial: Tried, *, conditional: bool) -> Response:
-    if isinstance(trial.ruled, Refused):
-        raise refusal_problem(trial.ruled, conditional=conditional)
-    if trial.thing is None:
+def _dry_run_response(trial: DryRunResult, *, conditional: bool) -> Response:
+    if isinstance(trial.result, Refused):
+        raise refusal_problem(trial.result, conditional=conditional)
+    if trial.obj is None:
         return json_response({"action": "deleted"})
-    return Response(shown_object(type(trial.thing).__name__, encode(trial.thing), 0), media_type=JSON)
+    return Response(shown_object(type(trial.obj).__name__, encode(trial.obj), 0), media_type=JSON)
 
 
 # ------------------------------------------------------------------------------------------------------------------- patch
 
 
 async def patch(request: RequestContext, server: ServerContext, kind: str) -> Response:
-    """Merge into what is there. Without If-Match, again for as long as somebody else is quicker."""
+    """Merge a patch into the current object. Without If-Match it is tried again after a conflict."""
     change = await offload_if_large(server, request.body, lambda: parse_strict_json(request.body))
     if not isinstance(change, dict):
         raise ApiProblem(
-            422, "invalid", "a merge patch is an object", cure='send what is to change, such as {"spec":{"replicas":3}}'
+            422,
+            "invalid",
+            "the body of a merge patch must be an object",
+            cure='send the fields to change, such as {"spec":{"replicas":3}}',
         )
     name, matching = key_of(kind, request.path["name"], request.tenant), if_match_revision(request)
-    base = None if request.query["dryRun"] else requested_operation_id(request) or await server.client(request.actor).new_operation_id()
+    base = (
+        None
+        if request.query["dryRun"]
+        else requested_operation_id(request) or await server.client(request.actor).new_operation_id()
+    )
     for attempt in range(PATCH_TRIES_MAX):
         row = await server.store.get(name)
         if row is None:
@@ -208,26 +233,35 @@ async def patch(request: RequestContext, server: ServerContext, kind: str) -> Re
         operation = OperationID(f"{base}-{attempt}") if attempt else base
         verdict, recovered = await _submit_or_recover(request, server, operation, claim, base)
         if recovered and isinstance(verdict, Accepted) and await _is_different_patch(server, name, verdict.revision, change):
-            raise refusal_problem(Refused(Code.OPERATION_MISMATCH, f"{base} was another deed than this patch of {name}"))
+            raise refusal_problem(
+                Refused(Code.OPERATION_MISMATCH, f"{base} was used for another operation than this patch of {name}")
+            )
         if isinstance(verdict, Refused) and verdict.code is Code.REVISION and not matching:
             continue
         return await _apply_response(request, server, obj, 1, base, require_accepted(verdict, conditional=matching is not None))
-    detail = f"somebody else changed it {PATCH_TRIES_MAX} times meanwhile"
-    raise ApiProblem(409, "revision", detail, cure="try again a little later")
+    detail = f"the object was changed by others {PATCH_TRIES_MAX} times during the patch"
+    raise ApiProblem(409, "revision", detail, cure="retry shortly")
 
 
 def _apply_patch(server: ServerContext, row: Row, change: dict[str, object]) -> AnyObject:
-    """A secret is opened for as long as it is judged: its limits are those of what is written, not of what is stored."""
+    """Apply a patch and validate the result. A secret is unsealed first: limits apply to plain values, not to sealed ones."""
     stored = decode(row.value)
     if not isinstance(stored, Secret):
         return validate_manifest(encode(merge_patch(to_manifest(stored), change)))
-    return seal_for_storage(server, validate_manifest(encode(merge_patch(to_manifest(server.keyring.sealing_keys.unseal_object(stored)), change))), already_sealed=stored.spec.data)
+    return seal_for_storage(
+        server,
+        validate_manifest(encode(merge_patch(to_manifest(server.keyring.sealing_keys.unseal_object(stored)), change))),
+        already_sealed=stored.spec.data,
+    )
 
 
-async def _submit_or_recover(request: RequestContext, server: ServerContext, operation: OperationID, claim: AnyClaim, base: str) -> tuple[Verdict, bool]:
-    """The same patch on a later state is another payload: if its id is taken, what was answered then is the answer.
+async def _submit_or_recover(
+    request: RequestContext, server: ServerContext, operation: OperationID, claim: AnyClaim, base: str
+) -> tuple[Verdict, bool]:
+    """Submit a patch and return its verdict, and whether it was recovered from an earlier try.
 
-    Also answered is whether it was found so.
+    The same patch on a later state is another payload. If the operation id is taken, the recorded answer of the earlier try
+    is returned.
     """
     client = server.client(request.actor)
     try:
@@ -240,11 +274,13 @@ async def _submit_or_recover(request: RequestContext, server: ServerContext, ope
 
 
 async def _is_different_patch(server: ServerContext, name: str, revision: int, change: dict[str, object]) -> bool:
-    """Was an id used for something else? Then what it left at that revision is not as this patch would have left it."""
+    """Return whether an operation id was used for another operation: the object at that revision is not what this patch would
+    have produced.
+    """
     try:
         rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
-        return False  # it cannot be told any more; the answer shows what there is
+        return False  # cannot be determined any more; the response shows the current object
     if not rows or rows[0].key != name:
         return False
     result = rows[0]
@@ -262,9 +298,9 @@ async def delete(request: RequestContext, server: ServerContext, kind: str) -> R
     conditional = matching is not None
     if request.query["dryRun"]:
         trial = server.dry_run(request.actor, [claim])[0]
-        if isinstance(trial.ruled, Refused):
-            raise refusal_problem(trial.ruled, conditional=conditional)
-        return _delete_response(kind, name, request.tenant, trial.ruled, 0, "")
+        if isinstance(trial.result, Refused):
+            raise refusal_problem(trial.result, conditional=conditional)
+        return _delete_response(kind, name, request.tenant, trial.result, 0, "")
     operation, verdict = await submit(request, server, claim)
     accepted = require_accepted(verdict, conditional=conditional)
     return _delete_response(kind, name, request.tenant, accepted.number, accepted.revision, operation)
@@ -279,13 +315,13 @@ APPLY_ORDER: Final = (
     "Region", "NodePool", "Node", "PriorityClass", "Tenant", "Policy", "Config", "Secret", "Workload", "Allotment", "Override",
     "Token",
 )  # fmt: skip
-"""What others name comes before them."""
+"""Objects that others refer to come first."""
 
 OWNER_DEPTH_MAX: Final = 64
 
 
 class ApplyItem(NamedTuple):
-    """One manifest, and what stands there already."""
+    """A manifest, and the stored row of its object."""
 
     obj: AnyObject
     row: Row | None
@@ -300,7 +336,7 @@ class ApplyItem(NamedTuple):
 
 
 async def apply_all(request: RequestContext, server: ServerContext) -> Response:
-    with server.keyring.track_write():  # secrets may be among them
+    with server.keyring.track_write():  # the manifests may contain secrets
         return await _apply_all(request, server)
 
 
@@ -312,10 +348,15 @@ async def _apply_all(request: RequestContext, server: ServerContext) -> Response
     if expected_revision is not None:
         await _check_unchanged(server, items, expected_revision)
     changed_indexes = [index for index in apply_order(objects) if not items[index].is_unchanged]
-    claims = [Apply(objects[index], _expect(items[index].row) if expected_revision is not None else None, fill=True) for index in changed_indexes]
+    claims = [
+        Apply(objects[index], _expect(items[index].row) if expected_revision is not None else None, fill=True)
+        for index in changed_indexes
+    ]
     if request.query["dryRun"]:
-        tried = server.dry_run(request.actor, claims)
-        verdicts: Sequence[Verdict] = [one.ruled if isinstance(one.ruled, Refused) else Accepted(0, one.ruled) for one in tried]
+        trials = server.dry_run(request.actor, claims)
+        verdicts: Sequence[Verdict] = [
+            trial.result if isinstance(trial.result, Refused) else Accepted(0, trial.result) for trial in trials
+        ]
         operation = ""
     else:
         request.extra_cost = replica_creation_cost(objects[index] for index in changed_indexes)
@@ -325,8 +366,12 @@ async def _apply_all(request: RequestContext, server: ServerContext) -> Response
     return json_response(ApplyAnswer(revision=revision, results=tuple(results)), remit_operation_id=operation)
 
 
-async def _submit_all(request: RequestContext, server: ServerContext, claims: Sequence[Apply], indexes: Sequence[int]) -> tuple[str, Sequence[Verdict]]:
-    """All in one call. The id of each follows from the request's and from its place there, so the same again finds them."""
+async def _submit_all(
+    request: RequestContext, server: ServerContext, claims: Sequence[Apply], indexes: Sequence[int]
+) -> tuple[str, Sequence[Verdict]]:
+    """Submit all claims in one call. Each operation id derives from the request's id and the index of the manifest, so a retry
+    finds them.
+    """
     base = requested_operation_id(request) or await server.issue_operation_id(request.actor)
     operations = [
         Operation(OperationID(f"{base}-{index}"), request.actor, claim, trace=request.trace)
@@ -334,14 +379,19 @@ async def _submit_all(request: RequestContext, server: ServerContext, claims: Se
     ]
     try:
         verdicts = await server.submit(operations) if operations else ()
-        return base, [await retry_with_older_keys(server, operation, verdict) for operation, verdict in zip(operations, verdicts, strict=True)]
+        return base, [
+            await retry_with_older_keys(server, operation, verdict)
+            for operation, verdict in zip(operations, verdicts, strict=True)
+        ]
     except RetriesExhausted as error:
         raise unanswered_problem(error, base) from error
 
 
 async def _current_row(server: ServerContext, name: str) -> Row | None:
-    """What stands there. What who leads here knows nothing of is not looked for: it is asked for, and the authority decides."""
-    return None if server.standby.leading is not None and server.committed_object(name) is None else await server.store.get(name)
+    """Return the stored row. If the leader runs here and does not know the key, the store is not read; the authority decides."""
+    return (
+        None if server.standby.leading is not None and server.committed_object(name) is None else await server.store.get(name)
+    )
 
 
 def _expect(row: Row | None) -> int:
@@ -349,42 +399,48 @@ def _expect(row: Row | None) -> int:
 
 
 async def _check_unchanged(server: ServerContext, items: Sequence[ApplyItem], revision: int) -> None:
-    """Is every object declared as it was then? What controllers say of it since is nobody's change.
+    """Check that every object is declared as it was at `revision`. Changes by controllers do not count. Raises `ApiProblem`.
 
-    Each claim names what it expects as well, for what happens after this look.
+    Each claim also has its expected revision, for changes after this check.
     """
     now = await server.store.revision()
     if revision > now:
-        detail = f"revision {revision} has not been yet; the store stands at {now}"
-        raise ApiProblem(400, "malformed", detail, field="ifUnchanged", cure="send the revision of a plan or a list")
+        detail = f"ifUnchanged: revision {revision} is newer than the store's revision {now}"
+        raise ApiProblem(400, "malformed", detail, field="ifUnchanged", cure="use the revision of a plan or a list")
     for obj, row in items:
         name = key(obj)
         if (row is None or row.revision > revision) and not await _is_unchanged_since(server, name, revision, row):
             detail = f"{name} has changed since revision {revision}; nothing was applied"
-            raise ApiProblem(412, "precondition", detail, cure="plan again, then apply at that plan's revision", revision=now)
+            raise ApiProblem(
+                412, "precondition", detail, cure="plan again, then apply with the revision of that plan", revision=now
+            )
 
 
 async def _is_unchanged_since(server: ServerContext, name: str, revision: int, now: Row | None) -> bool:
     try:
         rows = (await server.store.range(name, limit=1, revision=revision)).rows
     except Compacted:
-        return False  # that history is gone: it cannot be vouched for
+        return False  # that revision was compacted, so it cannot be verified
     if not rows or rows[0].key != name:
         return now is None
     if now is None:
         return False
     current, earlier = decode(now.value), decode(rows[0].value)
     deleting = [isinstance(meta, Metadata) and meta.deleting for meta in (current.metadata, earlier.metadata)]
-    return current.metadata.uid == earlier.metadata.uid and deleting[0] == deleting[1] and to_manifest(current) == to_manifest(earlier)
+    return (
+        current.metadata.uid == earlier.metadata.uid
+        and deleting[0] == deleting[1]
+        and to_manifest(current) == to_manifest(earlier)
+    )
 
 
 def apply_order(objects: Sequence[AnyObject]) -> list[int]:
-    """Places in `things`, in the order in which they are asked: by kind, but owners before what they own."""
+    """Return the indexes of `objects` in the order of submission: by kind, and owners before what they own."""
     index_by_key = {key(obj): index for index, obj in enumerate(objects)}
     ordered: dict[int, None] = {}
 
     def add(index: int, above: frozenset[int]) -> None:
-        if index in ordered or index in above:  # who owns itself in the end is refused by the authority
+        if index in ordered or index in above:  # a cycle of owners is refused by the authority
             return
         meta = objects[index].metadata
         for owner in meta.owners if isinstance(meta, Metadata) else ():

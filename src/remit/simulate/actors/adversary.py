@@ -74,70 +74,70 @@ OWN_CLAIM_TRANSITIONS: Final = frozenset({"create", "reserve", "bind", "confirm"
 
 
 class Adversary(LimitAdversary):
-    """Sends an invalid operation every `mean_beats` heartbeat intervals on average. `upper` is the scope where policies are
+    """Sends an invalid operation every `mean_beats` heartbeat intervals on average. `parent` is the scope where policies are
     published, if it is not this one.
 
     In the quiet phase it sends nothing invalid and deletes its own objects, again whenever a restore brings them back.
     """
 
-    def __init__(self, seat: RoleContext, upper: RoleContext | None = None, *, mean_beats: int = 2) -> None:
-        super().__init__(seat)
-        self.reached: dict[Code, int] = {}
-        self.tried: dict[str, int] = {}
+    def __init__(self, context: RoleContext, parent: RoleContext | None = None, *, mean_beats: int = 2) -> None:
+        super().__init__(context)
+        self.refusal_counts: dict[Code, int] = {}
+        self.attempt_counts: dict[str, int] = {}
         """How often each attempt of adversary_limits.py got as far as the invalid step."""
-        self._deck: list[Code | str] = []
-        self._mean_ms = mean_beats * seat.pace.beat_ms
-        self._upper = upper
+        self._remaining: list[Code | str] = []
+        self._mean_ms = mean_beats * context.timing.heartbeat_ms
+        self._parent = parent
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         while True:
-            await self.world.clock.sleep_ms(1 + self.chance.uniform_ms(2 * self._mean_ms))
+            await self.world.clock.sleep_ms(1 + self.rng.jitter_ms(2 * self._mean_ms))
             if self.view.head is not None:
-                await self._try(self.leave if self.seat.pace.quiet else self._mischief)
+                await self._try(self.delete_objects if self.context.timing.quiet else self._attempt)
 
-    async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
+    async def _try(self, attempt: Callable[[], Awaitable[object]]) -> None:
         try:
-            await deed()
+            await attempt()
         except RetriesExhausted as error:
-            self.gave_up(error)
+            self.report_abandoned(error)
 
-    async def _mischief(self) -> None:
-        drawn = self.chance.below(12)
+    async def _attempt(self) -> None:
+        drawn = self.rng.randrange(12)
         if drawn == 0:
-            await self.tidy()
+            await self.clean_up()
         elif drawn == 1:
-            await self.gossip()
+            await self.send_soft_claims()
         else:
-            self._deck = self._deck or self.chance.shuffled([*ATTEMPTS_BY_CODE, *LIMIT_ATTEMPTS])
-            aim = self._deck.pop()
-            await self.furnish()
-            if not await self._aim(aim):
-                self._deck.insert(0, aim)  # the preconditions did not hold; retried after all others
-            await self.shut_down()
+            self._remaining = self._remaining or self.rng.shuffled([*ATTEMPTS_BY_CODE, *LIMIT_ATTEMPTS])
+            attempt = self._remaining.pop()
+            await self.ensure_objects()
+            if not await self._try_attempt(attempt):
+                self._remaining.insert(0, attempt)  # the preconditions did not hold; retried after all others
+            await self.close_nodes()
 
-    async def _aim(self, aim: Code | str) -> bool:
-        if isinstance(aim, Code):
-            await ATTEMPTS_BY_CODE[aim](self)
-            return aim in self.reached
-        hit = await LIMIT_ATTEMPTS[aim](self)
-        self.tried[aim] = self.tried.get(aim, 0) + hit
-        return hit
+    async def _try_attempt(self, attempt: Code | str) -> bool:
+        if isinstance(attempt, Code):
+            await ATTEMPTS_BY_CODE[attempt](self)
+            return attempt in self.refusal_counts
+        reached_limit = await LIMIT_ATTEMPTS[attempt](self)
+        self.attempt_counts[attempt] = self.attempt_counts.get(attempt, 0) + reached_limit
+        return reached_limit
 
-    def _noted(self, actor: Actor, verdicts: Any) -> list[Verdict]:
+    def _record_verdicts(self, actor: Actor, verdicts: Any) -> list[Verdict]:
         for verdict in verdicts:
             if isinstance(verdict, Refused):
-                self.reached[verdict.code] = self.reached.get(verdict.code, 0) + 1
-        return super()._noted(actor, verdicts)
+                self.refusal_counts[verdict.code] = self.refusal_counts.get(verdict.code, 0) + 1
+        return super()._record_verdicts(actor, verdicts)
 
     # -- soft claims -----------------------------------------------------------------------------------------------------
 
-    async def gossip(self) -> None:
+    async def send_soft_claims(self) -> None:
         """Send soft claims (events, decisions, reports, conditions) in a random role. They have no effect on placement, so they
         may be about any object.
         """
-        role = self.chance.choice([role for role in Role if role is not Role.AUTHORITY])
+        role = self.rng.choice([role for role in Role if role is not Role.AUTHORITY])
         names = [key for key, _ in self.others("node/")] or [f"node/{HOME}"]
-        about, number = self.chance.choice(names), self.chance.below(100)
+        about, number = self.rng.choice(names), self.rng.randrange(100)
         claims: list[AnyClaim] = [
             RecordEvent(f"{NAME}-{number}", EventSpec(regarding=about, reason="Seen", source=NAME)),
             RecordDecision(f"{NAME}-{number}", NAME, DecisionSpec(replicas={about: ""}, reason="a guess")),
@@ -146,44 +146,44 @@ class Adversary(LimitAdversary):
             SetCondition("Node", f"{NAME}-none", Condition(type="Odd", status="True")),
             Report("", SummarySpec(holder=NAME, epoch=1, sequence=1)),
         ]
-        await self.say(role, *self.chance.shuffled(claims)[:3])
+        await self.send(role, *self.rng.shuffled(claims)[:3])
 
     # -- roles and leases ------------------------------------------------------------------------------------------------
 
     async def wrong_role(self) -> None:
-        await self.say(Role.USER, Delete("Node", HOME), AcceptIncarnation(NOWHERE, "one"), Acquire("user", Duration(1_000)))
-        await self.say(Role.ENDPOINTS, Spawn(NAME, f"{NAME}-plain", 1, 0), Renew("none"))
+        await self.send(Role.USER, Delete("Node", HOME), AcceptIncarnation(NOWHERE, "one"), Acquire("user", Duration(1_000)))
+        await self.send(Role.ENDPOINTS, Spawn(NAME, f"{NAME}-plain", 1, 0), Renew("none"))
         for key, seen in self.others("replica/")[:1]:
-            wrong = self.chance.choice([name for name, owner in OWNERS.items() if owner is not Role.ENDPOINTS])
-            await self.say(Role.ENDPOINTS, Move(key, seen.revision, wrong, seen.thing.status.attempt))
+            transition = self.rng.choice([name for name, owner in OWNERS.items() if owner is not Role.ENDPOINTS])
+            await self.send(Role.ENDPOINTS, Move(key, seen.revision, transition, seen.obj.status.attempt))
 
-    async def not_mine(self) -> None:
+    async def not_owner(self) -> None:
         """Claims on leases, nodes and grants that it does not own."""
-        await self.say(Role.SCHEDULER, Acquire("repair", Duration(1_000)), Close("clock"))
+        await self.send(Role.SCHEDULER, Acquire("repair", Duration(1_000)), Close("clock"))
         nodes = self.others("node/")
         if nodes:
-            key, seen = self.chance.choice(nodes)
-            await self.say(Role.AGENT, Apply(seen.thing), Delete("Node", key.removeprefix("node/")))
-        busy = [(key, seen) for key, seen in self.others("replica/") if seen.thing.status.phase is Phase.BOUND]
+            key, seen = self.rng.choice(nodes)
+            await self.send(Role.AGENT, Apply(seen.obj), Delete("Node", key.removeprefix("node/")))
+        busy = [(key, seen) for key, seen in self.others("replica/") if seen.obj.status.phase is Phase.BOUND]
         for key, seen in busy[:1]:
-            await self.say(Role.AGENT, Move(key, seen.revision, "start", seen.thing.status.attempt))
+            await self.send(Role.AGENT, Move(key, seen.revision, "start", seen.obj.status.attempt))
 
     async def old_epoch(self) -> None:
         actor = await self.actor(Role.REPAIR)
-        await self.say_as(replace(actor, epoch=actor.epoch + 1), Close("none"))
-        await self.say_as(Actor(NAME, Role.SCHEDULER, "scheduler", 1), Close("none"), Vacate("scheduler"))
-        await self.say_as(Actor(NAME, Role.NODES), Mark(HOME, 1, NodeHealth.LOST))
+        await self.send_as(replace(actor, epoch=actor.epoch + 1), Close("none"))
+        await self.send_as(Actor(NAME, Role.SCHEDULER, "scheduler", 1), Close("none"), Vacate("scheduler"))
+        await self.send_as(Actor(NAME, Role.NODES), Mark(HOME, 1, NodeHealth.LOST))
 
-    async def lapsed_lease(self) -> None:
+    async def expired_lease(self) -> None:
         lease = f"{Role.ROLLOUT}/{NAME}-short"
-        said = (await self.say_as(Actor(NAME, Role.ROLLOUT), Acquire(lease, Duration(100))))[0]
-        if not isinstance(said, Refused):
+        verdict = (await self.send_as(Actor(NAME, Role.ROLLOUT), Acquire(lease, Duration(100))))[0]
+        if not isinstance(verdict, Refused):
             await self.world.clock.sleep_ms(2_000)
-            await self.say_as(Actor(NAME, Role.ROLLOUT, lease, said.number), Move("none", 1, "retire"))
+            await self.send_as(Actor(NAME, Role.ROLLOUT, lease, verdict.number), Move("none", 1, "retire"))
 
-    async def taken_lease(self) -> None:
+    async def held_lease(self) -> None:
         mine = await self.actor(Role.REPAIR)
-        await self.say_as(Actor(f"{NAME}-twin", Role.REPAIR), Acquire(mine.lease, Duration(1_000)))
+        await self.send_as(Actor(f"{NAME}-twin", Role.REPAIR), Acquire(mine.lease, Duration(1_000)))
 
     # -- operations ------------------------------------------------------------------------------------------------------
 
@@ -192,109 +192,109 @@ class Adversary(LimitAdversary):
             id_ or await self.client.new_operation_id(), Actor(NAME, Role.USER), claim, Evidence(self.view.revision, 0)
         )
 
-    async def old_id(self) -> None:
+    async def expired_operation(self) -> None:
         status = await self.client.status()
         for id_ in (
             operation_id("before", status.window, self.world.ids.nonce()),
             operation_id(status.incarnation, status.window + 1_000, self.world.ids.nonce()),
         ):
-            await self.say_again(await self._operation(Delete("Config", "none", NAME), id_))
-            await self.say(Role.USER, Abandon(id_))
+            await self.resend(await self._operation(Delete("Config", "none", NAME), id_))
+            await self.send(Role.USER, Abandon(id_))
 
-    async def twice_used_id(self) -> None:
+    async def reused_operation_id(self) -> None:
         first = await self._operation(Delete("Config", "none", NAME))
-        await self.say_again(first, await self._operation(Delete("Config", "other", NAME), first.id))
-        await self.say_again(replace(first, claim=Delete("Secret", "none", NAME)))
-        await self.say_again(first)
+        await self.resend(first, await self._operation(Delete("Config", "other", NAME), first.id))
+        await self.resend(replace(first, claim=Delete("Secret", "none", NAME)))
+        await self.resend(first)
 
     async def abandoned(self) -> None:
         operation = await self._operation(Delete("Config", "none", NAME))
-        await self.say(Role.USER, Abandon(operation.id))
-        await self.say_again(operation)
+        await self.send(Role.USER, Abandon(operation.id))
+        await self.resend(operation)
 
     # -- objects ---------------------------------------------------------------------------------------------------------
 
-    async def nonsense(self) -> None:
+    async def contradictory_claims(self) -> None:
         """Claims that contradict themselves."""
-        await self.say(Role.OPERATOR, DeclareLost(HOME), AcceptIncarnation("nobody", "one"), Delete("Replica", "none"))
-        await self.say(Role.BUDGETS, Issue("NO LABEL", self._offer()), Issue(f"{NAME}-x", self._offer(amount=Amount())))
+        await self.send(Role.OPERATOR, DeclareLost(HOME), AcceptIncarnation("nobody", "one"), Delete("Replica", "none"))
+        await self.send(Role.BUDGETS, Issue("NO LABEL", self._offer_spec()), Issue(f"{NAME}-x", self._offer_spec(amount=Amount())))
         far = Accept(f"{NAME}-far", GrantSpec(holder=NAME, amount=SMALL_AMOUNT, ttl=Duration(1)), 1, 0, "a", "b")
-        await self.say(Role.BUDGETS, far, ReturnCapacity("clock", SMALL_AMOUNT))
-        transition = self.chance.choice(sorted(OWN_CLAIM_TRANSITIONS))
-        await self.say(Role.REPAIR, Move("none", 1, transition), Acquire(f"repair/{NAME}", Duration(1)))
+        await self.send(Role.BUDGETS, far, ReturnCapacity("clock", SMALL_AMOUNT))
+        transition = self.rng.choice(sorted(OWN_CLAIM_TRANSITIONS))
+        await self.send(Role.REPAIR, Move("none", 1, transition), Acquire(f"repair/{NAME}", Duration(1)))
 
-    async def unsayable(self) -> None:
+    async def reserved_label(self) -> None:
         """A label that only Remit itself may set."""
-        await self.say(Role.OPERATOR, Apply(Region(metadata=Metadata(name=f"{NAME}-own", labels={"remit/mine": "yes"}))))
+        await self.send(Role.OPERATOR, Apply(Region(metadata=Metadata(name=f"{NAME}-own", labels={"remit/mine": "yes"}))))
 
-    async def foreign(self) -> None:
+    async def other_tenant(self) -> None:
         """As a user of one tenant, delete an object of another."""
         mine, theirs = f"{NAME}-one", f"{NAME}-two"
-        await self.say_as(Actor(NAME, Role.USER, tenant=mine), Delete("Workload", "none", theirs))
+        await self.send_as(Actor(NAME, Role.USER, tenant=mine), Delete("Workload", "none", theirs))
 
-    async def missing(self) -> None:
-        await self.say(Role.OPERATOR, Delete("Node", f"{NAME}-none"), Rollback(99_999_999))
-        await self.say(Role.SCHEDULER, Bind("replica/none/none-0", 1, HOME, "none"), Close("none"))
-        await self.say(
+    async def missing_objects(self) -> None:
+        await self.send(Role.OPERATOR, Delete("Node", f"{NAME}-none"), Rollback(99_999_999))
+        await self.send(Role.SCHEDULER, Bind("replica/none/none-0", 1, HOME, "none"), Close("none"))
+        await self.send(
             Role.BUDGETS, Renew("none"), ReturnCapacity("none", SMALL_AMOUNT), Credit("none", 1, 1, SMALL_AMOUNT, "a", "b")
         )
         await self.bind("plain", f"{NAME}-none")
 
-    async def there_already(self) -> None:
-        await self.say(Role.OPERATOR, Apply(self.chance.choice(self.furniture()), expect=0))
+    async def existing_objects(self) -> None:
+        await self.send(Role.OPERATOR, Apply(self.rng.choice(self.own_objects()), expect=0))
         found = await self.pending("plain")
         if found is not None:
             index = self.view.get(found[0]).spec.index if self.view.get(found[0]) else 0
-            await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, index))
+            await self.send(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, index))
 
     async def old_revision(self) -> None:
         """On any replica: an old revision is never the current one."""
         for key, seen in self.others("replica/")[:2]:
-            await self.say(Role.WORKLOADS, Move(key, seen.revision - 1, "cancel"), Forget(key, seen.revision - 1))
-            await self.say(Role.SCHEDULER, Bind(key, seen.revision - 1, HOME, f"tenant/{NAME}"))
-        seen_home = await self.look(key_of("Node", HOME))
+            await self.send(Role.WORKLOADS, Move(key, seen.revision - 1, "cancel"), Forget(key, seen.revision - 1))
+            await self.send(Role.SCHEDULER, Bind(key, seen.revision - 1, HOME, f"tenant/{NAME}"))
+        seen_home = await self.read(key_of("Node", HOME))
         if seen_home is not None:
-            await self.say(Role.NODES, Mark(HOME, seen_home.revision - 1, NodeHealth.SUSPECT))
+            await self.send(Role.NODES, Mark(HOME, seen_home.revision - 1, NodeHealth.SUSPECT))
 
     async def wrong_phase(self) -> None:
         """On any object, but only transitions that the table does not have from its current phase."""
         replicas, nodes = self.others("replica/"), self.others("node/")
         if replicas:
-            key, seen = self.chance.choice(replicas)
-            status = seen.thing.status
+            key, seen = self.rng.choice(replicas)
+            status = seen.obj.status
             names = [
                 n for n in OWNERS if n not in OWN_CLAIM_TRANSITIONS and find_transition(n, status.phase, status.before) is None
             ]
-            name = self.chance.choice(names)
+            name = self.rng.choice(names)
             if OWNERS[name] is not Role.AUTHORITY:
-                await self.say(OWNERS[name], Move(key, seen.revision, name, status.attempt, "odd"))
+                await self.send(OWNERS[name], Move(key, seen.revision, name, status.attempt, "odd"))
             if status.phase is not Phase.RELEASED:
-                await self.say(Role.WORKLOADS, Forget(key, seen.revision))
+                await self.send(Role.WORKLOADS, Forget(key, seen.revision))
         if nodes:
-            key, seen = self.chance.choice(nodes)
-            here = seen.thing.status.health
-            there = self.chance.choice([health for health in NodeHealth if (here, health) not in NODE_HEALTH_TRANSITIONS])
-            await self.say(Role.NODES, Mark(key.removeprefix("node/"), seen.revision, there))
+            key, seen = self.rng.choice(nodes)
+            here = seen.obj.status.health
+            there = self.rng.choice([health for health in NodeHealth if (here, health) not in NODE_HEALTH_TRANSITIONS])
+            await self.send(Role.NODES, Mark(key.removeprefix("node/"), seen.revision, there))
         placed = await self.placed()
         if placed is not None:
-            await self.say(Role.SCHEDULER, Bind(placed[0], placed[2], HOME, f"tenant/{NAME}"))
+            await self.send(Role.SCHEDULER, Bind(placed[0], placed[2], HOME, f"tenant/{NAME}"))
 
     async def wrong_attempt(self) -> None:
         placed = await self.placed()
         if placed is not None:
-            await self.say(Role.AGENT, Move(placed[0], placed[2], "start", placed[1].status.attempt + 7))
+            await self.send(Role.AGENT, Move(placed[0], placed[2], "start", placed[1].status.attempt + 7))
 
     async def in_use(self) -> None:
-        await self.say(Role.OPERATOR, Delete("Tenant", NAME))
+        await self.send(Role.OPERATOR, Delete("Tenant", NAME))
         if await self.placed() is not None:
-            await self.say(Role.OPERATOR, Delete("Node", HOME))
+            await self.send(Role.OPERATOR, Delete("Node", HOME))
 
-    async def going(self) -> None:
+    async def deleting_workload(self) -> None:
         """A workload that is being deleted while it still has a replica."""
         if await self.pending("going") is None:
             return
         name = f"{NAME}-going"
-        await self.say(Role.USER, Delete("Workload", name, NAME), Apply(self.workload("going")))
+        await self.send(Role.USER, Delete("Workload", name, NAME), Apply(self.workload("going")))
         await self.bind("going")
 
     # -- time ------------------------------------------------------------------------------------------------------------
@@ -302,9 +302,9 @@ class Adversary(LimitAdversary):
     async def too_early(self) -> None:
         placed = await self.placed()
         if placed is not None:
-            await self.say(Role.REPAIR, Move(placed[0], placed[2], "abort"))
-        offer = await self._lend(self._offer())
-        await self.say(Role.REPAIR, Close(offer))
+            await self.send(Role.REPAIR, Move(placed[0], placed[2], "abort"))
+        offer = await self._issue(self._offer_spec())
+        await self.send(Role.REPAIR, Close(offer))
 
     async def fenced(self) -> None:
         """The agent of its own node has just renewed its lease, so the replica there may still run and must not be declared
@@ -314,23 +314,23 @@ class Adversary(LimitAdversary):
         if placed is None:
             return
         await self.client.renew(await self.actor(Role.AGENT))
-        await self.say(Role.NODES, Move(placed[0], placed[2], "doubt"))
-        seen = await self.look(placed[0])
+        await self.send(Role.NODES, Move(placed[0], placed[2], "doubt"))
+        seen = await self.read(placed[0])
         if seen is not None:
-            await self.say(Role.NODES, Move(placed[0], seen.revision, "lose", seen.thing.status.attempt, "lost"))
+            await self.send(Role.NODES, Move(placed[0], seen.revision, "lose", seen.obj.status.attempt, "lost"))
 
-    async def stale(self) -> None:
+    async def stale_evidence(self) -> None:
         await self.bind("plain", age_ms=3_600_000)
         placed = await self.placed()
         if placed is not None:
-            await self.say(Role.AGENT, Move(placed[0], placed[2], "start", placed[1].status.attempt), age_ms=3_600_000)
+            await self.send(Role.AGENT, Move(placed[0], placed[2], "start", placed[1].status.attempt), age_ms=3_600_000)
 
     # -- placement -------------------------------------------------------------------------------------------------------
 
-    async def unready(self) -> None:
+    async def unready_node(self) -> None:
         await self.bind("plain", NEW)
 
-    async def shut(self) -> None:
+    async def cordoned_node(self) -> None:
         await self.bind("plain", CORDONED)
 
     async def device_taken(self) -> None:
@@ -341,15 +341,15 @@ class Adversary(LimitAdversary):
     async def wrong_device(self) -> None:
         """Also on replicas of others: no node has this device, so it is never accepted."""
         await self.bind("plain", devices={"gpu-1": 1000})
-        waiting = [(key, seen) for key, seen in self.others("replica/") if seen.thing.status.phase is Phase.PENDING]
+        waiting = [(key, seen) for key, seen in self.others("replica/") if seen.obj.status.phase is Phase.PENDING]
         nodes = self.others("node/")
         if waiting and nodes:
-            key, seen = self.chance.choice(waiting)
-            node = self.chance.choice(nodes)[0].removeprefix("node/")
-            claim = Bind(key, seen.revision, node, f"tenant/{seen.thing.metadata.tenant}", {f"{NAME}-device": 1000})
-            await self.say(Role.SCHEDULER, claim)
+            key, seen = self.rng.choice(waiting)
+            node = self.rng.choice(nodes)[0].removeprefix("node/")
+            claim = Bind(key, seen.revision, node, f"tenant/{seen.obj.metadata.tenant}", {f"{NAME}-device": 1000})
+            await self.send(Role.SCHEDULER, claim)
 
-    async def barred(self) -> None:
+    async def excluded_by_policy(self) -> None:
         """Publish a policy that excludes one of its own workloads. It takes effect here at once, or with the next adopted
         revision.
         """
@@ -357,133 +357,133 @@ class Adversary(LimitAdversary):
         claim = Apply(Policy(metadata=Metadata(name=NAME), spec=PolicySpec(rules=(rule,))))
         if isinstance(await self.bind("barred"), Refused):
             return
-        if self._upper is None:
-            await self.say(Role.OPERATOR, claim)
+        if self._parent is None:
+            await self.send(Role.OPERATOR, claim)
         else:
-            await _publish(self._upper, claim)
-        await self.tidy()
+            await _publish(self._parent, claim)
+        await self.clean_up()
         await self.bind("barred")
 
-    async def misplaced(self, workload: str) -> None:
+    async def bind_unplaceable(self, workload: str) -> None:
         await self.bind(workload)
 
-    async def shunned(self) -> None:
+    async def anti_affinity(self) -> None:
         await self.placed("shy")
         await self.bind("shy")
 
-    async def unlawful_policy(self) -> None:
+    async def expired_policy(self) -> None:
         """Bind while the policies may be past their lease, and adopt an older policy revision."""
         await self.bind("plain")
-        rows = [seen.thing.spec for _, seen in self.view.kind("policyrevision/")]
+        rows = [seen.obj.spec for _, seen in self.view.of_kind("policyrevision/")]
         number = max((spec.number for spec in rows if spec.deadline is not None), default=0)
         if number > 1:
-            await self.say(Role.POLICY, Adopt(number - 1, {}, Duration(1_000), 0), Rollback(number))
+            await self.send(Role.POLICY, Adopt(number - 1, {}, Duration(1_000), 0), Rollback(number))
 
     async def short_gang(self) -> None:
         found = await self.pending("gang")
         if found is not None:
-            await self.say(Role.SCHEDULER, BindGang((Bind(*found, HOME, f"tenant/{NAME}"),)))
+            await self.send(Role.SCHEDULER, BindGang((Bind(*found, HOME, f"tenant/{NAME}"),)))
             await self.bind("gang")
 
     async def wrong_victims(self) -> None:
         placed, found = await self.placed(), await self.pending("plain")
         if placed is not None and found is not None:
             claim = Reserve(*found, HOME, f"tenant/{NAME}", victims={placed[0]: placed[2]})
-            await self.say(Role.SCHEDULER, claim)
+            await self.send(Role.SCHEDULER, claim)
 
     async def too_many(self) -> None:
-        await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, 100))
+        await self.send(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, 1_000, 100))
 
     # -- grants ----------------------------------------------------------------------------------------------------------
 
-    def _offer(self, amount: Amount = SMALL_AMOUNT, ttl_ms: int = 60_000, holder: str = f"scheduler/{NAME}") -> GrantSpec:
+    def _offer_spec(self, amount: Amount = SMALL_AMOUNT, ttl_ms: int = 60_000, holder: str = f"scheduler/{NAME}") -> GrantSpec:
         return GrantSpec(
             holder=holder, amount=amount, parent=f"tenant/{NAME}", tenant=NAME, purpose="offer", ttl=Duration(ttl_ms)
         )
 
-    async def _lend(self, spec: GrantSpec) -> str:
+    async def _issue(self, spec: GrantSpec) -> str:
         name = f"{NAME}-{self.world.ids.nonce()[:10]}"
-        await self.say(Role.BUDGETS, Issue(name, spec))
+        await self.send(Role.BUDGETS, Issue(name, spec))
         return name
 
     async def short_grant(self) -> None:
-        await self._lend(self._offer(Amount({"cpu": 1 << 40})))
-        await self.bind("plain", grant=await self._lend(self._offer()))
+        await self._issue(self._offer_spec(Amount({"cpu": 1 << 40})))
+        await self.bind("plain", grant=await self._issue(self._offer_spec()))
 
     async def expired_grant(self) -> None:
-        name = await self._lend(self._offer(Amount({"cpu": 500}), ttl_ms=50))
+        name = await self._issue(self._offer_spec(Amount({"cpu": 500}), ttl_ms=50))
         await self.world.clock.sleep_ms(500)
         await self.bind("plain", grant=name)
 
-    async def void_letters(self) -> None:
+    async def void_peer_messages(self) -> None:
         """Peer messages between scopes that are not the two that deal with each other."""
         spec = GrantSpec(holder=NOWHERE, issuer=NOWHERE, amount=SMALL_AMOUNT, ttl=Duration(1_000))
-        await self.say(Role.BUDGETS, Accept(f"{NAME}-letter", spec, 1, 0, "a", "b"), ConfirmHoldings(NOWHERE, 1, {}, "a", "b"))
+        await self.send(Role.BUDGETS, Accept(f"{NAME}-letter", spec, 1, 0, "a", "b"), ConfirmHoldings(NOWHERE, 1, {}, "a", "b"))
 
-    async def unreported(self) -> None:
-        name = await self._lend(replace(self._offer(ttl_ms=50), holder=NOWHERE))
+    async def awaiting_reports(self) -> None:
+        name = await self._issue(replace(self._offer_spec(ttl_ms=50), holder=NOWHERE))
         await self.world.clock.sleep_ms(500)
-        await self.say(Role.BUDGETS, Close(name))
-        await self.say(Role.OPERATOR, DeclareLost(NOWHERE))
+        await self.send(Role.BUDGETS, Close(name))
+        await self.send(Role.OPERATOR, DeclareLost(NOWHERE))
 
     async def limits(self) -> None:
         await self.too_many()
         region = Region(metadata=Metadata(name=f"{NAME}-none"))
-        await self.say(Role.OPERATOR, Apply(region, expect=1))
+        await self.send(Role.OPERATOR, Apply(region, expect=1))
 
 
-async def _publish(upper: RoleContext, claim: AnyClaim) -> None:
+async def _publish(parent: RoleContext, claim: AnyClaim) -> None:
     try:
-        await upper.client(Actor(NAME, Role.OPERATOR)).submit(claim)
+        await parent.client(Actor(NAME, Role.OPERATOR)).submit(claim)
     except RetriesExhausted as error:
         for operation in error.operation_ids:
-            upper.ear.gave_up(upper.process.name, upper.scope, operation)
+            parent.observer.operation_abandoned(parent.process.name, parent.scope, operation)
 
 
 def _bind_attempt(workload: str) -> Callable[[Adversary], Awaitable[None]]:
-    return lambda meddler: meddler.misplaced(workload)
+    return lambda adversary: adversary.bind_unplaceable(workload)
 
 
 ATTEMPTS_BY_CODE: Final[Mapping[Code, Callable[[Adversary], Awaitable[None]]]] = {
-    Code.INVALID: Adversary.nonsense,
-    Code.RESERVED: Adversary.unsayable,
-    Code.TENANT: Adversary.foreign,
+    Code.INVALID: Adversary.contradictory_claims,
+    Code.RESERVED: Adversary.reserved_label,
+    Code.TENANT: Adversary.other_tenant,
     Code.ROLE: Adversary.wrong_role,
-    Code.NOT_OWNER: Adversary.not_mine,
+    Code.NOT_OWNER: Adversary.not_owner,
     Code.STALE_EPOCH: Adversary.old_epoch,
-    Code.LEASE_EXPIRED: Adversary.lapsed_lease,
-    Code.LEASE_HELD: Adversary.taken_lease,
-    Code.STALE_EVIDENCE: Adversary.stale,
-    Code.OPERATION_EXPIRED: Adversary.old_id,
-    Code.OPERATION_MISMATCH: Adversary.twice_used_id,
+    Code.LEASE_EXPIRED: Adversary.expired_lease,
+    Code.LEASE_HELD: Adversary.held_lease,
+    Code.STALE_EVIDENCE: Adversary.stale_evidence,
+    Code.OPERATION_EXPIRED: Adversary.expired_operation,
+    Code.OPERATION_MISMATCH: Adversary.reused_operation_id,
     Code.ABANDONED: Adversary.abandoned,
-    Code.NOT_FOUND: Adversary.missing,
-    Code.EXISTS: Adversary.there_already,
+    Code.NOT_FOUND: Adversary.missing_objects,
+    Code.EXISTS: Adversary.existing_objects,
     Code.REVISION: Adversary.old_revision,
     Code.PHASE: Adversary.wrong_phase,
     Code.ATTEMPT: Adversary.wrong_attempt,
     Code.IN_USE: Adversary.in_use,
-    Code.DELETING: Adversary.going,
+    Code.DELETING: Adversary.deleting_workload,
     Code.WAIT: Adversary.too_early,
     Code.FENCE: Adversary.fenced,
-    Code.NODE_UNREADY: Adversary.unready,
-    Code.DRAINING: Adversary.shut,
+    Code.NODE_UNREADY: Adversary.unready_node,
+    Code.DRAINING: Adversary.cordoned_node,
     Code.NO_ROOM: _bind_attempt("huge"),
     Code.DEVICE_TAKEN: Adversary.device_taken,
     Code.DEVICE_MISMATCH: Adversary.wrong_device,
     Code.SELECTOR: _bind_attempt("choosy"),
     Code.TAINT: _bind_attempt("frail"),
     Code.PLACE: _bind_attempt("abroad"),
-    Code.POLICY: Adversary.barred,
-    Code.POLICY_LAPSED: Adversary.unlawful_policy,
+    Code.POLICY: Adversary.excluded_by_policy,
+    Code.POLICY_LAPSED: Adversary.expired_policy,
     Code.SPREAD: _bind_attempt("skewed"),
     Code.AFFINITY: _bind_attempt("lonely"),
-    Code.ANTI_AFFINITY: Adversary.shunned,
+    Code.ANTI_AFFINITY: Adversary.anti_affinity,
     Code.OVER_QUOTA: _bind_attempt("greedy"),
     Code.GRANT_SHORT: Adversary.short_grant,
     Code.GRANT_EXPIRED: Adversary.expired_grant,
-    Code.GRANT_VOID: Adversary.void_letters,
-    Code.AWAITING_REPORTS: Adversary.unreported,
+    Code.GRANT_VOID: Adversary.void_peer_messages,
+    Code.AWAITING_REPORTS: Adversary.awaiting_reports,
     Code.GANG_SHORT: Adversary.short_gang,
     Code.VICTIMS: Adversary.wrong_victims,
     Code.LIMIT: Adversary.limits,

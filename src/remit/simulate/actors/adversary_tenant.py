@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.commitment.rulings.registry import UNLEASED
+from remit.commitment.rulings.registry import UNLEASED_ROLES
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -67,7 +67,7 @@ from remit.model.objects import AnyObject, key_of
 from remit.model.records import Grant, PeerConfirmation, Phase, Replica
 from remit.model.resources import Amount, Duration
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
-from remit.observation.watch_cache import Kept
+from remit.observation.watch_cache import CachedRow
 from remit.simulate.actors.role import RoleContext
 from remit.simulate.world import random_streams
 
@@ -184,53 +184,53 @@ class AdversaryTenant:
     """One client in many roles, one request at a time. Nothing is retried: the outcome of an unanswered request stays unknown.
     """
 
-    def __init__(self, seat: RoleContext) -> None:
-        self.seat = seat
-        self.view = seat.view
-        self.world = seat.world
-        self.chance = seat.world.chance.stream(random_streams.ADVERSARY)
-        self.client: AuthorityClient = seat.client(Actor(NAME, Role.USER))
+    def __init__(self, context: RoleContext) -> None:
+        self.context = context
+        self.view = context.view
+        self.world = context.world
+        self.rng = context.world.randomness.stream(random_streams.ADVERSARY)
+        self.client: AuthorityClient = context.client(Actor(NAME, Role.USER))
         self._epochs: dict[str, tuple[int, int]] = {}
-        self._reached = 0
+        self._latest_revision = 0
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    async def say(self, role: Role, *claims: AnyClaim, node: str = HOME, age_ms: int | None = None) -> list[Verdict]:
+    async def send(self, role: Role, *claims: AnyClaim, node: str = HOME, age_ms: int | None = None) -> list[Verdict]:
         """Send claims in a role, under its lease if it needs one. Raises `RetriesExhausted`."""
-        return await self.say_as(await self.actor(role, node), *claims, age_ms=age_ms)
+        return await self.send_as(await self.actor(role, node), *claims, age_ms=age_ms)
 
-    async def say_as(self, actor: Actor, *claims: AnyClaim, age_ms: int | None = None) -> list[Verdict]:
+    async def send_as(self, actor: Actor, *claims: AnyClaim, age_ms: int | None = None) -> list[Verdict]:
         self.client.actor = actor
         evidence = Evidence(self.view.revision, self.view.age_ms() if age_ms is None else age_ms)
-        return self._noted(actor, await self.client.submit_many(claims, evidence=evidence))
+        return self._record_verdicts(actor, await self.client.submit_many(claims, evidence=evidence))
 
-    async def say_again(self, *operations: Operation) -> list[Verdict]:
-        return self._noted(operations[0].actor, await self.client.resume(operations))
+    async def resend(self, *operations: Operation) -> list[Verdict]:
+        return self._record_verdicts(operations[0].actor, await self.client.resume(operations))
 
-    def _noted(self, actor: Actor, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    def _record_verdicts(self, actor: Actor, verdicts: Sequence[Verdict]) -> list[Verdict]:
         for verdict in verdicts:
-            self._reached = max(self._reached, verdict.revision)
+            self._latest_revision = max(self._latest_revision, verdict.revision)
             if isinstance(verdict, Refused) and verdict.code in (Code.STALE_EPOCH, Code.LEASE_EXPIRED):
                 self._epochs.pop(actor.lease, None)
         return list(verdicts)
 
     async def actor(self, role: Role, node: str = HOME) -> Actor:
         """The actor for a role. Its lease is the adversary's own, never one that a component uses."""
-        if role in UNLEASED:
+        if role in UNLEASED_ROLES:
             return Actor(NAME, role)
         lease, now_ms = f"{role}/{node if role is Role.AGENT else NAME}", self.world.clock.now_ms()
         epoch, until_ms = self._epochs.get(lease, (0, 0))
         if now_ms >= until_ms:
-            said = (await self.say_as(Actor(NAME, role), Acquire(lease, Duration(LEASE_MS))))[0]
-            epoch = said.number if isinstance(said, Accepted) else 0
+            verdict = (await self.send_as(Actor(NAME, role), Acquire(lease, Duration(LEASE_MS))))[0]
+            epoch = verdict.number if isinstance(verdict, Accepted) else 0
             self._epochs[lease] = epoch, now_ms + LEASE_MS // 2
         return Actor(NAME, role, lease, epoch)
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats of its nodes forever, so that they do not become silent. They never report readiness, so no
         controller marks them ready.
         """
-        client, beat_ms = self.seat.client(Actor(NAME, Role.AGENT)), self.seat.pace.beat_ms
+        client, heartbeat_ms = self.context.client(Actor(NAME, Role.AGENT)), self.context.timing.heartbeat_ms
         while True:
             leases = {name: f"{Role.AGENT}/{name}" for name in (HOME, CORDONED)}
             held = {name: self._epochs[lease][0] for name, lease in leases.items() if lease in self._epochs}
@@ -238,105 +238,105 @@ class AdversaryTenant:
                 NodeHeartbeat(Actor(NAME, Role.AGENT, leases[name], epoch), NodeState(name)) for name, epoch in held.items()
             ]
             with suppress(RetriesExhausted):
-                await client.heartbeat(beats, deadline_ms=beat_ms)
-            await self.world.clock.sleep_ms(beat_ms)
+                await client.heartbeat(beats, deadline_ms=heartbeat_ms)
+            await self.world.clock.sleep_ms(heartbeat_ms)
 
     def forget_lease(self, actor: Actor) -> None:
         """Drop the cached lease; it is acquired again before its next use."""
         self._epochs.pop(actor.lease, None)
 
-    def gave_up(self, error: RetriesExhausted) -> None:
+    def report_abandoned(self, error: RetriesExhausted) -> None:
         for operation in error.operation_ids:
-            self.seat.ear.gave_up(self.seat.process.name, self.seat.scope, operation)
+            self.context.observer.operation_abandoned(self.context.process.name, self.context.scope, operation)
 
     # -- reads -----------------------------------------------------------------------------------------------------------
 
-    async def look(self, key: str) -> Kept | None:
+    async def read(self, key: str) -> CachedRow | None:
         """The row at `key` after the view has caught up with the last answer, or after one second."""
         for _ in range(20):
-            if self.view.revision >= self._reached:
+            if self.view.revision >= self._latest_revision:
                 break
             await self.world.clock.sleep_ms(50)
         return self.view.rows.get(key)
 
-    def own(self, workload: str, *phases: Phase) -> list[str]:
+    def own_replicas(self, workload: str, *phases: Phase) -> list[str]:
         keys = self.view.by_workload.get((NAME, f"{NAME}-{workload}"), {})
         return [key for key in keys if self.view.get(key).status.phase in phases]
 
-    def others(self, prefix: str) -> list[tuple[str, Kept]]:
+    def others(self, prefix: str) -> list[tuple[str, CachedRow]]:
         """Rows that do not belong to the adversary."""
-        return [(key, seen) for key, seen in self.view.kind(prefix) if f"/{NAME}" not in key]
+        return [(key, seen) for key, seen in self.view.of_kind(prefix) if f"/{NAME}" not in key]
 
     # -- its objects -----------------------------------------------------------------------------------------------------
 
-    def furniture(self) -> list[AnyObject]:
-        region = self.seat.scope
+    def own_objects(self) -> list[AnyObject]:
+        region = self.context.scope
         quota = Amount({"cpu": 5_000, "memory": 8 << 30, "devices/gpu": 2_000})
         spec = TenantSpec(quota=quota, emergency_quota=Amount({"cpu": 1_000}))
-        things: list[AnyObject] = [Tenant(metadata=Metadata(name=name), spec=spec) for name in (NAME, TWIN)]
-        things += [
+        objects: list[AnyObject] = [Tenant(metadata=Metadata(name=name), spec=spec) for name in (NAME, TWIN)]
+        objects += [
             PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=PRIORITY, preempts=name == PREEMPTING))
             for name in (PREEMPTING, NON_PREEMPTING)
         ]
-        things += [_node(HOME, region), _node(CORDONED, region, unschedulable=True), _node(NEW, region)]
+        objects += [_node(HOME, region), _node(CORDONED, region, unschedulable=True), _node(NEW, region)]
         # Without this override the scheduler would place the workloads first and leave no pending replicas to the adversary.
-        own = OverrideScope(tenants=(NAME,))
-        pause = OverrideSpec(effect="pause-expansion", scope=own, ttl=PAUSE_TTL, reason="placed by hand", author=NAME)
-        things.append(Override(metadata=Metadata(name=f"{NAME}-pause"), spec=pause))
-        return things + [self.workload(name) for name in SPECS]
+        own_scope = OverrideScope(tenants=(NAME,))
+        pause = OverrideSpec(effect="pause-expansion", scope=own_scope, ttl=PAUSE_TTL, reason="placed by hand", author=NAME)
+        objects.append(Override(metadata=Metadata(name=f"{NAME}-pause"), spec=pause))
+        return objects + [self.workload(name) for name in SPECS]
 
     def workload(self, name: str) -> Workload:
         spec = replace(SPECS[name], replicas=REPLICAS.get(name, 1))
         return Workload(metadata=Metadata(name=f"{NAME}-{name}", tenant=NAME, labels={NAME: name}), spec=spec)
 
-    async def furnish(self) -> None:
+    async def ensure_objects(self) -> None:
         """Create missing objects, and mark two of the nodes ready."""
-        missing = [thing for thing in self.furniture() if self.view.get(_object_key(thing)) is None]
+        missing = [obj for obj in self.own_objects() if self.view.get(_object_key(obj)) is None]
         if missing:
-            await self.say(Role.OPERATOR, *(Apply(thing) for thing in missing))
+            await self.send(Role.OPERATOR, *(Apply(obj) for obj in missing))
         for name in (HOME, CORDONED):
             for _ in range(2):
-                seen = await self.look(key_of("Node", name))
-                if seen is not None and seen.thing.status.health in _TOWARDS_READY:
-                    await self.say(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.thing.status.health]))
-        await self._settle_new()
+                seen = await self.read(key_of("Node", name))
+                if seen is not None and seen.obj.status.health in _TOWARDS_READY:
+                    await self.send(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.obj.status.health]))
+        await self._mark_new_node_lost()
         for name in (HOME, CORDONED):
             await self.actor(Role.AGENT, name)
-        if self._awaited():
-            await self.say(Role.OPERATOR, DeclareLost(NOWHERE))  # otherwise no capacity of the restored scope can be placed
+        if self._is_awaited():
+            await self.send(Role.OPERATOR, DeclareLost(NOWHERE))  # otherwise no capacity of the restored scope can be placed
 
-    def _awaited(self) -> bool:
+    def _is_awaited(self) -> bool:
         """Whether this scope waits for a report of `NOWHERE`. A restored scope waits for every peer it ever dealt with."""
         peer = self.view.get(f"peer/{NOWHERE}")
         return peer is not None and peer.spec.standing is PeerConfirmation.AWAITED
 
-    async def shut_down(self) -> None:
+    async def close_nodes(self) -> None:
         """Mark the nodes suspect, so that nothing is placed on them until the next attempt."""
         for name in (HOME, CORDONED):
-            seen = await self.look(key_of("Node", name))
-            if seen is not None and seen.thing.status.health is NodeHealth.READY:
-                await self.say(Role.NODES, Mark(name, seen.revision, NodeHealth.SUSPECT))
+            seen = await self.read(key_of("Node", name))
+            if seen is not None and seen.obj.status.health is NodeHealth.READY:
+                await self.send(Role.NODES, Mark(name, seen.revision, NodeHealth.SUSPECT))
 
-    async def _settle_new(self) -> None:
-        new = await self.look(key_of("Node", NEW))
-        if new is not None and new.thing.status.health is NodeHealth.UNKNOWN:
+    async def _mark_new_node_lost(self) -> None:
+        new = await self.read(key_of("Node", NEW))
+        if new is not None and new.obj.status.health is NodeHealth.UNKNOWN:
             # After a restore every node is unknown, and this one would never become ready.
-            await self.say(Role.NODES, Mark(NEW, new.revision, NodeHealth.LOST))
+            await self.send(Role.NODES, Mark(NEW, new.revision, NodeHealth.LOST))
 
     async def pending(self, workload: str) -> tuple[str, int] | None:
         """A pending replica of that workload and its revision; creates one if there is none."""
-        waiting = self.own(workload, Phase.PENDING)
+        waiting = self.own_replicas(workload, Phase.PENDING)
         if not waiting:
             owner = self.view.get(key_of("Workload", f"{NAME}-{workload}", NAME))
             if owner is None or owner.metadata.deleting:
                 return None
-            taken = {self.view.get(key).spec.index for key in self.own(workload, *Phase)}
+            taken = {self.view.get(key).spec.index for key in self.own_replicas(workload, *Phase)}
             index = next((n for n in range(REPLICAS.get(workload, 1)) if n not in taken), None)
             if index is None:
                 return None
-            await self.say(Role.WORKLOADS, Spawn(NAME, f"{NAME}-{workload}", owner.metadata.generation, index))
+            await self.send(Role.WORKLOADS, Spawn(NAME, f"{NAME}-{workload}", owner.metadata.generation, index))
             waiting = [key_of("Replica", f"{NAME}-{workload}-{index}", NAME)]
-        seen = await self.look(waiting[0])
+        seen = await self.read(waiting[0])
         return None if seen is None else (waiting[0], seen.revision)
 
     async def bind(
@@ -352,68 +352,68 @@ class AdversaryTenant:
         if found is None:
             return None
         claim = Bind(found[0], found[1], node, grant, dict(devices or {}))
-        return (await self.say(Role.SCHEDULER, claim, age_ms=age_ms))[0]
+        return (await self.send(Role.SCHEDULER, claim, age_ms=age_ms))[0]
 
     async def placed(self, workload: str = "plain") -> tuple[str, Replica, int] | None:
         """A replica that is bound on `HOME`. Several adversaries share the objects and may undo each other's steps, so it is
         tried a few times.
         """
         for _ in range(4):
-            for key in self.own(workload, Phase.BOUND):
+            for key in self.own_replicas(workload, Phase.BOUND):
                 seen = self.view.rows[key]
-                if seen.thing.status.node == HOME:
-                    return key, seen.thing, seen.revision
-            said = await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
-            if said is None:
-                await self.tidy()  # no replica is pending: the bound ones have moved on to later phases
-            elif isinstance(said, Refused):
-                await self.furnish()
-            await self.look("")
+                if seen.obj.status.node == HOME:
+                    return key, seen.obj, seen.revision
+            verdict = await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
+            if verdict is None:
+                await self.clean_up()  # no replica is pending: the bound ones have moved on to later phases
+            elif isinstance(verdict, Refused):
+                await self.ensure_objects()
+            await self.read("")
         return None
 
     # -- cleanup ---------------------------------------------------------------------------------------------------------
 
-    async def tidy(self, *, wholly: bool = False) -> None:
+    async def clean_up(self, *, including_pending: bool = False) -> None:
         """Release replicas and close grants, one step at a time. `wholly`: pending replicas too."""
-        spared = () if wholly else (Phase.PENDING,)
+        spared = () if including_pending else (Phase.PENDING,)
         for _ in range(6):
-            await self.look("")
-            left = [seen for _, seen in self.view.kind(f"replica/{NAME}/") if seen.thing.status.phase not in spared]
-            if not left:
+            await self.read("")
+            remaining = [seen for _, seen in self.view.of_kind(f"replica/{NAME}/") if seen.obj.status.phase not in spared]
+            if not remaining:
                 break
-            for seen in left:
-                await self._one_step_out(seen)
-        lent: list[Grant] = [seen.thing for _, seen in self.view.kind("grant/") if _is_own_grant(seen.thing)]
-        for grant in lent:
+            for seen in remaining:
+                await self._move_towards_released(seen)
+        grants: list[Grant] = [seen.obj for _, seen in self.view.of_kind("grant/") if _is_own_grant(seen.obj)]
+        for grant in grants:
             if not grant.spec.holder.startswith("scope/") and not grant.spec.issuer:
-                await self.say(Role.BUDGETS, Close(grant.metadata.name))
-        if self._awaited() or any(grant.spec.holder == NOWHERE for grant in lent):
-            await self.say(Role.OPERATOR, DeclareLost(NOWHERE))
-        for key, seen in list(self.view.kind(f"workload/{NAME}/")):
-            if seen.thing.metadata.deleting:
-                await self.say(Role.WORKLOADS, Delete("Workload", key.rsplit("/", 1)[1], NAME))
+                await self.send(Role.BUDGETS, Close(grant.metadata.name))
+        if self._is_awaited() or any(grant.spec.holder == NOWHERE for grant in grants):
+            await self.send(Role.OPERATOR, DeclareLost(NOWHERE))
+        for key, seen in list(self.view.of_kind(f"workload/{NAME}/")):
+            if seen.obj.metadata.deleting:
+                await self.send(Role.WORKLOADS, Delete("Workload", key.rsplit("/", 1)[1], NAME))
 
-    async def _one_step_out(self, seen: Kept) -> None:
-        replica: Replica = seen.thing
+    async def _move_towards_released(self, seen: CachedRow) -> None:
+        replica: Replica = seen.obj
         key, status = key_of("Replica", replica.metadata.name, NAME), replica.status
         if status.phase is Phase.RELEASED:
-            await self.say(Role.WORKLOADS, Forget(key, seen.revision))
+            await self.send(Role.WORKLOADS, Forget(key, seen.revision))
         elif not status.node or status.node.startswith(NAME):  # the lease of another node's agent must not be taken
             transition, role = TOWARDS_RELEASED[status.phase]
             result = "stopped" if transition == "stopped" else ""
-            await self.say(role, Move(key, seen.revision, transition, status.attempt, result), node=status.node or HOME)
+            await self.send(role, Move(key, seen.revision, transition, status.attempt, result), node=status.node or HOME)
 
-    async def leave(self) -> None:
+    async def delete_objects(self) -> None:
         """Delete all its objects; retried, because controllers may still use some of them."""
         kinds = [("Workload", f"{NAME}-{name}", NAME) for name in SPECS]
         kinds += [("Node", name, "") for name in (HOME, CORDONED, NEW)]
         kinds += [*(("PriorityClass", name, "") for name in (PREEMPTING, NON_PREEMPTING)), ("Tenant", TWIN, "")]
         for _ in range(10):
-            if await self.look(key_of("Tenant", NAME)) is None:
+            if await self.read(key_of("Tenant", NAME)) is None:
                 return
-            await self.tidy(wholly=True)
-            await self.say(Role.OPERATOR, *(Delete(*one) for one in (*kinds, ("Tenant", NAME, ""))))
-            await self.world.clock.sleep_ms(self.seat.pace.beat_ms)
+            await self.clean_up(including_pending=True)
+            await self.send(Role.OPERATOR, *(Delete(*one) for one in (*kinds, ("Tenant", NAME, ""))))
+            await self.world.clock.sleep_ms(self.context.timing.heartbeat_ms)
 
 
 def _is_own_grant(grant: Grant) -> bool:
@@ -421,5 +421,5 @@ def _is_own_grant(grant: Grant) -> bool:
     return grant.spec.tenant in tenants or any(name in grant.spec.shares for name in tenants)
 
 
-def _object_key(thing: AnyObject) -> str:
-    return key_of(type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
+def _object_key(obj: AnyObject) -> str:
+    return key_of(type(obj).__name__, obj.metadata.name, obj.metadata.tenant)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from remit.agent.agent import Agent, AssignmentFeed
 from remit.agent.hosted_node import HostedNodeSpec
 from remit.agent.keeper.protocol import KeeperClient
-from remit.agent.preparation import SecretAndConfigStep, Preparer
+from remit.agent.preparation import Preparer, SecretAndConfigStep
 from remit.agent.run_spec import NodeSettings
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.rpc import material_source, order_feed
@@ -44,38 +44,40 @@ EPOCHS: Final = Path("/agent/epochs")
 class SimulatedAgent:
     """The agent of one process, and its client."""
 
-    def __init__(self, seat: RoleContext, keeper: str, nodes: Sequence[Node]) -> None:
-        self.seat = seat
-        seat.farm = self
+    def __init__(self, context: RoleContext, keeper: str, nodes: Sequence[Node]) -> None:
+        self.context = context
+        context.agent = self
         self.names = tuple(node.metadata.name for node in nodes)
-        self.client: AuthorityClient = seat.client(Actor(seat.process.name, Role.AGENT))
-        self.vault = SimSecretFiles()
-        delivering = SecretAndConfigStep(seat.world, material_source(seat.world.link, seat.servers, seat.world.clock), self.vault)
-        self.agent = Agent(
-            seat.world,
-            self.client,
-            _recorded_feed(seat, order_feed(seat.world.link, seat.world.chance.shuffled(seat.servers))),
-            KeeperClient(seat.world.link, keeper, seat.world.clock),
-            [HostedNodeSpec(node, location_of(node.metadata.name, seat.scope)) for node in nodes],
-            name=seat.process.name,
-            tempo=Timing(seat.pace.beat_ms),
-            preparer=Preparer(seat.world, (delivering,)),
-            epochs=EPOCHS,
-            failed=seat.give_up,
+        self.client: AuthorityClient = context.client(Actor(context.process.name, Role.AGENT))
+        self.secret_files = SimSecretFiles()
+        delivering = SecretAndConfigStep(
+            context.world, material_source(context.world.link, context.servers, context.world.clock), self.secret_files
         )
-        delivering.speaks = self.agent.actor
+        self.agent = Agent(
+            context.world,
+            self.client,
+            _recorded_feed(context, order_feed(context.world.link, context.world.randomness.shuffled(context.servers))),
+            KeeperClient(context.world.link, keeper, context.world.clock),
+            [HostedNodeSpec(node, location_of(node.metadata.name, context.scope)) for node in nodes],
+            name=context.process.name,
+            timing=Timing(context.timing.heartbeat_ms),
+            preparer=Preparer(context.world, (delivering,)),
+            epochs=EPOCHS,
+            on_failure=context.report_abandoned,
+        )
+        delivering.actor_for = self.agent.actor
 
 
-def _recorded_feed(seat: RoleContext, feed: AssignmentFeed) -> AssignmentFeed:
+def _recorded_feed(context: RoleContext, feed: AssignmentFeed) -> AssignmentFeed:
     """Report how far the agent has observed, for the check that observers never go back."""
 
-    async def told(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
+    async def recorded(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
         async with aclosing(feed(nodes)) as items:
             async for orders in items:
                 yield orders
-                seat.observed(orders.incarnation, orders.revision)
+                context.observed(orders.incarnation, orders.revision)
 
-    return told
+    return recorded
 
 
 def location_of(node: str, scope: str) -> NodeSettings:
@@ -105,14 +107,14 @@ TEMPORARY_NODE_PREFIX: Final = f"{NODE_PREFIX.removeprefix('node/')}passing-"
 
 async def report_hints(farm: SimulatedAgent) -> None:
     """Periodically report, for each node, what ran there recently. The reports are true, but soon out of date."""
-    seat, orders = farm.seat, farm.agent.orders
-    clock, chance = seat.world.clock, seat.world.chance.stream(random_streams.NODE_HINTS)
-    lately: dict[str, dict[str, None]] = {name: {} for name in farm.names}
+    context, orders = farm.context, farm.agent.assignments
+    clock, chance = context.world.clock, context.world.randomness.stream(random_streams.NODE_HINTS)
+    recent: dict[str, dict[str, None]] = {name: {} for name in farm.names}
     while True:
-        await clock.sleep_ms(seat.pace.beat_ms * 2 + chance.uniform_ms(8 * seat.pace.beat_ms))
-        for name in farm.names if not seat.pace.quiet else ():
-            known = lately[name]
-            for _, order in orders.on(name):
+        await clock.sleep_ms(context.timing.heartbeat_ms * 2 + chance.jitter_ms(8 * context.timing.heartbeat_ms))
+        for name in farm.names if not context.timing.quiet else ():
+            known = recent[name]
+            for _, order in orders.on_node(name):
                 replica: Replica = order.replica
                 work = f"{replica.metadata.tenant}/{replica.spec.workload}"
                 known.pop(work, None)
@@ -122,89 +124,91 @@ async def report_hints(farm: SimulatedAgent) -> None:
             actor = farm.agent.actor(name)
             if actor is not None and known:
                 counts = dict.fromkeys(known, FULL)
-                said = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
+                summary = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
                 evidence = Evidence(orders.revision, orders.age_ms())
                 try:
-                    await farm.client.submit_many([Report(PREFIX + name, said)], actors=[actor], evidence=evidence)
+                    await farm.client.submit_many([Report(PREFIX + name, summary)], actors=[actor], evidence=evidence)
                 except RetriesExhausted as error:
-                    seat.give_up(error)
+                    context.report_abandoned(error)
 
 
 class HintReporter:
     """Sends a misleading hint about once per heartbeat interval, from a client process of users."""
 
-    def __init__(self, people: Users) -> None:
-        self.people, self.seat, self.view = people, people.seat, people.seat.view
-        self.chance = people.seat.world.chance.stream(random_streams.FALSE_HINTS)
-        self._shut: dict[str, int] = {}
+    def __init__(self, users: Users) -> None:
+        self.users, self.context, self.view = users, users.context, users.context.view
+        self.rng = users.context.world.randomness.stream(random_streams.FALSE_HINTS)
+        self._closed_until: dict[str, int] = {}
         """Until when each recommended node stays closed."""
         self._count = 0
 
-    async def play(self) -> None:
-        clock, beat_ms = self.seat.world.clock, self.seat.pace.beat_ms
+    async def run(self) -> None:
+        clock, heartbeat_ms = self.context.world.clock, self.context.timing.heartbeat_ms
         while True:
-            await clock.sleep_ms(1 + self.chance.uniform_ms(2 * beat_ms))
+            await clock.sleep_ms(1 + self.rng.jitter_ms(2 * heartbeat_ms))
             if self.view.head is None:
                 continue
-            await self._open()
-            if not self.seat.pace.quiet:
-                await self.chance.choice((self._mislead, self._mislead, self._mislead, self._praise_and_shut, self._passing))()
+            await self._reopen()
+            if not self.context.timing.quiet:
+                await self.rng.choice((self._mislead, self._mislead, self._mislead, self._recommend_and_close, self._temporary_node))()
 
     # -- hints -----------------------------------------------------------------------------------------------------------
 
     async def _mislead(self) -> None:
         """Recommend nodes that cannot take pending or upcoming work."""
-        said: dict[str, dict[str, int]] = {}
-        for path in self._about():
-            worst = self.chance.choice((self._full, self._closed, self._forbidden, self._without_device, self._gone))
-            nodes = list(worst(path)) or [node.metadata.name for node in self._nodes()]
+        summary: dict[str, dict[str, int]] = {}
+        for path in self._workloads():
+            choose_nodes = self.rng.choice((self._full, self._closed, self._forbidden, self._without_device, self._deleted))
+            nodes = list(choose_nodes(path)) or [node.metadata.name for node in self._nodes()]
             if nodes:
-                how = self.chance.choice((FULL, FULL, 2**40, -5))
-                said.setdefault(self.chance.choice(nodes), {})[path] = how
-        for node, counts in said.items():
-            await self._say(node, counts)
+                count = self.rng.choice((FULL, FULL, 2**40, -5))
+                summary.setdefault(self.rng.choice(nodes), {})[path] = count
+        for node, counts in summary.items():
+            await self._report(node, counts)
 
-    async def _praise_and_shut(self) -> None:
+    async def _recommend_and_close(self) -> None:
         """Recommend a node and close it: the hint was true when it was reported."""
-        ready = [node for node in self._nodes() if node.metadata.name not in self._shut and _accepts_work(node)]
+        ready = [node for node in self._nodes() if node.metadata.name not in self._closed_until and _accepts_work(node)]
         if len(ready) < 2:
             return
-        node = self.chance.choice(ready)
-        await self._say(node.metadata.name, dict.fromkeys(self._about(), FULL))
-        beats = 2 + self.chance.below(10)
-        self._shut[node.metadata.name] = self.seat.world.clock.now_ms() + beats * self.seat.pace.beat_ms
-        await self._declare(node, unschedulable=bool(self.chance.below(2)))
+        node = self.rng.choice(ready)
+        await self._report(node.metadata.name, dict.fromkeys(self._workloads(), FULL))
+        beats = 2 + self.rng.randrange(10)
+        self._closed_until[node.metadata.name] = self.context.world.clock.now_ms() + beats * self.context.timing.heartbeat_ms
+        await self._declare(node, unschedulable=bool(self.rng.randrange(2)))
 
-    async def _passing(self) -> None:
+    async def _temporary_node(self) -> None:
         """Create a node, recommend it, and delete it."""
         self._count += 1
-        node = make_node(f"{TEMPORARY_NODE_PREFIX}{self._count}", self._count, self.seat.scope)
-        await self.people.insist(Apply(node), operator=True)
-        await self._say(node.metadata.name, dict.fromkeys(self._about(), FULL))
-        await self.people.insist(Delete("Node", node.metadata.name), operator=True)
+        node = make_node(f"{TEMPORARY_NODE_PREFIX}{self._count}", self._count, self.context.scope)
+        await self.users.submit(Apply(node), operator=True)
+        await self._report(node.metadata.name, dict.fromkeys(self._workloads(), FULL))
+        await self.users.submit(Delete("Node", node.metadata.name), operator=True)
 
-    async def _say(self, node: str, counts: dict[str, int]) -> None:
+    async def _report(self, node: str, counts: dict[str, int]) -> None:
         epoch = OVERRIDING_EPOCH if node[-1] in "02468" else 0  # for other nodes the agent's own report wins, once there is one
-        said = SummarySpec("gossip", epoch, self.seat.world.clock.now_ms(), counts=counts)
-        claim: AnyClaim = Report(PREFIX + node, said)
+        summary = SummarySpec("gossip", epoch, self.context.world.clock.now_ms(), counts=counts)
+        claim: AnyClaim = Report(PREFIX + node, summary)
         try:
-            await self.people.user.submit(claim)
+            await self.users.user.submit(claim)
         except RetriesExhausted as error:
-            self.seat.give_up(error)
+            self.context.report_abandoned(error)
 
     # -- workloads and unsuitable nodes -------------------------------------------------------------------------------------
 
-    def _about(self) -> list[str]:
+    def _workloads(self) -> list[str]:
         """Workloads to report about, as `tenant/name`: pending ones, future ones, and a few others."""
         waiting = (self.view.get(key) for key in self.view.by_phase[Phase.PENDING])
         found = {f"{replica.metadata.tenant}/{replica.spec.workload}": None for replica in waiting}
-        kinds = self.people.load.kinds
-        coming = [f"{tenant}/{self.people.named(kind, ahead)}" for tenant in TENANTS for kind in kinds for ahead in (1, 2)]
-        others = [key.partition("/")[2] for key, _ in self.view.kind("workload/")]
-        return [*found, *self.chance.shuffled([*coming, *others])][:HINTS_MAX]
+        kinds = self.users.load.kinds
+        coming = [
+            f"{tenant}/{self.users.workload_name(kind, ahead)}" for tenant in TENANTS for kind in kinds for ahead in (1, 2)
+        ]
+        others = [key.partition("/")[2] for key, _ in self.view.of_kind("workload/")]
+        return [*found, *self.rng.shuffled([*coming, *others])][:HINTS_MAX]
 
     def _nodes(self) -> list[Node]:
-        return [seen.thing for key, seen in self.view.kind("node/") if not key.startswith(NODE_PREFIX)]
+        return [seen.obj for key, seen in self.view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
 
     def _full(self, path: str) -> Iterator[str]:
         nodes = self._nodes()
@@ -225,26 +229,26 @@ class HintReporter:
         if path.partition("/")[2].startswith("device"):
             yield from (node.metadata.name for node in self._nodes() if not node.spec.devices)
 
-    def _gone(self, path: str) -> Iterator[str]:
-        yield f"{self.seat.scope}-n{len(self._nodes()) + 1 + self.chance.below(3)}"
+    def _deleted(self, path: str) -> Iterator[str]:
+        yield f"{self.context.scope}-n{len(self._nodes()) + 1 + self.rng.randrange(3)}"
         if self._count:
-            yield f"{TEMPORARY_NODE_PREFIX}{1 + self.chance.below(self._count)}"
+            yield f"{TEMPORARY_NODE_PREFIX}{1 + self.rng.randrange(self._count)}"
 
     # -- closed nodes ----------------------------------------------------------------------------------------------------
 
-    async def _open(self) -> None:
+    async def _reopen(self) -> None:
         """Open nodes after their time, also those that another client closed again by writing an old state."""
-        now_ms = self.seat.world.clock.now_ms()
+        now_ms = self.context.world.clock.now_ms()
         for node in self._nodes():
-            shut = node.spec.unschedulable or CLOSED_TAINT in node.spec.taints
-            if shut and (self.seat.pace.quiet or self._shut.get(node.metadata.name, 0) <= now_ms):
-                self._shut.pop(node.metadata.name, None)
+            closed = node.spec.unschedulable or CLOSED_TAINT in node.spec.taints
+            if closed and (self.context.timing.quiet or self._closed_until.get(node.metadata.name, 0) <= now_ms):
+                self._closed_until.pop(node.metadata.name, None)
                 await self._declare(node, unschedulable=False, taints=())
 
     async def _declare(self, node: Node, *, unschedulable: bool, taints: tuple[Taint, ...] = (CLOSED_TAINT,)) -> None:
         spec = replace(node.spec, unschedulable=unschedulable, taints=() if unschedulable else taints)
         meta = Metadata(name=node.metadata.name, labels=node.metadata.labels)
-        await self.people.insist(Apply(replace(node, metadata=meta, spec=spec)), operator=True)
+        await self.users.submit(Apply(replace(node, metadata=meta, spec=spec)), operator=True)
 
 
 def _accepts_work(node: Node) -> bool:

@@ -39,7 +39,7 @@ class ReplicaNeeds(NamedTuple):
 class NaiveScheduler(SimulatedRole):
     role = Role.SCHEDULER
 
-    def concerns(self, key: str, old: Any, new: Any) -> bool:
+    def is_relevant(self, key: str, old: Any, new: Any) -> bool:
         """Pending and reserved replicas, changes that take or free capacity, and everything that limits it."""
         if isinstance(new, Replica):
             return (
@@ -49,150 +49,150 @@ class NaiveScheduler(SimulatedRole):
             )
         return key.startswith(("replica/", "node/", "grant/", "tenant/", "policyrevision/"))
 
-    def __init__(self, seat: RoleContext, *, lease: str = "") -> None:
-        super().__init__(seat, lease=lease)
+    def __init__(self, context: RoleContext, *, lease: str = "") -> None:
+        super().__init__(context, lease=lease)
         self._free: dict[str, dict[str, int]] = {}
-        self._where: dict[str, str] = {}
-        self._not_before: dict[str, int] = {}
+        self._node_of: dict[str, str] = {}
+        self._retry_at: dict[str, int] = {}
         """When a replica that did not fit anywhere is tried again. An unblocking event wakes it earlier."""
-        self._paused: dict[str, int] = {}
+        self._backoff_until: dict[str, int] = {}
         """Until when a refused replica is skipped, so that others can use the capacity."""
-        self._poor: dict[str, None] = {}
+        self._short_of_quota: dict[str, None] = {}
         """Skipped replicas that lacked quota. They are tried at once when their tenant releases quota."""
-        self._spent: dict[str, str] = {}
+        self._exhausted_grant: dict[str, str] = {}
         """The grant that had nothing left for a replica."""
-        self._slow: dict[str, tuple[int, int]] = {}
+        self._delayed_until: dict[str, tuple[int, int]] = {}
         """The revision of a reservation, and until when it is deliberately not used."""
-        self._looking = False
+        self._retry_scheduled = False
         self._refused: dict[str, dict[str, None]] = {}
         """Nodes that were refused for a replica; other nodes are tried first."""
         self._rounds: dict[str, int] = {}
         """How often all nodes were tried without success."""
         self._policies: dict[str, None] = {}
 
-    async def began(self) -> None:
-        await super().began()
+    async def on_lease_acquired(self) -> None:
+        await super().on_lease_acquired()
         self._free.clear()
-        self._where.clear()
-        self._not_before.clear()
-        self._paused.clear()
-        self._poor.clear()
+        self._node_of.clear()
+        self._retry_at.clear()
+        self._backoff_until.clear()
+        self._short_of_quota.clear()
         self._refused.clear()
         self._rounds.clear()
-        self._spent.clear()
+        self._exhausted_grant.clear()
 
-    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        if self._note(keys):
-            self.wake_all()
+    def claims_for(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        if self._forget_changed(keys):
+            self.retry_all()
         self._free.clear()  # earlier assumptions may have been refused or never answered
         now_ms = self.world.clock.now_ms()
         claims: list[AnyClaim] = list(self._reserved())
-        self._paused = {key: until_ms for key, until_ms in self._paused.items() if until_ms > now_ms}
+        self._backoff_until = {key: until_ms for key, until_ms in self._backoff_until.items() if until_ms > now_ms}
         pending = [
             key
             for key in self.view.by_phase[Phase.PENDING]
-            if self._not_before.get(key, 0) <= now_ms and key not in self._paused
+            if self._retry_at.get(key, 0) <= now_ms and key not in self._backoff_until
         ]
-        tried: dict[str, None] = {}
-        for key in self.chance.shuffled(pending)[:_BATCH]:
+        attempted: dict[str, None] = {}
+        for key in self.rng.shuffled(pending)[:_BATCH]:
             replica: Replica = self.view.get(key)
             shape = self._shape(replica)
-            if key in tried or shape is None:
+            if key in attempted or shape is None:
                 continue
-            short = shape.spec.gang is not None and self._standing(replica) < shape.spec.gang.min
+            short = shape.spec.gang is not None and self._gang_size(replica) < shape.spec.gang.min
             # A gang is tried as a unit, whichever member is due.
             members = self._waiting_with(replica) if short else [key]
-            tried.update(dict.fromkeys(members))
+            attempted.update(dict.fromkeys(members))
             claims += self._gang(members) if short else self._place(key, replica, shape)
-        for key in tried:
-            self._not_before[key] = now_ms + round(_RETRY_HEARTBEATS * self.seat.pace.beat_ms)
+        for key in attempted:
+            self._retry_at[key] = now_ms + round(_RETRY_HEARTBEATS * self.context.timing.heartbeat_ms)
         return claims
 
-    def wake_all(self) -> None:
+    def retry_all(self) -> None:
         """An unblocking event happened: try all replicas again."""
-        self._not_before.clear()
+        self._retry_at.clear()
 
-    def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
+    def on_verdict(self, claim: AnyClaim, verdict: Verdict) -> None:
         """Back off after a refusal, so that other replicas can use the capacity."""
         if not isinstance(verdict, Refused) or not isinstance(claim, (Bind, Reserve, BindGang)):
             return
         # Another node, or quota instead of an offer, is tried soon. Otherwise capacity must be released first.
         members = claim.members if isinstance(claim, BindGang) else (claim,)
-        spent = verdict.code in _GRANT_REFUSALS and any(self._offered(one.grant) for one in members)
+        spent = verdict.code in _GRANT_REFUSALS and any(self._is_optional_grant(one.grant) for one in members)
         soon = spent or verdict.code in _NODE_REFUSALS or verdict.code is Code.REVISION
         again = 2 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _NODE_REFUSALS else 1
         pause_ms = self._backoff_ms() * (min(4, again) if soon else 12)
-        pause_ms += self.chance.uniform_ms(pause_ms)
+        pause_ms += self.rng.jitter_ms(pause_ms)
         for one in members:
             if verdict.code in _GRANT_REFUSALS:
-                self._spent[one.replica] = one.grant
+                self._exhausted_grant[one.replica] = one.grant
             if verdict.code in _NODE_REFUSALS:
-                self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._alike(one.node, verdict.code)))
+                self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._similar_nodes(one.node, verdict.code)))
             if verdict.code is Code.OVER_QUOTA:
-                self._poor[one.replica] = None
-            self._paused[one.replica] = self.world.clock.now_ms() + pause_ms
+                self._short_of_quota[one.replica] = None
+            self._backoff_until[one.replica] = self.world.clock.now_ms() + pause_ms
         if isinstance(claim, BindGang) and (first := self.view.get(members[0].replica)) is not None:
             # Also members without a node: a gang is tried as a unit, whichever member is due.
-            self._paused |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
-        self.wake_all()
-        self._look_again()
+            self._backoff_until |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
+        self.retry_all()
+        self._schedule_retry()
 
-    def _look_again(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.seat.process.loop.spawn(self._look_soon(), name="look again")
+    def _schedule_retry(self) -> None:
+        if not self._retry_scheduled:
+            self._retry_scheduled = True
+            self.context.process.loop.spawn(self._retry_later(), name="look again")
 
     def _backoff_ms(self) -> int:
-        return max(500, round(_BACKOFF_HEARTBEATS * self.seat.pace.beat_ms))
+        return max(500, round(_BACKOFF_HEARTBEATS * self.context.timing.heartbeat_ms))
 
-    async def _look_soon(self) -> None:
+    async def _retry_later(self) -> None:
         """Retry by timer while replicas are backing off: the passing of time causes no event."""
-        while self._paused:
+        while self._backoff_until:
             await self.world.clock.sleep_ms(self._backoff_ms() // 2)
-            self.changes.keys[next(iter(self._paused), "")] = None
-            self.changes.wake()
-        self._looking = False
+            self.changed_keys.keys[next(iter(self._backoff_until), "")] = None
+            self.changed_keys.wake()
+        self._retry_scheduled = False
 
     # -- free capacity ---------------------------------------------------------------------------------------------------
 
-    def _note(self, keys: Sequence[str]) -> bool:
+    def _forget_changed(self, keys: Sequence[str]) -> bool:
         """Drop cached state that these changes made wrong. Returns whether capacity may have been freed."""
-        freed, spared = False, dict[str, None]()
+        freed, tenants_with_quota = False, dict[str, None]()
         for key in keys:
             if key.startswith("replica/"):
                 replica = self.view.get(key)
                 node = replica.status.node if replica is not None and replica.status.phase in HOLDING_PHASES else ""
-                before = self._where.pop(key, "")
+                before = self._node_of.pop(key, "")
                 if node:
-                    self._where[key] = node
+                    self._node_of[key] = node
                 for name in {before, node} - {""}:
                     self._free.pop(name, None)
                 if before and not node:
-                    freed, spared[key.split("/")[1]] = True, None
+                    freed, tenants_with_quota[key.split("/")[1]] = True, None
                 if replica is None or replica.status.phase is not Phase.PENDING:
-                    self._not_before.pop(key, None)
+                    self._retry_at.pop(key, None)
                     self._refused.pop(key, None)
                     self._rounds.pop(key, None)
-                    self._spent.pop(key, None)
+                    self._exhausted_grant.pop(key, None)
                     if replica is None:
-                        self._slow.pop(key, None)
-                elif key not in self._not_before:
-                    self._not_before[key] = 0
+                        self._delayed_until.pop(key, None)
+                elif key not in self._retry_at:
+                    self._retry_at[key] = 0
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
                 self._free.pop(key.removeprefix("node/"), None)
                 freed = True
                 if key.startswith("tenant/"):
-                    spared[key.removeprefix("tenant/")] = None
+                    tenants_with_quota[key.removeprefix("tenant/")] = None
                 elif key.startswith("grant/"):
-                    spared.update(dict.fromkeys(poor.split("/")[1] for poor in self._poor))
+                    tenants_with_quota.update(dict.fromkeys(waiting.split("/")[1] for waiting in self._short_of_quota))
                 elif key.startswith("policyrevision/") and key not in self._policies:  # a new policy revision, not a renewal
                     self._policies[key] = None
                     self._refused.clear()
-                    self._paused = {one: until_ms for one, until_ms in self._paused.items() if one not in self._rounds}
+                    self._backoff_until = {one: until_ms for one, until_ms in self._backoff_until.items() if one not in self._rounds}
                     self._rounds.clear()
-        for key in [key for key in self._poor if key.split("/")[1] in spared]:
-            self._paused.pop(key, None)
-            del self._poor[key]
+        for key in [key for key in self._short_of_quota if key.split("/")[1] in tenants_with_quota]:
+            self._backoff_until.pop(key, None)
+            del self._short_of_quota[key]
         return freed
 
     def _free_on(self, name: str, node: Node) -> dict[str, int]:
@@ -213,7 +213,7 @@ class NaiveScheduler(SimulatedRole):
         keys = self.view.by_workload.get((replica.metadata.tenant, replica.spec.workload), ())
         return [key for key in keys if key in self.view.by_phase[Phase.PENDING]]
 
-    def _standing(self, replica: Replica) -> int:
+    def _gang_size(self, replica: Replica) -> int:
         """How many replicas of its generation hold capacity. A gang with enough of them accepts single replicas."""
         keys = self.view.by_workload.get((replica.metadata.tenant, replica.spec.workload), ())
         others = (self.view.get(key) for key in keys)
@@ -232,30 +232,30 @@ class NaiveScheduler(SimulatedRole):
     # -- claims ----------------------------------------------------------------------------------------------------------
 
     def _place(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
-        found = self._spot(shape, self._refused.get(key, ()))
+        found = self._find_node(shape, self._refused.get(key, ()))
         if found is None and self._refused.pop(key, None) is not None:
             # All nodes with capacity refused it: retry with increasing backoff.
             self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
-            self._paused[key] = self.world.clock.now_ms() + min(8, rounds) * self._backoff_ms()
-            self._look_again()
+            self._backoff_until[key] = self.world.clock.now_ms() + min(8, rounds) * self._backoff_ms()
+            self._schedule_retry()
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found
             _subtract(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
             grant = self._grant(key, replica.metadata.tenant)
-            if self.chance.below(40) == 0:
+            if self.rng.randrange(40) == 0:
                 yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
             else:
                 yield Bind(key, at, node, grant, dict.fromkeys(devices, 1000))
         elif replica.spec.priority > 0:
             yield from self._preempt(key, replica, shape)
 
-    def _spot(self, shape: ReplicaNeeds, without: Collection[str] = ()) -> tuple[str, list[str]] | None:
-        nodes = [key for key, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
-        for key in self.chance.shuffled(nodes)[:_NODES_TRIED_MAX]:
+    def _find_node(self, shape: ReplicaNeeds, excluded: Collection[str] = ()) -> tuple[str, list[str]] | None:
+        nodes = [key for key, seen in self.view.of_kind("node/") if seen.obj.status.health is NodeHealth.READY]
+        for key in self.rng.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(key)
             name = node.metadata.name
-            if node.spec.draining or node.spec.unschedulable or name in without:
+            if node.spec.draining or node.spec.unschedulable or name in excluded:
                 continue
             free = self._free_on(name, node)
             devices = self._devices(node, shape, free)
@@ -266,19 +266,19 @@ class NaiveScheduler(SimulatedRole):
     def _devices(self, node: Node, shape: ReplicaNeeds, free: dict[str, int]) -> list[str] | None:
         found: list[str] = []
         for kind, count in shape.devices.items():
-            whole = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
-            if len(whole) < count:
+            free_devices = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
+            if len(free_devices) < count:
                 return None
-            found += whole[:count]
+            found += free_devices[:count]
         return found
 
     def _grant(self, key: str, tenant: str) -> str:
         """A slice of the parent scope if there is one, sometimes an offer or an emergency budget, else the tenant's own quota;
         never the grant that was just refused.
         """
-        slices, offers, spent = [], [], self._spent.pop(key, "")
-        for _, seen in self.view.kind("grant/"):
-            grant: Grant = seen.thing
+        slices, offers, spent = [], [], self._exhausted_grant.pop(key, "")
+        for _, seen in self.view.of_kind("grant/"):
+            grant: Grant = seen.obj
             if grant.status.phase is not GrantPhase.LIVE:
                 continue
             if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant:
@@ -288,17 +288,17 @@ class NaiveScheduler(SimulatedRole):
             ):
                 offers.append(grant.metadata.name)
         own = slices or [f"tenant/{tenant}"]
-        kept = [name for name in (offers if self.chance.below(4) == 0 else own) if name != spent]
-        return self.chance.choice(kept or [name for name in (*offers, *own) if name != spent] or own)
+        choices = [name for name in (offers if self.rng.randrange(4) == 0 else own) if name != spent]
+        return self.rng.choice(choices or [name for name in (*offers, *own) if name != spent] or own)
 
-    def _alike(self, name: str, code: Code) -> list[str]:
+    def _similar_nodes(self, name: str, code: Code) -> list[str]:
         """Nodes that would probably be refused for the same reason: policies and spread apply per zone."""
         node: Node | None = self.view.get(f"node/{name}")
         if node is None or code not in (Code.POLICY, Code.SPREAD):
             return [name]
-        return [seen.thing.metadata.name for _, seen in self.view.kind("node/") if seen.thing.spec.zone == node.spec.zone]
+        return [seen.obj.metadata.name for _, seen in self.view.of_kind("node/") if seen.obj.spec.zone == node.spec.zone]
 
-    def _offered(self, grant: str) -> bool:
+    def _is_optional_grant(self, grant: str) -> bool:
         """Whether it is an offer or budget, for which quota can be used instead."""
         found: Grant | None = self.view.get(f"grant/{grant}")
         return not grant.startswith("tenant/") and (found is None or found.spec.purpose != "quota")
@@ -308,7 +308,7 @@ class NaiveScheduler(SimulatedRole):
         for key in members:
             replica: Replica = self.view.get(key)
             shape = self._shape(replica)
-            found = self._spot(shape) if shape is not None else None
+            found = self._find_node(shape) if shape is not None else None
             if shape is None or found is None:
                 continue
             node, devices = found
@@ -319,8 +319,8 @@ class NaiveScheduler(SimulatedRole):
             yield BindGang(tuple(binds))
 
     def _preempt(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
-        nodes = [name for name, seen in self.view.kind("node/") if seen.thing.status.health is NodeHealth.READY]
-        for name in self.chance.shuffled(nodes)[:_NODES_TRIED_MAX]:
+        nodes = [name for name, seen in self.view.of_kind("node/") if seen.obj.status.health is NodeHealth.READY]
+        for name in self.rng.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(name)
             free = dict(self._free_on(node.metadata.name, node))
             victims: dict[str, int] = {}
@@ -328,8 +328,8 @@ class NaiveScheduler(SimulatedRole):
                 seen = self.view.rows[other]
                 if all(free.get(what, 0) >= n for what, n in shape.needs.items()):
                     break
-                theirs = self._shape(seen.thing)
-                if seen.thing.status.phase in _RUNNING_PHASES and seen.thing.spec.priority < replica.spec.priority and theirs:
+                theirs = self._shape(seen.obj)
+                if seen.obj.status.phase in _RUNNING_PHASES and seen.obj.spec.priority < replica.spec.priority and theirs:
                     victims[other] = seen.revision
                     _subtract(free, {what: -n for what, n in theirs.needs.items()})
             if victims and not shape.devices and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
@@ -341,25 +341,25 @@ class NaiveScheduler(SimulatedRole):
         """Bind reserved replicas whose victims are gone; sometimes cancel a reservation or preempt without need."""
         for key in self.view.by_phase[Phase.RESERVED]:
             seen = self.view.rows[key]
-            status = seen.thing.status
-            if status.victims and self._sits_on(key):
+            status = seen.obj.status
+            if status.victims and self._delays_use(key):
                 continue
-            if self.chance.below(150) == 0:
+            if self.rng.randrange(150) == 0:
                 yield Move(key, seen.revision, "unreserve", reason="thought better of it")
             elif not any(self._holds(victim, copy) for victim, copy in status.victims.items()):
                 yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
         for phase in _RUNNING_PHASES:
             for key in self.view.by_phase[phase]:
-                if self.chance.below(3_000) == 0 and not self.seat.pace.quiet:
+                if self.rng.randrange(3_000) == 0 and not self.context.timing.quiet:
                     yield Move(key, self.view.rows[key].revision, "preempt", reason="room is needed")
 
-    def _sits_on(self, key: str) -> bool:
+    def _delays_use(self, key: str) -> bool:
         """Sometimes delay the use of a reservation, so that repair may cancel it."""
         now_ms, at = self.world.clock.now_ms(), self.view.rows[key].revision
-        if self._slow.get(key, (0, 0))[0] != at:
-            slow_ms = self.chance.uniform_ms(60 * self.seat.pace.beat_ms) if self.chance.below(4) == 0 else 0
-            self._slow[key] = at, now_ms + slow_ms
-        return self._slow[key][1] > now_ms and not self.seat.pace.quiet
+        if self._delayed_until.get(key, (0, 0))[0] != at:
+            slow_ms = self.rng.jitter_ms(60 * self.context.timing.heartbeat_ms) if self.rng.randrange(4) == 0 else 0
+            self._delayed_until[key] = at, now_ms + slow_ms
+        return self._delayed_until[key][1] > now_ms and not self.context.timing.quiet
 
     def _holds(self, victim: str, copy: str) -> bool:
         replica: Replica | None = self.view.get(victim)

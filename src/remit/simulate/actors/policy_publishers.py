@@ -22,7 +22,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import PolicyRevision
 from remit.model.resources import Duration
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.simulate.actors.budget_controllers import ClockReading, RetryingRole, read_clock
 from remit.simulate.actors.role import RoleContext
 
@@ -38,8 +38,8 @@ NARROW_PRIORITY_MAX: Final = 50
 """Maximum priority under a policy that excludes a zone: below the priority of urgent work."""
 
 
-def latest_policy(view: Board) -> PolicyRevision | None:
-    keys = [key for key, _ in view.kind(_REVISION)]
+def latest_policy(view: WatchCache) -> PolicyRevision | None:
+    keys = [key for key, _ in view.of_kind(_REVISION)]
     found: PolicyRevision | None = view.get(max(keys)) if keys else None
     return found
 
@@ -51,55 +51,55 @@ class PolicyPublisher(RetryingRole):
 
     role = Role.POLICY
 
-    def __init__(self, seat: RoleContext, *, lease: str = "", region: Board | None = None, mean_beats: int = 40) -> None:
-        super().__init__(seat, lease=lease)
-        self._region = seat.view if region is None else region
-        self._mean_ms = mean_beats * seat.pace.beat_ms
+    def __init__(self, context: RoleContext, *, lease: str = "", region: WatchCache | None = None, mean_beats: int = 40) -> None:
+        super().__init__(context, lease=lease)
+        self._region = context.view if region is None else region
+        self._mean_ms = mean_beats * context.timing.heartbeat_ms
         self._next_ms = 0
-        self._narrow = False
+        self._excluding = False
 
-    def concerns(self, key: str, old: Any, new: Any) -> bool:
+    def is_relevant(self, key: str, old: Any, new: Any) -> bool:
         return key.startswith(_REVISION)
 
-    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+    def claims_for(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         now, below = latest_policy(self.view), latest_policy(self._region)
         number = 0 if now is None else now.spec.number
-        forgotten = now is not None and below is not None and _must_republish(now, below)
-        quiet = self.seat.pace.quiet and now is not None and not self._narrow
-        if self.view.head is None or ((self.world.clock.now_ms() < self._next_ms or quiet) and not forgotten):
+        must_republish = now is not None and below is not None and _must_republish(now, below)
+        quiet = self.context.timing.quiet and now is not None and not self._excluding
+        if self.view.head is None or ((self.world.clock.now_ms() < self._next_ms or quiet) and not must_republish):
             return
-        self._next_ms = self.world.clock.now_ms() + self._mean_ms // 2 + self.chance.uniform_ms(self._mean_ms)
-        if number > 1 and not forgotten and not self._narrow and self.chance.below(4) == 0:
+        self._next_ms = self.world.clock.now_ms() + self._mean_ms // 2 + self.rng.jitter_ms(self._mean_ms)
+        if number > 1 and not must_republish and not self._excluding and self.rng.randrange(4) == 0:
             yield from self._roll_back(number)
         else:
             # A policy that excludes a zone is followed by one that allows all zones.
-            self._narrow = not self._narrow and bool(self.chance.below(2))
+            self._excluding = not self._excluding and bool(self.rng.randrange(2))
             name = f"simulated-{self.lease.replace('/', '-')}"[:63]
             yield Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(self._rule(),))))
 
     def _roll_back(self, number: int) -> Iterator[AnyClaim]:
         """Roll back to one of the last revisions that excluded nothing."""
-        kept = [seen.thing.spec for _, seen in self.view.kind(_REVISION)]
-        wide = [
-            spec.number for spec in kept if number - 8 <= spec.number < number and not _excludes_places(spec.policies.values())
+        specs = [seen.obj.spec for _, seen in self.view.of_kind(_REVISION)]
+        allowed = [
+            spec.number for spec in specs if number - 8 <= spec.number < number and not _excludes_places(spec.policies.values())
         ]
-        if wide:
-            yield Rollback(self.chance.choice(wide))
+        if allowed:
+            yield Rollback(self.rng.choice(allowed))
 
     def _rule(self) -> PolicyRule:
         zones = self._zones()
-        if not self._narrow or len(zones) < 2:
+        if not self._excluding or len(zones) < 2:
             return PolicyRule(reason="everything goes anywhere", priority_max=1_000_000_000)
-        tenants = [seen.thing.metadata.name for _, seen in self.view.kind("tenant/")]
-        match = PolicyMatch(tenants=(self.chance.choice(tenants),)) if tenants else PolicyMatch()
-        without = self.chance.choice(zones)
-        allow = PolicyAllow(zones=tuple(zone for zone in zones if zone != without))
-        reason = f"nothing goes to zone {without} for a while, and nobody is pushed aside for it"
+        tenants = [seen.obj.metadata.name for _, seen in self.view.of_kind("tenant/")]
+        match = PolicyMatch(tenants=(self.rng.choice(tenants),)) if tenants else PolicyMatch()
+        excluded = self.rng.choice(zones)
+        allow = PolicyAllow(zones=tuple(zone for zone in zones if zone != excluded))
+        reason = f"nothing goes to zone {excluded} for a while, and nobody is pushed aside for it"
         return PolicyRule(match=match, allow=allow, priority_max=NARROW_PRIORITY_MAX, reason=reason)
 
     def _zones(self) -> list[str]:
-        zones = {zone for _, seen in self.view.kind("region/") for zone in seen.thing.spec.zones}
-        zones |= {seen.thing.spec.zone for _, seen in self._region.kind("node/")}
+        zones = {zone for _, seen in self.view.of_kind("region/") for zone in seen.obj.spec.zones}
+        zones |= {seen.obj.spec.zone for _, seen in self._region.of_kind("node/")}
         return sorted(zones)
 
 
@@ -110,57 +110,57 @@ class PolicyAdopter(RetryingRole):
 
     role = Role.POLICY
 
-    def __init__(self, seat: RoleContext, upper: RoleContext | None = None) -> None:
-        super().__init__(seat)
-        self._upper = upper
-        lease = "" if upper is None else f"{Role.POLICY}/{seat.scope}"
-        self.publisher = PolicyPublisher(seat if upper is None else upper, lease=lease, region=seat.view)
+    def __init__(self, context: RoleContext, parent: RoleContext | None = None) -> None:
+        super().__init__(context)
+        self._parent = parent
+        lease = "" if parent is None else f"{Role.POLICY}/{context.scope}"
+        self.publisher = PolicyPublisher(context if parent is None else parent, lease=lease, region=context.view)
         self._reading: ClockReading | None = None
         self._next_ms = 0
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.publisher.play(), name="publisher")
-            if self._upper is not None:
-                group.create_task(super().play(), name="policies")
+            group.create_task(self.publisher.run(), name="publisher")
+            if self._parent is not None:
+                group.create_task(super().run(), name="policies")
 
-    async def turn(self, tenure: LeaseHold) -> None:
+    async def reconcile(self, lease_hold: LeaseHold) -> None:
         now_ms = self.world.clock.now_ms()
-        if self.seat.pace.quiet:  # the quiet phase ends a deliberate expiry
-            self._next_ms = min(self._next_ms, now_ms + RENEW_BEATS * self.seat.pace.beat_ms // 2)
-        if self._upper is None or now_ms < self._next_ms:
-            self.changes.take()
+        if self.context.timing.quiet:  # the quiet phase ends a deliberate expiry
+            self._next_ms = min(self._next_ms, now_ms + RENEW_BEATS * self.context.timing.heartbeat_ms // 2)
+        if self._parent is None or now_ms < self._next_ms:
+            self.changed_keys.take()
             return
         self._reading = read_clock(self.view)
-        if self._reading is None or not await self._caught_up(self._upper):
-            self.changes.take()
+        if self._reading is None or not await self._view_is_current(self._parent):
+            self.changed_keys.take()
             return
-        await super().turn(tenure)
+        await super().reconcile(lease_hold)
 
-    async def _caught_up(self, upper: RoleContext) -> bool:
+    async def _view_is_current(self, parent: RoleContext) -> bool:
         """Whether the local view of the parent scope has reached its current state."""
         try:
-            status = await self.publisher.client.status(deadline_ms=self.seat.pace.beat_ms)
+            status = await self.publisher.client.status(deadline_ms=self.context.timing.heartbeat_ms)
         except RetriesExhausted:
             return False
         for _ in range(8):
-            if _has_reached(upper.view, status):
+            if _has_reached(parent.view, status):
                 return True
-            await self.world.clock.sleep_ms(self.seat.pace.beat_ms // 8)
+            await self.world.clock.sleep_ms(self.context.timing.heartbeat_ms // 8)
         return False
 
-    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
-        above = None if self._upper is None else latest_policy(self._upper.view)
+    def claims_for(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+        above = None if self._parent is None else latest_policy(self._parent.view)
         if above is None or self._reading is None:
             return
-        beat_ms = self.seat.pace.beat_ms
-        beats = LAPSE_BEATS if self.chance.below(12) == 0 and not self.seat.pace.quiet else RENEW_BEATS
-        self._next_ms = self.world.clock.now_ms() + beats * beat_ms // 2 + self.chance.uniform_ms(beats * beat_ms // 2)
-        ttl = Duration(TTL_BEATS * beat_ms)
+        heartbeat_ms = self.context.timing.heartbeat_ms
+        beats = LAPSE_BEATS if self.rng.randrange(12) == 0 and not self.context.timing.quiet else RENEW_BEATS
+        self._next_ms = self.world.clock.now_ms() + beats * heartbeat_ms // 2 + self.rng.jitter_ms(beats * heartbeat_ms // 2)
+        ttl = Duration(TTL_BEATS * heartbeat_ms)
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)
 
 
-def _has_reached(view: Board, status: AuthorityStatus) -> bool:
+def _has_reached(view: WatchCache, status: AuthorityStatus) -> bool:
     head = view.head
     return head is not None and head.incarnation == status.incarnation and head.sequence >= status.sequence
 

@@ -22,9 +22,9 @@ from remit.model.resources import Duration
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.observation.cluster_objects import KINDS
 from remit.observation.column_table import NONE
-from remit.observation.reflector import Follower
-from remit.observation.scheduler_view import View
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.scheduler_view import SchedulerView
+from remit.observation.watch_cache import WatchCache
 from remit.simulate.world import random_streams
 from remit.simulate.world.processes import SimProcess
 from remit.simulate.world.store import StoreService
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 VIEW_PREFIXES: Final = ("replica/", *(f"{kind}/" for kind in KINDS))
 
 
-class RecordedSchedulerView(View):
+class RecordedSchedulerView(SchedulerView):
     def __init__(self, clock: Clock, observed: Callable[[str, int], None]) -> None:
         super().__init__(clock)
         self._observed = observed
 
-    def reached(self, head: Head, revision: int) -> None:
-        super().reached(head, revision)
+    def advance(self, head: Head, revision: int) -> None:
+        super().advance(head, revision)
         self._observed(head.incarnation, revision)
 
     def revisions(self) -> dict[str, int]:
         """The revision of each row in the view, by key."""
-        kept, shapes = self.replicas, self.shapes
-        found = {key: kept.at.revision[slot] for key, slot in kept.slots.items()}
-        found |= self.things.revisions
+        replicas, shapes = self.replicas, self.shapes
+        revisions = {key: replicas.at.revision[slot] for key, slot in replicas.slots.items()}
+        revisions |= self.objects.revisions
         for path, owner in shapes.workloads.ids.items():
             if shapes.workloads.at.state[owner] != NONE:
-                found[f"workload/{path}"] = shapes.workloads.at.revision[owner]
+                revisions[f"workload/{path}"] = shapes.workloads.at.revision[owner]
         for generation in shapes.ids.values():
-            seen = shapes.seen(generation)
-            found[f"generation/{seen.tenant}/{seen.workload}/{seen.number:08d}"] = shapes.at.revision[generation]
-        return found
+            info = shapes.info(generation)
+            revisions[f"generation/{info.tenant}/{info.workload}/{info.number:08d}"] = shapes.at.revision[generation]
+        return revisions
 
 
 ChangeFilter = Callable[[str, Any, Any], bool]
 """Whether a change of a key, from the old to the new value, concerns a role."""
 
 
-class RecordedWatchCache(Board):
+class RecordedWatchCache(WatchCache):
     """A watch cache with its own reflector, which reports how far it has observed."""
 
     def __init__(
@@ -72,14 +72,14 @@ class RecordedWatchCache(Board):
     ) -> None:
         super().__init__(world.clock)
         self._observed = observed
-        self._follower = Follower(store, sure, world, self, idle_ms=idle_ms)
+        self._reflector = Reflector(store, sure, world, self, idle_ms=idle_ms)
 
     async def follow(self) -> None:
-        await self._follower.follow()
+        await self._reflector.run()
 
-    def reached(self, head: Head, revision: int) -> None:
+    def advance(self, head: Head, revision: int) -> None:
         self._observed(head.incarnation, revision)
-        super().reached(head, revision)
+        super().advance(head, revision)
 
 
 class ChangedKeys:
@@ -87,26 +87,26 @@ class ChangedKeys:
     role.
     """
 
-    def __init__(self, board: Board, concerns: ChangeFilter, node: str = "") -> None:
-        self.keys: dict[str, None] = dict.fromkeys(board.rows)
-        self._board, self._concerns, self._all = board, concerns, bool(node)
+    def __init__(self, cache: WatchCache, is_relevant: ChangeFilter, node: str = "") -> None:
+        self.keys: dict[str, None] = dict.fromkeys(cache.rows)
+        self._cache, self._is_relevant, self._every_change = cache, is_relevant, bool(node)
         self._event = asyncio.Event()
-        self._told = False
-        board.subscribe(self, node)
+        self._pending_wake = False
+        cache.subscribe(self, node)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        if self._all or self._concerns(key, old, new):
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        if self._every_change or self._is_relevant(key, old, new):
             self.keys[key] = None
-            self._told = True
+            self._pending_wake = True
 
-    def remind(self) -> None:
+    def wake_on_commit(self) -> None:
         """Wake the owner at the next commit of the scope."""
-        self._told = True
-        self._board.remind(self)
+        self._pending_wake = True
+        self._cache.notify_on_commit(self)
 
-    def reached(self) -> None:
-        if self._told:
-            self._told = False
+    def on_commit(self) -> None:
+        if self._pending_wake:
+            self._pending_wake = False
             self.wake()
 
     def wake(self) -> None:
@@ -129,30 +129,30 @@ HAND_OVER_TURNS: Final = 250
 class ClientObserver(Protocol):
     """Receives what clients send and the answers they get."""
 
-    def asked(self, asker: str, scope: str, operation: str) -> None: ...
+    def operation_sent(self, client: str, scope: str, operation: str) -> None: ...
 
-    def answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None: ...
+    def operation_answered(self, client: str, scope: str, operation: Operation, verdict: Verdict) -> None: ...
 
-    def gave_up(self, asker: str, scope: str, operation: str) -> None: ...
+    def operation_abandoned(self, client: str, scope: str, operation: str) -> None: ...
 
-    def renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None: ...
+    def lease_renewed(self, client: str, scope: str, lease: str, epoch: int, sent_s: float) -> None: ...
 
-    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None: ...
+    def revision_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None: ...
 
 
 class RunTiming:
     """Time constants of a run. DESIGN states them for a heartbeat interval of 2 s; they scale with the interval."""
 
-    def __init__(self, beat_ms: int = 2_000) -> None:
-        self.beat_ms = beat_ms
-        self.suspect_ms = 3 * beat_ms
-        self.unknown_ms = 15 * beat_ms // 2
-        self.lease_ms = 12 * beat_ms
-        self.server_beat_ms = beat_ms
-        self.server_term_ms = 3 * beat_ms
-        self.sweep_ms = 10 * beat_ms
-        self.shape = RetryPolicy(
-            deadline_ms=max(10_000, 2 * beat_ms), base_ms=max(50, beat_ms // 20), cap_ms=max(2_000, beat_ms // 2)
+    def __init__(self, heartbeat_ms: int = 2_000) -> None:
+        self.heartbeat_ms = heartbeat_ms
+        self.suspect_ms = 3 * heartbeat_ms
+        self.unknown_ms = 15 * heartbeat_ms // 2
+        self.lease_ms = 12 * heartbeat_ms
+        self.server_heartbeat_ms = heartbeat_ms
+        self.server_term_ms = 3 * heartbeat_ms
+        self.resync_ms = 10 * heartbeat_ms
+        self.retry_policy = RetryPolicy(
+            deadline_ms=max(10_000, 2 * heartbeat_ms), base_ms=max(50, heartbeat_ms // 20), cap_ms=max(2_000, heartbeat_ms // 2)
         )
         self.quiet = False
         """Set at the start of the quiet phase: roles submit nothing new, and liveness is checked from then on."""
@@ -161,16 +161,16 @@ class RunTiming:
 class RecordedEndpoint:
     """An endpoint that reports each answer when it arrives."""
 
-    def __init__(self, endpoint: Endpoint, process: SimProcess, scope: str, ear: ClientObserver) -> None:
-        self._endpoint, self._asker, self._scope, self._ear = endpoint, process.name, scope, ear
+    def __init__(self, endpoint: Endpoint, process: SimProcess, scope: str, observer: ClientObserver) -> None:
+        self._endpoint, self._client_name, self._scope, self._observer = endpoint, process.name, scope, observer
         self._loop = process.loop
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         for operation in operations:
-            self._ear.asked(self._asker, self._scope, operation.id)
+            self._observer.operation_sent(self._client_name, self._scope, operation.id)
         verdicts = await self._endpoint.submit(operations)
         for operation, verdict in zip(operations, verdicts, strict=False):
-            self._ear.answered(self._asker, self._scope, operation, verdict)
+            self._observer.operation_answered(self._client_name, self._scope, operation, verdict)
         return verdicts
 
     async def status(self) -> AuthorityStatus:
@@ -178,18 +178,18 @@ class RecordedEndpoint:
 
     async def renew(self, actor: Actor, /) -> bool:
         sent_s = self._loop.time()
-        held = await self._endpoint.renew(actor)
-        if held:
-            self._ear.renewed(self._asker, self._scope, actor.lease, actor.epoch, sent_s)
-        return held
+        renewed = await self._endpoint.renew(actor)
+        if renewed:
+            self._observer.lease_renewed(self._client_name, self._scope, actor.lease, actor.epoch, sent_s)
+        return renewed
 
     async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         sent_s = self._loop.time()
-        held = await self._endpoint.heartbeat(beats)
-        for beat, mine in zip(beats, held, strict=False):
-            if mine:
-                self._ear.renewed(self._asker, self._scope, beat.actor.lease, beat.actor.epoch, sent_s)
-        return held
+        renewed = await self._endpoint.heartbeat(beats)
+        for beat, renewed_here in zip(beats, renewed, strict=False):
+            if renewed_here:
+                self._observer.lease_renewed(self._client_name, self._scope, beat.actor.lease, beat.actor.epoch, sent_s)
+        return renewed
 
     async def heartbeat_ages(self) -> HeartbeatReport:
         return await self._endpoint.heartbeat_ages()
@@ -201,14 +201,14 @@ class RecordedEndpoint:
 class RecordedClient(AuthorityClient):
     """A client that reports each answer again when its caller receives it: both reports must be the same."""
 
-    def __init__(self, seat: RoleContext, endpoints: Mapping[str, Endpoint], actor: Actor) -> None:
-        super().__init__(endpoints, actor, seat.world, policy=seat.pace.shape)
-        self._seat = seat
+    def __init__(self, context: RoleContext, endpoints: Mapping[str, Endpoint], actor: Actor) -> None:
+        super().__init__(endpoints, actor, context.world, policy=context.timing.retry_policy)
+        self._context = context
 
-    async def _send(self, course: Any) -> list[Verdict]:
-        verdicts = await super()._send(course)
-        for operation, verdict in zip(course.operations, verdicts, strict=True):
-            self._seat.ear.answered(self._seat.process.name, self._seat.scope, operation, verdict)
+    async def _send(self, progress: Any) -> list[Verdict]:
+        verdicts = await super()._send(progress)
+        for operation, verdict in zip(progress.operations, verdicts, strict=True):
+            self._context.observer.operation_answered(self._context.process.name, self._context.scope, operation, verdict)
         return verdicts
 
 
@@ -216,38 +216,39 @@ class RoleContext:
     """One process in one scope."""
 
     def __init__(
-        self, process: SimProcess, store: StoreService, servers: Sequence[str], ear: ClientObserver, pace: RunTiming
+        self, process: SimProcess, store: StoreService, servers: Sequence[str], observer: ClientObserver, timing: RunTiming
     ) -> None:
         self.process = process
         self.world: World = process.world
         self.scope = store.scope
         self.servers = tuple(servers)
-        self.ear = ear
-        self.pace = pace
-        self.farm: SimulatedAgent | None = None
+        self.observer = observer
+        self.timing = timing
+        self.agent: SimulatedAgent | None = None
         """Set for agents, which use a real agent's assignments instead of `view`."""
-        self.watched: RecordedSchedulerView | None = None
+        self.scheduler_view: RecordedSchedulerView | None = None
         """Set for schedulers, which use a real scheduler's view instead of `view`."""
         self.view = RecordedWatchCache(
             process.port(store, observer=True),
             process.port(store),
             process.world,
             self.observed,
-            idle_ms=5 * pace.beat_ms,
+            idle_ms=5 * timing.heartbeat_ms,
         )
 
     def observed(self, incarnation: str, revision: int) -> None:
-        self.ear.observed(self.process.name, self.scope, incarnation, revision)
+        self.observer.revision_observed(self.process.name, self.scope, incarnation, revision)
 
-    def give_up(self, error: RetriesExhausted) -> None:
+    def report_abandoned(self, error: RetriesExhausted) -> None:
         for operation in error.operation_ids:
-            self.ear.gave_up(self.process.name, self.scope, operation)
+            self.observer.operation_abandoned(self.process.name, self.scope, operation)
 
     def client(self, actor: Actor) -> AuthorityClient:
-        chance = self.world.chance
+        chance = self.world.randomness
         names = chance.shuffled(self.servers)
         endpoints = {
-            name: RecordedEndpoint(EndpointStub(self.world.link, name), self.process, self.scope, self.ear) for name in names
+            name: RecordedEndpoint(EndpointStub(self.world.link, name), self.process, self.scope, self.observer)
+            for name in names
         }
         return RecordedClient(self, endpoints, actor)
 
@@ -257,125 +258,127 @@ class SimulatedRole:
 
     role: ClassVar[Role]
 
-    def __init__(self, seat: RoleContext, *, lease: str = "", node: str = "") -> None:
-        self.seat = seat
-        self.world = seat.world
-        self.view = seat.view
-        self.chance = seat.world.chance.stream(random_streams.role(self.role, lease))
+    def __init__(self, context: RoleContext, *, lease: str = "", node: str = "") -> None:
+        self.context = context
+        self.world = context.world
+        self.view = context.view
+        self.rng = context.world.randomness.stream(random_streams.role(self.role, lease))
         self.lease = lease or self.role.value
-        self.changes = ChangedKeys(seat.view, self.concerns, node)
-        self.actor = Actor(seat.process.name, self.role)
-        self.client = seat.client(self.actor)
-        self.tenure: LeaseHold | None = None
+        self.changed_keys = ChangedKeys(context.view, self.is_relevant, node)
+        self.actor = Actor(context.process.name, self.role)
+        self.client = context.client(self.actor)
+        self.lease_hold: LeaseHold | None = None
 
-    def wants(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
+    def claims_for(self, keys: Sequence[str]) -> Iterable[AnyClaim]:
         """The claims to send now, after these keys have changed. A resync passes every key."""
         raise NotImplementedError
 
-    def concerns(self, key: str, old: Any, new: Any) -> bool:
+    def is_relevant(self, key: str, old: Any, new: Any) -> bool:
         """Whether this change wakes the role. A resync passes all keys in any case."""
         return True
 
-    def heard(self, claim: AnyClaim, verdict: Verdict) -> None:
+    def on_verdict(self, claim: AnyClaim, verdict: Verdict) -> None:
         """Called with the verdict of each claim."""
 
     # -- lease -----------------------------------------------------------------------------------------------------------
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         """Acquire the lease, act while it is valid, and start again. Never returns."""
         while True:
-            tenure = await self._acquire()
-            if tenure is None:
-                await self.world.clock.sleep_ms(self.seat.pace.beat_ms + self.chance.uniform_ms(self.seat.pace.beat_ms))
+            lease_hold = await self._acquire()
+            if lease_hold is None:
+                await self.world.clock.sleep_ms(
+                    self.context.timing.heartbeat_ms + self.rng.jitter_ms(self.context.timing.heartbeat_ms)
+                )
                 continue
-            self.tenure = tenure
-            self.client.actor = self.actor = tenure.actor
-            await self.began()
+            self.lease_hold = lease_hold
+            self.client.actor = self.actor = lease_hold.actor
+            await self.on_lease_acquired()
             async with asyncio.TaskGroup() as group:
-                renewing = group.create_task(self._renew(tenure), name="renew")
-                await self._act(tenure)
+                renewing = group.create_task(self._renew(lease_hold), name="renew")
+                await self._act(lease_hold)
                 renewing.cancel()
-            self.tenure = None
+            self.lease_hold = None
 
-    async def began(self) -> None:
+    async def on_lease_acquired(self) -> None:
         """Called after the lease was acquired."""
-        self.look_at_all()
+        self.resync()
 
-    def look_at_all(self) -> None:
+    def resync(self) -> None:
         """Resync: enqueue every key, as if everything had changed."""
-        self.changes.keys.update(dict.fromkeys(self.view.rows))
-        self.changes.wake()
+        self.changed_keys.keys.update(dict.fromkeys(self.view.rows))
+        self.changed_keys.wake()
 
     async def _acquire(self) -> LeaseHold | None:
-        self.client.actor = Actor(self.seat.process.name, self.role)
+        self.client.actor = Actor(self.context.process.name, self.role)
         try:
-            found = await acquire(self.client, self.world.clock, self.lease, Duration(self.seat.pace.lease_ms))
+            acquired = await acquire(self.client, self.world.clock, self.lease, Duration(self.context.timing.lease_ms))
         except RetriesExhausted as error:
-            self.seat.give_up(error)
+            self.context.report_abandoned(error)
             return None
-        return found if isinstance(found, LeaseHold) else None
+        return acquired if isinstance(acquired, LeaseHold) else None
 
-    async def _renew(self, tenure: LeaseHold) -> None:
-        pause_ms = self.seat.pace.lease_ms // 3
-        while not tenure.is_lost:
-            await self.world.clock.sleep_ms(pause_ms - self.chance.uniform_ms(pause_ms // 8))
+    async def _renew(self, lease_hold: LeaseHold) -> None:
+        pause_ms = self.context.timing.lease_ms // 3
+        while not lease_hold.is_lost:
+            await self.world.clock.sleep_ms(pause_ms - self.rng.jitter_ms(pause_ms // 8))
             try:
-                await tenure.renew(self.client, deadline_ms=pause_ms)
+                await lease_hold.renew(self.client, deadline_ms=pause_ms)
             except RetriesExhausted:
                 continue
-            self.renewed(tenure)
+            self.on_renewed(lease_hold)
 
-    def renewed(self, tenure: LeaseHold) -> None:
+    def on_renewed(self, lease_hold: LeaseHold) -> None:
         """Called after a renewal was answered."""
 
-    async def _act(self, tenure: LeaseHold) -> None:
-        clock, pace = self.world.clock, self.seat.pace
-        sweep_ms = clock.now_ms() + self.chance.uniform_ms(pace.sweep_ms)
-        while tenure.is_valid(now_ms := clock.now_ms()):
-            if now_ms >= sweep_ms:
-                sweep_ms = now_ms + pace.sweep_ms + self.chance.uniform_ms(pace.sweep_ms // 4)
-                self.look_at_all()
+    async def _act(self, lease_hold: LeaseHold) -> None:
+        clock, timing = self.world.clock, self.context.timing
+        next_resync_ms = clock.now_ms() + self.rng.jitter_ms(timing.resync_ms)
+        while lease_hold.is_valid(now_ms := clock.now_ms()):
+            if now_ms >= next_resync_ms:
+                next_resync_ms = now_ms + timing.resync_ms + self.rng.jitter_ms(timing.resync_ms // 4)
+                self.resync()
             try:
-                async with clock.timeout_ms(max(1, min(sweep_ms, tenure.valid_until_ms) - now_ms)):
-                    await self.changes.wait()
+                async with clock.timeout_ms(max(1, min(next_resync_ms, lease_hold.valid_until_ms) - now_ms)):
+                    await self.changed_keys.wait()
             except TimeoutError:
                 continue
-            await clock.sleep_ms(1 + self.chance.uniform_ms(20))
-            await self.turn(tenure)
-            if self.role is not Role.AGENT and self.chance.below(HAND_OVER_TURNS) == 0:
-                await self._hand_over(tenure)
+            await clock.sleep_ms(1 + self.rng.jitter_ms(20))
+            await self.reconcile(lease_hold)
+            if self.role is not Role.AGENT and self.rng.randrange(HAND_OVER_TURNS) == 0:
+                await self._give_up_lease(lease_hold)
 
-    async def _hand_over(self, tenure: LeaseHold) -> None:
+    async def _give_up_lease(self, lease_hold: LeaseHold) -> None:
         """Give up the lease, so that another process can take it. If there is no answer, the lease expires by itself."""
-        tenure.mark_lost()
-        await self.say([Vacate(self.lease)])
-        await self.world.clock.sleep_ms(self.seat.pace.beat_ms // 8)
+        lease_hold.mark_lost()
+        await self.send([Vacate(self.lease)])
+        await self.world.clock.sleep_ms(self.context.timing.heartbeat_ms // 8)
 
-    async def turn(self, tenure: LeaseHold) -> None:
+    async def reconcile(self, lease_hold: LeaseHold) -> None:
         """Take the changed keys and send the claims they lead to."""
-        keys = self.changes.take()
-        claims = list(self.wants(keys))
-        if claims and tenure.is_valid(self.world.clock.now_ms()):
-            await self.say(claims)
+        keys = self.changed_keys.take()
+        claims = list(self.claims_for(keys))
+        if claims and lease_hold.is_valid(self.world.clock.now_ms()):
+            await self.send(claims)
 
-    async def say(self, claims: Sequence[AnyClaim], **more: Any) -> list[Verdict] | None:
+    async def send(self, claims: Sequence[AnyClaim], **options: Any) -> list[Verdict] | None:
         """Send claims; None if there was no answer. Their effect, if any, shows in the view."""
         evidence = Evidence(self.view.revision, self.view.age_ms())
         try:
-            verdicts = await self.client.submit_many(claims, evidence=evidence, **more)
+            verdicts = await self.client.submit_many(claims, evidence=evidence, **options)
         except RetriesExhausted as error:
-            self.seat.give_up(error)
+            self.context.report_abandoned(error)
             return None
-        self.learn(claims, verdicts)
+        self.on_verdicts(claims, verdicts)
         return verdicts
 
-    def learn(self, claims: Sequence[AnyClaim], verdicts: Sequence[Verdict]) -> None:
+    def on_verdicts(self, claims: Sequence[AnyClaim], verdicts: Sequence[Verdict]) -> None:
         for claim, verdict in zip(claims, verdicts, strict=True):
-            self.heard(claim, verdict)
+            self.on_verdict(claim, verdict)
         if any(isinstance(verdict, Refused) and verdict.code is Code.STALE_EVIDENCE for verdict in verdicts):
             # The scope had no commit for longer than evidence may be old: retry everything at its next commit.
-            self.changes.keys.update(dict.fromkeys(self.view.rows))
-            self.changes.remind()
+            self.changed_keys.keys.update(dict.fromkeys(self.view.rows))
+            self.changed_keys.wake_on_commit()
 
 
 def accepted(verdict: Verdict) -> bool:

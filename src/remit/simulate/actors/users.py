@@ -50,7 +50,7 @@ from remit.simulate.actors.role import RoleContext
 from remit.simulate.scenarios import LoadSpec
 from remit.simulate.world import random_streams
 from remit.simulate.world.runner import SimProgram
-from remit.world.interfaces import Chance
+from remit.world.interfaces import Randomness
 
 TENANTS = ("acme", "beta")
 SETTINGS = "settings"
@@ -84,217 +84,219 @@ FLOOD_FACTOR: Final = 200
 class Users:
     """The users and the operator of one scope."""
 
-    def __init__(self, seat: RoleContext, load: LoadSpec, *, cpu: int, above: bool, below: bool) -> None:
-        self.seat = seat
+    def __init__(self, context: RoleContext, load: LoadSpec, *, cpu: int, has_parent: bool, is_parent: bool) -> None:
+        self.context = context
         self.load = load
         self.cpu = cpu
         """CPUs of all nodes together; quotas are a share of it."""
-        self.above, self.below = above, below
-        self.chance: Chance = seat.world.chance.stream(random_streams.USERS)
-        self._filling: Chance = seat.world.chance.stream(random_streams.INITIAL_REPLICAS)
-        self.user = seat.client(Actor("ada", Role.USER))
-        self.operator = seat.client(Actor("ops", Role.OPERATOR))
+        self.has_parent, self.is_parent = has_parent, is_parent
+        self.rng: Randomness = context.world.randomness.stream(random_streams.USERS)
+        self._initial_replicas_rng: Randomness = context.world.randomness.stream(random_streams.INITIAL_REPLICAS)
+        self.user = context.client(Actor("ada", Role.USER))
+        self.operator = context.client(Actor("ops", Role.OPERATOR))
         self.submitted = self.overridden = 0
-        self._mark = seat.process.name.rsplit("-", 1)[1]
+        self._client_number = context.process.name.rsplit("-", 1)[1]
         """Distinguishes several client processes of one scope; names of workloads contain it."""
         self._drained: list[str] = []
 
     # -- requests --------------------------------------------------------------------------------------------------------
 
-    async def insist(self, claim: AnyClaim, *, operator: bool = False) -> Verdict | None:
+    async def submit(self, claim: AnyClaim, *, operator: bool = False) -> Verdict | None:
         """Retry under the same operation id until there is an answer. After several failures the operation may be abandoned
         instead.
         """
         client = self.operator if operator else self.user
-        clock, patience = self.seat.world.clock, 0
+        clock, failures = self.context.world.clock, 0
         operations: tuple[Operation, ...] = ()
         while True:
             try:
                 if not operations:
                     return await client.submit(claim)
-                if patience > 3 and self.chance.below(4) == 0:
+                if failures > 3 and self.rng.randrange(4) == 0:
                     return await client.abandon(operations[0].id)
                 return (await client.resume(operations))[0]
             except RetriesExhausted as error:
-                patience += 1
+                failures += 1
                 operations = operations or error.operations
-                self.seat.give_up(error)
-                await clock.sleep_ms(500 + self.chance.uniform_ms(4_000))
+                self.context.report_abandoned(error)
+                await clock.sleep_ms(500 + self.rng.jitter_ms(4_000))
 
     # -- actions ---------------------------------------------------------------------------------------------------------
 
-    async def found(self) -> None:
+    async def bootstrap(self) -> None:
         """Create the objects that everything else needs."""
-        scope = self.seat.scope
-        await self.insist(Apply(Region(metadata=Metadata(name=scope), spec=RegionSpec())), operator=True)
-        rank = PriorityClass(metadata=Metadata(name=URGENT), spec=PriorityClassSpec(value=100))
-        await self.insist(Apply(rank), operator=True)
+        scope = self.context.scope
+        await self.submit(Apply(Region(metadata=Metadata(name=scope), spec=RegionSpec())), operator=True)
+        priority_class = PriorityClass(metadata=Metadata(name=URGENT), spec=PriorityClassSpec(value=100))
+        await self.submit(Apply(priority_class), operator=True)
         for name in TENANTS:
-            await self.insist(Apply(self._tenant(name, self.load.quota)), operator=True)
+            await self.submit(Apply(self._tenant(name, self.load.quota)), operator=True)
             if self.load.reads:
                 data = DataSpec(data={"MODE": "live"})
-                await self.insist(Apply(Config(metadata=Metadata(name=SETTINGS, tenant=name), spec=data)))
+                await self.submit(Apply(Config(metadata=Metadata(name=SETTINGS, tenant=name), spec=data)))
 
     def _tenant(self, name: str, percent: int) -> Tenant:
-        cpu = 0 if self.above else max(1, self.cpu * percent // 100)
+        cpu = 0 if self.has_parent else max(1, self.cpu * percent // 100)
         quota = Amount.parse({"cpu": str(cpu), "memory": f"{2 * cpu}Gi", "devices": {"gpu": max(0, cpu // 6)}})
         extra = Amount.parse({"cpu": str(cpu // 4), "memory": f"{cpu // 2}Gi"})
         return Tenant(metadata=Metadata(name=name), spec=TenantSpec(quota=quota, emergency_quota=extra))
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Submit, change and delete, until the quiet phase."""
-        await self.found()
-        if self.below:
+        await self.bootstrap()
+        if self.is_parent:
             return  # workloads are submitted only to scopes that have nodes
         pause_ms = 60_000 / max(self.load.per_minute, 0.01)
         while True:
-            await self.seat.world.clock.sleep_ms(round(pause_ms * (0.3 + 1.4 * self.chance.below(1_000) / 1_000)))
-            if self.seat.pace.quiet:
+            await self.context.world.clock.sleep_ms(round(pause_ms * (0.3 + 1.4 * self.rng.randrange(1_000) / 1_000)))
+            if self.context.timing.quiet:
                 continue
-            await self._something()
+            await self._random_action()
 
-    async def _something(self) -> None:
-        mine = [seen.thing for key, seen in self.seat.view.kind("workload/") if not key.startswith("workload/meddler/")]
-        standing = [one for one in mine if not one.metadata.deleting]
-        drawn = self.chance.below(100) - self.load.deletes
-        if len(standing) > self.load.standing_max or (drawn < 0 and len(standing) > 3):
-            await self._delete(standing)
-        elif drawn < 10 and standing:
-            await self._change(self.chance.choice(standing))
-        elif self.load.operations and drawn < 10 + self.load.operations:
-            await self._operate()
-        elif self.load.overrides and drawn < 10 + self.load.operations + self.load.overrides:
+    async def _random_action(self) -> None:
+        own_workloads = [seen.obj for key, seen in self.context.view.of_kind("workload/") if not key.startswith("workload/meddler/")]
+        existing = [workload for workload in own_workloads if not workload.metadata.deleting]
+        draw = self.rng.randrange(100) - self.load.deletes
+        if len(existing) > self.load.standing_max or (draw < 0 and len(existing) > 3):
+            await self._delete(existing)
+        elif draw < 10 and existing:
+            await self._change(self.rng.choice(existing))
+        elif self.load.operations and draw < 10 + self.load.operations:
+            await self._operator_action()
+        elif self.load.overrides and draw < 10 + self.load.operations + self.load.overrides:
             await self._override()
         else:
-            await self.insist(Apply(self._workload(), fill=self._fills()))
+            await self.submit(Apply(self._workload(), fill=self._with_initial_replicas()))
 
-    async def _delete(self, standing: list[Workload]) -> None:
+    async def _delete(self, existing: list[Workload]) -> None:
         """Delete a workload; finished jobs first."""
-        view = self.seat.view
+        view = self.context.view
 
         def done(workload: Workload) -> bool:
             keys = view.by_workload.get((workload.metadata.tenant, workload.metadata.name), {})
             return all(view.get(key).status.phase is Phase.RELEASED for key in keys)
 
-        finished = [one for one in standing if one.spec.type == "job" and done(one)]
-        one = self.chance.choice(finished or standing)
-        await self.insist(Delete("Workload", one.metadata.name, one.metadata.tenant))
+        finished = [workload for workload in existing if workload.spec.type == "job" and done(workload)]
+        workload = self.rng.choice(finished or existing)
+        await self.submit(Delete("Workload", workload.metadata.name, workload.metadata.tenant))
 
     async def _change(self, workload: Workload) -> None:
         if workload.spec.gang is not None or workload.spec.type == "job":
             return
-        if self.chance.below(2):
-            spec = replace(workload.spec, replicas=1 + self.chance.below(2 * self.load.size))
+        if self.rng.randrange(2):
+            spec = replace(workload.spec, replicas=1 + self.rng.randrange(2 * self.load.size))
         else:
-            env = {"BUILD": str(self.chance.below(1_000))}
+            env = {"BUILD": str(self.rng.randrange(1_000))}
             spec = replace(workload.spec, template=replace(workload.spec.template, env=env))
-        await self.insist(Apply(Workload(metadata=_declared(workload.metadata), spec=spec), fill=self._fills()))
+        await self.submit(Apply(Workload(metadata=_declared(workload.metadata), spec=spec), fill=self._with_initial_replicas()))
 
-    def _fills(self) -> bool:
+    def _with_initial_replicas(self) -> bool:
         """Half of the requests create the initial replicas with the workload, as the API does; the others leave that to the
         controllers.
         """
-        return self._filling.below(2) == 0
+        return self._initial_replicas_rng.randrange(2) == 0
 
     async def declare_lost(self, scope: str) -> None:
         """As an operator: declare a region lost, so that its capacity can be granted to others."""
-        await self.insist(DeclareLost(SCOPE_PREFIX + scope), operator=True)
+        await self.submit(DeclareLost(SCOPE_PREFIX + scope), operator=True)
 
-    async def _operate(self) -> None:
-        view = self.seat.view
-        nodes = [seen.thing for key, seen in view.kind("node/") if not key.startswith(NODE_PREFIX)]
-        drawn = self.chance.below(3)
-        if drawn == 0 and not self.above:
-            await self.insist(Apply(self._tenant(self.chance.choice(TENANTS), 40 + self.chance.below(60))), operator=True)
-        elif self._drained and drawn == 1:
-            await self.open_all()
+    async def _operator_action(self) -> None:
+        view = self.context.view
+        nodes = [seen.obj for key, seen in view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
+        draw = self.rng.randrange(3)
+        if draw == 0 and not self.has_parent:
+            await self.submit(Apply(self._tenant(self.rng.choice(TENANTS), 40 + self.rng.randrange(60))), operator=True)
+        elif self._drained and draw == 1:
+            await self.uncordon_all()
         elif nodes and len(self._drained) * 3 < len(nodes):
             busy = [node for node in nodes if self._is_starting(node.metadata.name)]
-            node = self.chance.choice(busy if busy and self.chance.below(4) else nodes)
+            node = self.rng.choice(busy if busy and self.rng.randrange(4) else nodes)
             self._drained.append(node.metadata.name)
-            spec = replace(node.spec, draining=True, drain_deadline=Duration(DRAIN_HEARTBEATS * self.seat.pace.beat_ms))
-            await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
+            spec = replace(
+                node.spec, draining=True, drain_deadline=Duration(DRAIN_HEARTBEATS * self.context.timing.heartbeat_ms)
+            )
+            await self.submit(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
     async def _override(self) -> None:
         """Create an override, or delete one before or after it has expired."""
-        chance, scope = self.chance, self.seat.scope
-        standing = [key.removeprefix("override/") for key, _ in self.seat.view.kind("override/")]
-        if standing and (chance.below(3) == 0 or len(standing) > OVERRIDES_MAX):
-            await self.insist(Delete("Override", chance.choice(standing)), operator=True)
+        rng, scope = self.rng, self.context.scope
+        existing = [key.removeprefix("override/") for key, _ in self.context.view.of_kind("override/")]
+        if existing and (rng.randrange(3) == 0 or len(existing) > OVERRIDES_MAX):
+            await self.submit(Delete("Override", rng.choice(existing)), operator=True)
             return
-        work = [key.removeprefix("workload/") for key, _ in self.seat.view.kind("workload/")]
-        tenant, place = chance.choice(TENANTS), f"{scope}-{chance.choice('abc')}"
-        speaks_of: dict[str, tuple[str, ...]] = {"tenants": (tenant,)}
-        if work and chance.below(2):
-            speaks_of = {"workloads": (chance.choice(work),)}
-        effect: OverrideEffect = chance.choice(("avoid", "pin", "pause-expansion", "boost"))
+        work = [key.removeprefix("workload/") for key, _ in self.context.view.of_kind("workload/")]
+        tenant, place = rng.choice(TENANTS), f"{scope}-{rng.choice('abc')}"
+        override_scope: dict[str, tuple[str, ...]] = {"tenants": (tenant,)}
+        if work and rng.randrange(2):
+            override_scope = {"workloads": (rng.choice(work),)}
+        effect: OverrideEffect = rng.choice(("avoid", "pin", "pause-expansion", "boost"))
         if effect == "avoid":
-            speaks_of = {"zones": (place,)}
+            override_scope = {"zones": (place,)}
         elif effect == "pin":
-            speaks_of["zones"] = (place,)
+            override_scope["zones"] = (place,)
         self.overridden += 1
         spec = OverrideSpec(
             effect=effect,
-            scope=OverrideScope(**speaks_of),
-            ttl=Duration(self.seat.pace.beat_ms * (4 + chance.below(20))),
+            scope=OverrideScope(**override_scope),
+            ttl=Duration(self.context.timing.heartbeat_ms * (4 + rng.randrange(20))),
             reason="it seems wiser",
             author="ops",
             by=50 if effect == "boost" else 0,
         )
-        await self.insist(
-            Apply(Override(metadata=Metadata(name=f"word-{self._mark}-{self.overridden}"), spec=spec)), operator=True
+        await self.submit(
+            Apply(Override(metadata=Metadata(name=f"word-{self._client_number}-{self.overridden}"), spec=spec)), operator=True
         )
 
     def _is_starting(self, node: str) -> bool:
         """Whether a replica is being started there. Draining at this moment exercises races."""
-        view = self.seat.view
+        view = self.context.view
         return any(view.get(key).status.phase in (Phase.BOUND, Phase.STARTING) for key in view.by_node.get(node, ()))
 
-    async def open_all(self) -> None:
+    async def uncordon_all(self) -> None:
         """Uncordon all nodes that were drained."""
         drained, self._drained = self._drained, []
         for name in drained:
-            node = self.seat.view.get(f"node/{name}")
+            node = self.context.view.get(f"node/{name}")
             if node is not None and node.spec.draining:
                 spec = replace(node.spec, draining=False)
-                await self.insist(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
+                await self.submit(Apply(replace(node, metadata=_declared(node.metadata), spec=spec)), operator=True)
 
     # -- workloads -------------------------------------------------------------------------------------------------------
 
-    def named(self, kind: str, ahead: int = 0) -> str:
+    def workload_name(self, kind: str, ahead: int = 0) -> str:
         """Name of the last submitted workload if it was of this kind, or of the one that comes `ahead` submissions later."""
         number = self.submitted + ahead
-        return f"{kind}-{number}" if self._mark == "1" else f"{kind}-{self._mark}-{number}"
+        return f"{kind}-{number}" if self._client_number == "1" else f"{kind}-{self._client_number}-{number}"
 
     def _workload(self) -> Workload:
         self.submitted += 1
-        chance, kind = self.chance, self.chance.choice(self.load.kinds)
-        name = self.named(kind)
-        tenant = chance.choice(TENANTS)
-        many = 1 + chance.below(2 * self.load.size)
-        placement, gang, rank = Placement(), None, ""
+        rng, kind = self.rng, self.rng.choice(self.load.kinds)
+        name = self.workload_name(kind)
+        tenant = rng.choice(TENANTS)
+        replicas = 1 + rng.randrange(2 * self.load.size)
+        placement, gang, priority_class = Placement(), None, ""
         devices: tuple[DeviceRequest, ...] = ()
-        cpu = chance.choice(("250m", "500m", "1"))
-        replace_ = chance.choice(("", "", "fenced", "eager"))
+        cpu = rng.choice(("250m", "500m", "1"))
+        replace_ = rng.choice(("", "", "fenced", "eager"))
         type_ = "service" if kind in SERVICES else "job"
         match kind:
             case "gang":
-                many = 2 + chance.below(3)
+                replicas = 2 + rng.randrange(3)
                 gang = Gang(min=2)
             case "urgent":
-                rank, cpu, many = URGENT, "2", 1
+                priority_class, cpu, replicas = URGENT, "2", 1
             case "herd":
-                many = self.cpu // NODE_CPUS
-                gang, cpu = Gang(min=many), "3"
+                replicas = self.cpu // NODE_CPUS
+                gang, cpu = Gang(min=replicas), "3"
             case "impossible" | "flood":
-                rank, cpu = URGENT, "64"
-                many *= FLOOD_FACTOR if kind == "flood" else 1
+                priority_class, cpu = URGENT, "64"
+                replicas *= FLOOD_FACTOR if kind == "flood" else 1
             case "steadfast":
-                many = 2 + chance.below(2)
+                replicas = 2 + rng.randrange(2)
             case "device":
-                devices, many = (DeviceRequest(kind="gpu", count=1),), 1
+                devices, replicas = (DeviceRequest(kind="gpu", count=1),), 1
             case "spread":
-                many = 2 + chance.below(2)
+                replicas = 2 + rng.randrange(2)
                 placement = Placement(
                     topology_spread=(Spread(topology_key="zone"),),
                     anti_affinity=(Affinity(label_selector={"app": name}, topology_key="node"),),
@@ -302,49 +304,49 @@ class Users:
         program = SimProgram(
             None
             if type_ == "service" and kind != "fleeting"
-            else (10_000 if kind == "fleeting" else 3_000) + chance.below(90_000),
-            0 if chance.below(10) else 1,
-            chance.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
+            else (10_000 if kind == "fleeting" else 3_000) + rng.randrange(90_000),
+            0 if rng.randrange(10) else 1,
+            rng.choice((0, 200, 2_000, None)) if kind != "stubborn" else None,
         )
         template = Template(command=program.argv(), resources=Amount.parse({"cpu": cpu, "memory": "256Mi"}), devices=devices)
         spec = WorkloadSpec(
             type=type_,  # type: ignore[arg-type]
-            template=self._in_service(template) if type_ == "service" else template,
-            replicas=many,
-            priority_class=rank,
+            template=self._service_template(template) if type_ == "service" else template,
+            replicas=replicas,
+            priority_class=priority_class,
             replace=replace_,  # type: ignore[arg-type]
-            fence=Duration(Duration.parse(self.load.fence) * self.seat.pace.beat_ms // 2_000),
+            fence=Duration(Duration.parse(self.load.fence) * self.context.timing.heartbeat_ms // 2_000),
             placement=placement,
             gang=gang,
             rollout=Rollout(max_surge=1),
-            disruption=Disruption(min_available=many - 1 if kind == "steadfast" else 0),
+            disruption=Disruption(min_available=replicas - 1 if kind == "steadfast" else 0),
         )
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
 
-    def _in_service(self, template: Template) -> Template:
+    def _service_template(self, template: Template) -> Template:
         """A template for services: restarted within its attempt after a backoff; some of them listen on a port and have probes.
         """
-        chance, beat_ms = self.chance, self.seat.pace.beat_ms
+        rng, heartbeat_ms = self.rng, self.context.timing.heartbeat_ms
         if self.load.reads:
             template = replace(template, configs=(Mount(name=SETTINGS, path="settings"),))
-        again = Restart(
-            when=chance.choice(("", "", "", "", "never", "failure")),
-            backoff=Duration(beat_ms // 2),
-            backoff_max=Duration(4 * beat_ms),
+        restart = Restart(
+            when=rng.choice(("", "", "", "", "never", "failure")),
+            backoff=Duration(heartbeat_ms // 2),
+            backoff_max=Duration(4 * heartbeat_ms),
         )
-        if chance.below(3):
-            return replace(template, restart=again)
-        words = ["listen=$(PORT_http)", f"ready={chance.uniform_ms(4 * beat_ms)}"]
-        if chance.below(4) == 0:
-            words.append(f"sick={10_000 + chance.below(60_000)}")
-        probe = Probe(http=HttpProbe(port="http"), period=Duration(beat_ms), timeout=Duration(beat_ms // 2))
+        if rng.randrange(3):
+            return replace(template, restart=restart)
+        arguments = ["listen=$(PORT_http)", f"ready={rng.jitter_ms(4 * heartbeat_ms)}"]
+        if rng.randrange(4) == 0:
+            arguments.append(f"sick={10_000 + rng.randrange(60_000)}")
+        probe = Probe(http=HttpProbe(port="http"), period=Duration(heartbeat_ms), timeout=Duration(heartbeat_ms // 2))
         probes = Probes(
-            start=replace(probe, failures=20) if chance.below(2) else None,
+            start=replace(probe, failures=20) if rng.randrange(2) else None,
             ready=probe,
-            live=replace(probe, failures=8) if chance.below(3) == 0 else None,
+            live=replace(probe, failures=8) if rng.randrange(3) == 0 else None,
         )
         return replace(
-            template, command=(*template.command, *words), ports=(PortRequest(name="http"),), probes=probes, restart=again
+            template, command=(*template.command, *arguments), ports=(PortRequest(name="http"),), probes=probes, restart=restart
         )
 
 

@@ -28,7 +28,7 @@ class FaultTarget(Protocol):
 
     def processes(self, sort: str, where: str) -> list[SimProcess]: ...
 
-    def everyone(self, where: str) -> list[SimProcess]: ...
+    def all_processes(self, where: str) -> list[SimProcess]: ...
 
     def leader(self, scope: str) -> SimProcess | None: ...
 
@@ -38,7 +38,7 @@ class FaultTarget(Protocol):
 
     def cut(self, source: str, target: str) -> None: ...
 
-    def mend(self, source: str, target: str) -> None: ...
+    def heal_cut(self, source: str, target: str) -> None: ...
 
     def clog(self, source: str, target: str) -> None: ...
 
@@ -46,15 +46,15 @@ class FaultTarget(Protocol):
 
     def slow(self, source: str, target: str, by_s: float) -> None: ...
 
-    def later(self, delay_s: float, deed: Callable[[], None]) -> None: ...
+    def later(self, delay_s: float, action: Callable[[], None]) -> None: ...
 
-    def once_reserved(self, scope: str, deed: Callable[[], None]) -> Heal:
-        """Call `deed` at the next reservation in this scope, unless it is cancelled before."""
+    def on_next_reservation(self, scope: str, action: Callable[[], None]) -> Heal:
+        """Call `action` at the next reservation in this scope, unless it is cancelled before."""
         ...
 
     def power_cut(self, process: SimProcess) -> None: ...
 
-    def weather(self, **changes: float) -> Heal: ...
+    def degrade_network(self, **changes: float) -> Heal: ...
 
     def backup(self, scope: str) -> None: ...
 
@@ -62,7 +62,7 @@ class FaultTarget(Protocol):
 
     def restore(self, scope: str) -> bool: ...
 
-    def break_plugin(self, broken: bool, /) -> None: ...
+    def set_plugin_broken(self, broken: bool, /) -> None: ...
 
 
 def _no_heal() -> None:
@@ -95,7 +95,7 @@ class FaultKind(NamedTuple):
     name: str
     summary: str
     rows: tuple[int, ...]
-    deed: FaultFunction
+    inject: FaultFunction
     swarms: bool = True
     scopes_min: int = 1
     store: str = ""
@@ -103,7 +103,7 @@ class FaultKind(NamedTuple):
     where: FaultScope = FaultScope.SCOPE
     plugin: bool = False
 
-    def lacks(self, scenario: Scenario) -> str:
+    def missing_requirement(self, scenario: Scenario) -> str:
         """A setting that this fault requires and the scenario does not have; empty if nothing is missing."""
         if len(scenario.cluster.scopes) < self.scopes_min:
             return f"{self.scopes_min} or more cluster.scopes"
@@ -113,8 +113,8 @@ class FaultKind(NamedTuple):
             return "cluster.plugin = true"
         return ""
 
-    def meets(self, scenario: Scenario) -> bool:
-        return not self.lacks(scenario)
+    def is_supported_by(self, scenario: Scenario) -> bool:
+        return not self.missing_requirement(scenario)
 
 
 KINDS: Final[dict[str, FaultKind]] = {}
@@ -131,9 +131,9 @@ def fault(
     where: FaultScope = FaultScope.SCOPE,
     plugin: bool = False,
 ) -> Callable[[FaultFunction], FaultFunction]:
-    def register(deed: FaultFunction) -> FaultFunction:
-        KINDS[name] = FaultKind(name, summary, rows, deed, swarms, scopes_min, store, size, where, plugin)
-        return deed
+    def register(inject: FaultFunction) -> FaultFunction:
+        KINDS[name] = FaultKind(name, summary, rows, inject, swarms, scopes_min, store, size, where, plugin)
+        return inject
 
     return register
 
@@ -142,19 +142,19 @@ def fault(
 
 
 def _kill_fault(sort: str) -> FaultFunction:
-    def deed(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-        victim = pick_alive(lots, hand.processes(sort, one.where))
+    def inject(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+        victim = pick_alive(rng, target.processes(sort, injection.where))
         if victim is None:
             return None
         victim.kill()
         return victim.start
 
-    return deed
+    return inject
 
 
-def pick_alive(lots: Random, processes: Sequence[SimProcess]) -> SimProcess | None:
+def pick_alive(rng: Random, processes: Sequence[SimProcess]) -> SimProcess | None:
     """The first live process in a drawn order. The order does not depend on which processes other faults have killed."""
-    return next((process for process in lots.sample(processes, len(processes)) if process.alive), None)
+    return next((process for process in rng.sample(processes, len(processes)) if process.alive), None)
 
 
 fault("kill-server", "an authority server or a standby is killed and restarted", 8, 19, 20)(_kill_fault("server"))
@@ -165,8 +165,8 @@ fault("kill-people", "a client is killed while it waits for an answer", 1)(_kill
 
 
 @fault("kill-leader", "the active authority is killed", 8, 19, 20)
-def kill_leader(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
+def kill_leader(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = target.leader(rng.choice(target.stores(injection.where)).scope)
     if victim is None or not victim.alive:
         return None
     victim.kill()
@@ -174,14 +174,14 @@ def kill_leader(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("freeze-leader", "the active authority is frozen past its lease, and resumes", 15, 18)
-def freeze_leader(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = hand.leader(lots.choice(hand.stores(one.where)).scope)
+def freeze_leader(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = target.leader(rng.choice(target.stores(injection.where)).scope)
     return None if victim is None or not victim.alive else freeze_process(victim)
 
 
 @fault("freeze", "a process is frozen, and resumes", 15, 18)
-def freeze(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = pick_alive(lots, [process for process in hand.everyone(one.where) if not process.name.startswith("keeper-")])
+def freeze(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = pick_alive(rng, [process for process in target.all_processes(injection.where) if not process.name.startswith("keeper-")])
     return None if victim is None else freeze_process(victim)
 
 
@@ -197,13 +197,13 @@ def freeze_process(victim: SimProcess) -> Heal:
 
 
 @fault("power-cut", "a machine with nodes loses power, and everything that runs on it", 36, where=FaultScope.NODES)
-def power_cut(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = hand.processes("agent", one.where)
-    if not able:
+def power_cut(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = target.processes("agent", injection.where)
+    if not candidates:
         return None
-    victim = lots.choice(able)
-    hand.power_cut(victim)
-    others = [process for process in hand.everyone("") if process.machine is victim.machine]
+    victim = rng.choice(candidates)
+    target.power_cut(victim)
+    others = [process for process in target.all_processes("") if process.machine is victim.machine]
 
     def heal() -> None:
         for process in others:
@@ -215,34 +215,34 @@ def power_cut(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 # ---------------------------------------------------------------------------------------------------------------- network
 
 
-def cut_paths(hand: FaultTarget, ways: Sequence[tuple[str, str]]) -> Heal:
-    for way in ways:
-        hand.cut(*way)
+def cut_paths(target: FaultTarget, paths: Sequence[tuple[str, str]]) -> Heal:
+    for path in paths:
+        target.cut(*path)
 
     def heal() -> None:
-        for way in ways:
-            hand.mend(*way)
+        for path in paths:
+            target.heal_cut(*path)
 
     return heal
 
 
-def _both_directions(one: str, others: Sequence[str]) -> list[tuple[str, str]]:
-    return [way for other in others for way in ((one, other), (other, one))]
+def _both_directions(name: str, others: Sequence[str]) -> list[tuple[str, str]]:
+    return [path for other in others for path in ((name, other), (other, name))]
 
 
 @fault("isolate", "a process is partitioned from all others", 9, 16, 34)
-def isolate(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone(one.where))
-    return cut_paths(hand, _both_directions(victim.name, hand.peers(victim)))
+def isolate(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = rng.choice(target.all_processes(injection.where))
+    return cut_paths(target, _both_directions(victim.name, target.peers(victim)))
 
 
 @fault("cut-node", "a node is partitioned from all others, and returns", 34, 39, where=FaultScope.NODES)
-def cut_node(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = hand.processes("agent", one.where)
-    if not able:
+def cut_node(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = target.processes("agent", injection.where)
+    if not candidates:
         return None
-    victim = lots.choice(able)
-    return cut_paths(hand, _both_directions(victim.name, hand.peers(victim)))
+    victim = rng.choice(candidates)
+    return cut_paths(target, _both_directions(victim.name, target.peers(victim)))
 
 
 @fault(
@@ -253,42 +253,44 @@ def cut_node(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     swarms=False,
     where=FaultScope.NODES,
 )
-def deaf_node(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = hand.processes("agent", one.where)
-    if not able:
+def deaf_node(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = target.processes("agent", injection.where)
+    if not candidates:
         return None
-    victim = lots.choice(able)
-    return cut_paths(hand, [(other, victim.name) for other in hand.peers(victim)])
+    victim = rng.choice(candidates)
+    return cut_paths(target, [(other, victim.name) for other in target.peers(victim)])
 
 
 @fault("all-silent", "all nodes become silent at once", 35, where=FaultScope.NODES)
-def all_silent(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    ways = [way for victim in hand.processes("agent", one.where) for way in _both_directions(victim.name, hand.peers(victim))]
-    return cut_paths(hand, ways)
+def all_silent(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    paths = [
+        path for victim in target.processes("agent", injection.where) for path in _both_directions(victim.name, target.peers(victim))
+    ]
+    return cut_paths(target, paths)
 
 
 @fault("cut-one-way", "messages between two processes get through in one direction only", 16)
-def cut_one_way(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone(one.where))
-    other = lots.choice(hand.peers(victim))
-    return cut_paths(hand, [(victim.name, other) if lots.random() < 0.5 else (other, victim.name)])
+def cut_one_way(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = rng.choice(target.all_processes(injection.where))
+    other = rng.choice(target.peers(victim))
+    return cut_paths(target, [(victim.name, other) if rng.random() < 0.5 else (other, victim.name)])
 
 
 @fault("cut-store", "the active authority cannot reach its store", 9, 16)
-def cut_store(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    victim = hand.leader(store.scope)
-    return None if victim is None else cut_paths(hand, _both_directions(victim.name, [store.name]))
+def cut_store(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    victim = target.leader(store.scope)
+    return None if victim is None else cut_paths(target, _both_directions(victim.name, [store.name]))
 
 
 @fault("cut-scopes", "one scope is partitioned from the others", 34, scopes_min=2)
-def cut_scopes(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    stores = hand.stores("")
-    apart = one.where or lots.choice(stores[1:]).scope
-    inside = [process.name for process in hand.everyone("") if f"-{apart}-" in process.name] + [f"store/{apart}"]
-    outside = [process.name for process in hand.everyone("") if process.name not in inside]
+def cut_scopes(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    stores = target.stores("")
+    apart = injection.where or rng.choice(stores[1:]).scope
+    inside = [process.name for process in target.all_processes("") if f"-{apart}-" in process.name] + [f"store/{apart}"]
+    outside = [process.name for process in target.all_processes("") if process.name not in inside]
     outside += [store.name for store in stores if store.scope != apart]
-    return cut_paths(hand, [way for name in inside for way in _both_directions(name, outside)])
+    return cut_paths(target, [path for name in inside for path in _both_directions(name, outside)])
 
 
 @fault(
@@ -301,19 +303,19 @@ def cut_scopes(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     store="memory",
     where=FaultScope.NODES,
 )
-def region_lost(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+def region_lost(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
     """The capacity of the region has been granted to others, so the region must return as a restored incarnation, not as the
     one that held this capacity.
     """
-    apart = one.where or lots.choice(hand.stores("")[1:]).scope
-    servers = hand.processes("server", apart)
-    hand.backup(apart)
+    apart = injection.where or rng.choice(target.stores("")[1:]).scope
+    servers = target.processes("server", apart)
+    target.backup(apart)
     for server in servers:
         server.kill()
-    hand.later(one.lasts_s / 4, partial(hand.declare_lost, apart))
+    target.later(injection.lasts_s / 4, partial(target.declare_lost, apart))
 
     def heal() -> None:
-        if not hand.restore(apart):
+        if not target.restore(apart):
             for server in servers:
                 server.start()
 
@@ -321,83 +323,83 @@ def region_lost(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("swizzle-clog", "links are clogged one by one, and opened in another order", 43)
-def swizzle_clog(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    ways = [(process.name, other) for process in hand.everyone(one.where) for other in hand.peers(process)]
-    chosen = lots.sample(ways, min(len(ways), 3 + lots.randrange(12)))
-    step_s = one.lasts_s / (2 * len(chosen))
+def swizzle_clog(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    paths = [(process.name, other) for process in target.all_processes(injection.where) for other in target.peers(process)]
+    chosen = rng.sample(paths, min(len(paths), 3 + rng.randrange(12)))
+    step_s = injection.lasts_s / (2 * len(chosen))
     waiting, clogged = dict.fromkeys(chosen), dict[tuple[str, str], None]()
 
-    def clog(way: tuple[str, str]) -> None:
-        if way in waiting:
-            del waiting[way]
-            clogged[way] = None
-            hand.clog(*way)
+    def clog(path: tuple[str, str]) -> None:
+        if path in waiting:
+            del waiting[path]
+            clogged[path] = None
+            target.clog(*path)
 
-    def unclog(way: tuple[str, str]) -> None:
-        if way in clogged:
-            del clogged[way]
-            hand.unclog(*way)
+    def unclog(path: tuple[str, str]) -> None:
+        if path in clogged:
+            del clogged[path]
+            target.unclog(*path)
 
-    for index, way in enumerate(chosen):
-        hand.later(index * step_s, partial(clog, way))
-    for index, way in enumerate(lots.sample(chosen, len(chosen))):
-        hand.later((len(chosen) + index) * step_s, partial(unclog, way))
+    for index, path in enumerate(chosen):
+        target.later(index * step_s, partial(clog, path))
+    for index, path in enumerate(rng.sample(chosen, len(chosen))):
+        target.later((len(chosen) + index) * step_s, partial(unclog, path))
 
     def heal() -> None:
         waiting.clear()
-        for way in tuple(clogged):
-            unclog(way)
+        for path in tuple(clogged):
+            unclog(path)
 
     return heal
 
 
 @fault("slow-links", "messages to one process are delayed", 12, 29, size=SECONDS)
-def slow_links(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = lots.choice(hand.everyone(one.where))
+def slow_links(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = rng.choice(target.all_processes(injection.where))
     # Replies are delayed more often than requests: a lease that is counted from the reply instead of the request lasts too
     # long.
-    others, by_s = hand.peers(victim), one.size or 0.2 + 3.0 * lots.random()
-    ways = [(other, victim.name) for other in others] + (
-        [(victim.name, other) for other in others] if lots.random() < 0.3 else []
+    others, by_s = target.peers(victim), injection.size or 0.2 + 3.0 * rng.random()
+    paths = [(other, victim.name) for other in others] + (
+        [(victim.name, other) for other in others] if rng.random() < 0.3 else []
     )
-    for way in ways:
-        hand.slow(*way, by_s)
+    for path in paths:
+        target.slow(*path, by_s)
 
     def heal() -> None:
-        for way in ways:
-            hand.slow(*way, -by_s)
+        for path in paths:
+            target.slow(*path, -by_s)
 
     return heal
 
 
 @fault("loss", "messages are lost", 1, 32, size=SHARE, where=FaultScope.NETWORK)
-def loss(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    return hand.weather(loss=one.size or 0.01 + 0.2 * lots.random())
+def loss(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    return target.degrade_network(loss=injection.size or 0.01 + 0.2 * rng.random())
 
 
 @fault("repeats", "messages arrive twice", 37, size=SHARE, where=FaultScope.NETWORK)
-def repeats(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    return hand.weather(repeat=one.size or 0.05 + 0.4 * lots.random())
+def repeats(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    return target.degrade_network(repeat=injection.size or 0.05 + 0.4 * rng.random())
 
 
 @fault("delays", "messages are delayed and reordered", 2, 6, size=SECONDS, where=FaultScope.NETWORK)
-def delays(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    return hand.weather(tail_chance=0.05 + 0.3 * lots.random(), tail_s=one.size or 0.1 + 2.0 * lots.random())
+def delays(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    return target.degrade_network(tail_chance=0.05 + 0.3 * rng.random(), tail_s=injection.size or 0.1 + 2.0 * rng.random())
 
 
 # ----------------------------------------------------------------------------------------------------------------- clocks
 
 
 @fault("drift", "a clock runs fast or slow, within the drift that fencing allows for", 17)
-def drift(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    clock = lots.choice(hand.everyone(one.where)).machine.clock
-    clock.drift(1.0 + 0.004 * (2 * lots.random() - 1))
+def drift(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    clock = rng.choice(target.all_processes(injection.where)).machine.clock
+    clock.drift(1.0 + 0.004 * (2 * rng.random() - 1))
     return _no_heal
 
 
 @fault("wall-jump", "a wall clock jumps by up to an hour", 17)
-def wall_jump(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    lots.choice(hand.everyone(one.where)).machine.clock.wall_offset_ms += lots.randrange(-3_600_000, 3_600_000)
+def wall_jump(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    rng.choice(target.all_processes(injection.where)).machine.clock.wall_offset_ms += rng.randrange(-3_600_000, 3_600_000)
     return _no_heal
 
 
@@ -405,15 +407,15 @@ def wall_jump(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 def _store_fault(**changes: float | bool) -> FaultFunction:
-    def deed(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-        store = lots.choice(hand.stores(one.where))
+    def inject(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+        store = rng.choice(target.stores(injection.where))
         drawn: dict[str, float | bool] = {
-            name: value if isinstance(value, bool) else (one.size or value * (0.2 + 0.8 * lots.random()))
+            name: value if isinstance(value, bool) else (injection.size or value * (0.2 + 0.8 * rng.random()))
             for name, value in changes.items()
         }
-        return store.worsen(drawn)
+        return store.degrade(drawn)
 
-    return deed
+    return inject
 
 
 fault("answers-lost", "commits are applied and their answers are lost", 1, size=SHARE)(_store_fault(lost_after=0.5))
@@ -433,44 +435,44 @@ fault("events-repeated", "watch events are repeated", 6, size=SHARE)(_store_faul
 
 
 @fault("leader-change", "the store elects a new leader", 8)
-def leader_change(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    hand.later(1.4 + 1.3 * lots.random(), store.worsen({"away": True}))
+def leader_change(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    target.later(1.4 + 1.3 * rng.random(), store.degrade({"away": True}))
     return _no_heal
 
 
 @fault("lagging-member", "observers fail over to a member that lags, in the middle of a watch", 6, size=SECONDS)
-def lagging_member(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    heal = store.worsen({"lag_s": one.size or 15.0 * (0.2 + 0.8 * lots.random())})
+def lagging_member(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    heal = store.degrade({"lag_s": injection.size or 15.0 * (0.2 + 0.8 * rng.random())})
     store.break_watches()
     return heal
 
 
 @fault("compaction", "the history is compacted while watches are broken", 7, store="memory")
-def compaction(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    away_s = 1.0 + 4.0 * lots.random()
+def compaction(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    away_s = 1.0 + 4.0 * rng.random()
     store.break_watches(for_s=away_s)
 
     def compact() -> None:
         run_sync(store.store.compact(run_sync(store.store.revision())))
 
-    hand.later(away_s * 0.9, compact)
+    target.later(away_s * 0.9, compact)
     return _no_heal
 
 
 @fault("backup", "a backup is taken", swarms=False, store="memory")
-def backup(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    for store in hand.stores(one.where):
-        hand.backup(store.scope)
+def backup(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    for store in target.stores(injection.where):
+        target.backup(store.scope)
     return _no_heal
 
 
 @fault("restore", "an old backup replaces the store", 10, store="memory")
-def restore(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    return _no_heal if hand.restore(store.scope) else None
+def restore(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    return _no_heal if target.restore(store.scope) else None
 
 
 @fault(
@@ -480,20 +482,20 @@ def restore(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
     swarms=False,
     store="memory",
 )
-def damage(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    store = lots.choice(hand.stores(one.where))
-    mend = store.worsen({"damaged": True})
+def damage(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    store = rng.choice(target.stores(injection.where))
+    mend = store.degrade({"damaged": True})
 
     def heal() -> None:
         mend()
-        if not hand.restore(store.scope):
-            for server in hand.processes("server", store.scope):
+        if not target.restore(store.scope):
+            for server in target.processes("server", store.scope):
                 server.start()
 
     return heal
 
 
 @fault("torn-write", "the power is cut in the middle of a write to the store's files", 13, swarms=False, store="sqlite")
-def torn_write(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = [store for store in hand.stores(one.where) if isinstance(store, SqliteStoreService)]
-    return lots.choice(able).cut_power(1 + lots.randrange(POWER_CUT_CALLS_MAX)) if able else None
+def torn_write(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = [store for store in target.stores(injection.where) if isinstance(store, SqliteStoreService)]
+    return rng.choice(candidates).cut_power(1 + rng.randrange(POWER_CUT_CALLS_MAX)) if candidates else None

@@ -13,27 +13,27 @@ from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.random_streams import Random
 
 
-def _pick_process(hand: FaultTarget, lots: Random, one: Injection, sort: str) -> SimProcess | None:
-    return pick_alive(lots, hand.processes(sort, one.where))
+def _pick_process(target: FaultTarget, rng: Random, injection: Injection, kind: str) -> SimProcess | None:
+    return pick_alive(rng, target.processes(kind, injection.where))
 
 
 @fault("freeze-agent", "an agent is frozen while its keeper continues", 18, swarms=False, where=FaultScope.NODES)
-def freeze_agent(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = _pick_process(hand, lots, one, "agent")
+def freeze_agent(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = _pick_process(target, rng, injection, "agent")
     return None if victim is None else freeze_process(victim)
 
 
 @fault("freeze-keeper", "a keeper is frozen while its agent continues", 18, 37, swarms=False, where=FaultScope.NODES)
-def freeze_keeper(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = _pick_process(hand, lots, one, "keeper")
+def freeze_keeper(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = _pick_process(target, rng, injection, "keeper")
     return None if victim is None else freeze_process(victim)
 
 
 @fault(
     "kill-keeper", "a keeper is killed, with the processes that must not outlive it", 36, swarms=False, where=FaultScope.NODES
 )
-def kill_keeper(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = _pick_process(hand, lots, one, "keeper")
+def kill_keeper(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = _pick_process(target, rng, injection, "keeper")
     if victim is None:
         return None
     victim.kill()
@@ -41,12 +41,12 @@ def kill_keeper(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("kill-both", "an agent and its keeper are killed at once, and restarted", 36, swarms=False, where=FaultScope.NODES)
-def kill_both(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = hand.processes("agent", one.where)
-    if not able:
+def kill_both(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = target.processes("agent", injection.where)
+    if not candidates:
         return None
-    machine = lots.choice(able).machine
-    victims = [process for process in hand.everyone("") if process.machine is machine]
+    machine = rng.choice(candidates).machine
+    victims = [process for process in target.all_processes("") if process.machine is machine]
     for victim in victims:
         victim.kill()
 
@@ -58,11 +58,11 @@ def kill_both(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("slow-starts", "processes start slowly on one machine", 37, 38, swarms=False, size=SECONDS, where=FaultScope.NODES)
-def slow_starts(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    machine = _pick_machine(hand, lots, one)
+def slow_starts(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    machine = _pick_machine(target, rng, injection)
     if machine is None:
         return None
-    by_s = one.size or 1.0 + 20.0 * lots.random()
+    by_s = injection.size or 1.0 + 20.0 * rng.random()
     machine.slow_start_s += by_s
 
     def heal() -> None:
@@ -72,11 +72,11 @@ def slow_starts(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("slow-journal", "the disk of a keeper is slow", 12, 14, swarms=False, size=SECONDS, where=FaultScope.NODES)
-def slow_journal(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    machine = _pick_machine(hand, lots, one)
+def slow_journal(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    machine = _pick_machine(target, rng, injection)
     if machine is None:
         return None
-    by_ms = round(1000 * (one.size or 0.5 + 8.0 * lots.random()))
+    by_ms = round(1000 * (injection.size or 0.5 + 8.0 * rng.random()))
     machine.slow_disk_ms += by_ms
 
     def heal() -> None:
@@ -86,51 +86,51 @@ def slow_journal(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None
 
 
 @fault("bad-journal", "the disk of a keeper is full, fails, or does not sync", 14, swarms=False, where=FaultScope.NODES)
-def bad_journal(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    machine = _pick_machine(hand, lots, one)
+def bad_journal(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    machine = _pick_machine(target, rng, injection)
     if machine is None:
         return None
-    how = lots.choice(("full", "failing", "unsettling"))
-    setattr(machine.disk, how, True)
+    fault_name = rng.choice(("full", "failing", "not_syncing"))
+    setattr(machine.disk, fault_name, True)
 
     def heal() -> None:
-        setattr(machine.disk, how, False)
+        setattr(machine.disk, fault_name, False)
 
     return heal
 
 
 @fault("silent-zone", "all nodes of one zone become silent at once", 34, 35, swarms=False, where=FaultScope.NODES)
-def silent_zone(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+def silent_zone(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
     """Partition every third agent. The zone of a node follows from its number modulo 3, and nodes are dealt to agents by
     number, so if the number of agents is a multiple of 3, these agents have all nodes of one zone.
     """
-    able = hand.processes("agent", one.where)
-    if not able:
+    candidates = target.processes("agent", injection.where)
+    if not candidates:
         return None
-    first = int(lots.choice(able).name.rsplit("-", 1)[1]) % 3
+    first = int(rng.choice(candidates).name.rsplit("-", 1)[1]) % 3
     return cut_paths(
-        hand,
+        target,
         [
-            way
-            for victim in able
+            path
+            for victim in candidates
             if int(victim.name.rsplit("-", 1)[1]) % 3 == first
-            for other in hand.peers(victim)
-            for way in ((victim.name, other), (other, victim.name))
+            for other in target.peers(victim)
+            for path in ((victim.name, other), (other, victim.name))
         ],
     )
 
 
-def _pick_machine(hand: FaultTarget, lots: Random, one: Injection) -> SimMachine | None:
-    able = hand.processes("keeper", one.where)
-    return lots.choice(able).machine if able else None
+def _pick_machine(target: FaultTarget, rng: Random, injection: Injection) -> SimMachine | None:
+    candidates = target.processes("keeper", injection.where)
+    return rng.choice(candidates).machine if candidates else None
 
 
 # ------------------------------------------------------------------------------------------------------------------ disks
 
 
 @fault("disk-full", "a machine's disk is full", 11, 14)
-def disk_full(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone(one.where)).machine.disk
+def disk_full(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    disk = rng.choice(target.all_processes(injection.where)).machine.disk
     disk.full = True
 
     def heal() -> None:
@@ -140,8 +140,8 @@ def disk_full(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
 
 
 @fault("disk-failing", "a machine's disk returns errors", 14)
-def disk_failing(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    disk = lots.choice(hand.everyone(one.where)).machine.disk
+def disk_failing(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    disk = rng.choice(target.all_processes(injection.where)).machine.disk
     disk.failing = True
 
     def heal() -> None:
@@ -156,8 +156,8 @@ def disk_failing(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None
 @fault(
     "freeze-scheduler", "a scheduler is frozen with claims in flight, and resumes", 15, 18, swarms=False, where=FaultScope.NODES
 )
-def freeze_scheduler(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    victim = pick_alive(lots, hand.processes("scheduler", one.where))
+def freeze_scheduler(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    victim = pick_alive(rng, target.processes("scheduler", injection.where))
     return None if victim is None else freeze_process(victim)
 
 
@@ -168,12 +168,12 @@ def freeze_scheduler(hand: FaultTarget, lots: Random, one: Injection) -> Heal | 
     swarms=False,
     where=FaultScope.NODES,
 )
-def kill_reserving(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
+def kill_reserving(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
     """If no reservation is made in time, the fault counts as injected without effect: the moment depends on the schedulers."""
-    able = hand.processes("scheduler", one.where)
-    if not able:
+    candidates = target.processes("scheduler", injection.where)
+    if not candidates:
         return None
-    victims = hand.processes("scheduler", lots.choice(able).name.split("-")[1])
+    victims = target.processes("scheduler", rng.choice(candidates).name.split("-")[1])
     killed: list[SimProcess] = []
 
     def kill() -> None:
@@ -182,10 +182,10 @@ def kill_reserving(hand: FaultTarget, lots: Random, one: Injection) -> Heal | No
                 victim.kill()
                 killed.append(victim)
 
-    spare = hand.once_reserved(victims[0].name.split("-")[1], kill)
+    cancel = target.on_next_reservation(victims[0].name.split("-")[1], kill)
 
     def heal() -> None:
-        spare()
+        cancel()
         for victim in killed:
             victim.start()
 
@@ -200,17 +200,17 @@ def kill_reserving(hand: FaultTarget, lots: Random, one: Injection) -> Heal | No
     swarms=False,
     where=FaultScope.NODES,
 )
-def unanswered(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    able = hand.processes("scheduler", one.where)
-    if not able:
+def unanswered(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    candidates = target.processes("scheduler", injection.where)
+    if not candidates:
         return None
-    victim = lots.choice(able).name
+    victim = rng.choice(candidates).name
     scope = victim.split("-")[1]
-    ways = [(server.name, victim) for server in hand.processes("server", scope)]
-    return cut_paths(hand, ways if lots.random() < 0.5 else [(victim, server) for server, victim in ways])
+    paths = [(server.name, victim) for server in target.processes("server", scope)]
+    return cut_paths(target, paths if rng.random() < 0.5 else [(victim, server) for server, victim in paths])
 
 
 @fault("plugin-fails", "a third-party filter plug-in of the schedulers raises errors", 26, swarms=False, plugin=True)
-def plugin_fails(hand: FaultTarget, lots: Random, one: Injection) -> Heal | None:
-    hand.break_plugin(True)
-    return lambda: hand.break_plugin(False)
+def plugin_fails(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
+    target.set_plugin_broken(True)
+    return lambda: target.set_plugin_broken(False)

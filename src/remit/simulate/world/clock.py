@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.random_streams import stream
-from remit.world.clock import Bounded
+from remit.world.clock import TaskTimeout
 from remit.world.interfaces import OffloadClosed
 
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,19 +46,19 @@ class SimClock:
         return f"{self._name}-{self._boots}"
 
     def wall(self) -> str:
-        shown = _EPOCH + timedelta(seconds=self._loop.time(), milliseconds=self.wall_offset_ms)
-        return shown.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+        wall = _EPOCH + timedelta(seconds=self._loop.time(), milliseconds=self.wall_offset_ms)
+        return wall.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
     async def sleep_ms(self, ms: int) -> None:
         if ms < 0:
             raise ValueError(f"cannot sleep {ms} ms")
         until_ms = self.now_ms() + ms
-        left_ms = ms
-        if not left_ms:
+        remaining_ms = ms
+        if not remaining_ms:
             await asyncio.sleep(0)
-        while left_ms > 0:
-            await asyncio.sleep(left_ms / (1000 * self._rate))
-            left_ms = until_ms - self.now_ms()
+        while remaining_ms > 0:
+            await asyncio.sleep(remaining_ms / (1000 * self._rate))
+            remaining_ms = until_ms - self.now_ms()
 
     def timeout_ms(self, ms: int) -> AbstractAsyncContextManager[object]:
         return _ExactTimeout(self._loop, ms / (1000 * self._rate))
@@ -80,7 +80,7 @@ class SimClock:
         self._base_ms, self._since_s = 0.0, self._loop.time()
 
 
-class _ExactTimeout(Bounded):
+class _ExactTimeout(TaskTimeout):
     """A timeout with its own exact timer. The product shares coarse timers between timeouts."""
 
     __slots__ = ("_delay_s", "_handle", "_loop")
@@ -88,11 +88,11 @@ class _ExactTimeout(Bounded):
     def __init__(self, loop: SimLoop, delay_s: float) -> None:
         self._loop, self._delay_s = loop, delay_s
 
-    def _begin(self) -> None:
+    def _schedule(self) -> None:
         loop, delay_s = self._loop, self._delay_s
-        self._handle = loop.call_later(delay_s, self.over) if delay_s > 0 else loop.call_soon(self.over)
+        self._handle = loop.call_later(delay_s, self.expired) if delay_s > 0 else loop.call_soon(self.expired)
 
-    def _end(self) -> None:
+    def _cancel(self) -> None:
         self._handle.cancel()
 
 
@@ -100,13 +100,13 @@ class SeededIds:
     """Unique ids drawn from the seed: the same in every run."""
 
     def __init__(self, seed: str) -> None:
-        self._lots = stream(seed)
+        self._rng = stream(seed)
 
     def nonce(self) -> str:
-        return b32encode(self._lots.randbytes(10)).decode().lower()
+        return b32encode(self._rng.randbytes(10)).decode().lower()
 
     def incarnation(self) -> str:
-        return b32encode(self._lots.randbytes(5)).decode().lower()
+        return b32encode(self._rng.randbytes(5)).decode().lower()
 
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ T = TypeVar("T")
 
 class _OffloadedCall(NamedTuple):
     work: Callable[[], Any]
-    answer: asyncio.Future[Any]
+    future: asyncio.Future[Any]
 
 
 class SimOffload:
@@ -135,15 +135,15 @@ class SimOffload:
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if self._closed:
             raise OffloadClosed("the offload is closed", "restart the component")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if not self._alive():
-            answer.cancel()
-            return answer
-        self._queue.append(_OffloadedCall(work, answer))
+            future.cancel()
+            return future
+        self._queue.append(_OffloadedCall(work, future))
         if self._idle is None:
             self._idle = asyncio.Event()
             self._begin_next()
-        return answer
+        return future
 
     async def close(self) -> None:
         self._closed = True
@@ -155,15 +155,15 @@ class SimOffload:
         if delay_ms < 0:
             raise ValueError(f"delay_ms() returned {delay_ms}; it must be 0 or more")
         # A timer, not a task: the waiter or the caller may be cancelled, and the work must still run.
-        asyncio.get_running_loop().call_later(delay_ms / 1000, self._end_first)
+        asyncio.get_running_loop().call_later(delay_ms / 1000, self._run_first)
 
-    def _end_first(self) -> None:
+    def _run_first(self) -> None:
         if self._alive():
-            piece = self._queue.popleft()
-            _run_call(piece, self._alive)
+            call = self._queue.popleft()
+            _run_call(call, self._alive)
         if not self._alive():
-            for piece in self._queue:
-                piece.answer.cancel()
+            for call in self._queue:
+                call.future.cancel()
             self._queue.clear()
         if self._queue:
             self._begin_next()
@@ -172,30 +172,30 @@ class SimOffload:
             self._idle = None
 
 
-def _run_call(piece: _OffloadedCall, alive: Callable[[], bool]) -> None:
+def _run_call(call: _OffloadedCall, alive: Callable[[], bool]) -> None:
     try:
-        result = piece.work()
+        result = call.work()
     except (KeyboardInterrupt, SystemExit):
         raise  # these concern the simulator itself, not the simulated work
     except BaseException as error:  # noqa: BLE001 - any exception is passed to the waiter
-        _fail_call(piece.answer, error, alive)
+        _fail_call(call.future, error, alive)
     else:
         if not alive():  # the work itself ended its process, so no result is delivered
-            piece.answer.cancel()
-        elif not piece.answer.done():
-            piece.answer.set_result(result)
+            call.future.cancel()
+        elif not call.future.done():
+            call.future.set_result(result)
 
 
-def _fail_call(answer: asyncio.Future[Any], error: BaseException, alive: Callable[[], bool]) -> None:
+def _fail_call(future: asyncio.Future[Any], error: BaseException, alive: Callable[[], bool]) -> None:
     if not alive():
-        answer.cancel()
-    elif answer.done():
+        future.cancel()
+    elif future.done():
         # The waiter was cancelled, but its work failed: report the failure instead of dropping it.
-        told = {"message": "work failed after its waiter was cancelled", "exception": error}
-        answer.get_loop().call_exception_handler(told)
+        failure_context = {"message": "work failed after its waiter was cancelled", "exception": error}
+        future.get_loop().call_exception_handler(failure_context)
     elif isinstance(error, StopIteration):  # asyncio futures reject StopIteration, because it would end the awaiting coroutine
         wrapped = RuntimeError("work raised StopIteration")
         wrapped.__cause__ = error
-        answer.set_exception(wrapped)
+        future.set_exception(wrapped)
     else:
-        answer.set_exception(error)
+        future.set_exception(error)

@@ -20,8 +20,26 @@ from typing import Final
 
 from remit.law.fetch_policy import host_denial_reason
 from remit.model.artifacts import InvalidSource, parse_source
-from remit.world.files.artifacts import FetchBounds, NotFetched, NotUnpacked, Progress, Reach, UnpackBounds, Unpacked
-from remit.world.interfaces import READ_BYTES_MAX, Busy, Chance, Disk, DiskError, Missing, NoRoom, TooLarge, Unsettled
+from remit.world.files.artifacts import (
+    FetchLimits,
+    FetchPermissions,
+    FetchProgress,
+    NotFetched,
+    NotUnpacked,
+    UnpackLimits,
+    UnpackResult,
+)
+from remit.world.interfaces import (
+    READ_BYTES_MAX,
+    Disk,
+    DiskError,
+    DiskFull,
+    FileBusy,
+    FileMissing,
+    FileTooLarge,
+    NotDurable,
+    Randomness,
+)
 
 _TEMPORARY_SUFFIX: Final = ".writing"
 """The real disk hides names with this suffix: they are temporary files of atomic writes."""
@@ -38,35 +56,35 @@ class ProcessKilled(DiskError):
 class SimDisk:
     """The disk of one machine. It outlives the processes, and each process has its own `mount`.
 
-    The simulation switches its faults: `full` rejects what needs space, `failing` rejects everything, and `unsettling` makes
+    The simulation switches its faults: `full` rejects what needs space, `failing` rejects everything, and `not_syncing` makes
     changes visible without syncing them.
     """
 
     def __init__(self, *, capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
-        self.full = self.failing = self.unsettling = False
+        self.full = self.failing = self.not_syncing = False
         self._entries: dict[Path, Entry] = {_ROOT: None}
-        self._before: dict[Path, list[Entry | Missing]] = {}
+        self._unsynced: dict[Path, list[Entry | FileMissing]] = {}
         """Earlier contents of each path with unsynced changes, oldest first: a crash may bring any of them back."""
-        self._holders: dict[Path, _LockHolder] = {}
+        self._locks: dict[Path, _LockHolder] = {}
 
     @property
-    def takes_nothing(self) -> bool:
+    def rejects_writes(self) -> bool:
         return self.full or self.failing
 
     def mount(self, alive: Callable[[], bool]) -> Disk:
         """The disk as one process sees it, until `alive()` returns false."""
         return _Mount(self, alive)
 
-    def crash(self, chance: Chance) -> None:
+    def crash(self, chance: Randomness) -> None:
         """The machine lost power; its processes must be dead already. Each unsynced path gets one of its earlier contents or
         its latest one.
         """
-        self._holders.clear()
-        unsettled, self._before = sorted(self._before.items()), {}
-        for path, earlier in unsettled:
+        self._locks.clear()
+        unsynced, self._unsynced = sorted(self._unsynced.items()), {}
+        for path, earlier in unsynced:
             now = self._entries[path] if path in self._entries else _missing(path)
-            self._put_back(path, chance.choice([*earlier, now]))
+            self._restore_content(path, chance.choice([*earlier, now]))
 
     def used_bytes(self) -> int:
         return sum(len(content) for content in self._entries.values() if content is not None)
@@ -76,7 +94,7 @@ class SimDisk:
 
     # Called by a mount after it has checked that its process is alive. Paths are absolute and normalized.
 
-    def entry(self, path: Path) -> Entry | Missing:
+    def entry(self, path: Path) -> Entry | FileMissing:
         """A path below a file is missing, as on the real disk."""
         self.check_works(path)
         return self._entries[path] if path in self._entries else _missing(path)
@@ -84,65 +102,65 @@ class SimDisk:
     def put(self, path: Path, content: Entry) -> None:
         """Set the content of `path`. Old and new content exist at the same time, so space for both is needed."""
         if self.full or len(content or b"") > self.free_bytes():
-            raise NoRoom(f"no space for {path} (No space left on device)", "free space on this disk")
-        self._note(path)
+            raise DiskFull(f"no space for {path} (No space left on device)", "free space on this disk")
+        self._record_earlier(path)
         self._entries[path] = content
-        self._holders.pop(path, None)  # a lock is on the replaced file, not on the new one
+        self._locks.pop(path, None)  # a lock is on the replaced file, not on the new one
 
     def drop(self, path: Path) -> None:
-        self._note(path)
+        self._record_earlier(path)
         self._entries.pop(path, None)
-        self._holders.pop(path, None)
+        self._locks.pop(path, None)
 
-    def force(self, directory: Path) -> None:
+    def sync(self, directory: Path) -> None:
         """Sync a directory: all changes of names in it are then durable, also earlier ones."""
-        if self.unsettling:
+        if self.not_syncing:
             cause = f"{directory} could not be synced (Input/output error)"
-            raise Unsettled(cause, "repair the disk, then retry")
-        for path in [path for path in self._before if path.parent == directory]:
-            del self._before[path]
+            raise NotDurable(cause, "repair the disk, then retry")
+        for path in [path for path in self._unsynced if path.parent == directory]:
+            del self._unsynced[path]
 
     def names(self, directory: Path) -> tuple[str, ...]:
         return tuple(sorted(path.name for path in self._entries if path.parent == directory and path != _ROOT))
 
-    def under(self, directory: Path) -> list[Path]:
+    def tree_of(self, directory: Path) -> list[Path]:
         """The directory and everything in it, innermost first."""
         inside = [path for path in self._entries if path == directory or directory in path.parents]
         return sorted(inside, key=lambda path: (-len(path.parts), path))
 
     def move(self, made: Path, to: Path) -> None:
         """Move a tree atomically, without syncing it."""
-        for inside in reversed(self.under(made)):
+        for inside in reversed(self.tree_of(made)):
             content = self._entries[inside]
             self.drop(inside)
             self.put(to / inside.relative_to(made), content)
 
     def bytes_below(self, directory: Path) -> int:
-        return sum(len(self._entries[path] or b"") for path in self.under(directory))
+        return sum(len(self._entries[path] or b"") for path in self.tree_of(directory))
 
-    def hold(self, path: Path, holder: _LockHolder) -> None:
-        if path in self._holders and self._holders[path].alive():
-            raise Busy(f"{path} is locked by another process", "stop that process, or use another path")
-        self._holders[path] = holder
+    def acquire_lock(self, path: Path, holder: _LockHolder) -> None:
+        if path in self._locks and self._locks[path].alive():
+            raise FileBusy(f"{path} is locked by another process", "stop that process, or use another path")
+        self._locks[path] = holder
 
-    def let_go(self, path: Path, holder: _LockHolder) -> None:
-        if self._holders.get(path) is holder:
-            del self._holders[path]
+    def release_lock(self, path: Path, holder: _LockHolder) -> None:
+        if self._locks.get(path) is holder:
+            del self._locks[path]
 
     def check_works(self, path: Path) -> None:
         if self.failing:
             raise DiskError(f"{path} cannot be used (Input/output error)", "repair the disk, or use another path")
 
-    def _note(self, path: Path) -> None:
-        was = self._entries[path] if path in self._entries else _missing(path)
-        self._before.setdefault(path, []).append(was)
+    def _record_earlier(self, path: Path) -> None:
+        before = self._entries[path] if path in self._entries else _missing(path)
+        self._unsynced.setdefault(path, []).append(before)
 
-    def _put_back(self, path: Path, found: Entry | Missing) -> None:
-        if not isinstance(found, Missing):
+    def _restore_content(self, path: Path, content: Entry | FileMissing) -> None:
+        if not isinstance(content, FileMissing):
             if path.parent in self._entries:  # otherwise the directory itself was lost, with everything in it
-                self._entries[path] = found
+                self._entries[path] = content
             return
-        for inside in [one for one in self._entries if one == path or path in one.parents]:
+        for inside in [entry_path for entry_path in self._entries if entry_path == path or path in entry_path.parents]:
             del self._entries[inside]
 
 
@@ -160,96 +178,96 @@ class _Mount:
         self._disk, self._alive = disk, alive
 
     def read(self, path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        place = self._place(path)
-        found = self._disk.entry(place)
-        if isinstance(found, Missing):
-            raise found
-        if found is None:
-            raise _is_directory(place)
-        if len(found) > bytes_max:
-            raise TooLarge(f"{path} has more than {bytes_max} bytes", "check which program wrote it, and move it away")
-        return found
+        resolved = self._resolve(path)
+        entry = self._disk.entry(resolved)
+        if isinstance(entry, FileMissing):
+            raise entry
+        if entry is None:
+            raise _is_directory(resolved)
+        if len(entry) > bytes_max:
+            raise FileTooLarge(f"{path} has more than {bytes_max} bytes", "check which program wrote it, and move it away")
+        return entry
 
     def write_atomically(self, path: Path, data: bytes) -> None:
-        place = self._place(path)
-        self._check_directory(place.parent, place)
-        if self._disk.entry(place) is None:
-            raise _is_directory(place)
-        self._disk.put(place, bytes(data))
-        self._disk.force(place.parent)
+        resolved = self._resolve(path)
+        self._check_directory(resolved.parent, resolved)
+        if self._disk.entry(resolved) is None:
+            raise _is_directory(resolved)
+        self._disk.put(resolved, bytes(data))
+        self._disk.sync(resolved.parent)
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
-        place = self._place(path)
-        self._check_directory(place.parent, place)
-        found = self._disk.entry(place)
-        if found is None:
-            raise _is_directory(place)
-        self._disk.put(place, (b"" if isinstance(found, Missing) else found) + bytes(data))
+        resolved = self._resolve(path)
+        self._check_directory(resolved.parent, resolved)
+        entry = self._disk.entry(resolved)
+        if entry is None:
+            raise _is_directory(resolved)
+        self._disk.put(resolved, (b"" if isinstance(entry, FileMissing) else entry) + bytes(data))
         if durably:
-            self._disk.force(place.parent)
+            self._disk.sync(resolved.parent)
 
     def exists(self, path: Path) -> bool:
-        return not isinstance(self._disk.entry(self._place(path)), Missing)
+        return not isinstance(self._disk.entry(self._resolve(path)), FileMissing)
 
     def remove(self, path: Path) -> None:
-        place = self._place(path)
-        found, parent = self._disk.entry(place), self._disk.entry(place.parent)
-        if found is None:
-            raise _is_directory(place)
+        resolved = self._resolve(path)
+        entry, parent = self._disk.entry(resolved), self._disk.entry(resolved.parent)
+        if entry is None:
+            raise _is_directory(resolved)
         if isinstance(parent, bytes):
-            raise _missing(place)
-        if not isinstance(found, Missing):
-            self._disk.drop(place)
+            raise _missing(resolved)
+        if not isinstance(entry, FileMissing):
+            self._disk.drop(resolved)
         if parent is None:
-            self._disk.force(place.parent)  # also if the file was already gone: an earlier removal may be unsynced
+            self._disk.sync(resolved.parent)  # also if the file was already gone: an earlier removal may be unsynced
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
-        place = self._place(path)
-        missing = [one for one in place.parents if isinstance(self._disk.entry(one), Missing)]
-        for one in (*reversed(missing), place):
-            self._check_directory(one.parent, one)
-            found = self._disk.entry(one)
-            if isinstance(found, Missing):
-                self._disk.put(one, None)
-            elif found is not None:
-                raise DiskError(f"{one} is not a directory", "move it away, or use another path")
+        resolved = self._resolve(path)
+        missing = [directory for directory in resolved.parents if isinstance(self._disk.entry(directory), FileMissing)]
+        for directory in (*reversed(missing), resolved):
+            self._check_directory(directory.parent, directory)
+            entry = self._disk.entry(directory)
+            if isinstance(entry, FileMissing):
+                self._disk.put(directory, None)
+            elif entry is not None:
+                raise DiskError(f"{directory} is not a directory", "move it away, or use another path")
             if durably:
-                self._disk.force(one.parent)
+                self._disk.sync(directory.parent)
 
     def remove_tree(self, path: Path) -> None:
-        place = self._place(path)
-        for inside in self._disk.under(place):
+        resolved = self._resolve(path)
+        for inside in self._disk.tree_of(resolved):
             self._disk.drop(inside)
 
     def list(self, directory: Path) -> tuple[str, ...]:
-        place = self._place(directory)
-        self._check_directory(place, place)
-        names = self._disk.names(place)
+        resolved = self._resolve(directory)
+        self._check_directory(resolved, resolved)
+        names = self._disk.names(resolved)
         return tuple(name for name in names if not (name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)))
 
     def free_bytes(self, path: Path) -> int:
-        found = self._disk.entry(self._place(path))
-        if isinstance(found, Missing):
-            raise found
+        entry = self._disk.entry(self._resolve(path))
+        if isinstance(entry, FileMissing):
+            raise entry
         return self._disk.free_bytes()
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        place = self._place(path)
-        self._check_directory(place.parent, place)
-        found = self._disk.entry(place)
-        if found is None:
-            raise _is_directory(place)
-        if isinstance(found, Missing):
-            self._disk.put(place, b"")
+        resolved = self._resolve(path)
+        self._check_directory(resolved.parent, resolved)
+        entry = self._disk.entry(resolved)
+        if entry is None:
+            raise _is_directory(resolved)
+        if isinstance(entry, FileMissing):
+            self._disk.put(resolved, b"")
         holder = _LockHolder(self._alive)
-        self._disk.hold(place, holder)
+        self._disk.acquire_lock(resolved, holder)
         try:
             yield
         finally:
-            self._disk.let_go(place, holder)
+            self._disk.release_lock(resolved, holder)
 
-    def _place(self, path: Path) -> Path:
+    def _resolve(self, path: Path) -> Path:
         if not self._alive():
             raise ProcessKilled(f"the process that uses {path} was killed", "restart it")
         if not path.is_absolute():
@@ -261,8 +279,8 @@ class _Mount:
             raise _missing(of)
 
 
-def _missing(path: Path) -> Missing:
-    return Missing(f"{path} does not exist (No such file or directory)", "create it, or correct the path")
+def _missing(path: Path) -> FileMissing:
+    return FileMissing(f"{path} does not exist (No such file or directory)", "create it, or correct the path")
 
 
 def _is_directory(path: Path) -> DiskError:
@@ -277,60 +295,70 @@ class ArtifactSources:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.takes_s = 0.02
-        self.fails = False
+        self.fetch_s = 0.02
+        self.unavailable = False
         """Fetches fail for now."""
 
 
 class SimArtifactFetcher:
-    def __init__(self, disk: SimDisk, depot: ArtifactSources, alive: Callable[[], bool]) -> None:
-        self._disk, self._entries, self._depot = disk.mount(alive), disk, depot
+    def __init__(self, disk: SimDisk, sources: ArtifactSources, alive: Callable[[], bool]) -> None:
+        self._disk, self._entries, self._sources = disk.mount(alive), disk, sources
 
     async def fetch(
-        self, source: str, to: Path, /, *, sha256: str, reach: Reach, bounds: FetchBounds = FetchBounds(), tell: Progress
+        self,
+        source: str,
+        to: Path,
+        /,
+        *,
+        sha256: str,
+        permissions: FetchPermissions,
+        limits: FetchLimits = FetchLimits(),
+        on_progress: FetchProgress,
     ) -> int:
-        _check_source(source, reach)
-        content = self._depot.files.get(source)
-        await asyncio.sleep(self._depot.takes_s / PROGRESS_STEPS)
-        if content is None or self._depot.fails:
-            raise NotFetched(f"{source} cannot be reached", "check that the source is available", again=self._depot.fails)
-        if len(content) > bounds.bytes_max:
-            raise NotFetched(f"the artifact has more than {bounds.bytes_max >> 20} MiB", "make it smaller, or split it")
-        for part in range(1, PROGRESS_STEPS):
-            tell(len(content) * part // PROGRESS_STEPS, len(content))
-            await asyncio.sleep(self._depot.takes_s / PROGRESS_STEPS)
-        tell(len(content), len(content))
-        found = hashlib.sha256(content).hexdigest()
-        if found != sha256:
-            raise NotFetched(f"the content has digest {found}, not {sha256}", "correct sha256 if this is the intended content")
+        _check_source(source, permissions)
+        content = self._sources.files.get(source)
+        await asyncio.sleep(self._sources.fetch_s / PROGRESS_STEPS)
+        if content is None or self._sources.unavailable:
+            raise NotFetched(
+                f"{source} cannot be reached", "check that the source is available", retryable=self._sources.unavailable
+            )
+        if len(content) > limits.bytes_max:
+            raise NotFetched(f"the artifact has more than {limits.bytes_max >> 20} MiB", "make it smaller, or split it")
+        for step in range(1, PROGRESS_STEPS):
+            on_progress(len(content) * step // PROGRESS_STEPS, len(content))
+            await asyncio.sleep(self._sources.fetch_s / PROGRESS_STEPS)
+        on_progress(len(content), len(content))
+        actual = hashlib.sha256(content).hexdigest()
+        if actual != sha256:
+            raise NotFetched(f"the content has digest {actual}, not {sha256}", "correct sha256 if this is the intended content")
         self._disk.write_atomically(to, content)
         return len(content)
 
     async def unpack(
-        self, archive: Path, into: Path, /, *, below: Path, user: str = "", bounds: UnpackBounds = UnpackBounds()
-    ) -> Unpacked:
-        await asyncio.sleep(self._depot.takes_s / PROGRESS_STEPS)
+        self, archive: Path, into: Path, /, *, below: Path, user: str = "", limits: UnpackLimits = UnpackLimits()
+    ) -> UnpackResult:
+        await asyncio.sleep(self._sources.fetch_s / PROGRESS_STEPS)
         files = size = 0
         self._disk.make_directory(into, durably=False)
         try:
             with tarfile.open(fileobj=io.BytesIO(self._disk.read(archive))) as tar:
-                for one in tar:
-                    files, size = files + 1, size + one.size
-                    steps = PurePosixPath(one.name)
-                    if steps.is_absolute() or ".." in steps.parts or not (one.isreg() or one.isdir()):
-                        cause = f"{one.name!r} is outside of the target directory, or is neither file nor directory"
+                for member in tar:
+                    files, size = files + 1, size + member.size
+                    steps = PurePosixPath(member.name)
+                    if steps.is_absolute() or ".." in steps.parts or not (member.isreg() or member.isdir()):
+                        cause = f"{member.name!r} is outside of the target directory, or is neither file nor directory"
                         raise NotUnpacked(cause, "create the archive with relative names of files")
-                    if files > bounds.files_max or size > bounds.bytes_max:
-                        cause = f"the archive has more than {bounds.files_max} files or {bounds.bytes_max} bytes"
+                    if files > limits.files_max or size > limits.bytes_max:
+                        cause = f"the archive has more than {limits.files_max} files or {limits.bytes_max} bytes"
                         raise NotUnpacked(cause, "make it smaller")
-                    content = tar.extractfile(one)
+                    content = tar.extractfile(member)
                     if content is None:
                         self._disk.make_directory(into / steps, durably=False)
                     else:
                         self._put(into / steps, content.read())
         except tarfile.TarError as error:
             raise NotUnpacked(f"not a readable archive ({error})", "create a tar or zip archive") from error
-        return Unpacked(files, size)
+        return UnpackResult(files, size)
 
     async def place(self, file: Path, to: Path, /, *, below: Path, user: str = "") -> None:
         content = self._disk.read(file)
@@ -338,20 +366,20 @@ class SimArtifactFetcher:
             raise NotUnpacked(f"{to.name} already exists", "give each artifact its own path")
         self._put(to, content)
 
-    async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
+    async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
         self._disk.make_directory(directory, durably=False)
 
-    async def lead(self, link: Path, target: Path, /, *, below: Path) -> None:
+    async def symlink(self, link: Path, target: Path, /, *, below: Path) -> None:
         raise NotUnpacked("the simulated disk has no symbolic links", "use a sandbox")
 
-    async def publish(self, made: Path, to: Path, /) -> None:
+    async def publish(self, source: Path, to: Path, /) -> None:
         if self._disk.exists(to):
-            raise Busy(f"{to} already exists", "remove it, or use another name")
-        if not self._disk.exists(made):
-            raise Missing(f"{made} does not exist", "create it, or correct the path")
-        self._entries.move(made, to)
+            raise FileBusy(f"{to} already exists", "remove it, or use another name")
+        if not self._disk.exists(source):
+            raise FileMissing(f"{source} does not exist", "create it, or correct the path")
+        self._entries.move(source, to)
 
-    async def stamp(self, path: Path, /) -> str:
+    async def change_stamp(self, path: Path, /) -> str:
         try:
             return hashlib.sha256(self._disk.read(path)).hexdigest()
         except DiskError:
@@ -363,8 +391,8 @@ class SimArtifactFetcher:
     async def size(self, directory: Path, /) -> int:
         return self._entries.bytes_below(directory)
 
-    async def stands(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
-        inside = any(one == directory or one in directory.parents for one in lent)
+    async def resolve_allowed(self, directory: Path, allowed: tuple[Path, ...], /) -> Path | None:
+        inside = any(root == directory or root in directory.parents for root in allowed)
         return directory if inside and self._disk.exists(directory) else None
 
     def _put(self, path: Path, content: bytes) -> None:
@@ -372,18 +400,18 @@ class SimArtifactFetcher:
         self._disk.write_atomically(path, content)
 
 
-def _check_source(source: str, reach: Reach) -> None:
+def _check_source(source: str, permissions: FetchPermissions) -> None:
     try:
         address = parse_source(source)
     except InvalidSource as error:
         raise NotFetched(f"source {error.cause}", error.cure) from error
     if address.scheme == "file":
-        if not any(one in Path(address.path).parents for one in reach.directories):
+        if not any(directory in Path(address.path).parents for directory in permissions.directories):
             raise NotFetched(f"{address.path} is not below an artifact directory", "start the agent with --artifact-dir")
         return
-    why = host_denial_reason(address.host, reach.hosts)
-    if why:
-        raise NotFetched(f"fetching from this host is not allowed: {why}", "use a public host")
+    reason = host_denial_reason(address.host, permissions.hosts)
+    if reason:
+        raise NotFetched(f"fetching from this host is not allowed: {reason}", "use a public host")
 
 
 _SECRETS_ROOT: Final = Path("/vault")
@@ -395,9 +423,9 @@ class SimSecretFiles:
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
         self.held[name] = dict(files)
-        return self.place(name)
+        return self.path_of(name)
 
-    def place(self, name: str, /) -> Path:
+    def path_of(self, name: str, /) -> Path:
         return _SECRETS_ROOT / name
 
     def has(self, name: str, /) -> bool:

@@ -101,10 +101,10 @@ class Handle:
 class CountedTask(asyncio.Task[Any]):
     """A task hashed by a counter, so that sets of tasks have the same order in every run."""
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, unit: ExecutionUnit, **more: Any) -> None:
-        self.number = loop.count()
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, unit: ExecutionUnit, **options: Any) -> None:
+        self.number = loop.next_number()
         self.unit = unit
-        super().__init__(coro, loop=loop, **more)
+        super().__init__(coro, loop=loop, **options)
         self._log_destroy_pending = False
 
     def __hash__(self) -> int:
@@ -118,7 +118,7 @@ class CountedFuture(asyncio.Future[Any]):
         try:
             return self.number
         except AttributeError:
-            self.number: int = cast(SimLoop, self.get_loop()).count()
+            self.number: int = cast(SimLoop, self.get_loop()).next_number()
             return self.number
 
 
@@ -136,18 +136,18 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Exceptions that no code caught: unit, exception, message."""
         self.on_failure: Callable[[ExecutionUnit, BaseException | None, str], None] | None = None
         self._now_s = 0.0
-        self._numbers = 0
+        self._counter = 0
         self._timers: list[tuple[float, int, Handle]] = []
         self._runnable: list[ExecutionUnit] = []
         self._draw = random_streams.stream(random_streams.event_order(seed)).random
         self._stopping = False
         self._closed = False
         self._hash = sha256()
-        self._unhashed: list[bytes] = []
-        self._buried: list[CountedTask] = []
-        self._spawned: dict[CountedTask, None] = {}
+        self._pending_digest: list[bytes] = []
+        self._dead_tasks: list[CountedTask] = []
+        self._background_tasks: dict[CountedTask, None] = {}
         self._units: list[ExecutionUnit] = []
-        self.root = self.unit("world")
+        self.root = self.new_unit("world")
 
     @classmethod
     def seeded(cls, seed: str) -> SimLoop:
@@ -156,7 +156,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # -- processes -------------------------------------------------------------------------------------------------------
 
-    def unit(self, name: str) -> ExecutionUnit:
+    def new_unit(self, name: str) -> ExecutionUnit:
         unit = ExecutionUnit(name, len(self._units))
         self._units.append(unit)
         return unit
@@ -165,7 +165,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Stop the unit for good. Its tasks stay referenced, so that garbage collection does not run their cleanup code either.
         """
         unit.dead = True
-        self._buried += self._tasks_of(unit)  # before the queue is cleared: it may hold the only references to some tasks
+        self._dead_tasks += self._tasks_of(unit)  # before the queue is cleared: it may hold the only references to some tasks
         unit.ready.clear()
 
     def freeze(self, unit: ExecutionUnit) -> None:
@@ -173,9 +173,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def thaw(self, unit: ExecutionUnit) -> None:
         unit.frozen -= 1
-        self._queue(unit)
+        self._make_runnable(unit)
 
-    def waits(self, unit: ExecutionUnit | None = None) -> str:
+    def waiting_tasks(self, unit: ExecutionUnit | None = None) -> str:
         """One line for each unfinished task, with the place where it waits."""
         return "\n".join(
             f"  {task.unit.name}: {task.get_name()} waits at {_await_stack(task)}"
@@ -197,48 +197,50 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             while not self._stopping:
-                self._drop_void()
+                self._drop_cancelled_timers()
                 if self._runnable:
-                    self._round()
+                    self._run_ready()
                 elif not self._timers:
-                    raise Deadlock(f"deadlock at {self._now_s:.3f} s: no callback is ready and no timer is set\n{self.waits()}")
+                    raise Deadlock(
+                        f"deadlock at {self._now_s:.3f} s: no callback is ready and no timer is set\n{self.waiting_tasks()}"
+                    )
                 elif self._timers[0][0] >= until_s:
                     break
                 else:
-                    self._jump()
+                    self._advance_to_next_timer()
         finally:
             asyncio._set_running_loop(None)
         if not self._stopping:
-            self._move(until_s)
+            self._advance_time(until_s)
 
-    def _move(self, to_s: float) -> None:
+    def _advance_time(self, to_s: float) -> None:
         if to_s > self._now_s:
             self._now_s = to_s
             self._events_max = self.events + _LIVELOCK_EVENTS
 
-    def _drop_void(self) -> None:
+    def _drop_cancelled_timers(self) -> None:
         """Drop timers that were cancelled or belong to dead units, so that time does not jump to them."""
         timers = self._timers
         while timers and (timers[0][2].cancelled_ or timers[0][2].unit.dead):
             heappop(timers)
 
-    def _jump(self) -> None:
+    def _advance_to_next_timer(self) -> None:
         """Advance time to the next timer and queue all callbacks that are due then."""
         timers = self._timers
-        self._move(timers[0][0])
+        self._advance_time(timers[0][0])
         while timers and timers[0][0] <= self._now_s:
             handle = heappop(timers)[2]
             unit = handle.unit
             if not handle.cancelled_ and not unit.dead:
                 unit.ready.append(handle)
-                self._queue(unit)
+                self._make_runnable(unit)
 
-    def _round(self) -> None:
+    def _run_ready(self) -> None:
         """Run ready callbacks, each from a randomly chosen unit, until none is left."""
-        runnable, unhashed, draw = self._runnable, self._unhashed, self._draw
+        runnable, pending, draw = self._runnable, self._pending_digest, self._draw
         while runnable and not self._stopping:
-            many = len(runnable)
-            index = int(draw() * many) if many > 1 else 0
+            runnable_count = len(runnable)
+            index = int(draw() * runnable_count) if runnable_count > 1 else 0
             unit = runnable[index]
             if unit.frozen or not unit.ready:
                 runnable[index] = runnable[-1]
@@ -251,19 +253,18 @@ class SimLoop(asyncio.AbstractEventLoop):
                 continue
             self.events += 1
             if self.events > self._events_max:
-                whose = _describe_next(unit, callback)
-                raise Livelock(
-                    f"livelock at {self._now_s:.3f} s: {_LIVELOCK_EVENTS} events without time advancing; next is {whose}"
-                )
-            unhashed.append(_pack_event(self._now_s, unit.number))
-            if len(unhashed) >= _DIGEST_EVERY:
-                self._fold()
+                next_callback = _describe_next(unit, callback)
+                cause = f"{_LIVELOCK_EVENTS} events without time advancing; next is {next_callback}"
+                raise Livelock(f"livelock at {self._now_s:.3f} s: {cause}")
+            pending.append(_pack_event(self._now_s, unit.number))
+            if len(pending) >= _DIGEST_EVERY:
+                self._flush_digest()
             try:
                 handle.context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - recorded as a failure of its process
-                self._failed(unit, error, "a callback failed")
+                self._record_failure(unit, error, "a callback failed")
 
     def stop(self) -> None:
         self._stopping = True
@@ -272,35 +273,35 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Close all remaining tasks. Every unit is marked dead first, so that their cleanup code has no effect."""
         for unit in self._units:
             unit.dead = True
-        left = sorted({*self._tasks(), *self._buried}, key=_task_number)
+        left = sorted({*self._tasks(), *self._dead_tasks}, key=_task_number)
         self._timers.clear()
         self._runnable.clear()
         for task in left:
             _close_coroutine(task.get_coro())
-        self._buried.clear()
-        self._spawned.clear()
+        self._dead_tasks.clear()
+        self._background_tasks.clear()
         self._closed = True
 
     # -- digest ----------------------------------------------------------------------------------------------------------
 
-    def note(self, what: bytes) -> None:
+    def add_to_digest(self, event: bytes) -> None:
         """Add to the digest of the run an event that happens now: a delivery, a commit, a fault."""
-        self._unhashed.append(_pack_event(self._now_s, len(what)))
-        self._unhashed.append(what)
+        self._pending_digest.append(_pack_event(self._now_s, len(event)))
+        self._pending_digest.append(event)
 
     def digest(self) -> str:
-        self._fold()
+        self._flush_digest()
         return self._hash.hexdigest()
 
-    def _fold(self) -> None:
-        self._hash.update(b"".join(self._unhashed))
-        self._unhashed.clear()
+    def _flush_digest(self) -> None:
+        self._hash.update(b"".join(self._pending_digest))
+        self._pending_digest.clear()
 
     # -- asyncio.AbstractEventLoop ----------------------------------------------------------------------------------------
 
-    def count(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    def next_number(self) -> int:
+        self._counter += 1
+        return self._counter
 
     def time(self) -> float:
         return self._now_s
@@ -315,7 +316,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if not unit.dead:
             unit.ready.append(handle)
             if not unit.queued:
-                self._queue(unit)
+                self._make_runnable(unit)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -330,11 +331,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             context = contextvars.copy_context()
         handle = Handle(callback, args, context, context.get(CURRENT_UNIT) or self.root)
         handle.when_s = when
-        self._numbers = number = self._numbers + 1
+        self._counter = number = self._counter + 1
         heappush(self._timers, (when, number, handle))
         return handle
 
-    def _queue(self, unit: ExecutionUnit) -> None:
+    def _make_runnable(self, unit: ExecutionUnit) -> None:
         if not unit.queued and not unit.frozen and unit.ready:
             unit.queued = True
             self._runnable.append(unit)
@@ -343,14 +344,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         return CountedFuture(loop=self)
 
     def create_task(
-        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None, **more: Any
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
         context = contextvars.copy_context() if context is None else context
         unit = context.get(CURRENT_UNIT) or self.root
         name = name or getattr(coro, "__qualname__", "task")
-        task = CountedTask(coro, loop=self, unit=unit, name=name, context=context, **more)
+        task = CountedTask(coro, loop=self, unit=unit, name=name, context=context, **options)
         if unit.dead:
-            self._buried.append(task)
+            self._dead_tasks.append(task)
         return task
 
     def spawn(self, coro: Coroutine[Any, Any, Any], *, name: str, unit: ExecutionUnit | None = None) -> None:
@@ -359,11 +360,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         """
         context = contextvars.copy_context() if unit is None else unit.context.copy()
         task = self.create_task(coro, name=name, context=context)
-        self._spawned[cast(CountedTask, task)] = None  # a task without references could be garbage-collected while it waits
-        task.add_done_callback(self._told, context=context)
+        self._background_tasks[cast(CountedTask, task)] = (
+            None  # a task without references could be garbage-collected while it waits
+        )
+        task.add_done_callback(self._on_task_done, context=context)
 
-    def _told(self, task: asyncio.Task[Any]) -> None:
-        self._spawned.pop(cast(CountedTask, task), None)
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._background_tasks.pop(cast(CountedTask, task), None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
 
@@ -371,9 +374,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         task = context.get("future") or context.get("task")
         unit = task.unit if isinstance(task, CountedTask) else CURRENT_UNIT.get(self.root)
         if not self._closed and not unit.dead:
-            self._failed(unit, context.get("exception"), str(context.get("message", "")))
+            self._record_failure(unit, context.get("exception"), str(context.get("message", "")))
 
-    def _failed(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
+    def _record_failure(self, unit: ExecutionUnit, error: BaseException | None, message: str) -> None:
         self.failures.append((unit, error, message))
         if self.on_failure is not None:
             self.on_failure(unit, error, message)
@@ -413,8 +416,8 @@ def _close_coroutine(coroutine: Any) -> None:
         if getattr(coroutine, "cr_frame", None) is None:
             return
         inner, step = coroutine, None
-        while (following := _innermost_await(inner)) is not None:
-            inner, step = following
+        while (awaited := _innermost_await(inner)) is not None:
+            inner, step = awaited
         with suppress(BaseException):  # cleanup code of a dead process may raise anything
             if step is None:
                 inner.close()
@@ -430,11 +433,11 @@ def _innermost_await(outer: Any) -> tuple[Any, Any] | None:
     if getattr(step, "cr_frame", None) is not None:
         return step, None
     while type(step) in _GENERATOR_STEP_TYPES:
-        within = gc.get_referents(step)
-        for one in within:
-            if isinstance(one, AsyncGeneratorType) and one.ag_frame is not None:
-                return one, step
-        step = next((one for one in within if type(one) in _GENERATOR_STEP_TYPES), None)
+        referents = gc.get_referents(step)
+        for referent in referents:
+            if isinstance(referent, AsyncGeneratorType) and referent.ag_frame is not None:
+                return referent, step
+        step = next((referent for referent in referents if type(referent) in _GENERATOR_STEP_TYPES), None)
     return None
 
 
@@ -467,14 +470,14 @@ def _describe_next(unit: ExecutionUnit, callback: Callable[..., object]) -> str:
 
 def _await_stack(task: asyncio.Task[Any]) -> str:
     """The line at which a task waits, with up to three calls that led there."""
-    places = []
+    frames = []
     inner: Any = task.get_coro()
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "ag_frame", None) or getattr(inner, "gi_frame", None)
         if frame is not None:
-            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
-        following = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None) or getattr(inner, "gi_yieldfrom", None)
-        if following is None or following is inner:
+            frames.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        awaited = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None) or getattr(inner, "gi_yieldfrom", None)
+        if awaited is None or awaited is inner:
             break
-        inner = following
-    return " > ".join(places[-4:]) or "its start"
+        inner = awaited
+    return " > ".join(frames[-4:]) or "its start"

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from remit.simulate.world import random_streams
 from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
-from remit.world.interfaces import NotServed, Service, Unheard, Unreached
+from remit.world.interfaces import ListenFailed, NotSent, ReplyLost, Service
 
 RESET_S: Final = 0.05
 """After this time a caller learns that no process serves the address, if the machine is reachable."""
@@ -53,85 +53,85 @@ class NetworkPath(Struct):
 
 
 class Network:
-    def __init__(self, loop: SimLoop, seed: str, weather: NetworkConditions = NetworkConditions()) -> None:
-        self.weather = self._fair = weather
-        self._worse: list[dict[str, float]] = []
+    def __init__(self, loop: SimLoop, seed: str, conditions: NetworkConditions = NetworkConditions()) -> None:
+        self.conditions = self._baseline = conditions
+        self._degradations: list[dict[str, float]] = []
         self.counts: dict[str, int] = {}
         self.loop = loop
-        self._lots = random_streams.stream(random_streams.network(seed))
-        self._ways: dict[tuple[str, str], NetworkPath] = {}
-        self._near: set[tuple[str, str]] = set()
+        self._rng = random_streams.stream(random_streams.network(seed))
+        self._paths: dict[tuple[str, str], NetworkPath] = {}
+        self._local_pairs: set[tuple[str, str]] = set()
         """Pairs of processes on one machine. Their messages do not use the network."""
         self._serving: dict[str, tuple[ExecutionUnit, Service]] = {}
-        self._under_way: dict[ExecutionUnit, dict[_Call | _Stream, None]] = {}
+        self._in_progress: dict[ExecutionUnit, dict[_Call | _Stream, None]] = {}
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 
-    def way(self, source: str, target: str) -> NetworkPath:
-        return self._ways.setdefault((source, target), NetworkPath(held=[]))
+    def path(self, source: str, target: str) -> NetworkPath:
+        return self._paths.setdefault((source, target), NetworkPath(held=[]))
 
     def cut(self, source: str, target: str) -> None:
-        self.way(source, target).cuts += 1
+        self.path(source, target).cuts += 1
 
-    def mend(self, source: str, target: str) -> None:
-        self.way(source, target).cuts -= 1
+    def heal(self, source: str, target: str) -> None:
+        self.path(source, target).cuts -= 1
 
     def clog(self, source: str, target: str) -> None:
-        self.way(source, target).clogs += 1
+        self.path(source, target).clogs += 1
 
     def unclog(self, source: str, target: str) -> None:
-        way = self.way(source, target)
+        way = self.path(source, target)
         way.clogs -= 1
         if way.clogs == 0:
             held, way.held = way.held, []
             for callback, args, unit in held:
-                self._carry(self.delay_s(), callback, args, unit)
+                self._deliver_after(self.delay_s(), callback, args, unit)
 
-    def worsen(self, changes: dict[str, float]) -> Callable[[], None]:
+    def degrade(self, changes: dict[str, float]) -> Callable[[], None]:
         """Make the conditions worse everywhere; for each field the worst active value applies. Returns a function that undoes
         this change.
         """
-        self._worse.append(changes)
-        self._add_up()
+        self._degradations.append(changes)
+        self._apply_worst()
 
-        def back() -> None:
-            self._worse = [one for one in self._worse if one is not changes]
-            self._add_up()
+        def undo() -> None:
+            self._degradations = [one for one in self._degradations if one is not changes]
+            self._apply_worst()
 
-        return back
+        return undo
 
-    def _add_up(self) -> None:
+    def _apply_worst(self) -> None:
         worst: dict[str, float] = {}
-        for one in self._worse:
+        for one in self._degradations:
             for name, value in one.items():
-                worst[name] = max(value, worst.get(name, getattr(self._fair, name)))
-        self.weather = replace(self._fair, **worst)
+                worst[name] = max(value, worst.get(name, getattr(self._baseline, name)))
+        self.conditions = replace(self._baseline, **worst)
 
-    def bring_near(self, one: str, other: str) -> None:
+    def colocate(self, one: str, other: str) -> None:
         """Mark two processes as being on one machine: their messages arrive exactly once and quickly."""
-        self._near |= {(one, other), (other, one)}
+        self._local_pairs |= {(one, other), (other, one)}
 
     def reaches(self, source: str, target: str) -> bool:
-        way = self._ways.get((source, target))
+        way = self._paths.get((source, target))
         return way is None or not (way.cuts or way.clogs)
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
     def delay_s(self) -> float:
-        weather, lots = self.weather, self._lots.random
-        low, high = weather.delay_s
-        delay_s = low + (high - low) * lots()
-        if weather.tail_chance and lots() < weather.tail_chance:
-            delay_s += weather.tail_s * lots()
+        conditions, draw = self.conditions, self._rng.random
+        low, high = conditions.delay_s
+        delay_s = low + (high - low) * draw()
+        if conditions.tail_chance and draw() < conditions.tail_chance:
+            delay_s += conditions.tail_s * draw()
         return delay_s
 
     def send(self, source: str, target: str, unit: ExecutionUnit, callback: Callable[..., object], *args: Any) -> None:
         """Deliver a message: run `callback` in `unit`, the process `target`. It may be lost, delayed or repeated."""
-        if (source, target) in self._near:
-            self._carry(LOCAL_DELAY_S, callback, args, unit)
+        if (source, target) in self._local_pairs:
+            self._deliver_after(LOCAL_DELAY_S, callback, args, unit)
             return
-        weather, delay_s = self.weather, self.delay_s()
-        way = self._ways.get((source, target))
+        conditions, delay_s = self.conditions, self.delay_s()
+        way = self._paths.get((source, target))
         if way is not None:
             if way.cuts:
                 self._count("cut")
@@ -140,20 +140,22 @@ class Network:
                 self._count("clogged")
                 way.held.append((callback, args, unit))
                 return
-            delay_s += way.slow_s * self._lots.random()
-        if weather.loss and self._lots.random() < weather.loss:
+            delay_s += way.slow_s * self._rng.random()
+        if conditions.loss and self._rng.random() < conditions.loss:
             self._count("lost")
             return
-        if weather.repeat and self._lots.random() < weather.repeat:
+        if conditions.repeat and self._rng.random() < conditions.repeat:
             self._count("repeated")
-            self._carry(delay_s + self.delay_s() + 0.1 * self._lots.random(), callback, args, unit)
-        self._carry(delay_s, callback, args, unit)
+            self._deliver_after(delay_s + self.delay_s() + 0.1 * self._rng.random(), callback, args, unit)
+        self._deliver_after(delay_s, callback, args, unit)
 
-    def _carry(self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: ExecutionUnit) -> None:
+    def _deliver_after(
+        self, delay_s: float, callback: Callable[..., object], args: tuple[Any, ...], unit: ExecutionUnit
+    ) -> None:
         self.loop.call_later(delay_s, callback, *args, context=unit.context)
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
 
     # -- services and calls -------------------------------------------------------------------------------------------------
 
@@ -161,28 +163,28 @@ class Network:
         found = self._serving.get(name)
         return None if found is None or found[0].dead else found
 
-    def enlist(self, name: str, unit: ExecutionUnit, service: Service) -> None:
+    def register(self, name: str, unit: ExecutionUnit, service: Service) -> None:
         self._serving[name] = (unit, service)
 
-    def strike(self, name: str, service: Service) -> None:
+    def unregister(self, name: str, service: Service) -> None:
         if self._serving.get(name, (None, None))[1] is service:
             del self._serving[name]
 
-    def began(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
-        self._under_way.setdefault(unit, {})[call] = None
+    def begin_call(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
+        self._in_progress.setdefault(unit, {})[call] = None
 
-    def over(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
-        self._under_way.get(unit, {}).pop(call, None)
+    def end_call(self, call: _Call | _Stream, unit: ExecutionUnit) -> None:
+        self._in_progress.get(unit, {}).pop(call, None)
 
-    def under_way(self, unit: ExecutionUnit) -> list[_Call | _Stream]:
-        return list(self._under_way.get(unit, ()))
+    def calls_in_progress(self, unit: ExecutionUnit) -> list[_Call | _Stream]:
+        return list(self._in_progress.get(unit, ()))
 
-    def died(self, unit: ExecutionUnit) -> None:
+    def reset_connections(self, unit: ExecutionUnit) -> None:
         """The machine of a killed process resets its open connections, as a kernel does. The reset itself is a message that may
         be lost.
         """
-        for call in self._under_way.pop(unit, {}):
-            call.broke_off()
+        for call in self._in_progress.pop(unit, {}):
+            call.abort()
 
 
 class _Call:
@@ -201,10 +203,10 @@ class _Call:
         network = self.link.network
         found = network.serving(self.to)
         if found is None:
-            self.send_back(_refuse_connection)
+            self.send_reply(_refuse_connection)
             return
-        network.loop.note(self.body)
-        network.began(self, found[0])
+        network.loop.add_to_digest(self.body)
+        network.begin_call(self, found[0])
         self.service = found[1]
         self.task = network.loop.create_task(self._serve(*found), name="serve")
 
@@ -212,35 +214,35 @@ class _Call:
         try:
             reply = await service.request(self.body)
         except Exception:  # noqa: BLE001 - an exception of a service fails only this call
-            self.link.network.over(self, unit)
-            self.send_back(_fail_reply)
+            self.link.network.end_call(self, unit)
+            self.send_reply(_fail_reply)
             return
-        self.link.network.over(self, unit)
-        self.send_back(_receive_reply, reply)
+        self.link.network.end_call(self, unit)
+        self.send_reply(_receive_reply, reply)
 
-    def send_back(self, what: Callable[..., None], *args: object) -> None:
-        self.link.network.send(self.to, self.link.name, self.link.unit, what, self.reply, *args)
+    def send_reply(self, name: Callable[..., None], *args: object) -> None:
+        self.link.network.send(self.to, self.link.name, self.link.unit, name, self.reply, *args)
 
-    def broke_off(self) -> None:
+    def abort(self) -> None:
         if self.task is not None:
             self.task.cancel()
-        self.send_back(_fail_reply)
+        self.send_reply(_fail_reply)
 
 
 def _receive_reply(reply: asyncio.Future[bytes], body: bytes) -> None:
     if not reply.done():
-        cast(SimLoop, reply.get_loop()).note(body)
+        cast(SimLoop, reply.get_loop()).add_to_digest(body)
         reply.set_result(body)
 
 
 def _fail_reply(reply: asyncio.Future[bytes]) -> None:
     if not reply.done():
-        reply.set_exception(Unheard("the connection broke", "retry, or use another server"))
+        reply.set_exception(ReplyLost("the connection broke", "retry, or use another server"))
 
 
 def _refuse_connection(reply: asyncio.Future[bytes]) -> None:
     if not reply.done():
-        reply.set_exception(Unreached("nothing serves at this address", "use another server"))
+        reply.set_exception(NotSent("nothing serves at this address", "use another server"))
 
 
 class SimLink:
@@ -257,23 +259,23 @@ class SimLink:
         call = _Call(self, to, body)
         found = self.network.serving(to)
         if found is None:
-            return await self._nobody(to)
+            return await self._await_refusal(to)
         self._send(to, found[0], call, call.arrived)
         try:
             return await call.reply
         finally:
             if call.task is None:
-                self.network.over(call, found[0])
+                self.network.end_call(call, found[0])
 
     def _send(self, to: str, unit: ExecutionUnit, call: _Call | _Stream, arrived: Callable[..., object], *args: Any) -> None:
         """Send a request or open a stream. It counts as in progress from now on, so that the caller learns of the death of the
         receiver even if that dies before the message arrives.
         """
         if not self.unit.dead:
-            self.network.began(call, unit)
+            self.network.begin_call(call, unit)
             self.network.send(self.name, to, unit, arrived, *args)
 
-    async def _nobody(self, to: str) -> bytes:
+    async def _await_refusal(self, to: str) -> bytes:
         """No process serves this name. Its machine refuses the connection if messages pass in both directions; over a cut path
         the caller waits without an answer.
         """
@@ -284,38 +286,38 @@ class SimLink:
         return answer
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        flow = _Stream(self, to, body)
+        opened = _Stream(self, to, body)
         found = self.network.serving(to)
         if found is None:
-            await self._nobody(to)
+            await self._await_refusal(to)
             return
-        self._send(to, found[0], flow, flow.opened, *found)
+        self._send(to, found[0], opened, opened.opened, *found)
         try:
-            while (item := await flow.next()) is not None:
+            while (item := await opened.next()) is not None:
                 yield item
         finally:
-            flow.leave(found[0])
+            opened.close(found[0])
 
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncIterator[None]:
         if self.network.serving(at) is not None:
-            raise NotServed(f"{at} already has a service", "stop that service, or use another name")
-        self.network.enlist(at, self.unit, service)
+            raise ListenFailed(f"{at} already has a service", "stop that service, or use another name")
+        self.network.register(at, self.unit, service)
         try:
             yield
         finally:
-            self.network.strike(at, service)
-            await self._let_go(service)
+            self.network.unregister(at, service)
+            await self._shut_down(service)
 
-    async def _let_go(self, service: Service) -> None:
+    async def _shut_down(self, service: Service) -> None:
         """Shut down a service: break its streams now, and give its requests up to `SHUTDOWN_S` to finish."""
         until_s = self.network.loop.time() + SHUTDOWN_S
-        while calls := [call for call in self.network.under_way(self.unit) if call.service is service]:
+        while calls := [call for call in self.network.calls_in_progress(self.unit) if call.service is service]:
             late = self.network.loop.time() >= until_s
             for call in calls:
                 if late or isinstance(call, _Stream):
-                    self.network.over(call, self.unit)
-                    call.broke_off()
+                    self.network.end_call(call, self.unit)
+                    call.abort()
             await asyncio.sleep(SHUTDOWN_S / 20)
 
 
@@ -333,13 +335,13 @@ class _Stream:
         self._waiting: asyncio.Future[None] | None = None
         self.service: Service | None = None
         self._task: asyncio.Task[None] | None = None
-        self._left = False
+        self._closed = False
 
     def opened(self, unit: ExecutionUnit, service: Service) -> None:
         """Runs in the receiving process."""
-        if self._left or self._task is not None:
+        if self._closed or self._task is not None:
             return
-        self.link.network.began(self, unit)
+        self.link.network.begin_call(self, unit)
         self.service = service
         self._task = self._loop.create_task(self._pump(unit, service), name="stream")
 
@@ -348,15 +350,15 @@ class _Stream:
             async for item in service.stream(self.body):
                 self._send(item)
         except Exception:  # noqa: BLE001 - an exception of a service fails only this call
-            self._send(Unheard("the stream broke", "open the stream again"))
+            self._send(ReplyLost("the stream broke", "open the stream again"))
         else:
             self._send(None)
-        self.link.network.over(self, unit)
+        self.link.network.end_call(self, unit)
 
-    def broke_off(self) -> None:
+    def abort(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._send(Unheard("the stream broke", "open the stream again"))
+        self._send(ReplyLost("the stream broke", "open the stream again"))
 
     def _send(self, item: bytes | Exception | None) -> None:
         number, self._sent = self._sent, self._sent + 1
@@ -365,7 +367,7 @@ class _Stream:
     def _arrive(self, number: int, item: bytes | Exception | None) -> None:
         if number < self._next:
             return  # a repeated message
-        self.link.network.loop.note(item if isinstance(item, bytes) else repr(item).encode())
+        self.link.network.loop.add_to_digest(item if isinstance(item, bytes) else repr(item).encode())
         self._arrived[number] = item
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -388,16 +390,16 @@ class _Stream:
             async with asyncio.timeout_at(until_s):  # noqa: TID251 - a timer of the simulated transport, not of a component
                 await self._waiting
         except TimeoutError:
-            raise Unheard("an item of the stream was lost", "open the stream again") from None
+            raise ReplyLost("an item of the stream was lost", "open the stream again") from None
 
-    def leave(self, unit: ExecutionUnit) -> None:
-        self._left = True
+    def close(self, unit: ExecutionUnit) -> None:
+        self._closed = True
         if self._task is None:
-            self.link.network.over(self, unit)
+            self.link.network.end_call(self, unit)
         elif not self.link.unit.dead:
             self.link.network.send(self.link.name, self.to, unit, self._end, unit)
 
     def _end(self, unit: ExecutionUnit) -> None:
-        self.link.network.over(self, unit)
+        self.link.network.end_call(self, unit)
         if self._task is not None:
             self._task.cancel()

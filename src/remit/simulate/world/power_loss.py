@@ -29,12 +29,12 @@ from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
 from remit.simulate.world.store import CommitObserver, CommitOrigin, StoreCall, StoreService, T
 from remit.store import chain
-from remit.store.protocol import HEAD, Commit, Committed, Conflict, Event, StoreError
+from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, WatchEvent
 from remit.store.sqlite.database_file import load_checksums
 from remit.store.sqlite.directory_lock import LOCK_NAME
 from remit.store.sqlite.store import SqliteStore
-from remit.world.interfaces import Chance
-from remit.world.randomness import SeededChance
+from remit.world.interfaces import Randomness
+from remit.world.randomness import SeededRandomness
 
 # ruff: noqa: N802 - the method names are defined by SQLite
 
@@ -63,15 +63,15 @@ class TornDisk:
         self.directory = directory.resolve()
         self.calls = 0
         """Number of write, truncate, sync and delete calls so far."""
-        self.dark = False
+        self.power_off = False
         """The power was cut inside a call, and `crash` was not called yet."""
         self._lying = lying
-        self._dark_at = 0
-        self._told: Callable[[], None] = _nothing
+        self._cut_at_call = 0
+        self._on_cut: Callable[[], None] = _nothing
         self._closing = False
         self.life = 0
         """How many processes had their stores here before. Files that were opened in an earlier life are dead."""
-        self._traces: dict[Path, _FileHistory] = {}
+        self._histories: dict[Path, _FileHistory] = {}
         self._removed: dict[Path, tuple[bytes, _FileHistory]] = {}
 
     def __enter__(self) -> TornDisk:
@@ -81,7 +81,7 @@ class TornDisk:
         _disks[self.directory] = self
         return self
 
-    def __exit__(self, _type: object, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(self, _type: object, _error: BaseException | None, _history: TracebackType | None) -> None:
         self.kill()
         _disks.pop(self.directory, None)
         # Wait for pass-through files: their connections allocated memory for file objects of this layer, which are smaller than
@@ -89,14 +89,14 @@ class TornDisk:
         if not _disks and not _pass_through_files:
             _reload_checksums_over(_BASE_VFS)
 
-    def cut_after(self, calls: int, told: Callable[[], None] | None = None) -> None:
-        """Cut the power inside the `calls`-th call from now: `told` is called, then that call raises `PowerCut`.
+    def cut_after(self, calls: int, on_cut: Callable[[], None] | None = None) -> None:
+        """Cut the power inside the `calls`-th call from now: `on_cut` is called, then that call raises `PowerCut`.
 
-        `told` runs inside SQLite, so it may only mark processes as dead; `crash` is called later.
+        `on_cut` runs inside SQLite, so it may only mark processes as dead; `crash` is called later.
         """
         if calls < 1:
             raise ValueError(f"calls must be 1 or more, not {calls}")
-        self._dark_at, self._told = self.calls + calls, told or _nothing
+        self._cut_at_call, self._on_cut = self.calls + calls, on_cut or _nothing
 
     def kill(self) -> None:
         """End the process that has stores here. Nothing more is written and its locks are released; what it wrote stays.
@@ -113,85 +113,85 @@ class TornDisk:
         self.life += 1
         for lock in sorted(self.directory.rglob(LOCK_NAME)):
             lock.unlink()  # the next process creates a new file; the old lock is on a file without a name
-        self.dark, self._dark_at, self._told = False, 0, _nothing
+        self.power_off, self._cut_at_call, self._on_cut = False, 0, _nothing
 
-    def crash(self, chance: Chance) -> None:
+    def crash(self, chance: Randomness) -> None:
         """The machine loses power: the process ends, and unsynced data is lost, kept or mixed at random."""
         self.kill()
-        traces, self._traces = sorted(self._traces.items()), {}
+        traces, self._histories = sorted(self._histories.items()), {}
         removed, self._removed = sorted(self._removed.items()), {}
-        for path, trace in traces:
-            if not path.exists() or path.stat().st_ino != trace.inode:
+        for path, history in traces:
+            if not path.exists() or path.stat().st_ino != history.inode:
                 continue  # it was replaced by a rename, which is done only after a sync
-            if not trace.named and chance.below(2):
+            if not history.name_synced and chance.randrange(2):
                 path.unlink()
-            elif trace.torn(path.stat().st_size):
-                path.write_bytes(_content_after_crash(path.read_bytes(), trace, chance))
-        for path, (content, trace) in removed:
-            if not path.exists() and chance.below(2):
-                path.write_bytes(_content_after_crash(content, trace, chance))
+            elif history.is_changed(path.stat().st_size):
+                path.write_bytes(_content_after_crash(path.read_bytes(), history, chance))
+        for path, (content, history) in removed:
+            if not path.exists() and chance.randrange(2):
+                path.write_bytes(_content_after_crash(content, history, chance))
 
     # Used by the VFS layer below SQLite.
 
-    def off(self, life: int) -> bool:
+    def is_off(self, life: int) -> bool:
         """Whether operations of a process of this life no longer reach the disk."""
-        return self.dark or self._closing or life != self.life
+        return self.power_off or self._closing or life != self.life
 
     def check_power(self, life: int) -> bool:
         """False while a dead process is being closed: its last operations are ignored without an error."""
         if self._closing:
             return False
-        if self.off(life):
+        if self.is_off(life):
             raise PowerCut(f"the power of {self.directory} is off")
         return True
 
-    def count(self) -> None:
+    def count_call(self) -> None:
         self.calls += 1
-        if self.calls == self._dark_at:
-            self.dark = True
-            self._told()
+        if self.calls == self._cut_at_call:
+            self.power_off = True
+            self._on_cut()
             raise PowerCut(f"the power of {self.directory} was cut in call {self.calls}")
 
-    def trace(self, path: Path, *, existed: bool) -> _FileHistory:
+    def history_of(self, path: Path, *, existed: bool) -> _FileHistory:
         found = path.stat()
-        known = self._traces.get(path)
+        known = self._histories.get(path)
         if known is None or known.inode != found.st_ino:
-            known = self._traces[path] = _FileHistory(found.st_ino, found.st_size, named=existed)
+            known = self._histories[path] = _FileHistory(found.st_ino, found.st_size, name_synced=existed)
         return known
 
-    def force(self, trace: _FileHistory, size: int) -> None:
+    def sync(self, history: _FileHistory, size: int) -> None:
         if not self._lying:
-            trace.earlier.clear()
-            trace.size = size
+            history.earlier.clear()
+            history.size = size
 
-    def force_names(self, directory: Path) -> None:
+    def sync_directory(self, directory: Path) -> None:
         if self._lying:
             return
-        for path, trace in self._traces.items():
+        for path, history in self._histories.items():
             if path.parent == directory:
-                trace.named = True
+                history.name_synced = True
         for path in [path for path in self._removed if path.parent == directory]:
             del self._removed[path]
 
-    def note_removal(self, path: Path) -> None:
+    def record_removal(self, path: Path) -> None:
         """Called before a delete: unless its directory is synced, a crash may bring the file back."""
         if not path.exists():
             return
-        trace = self.trace(path, existed=True)
-        if trace.named:
-            self._removed.setdefault(path, (path.read_bytes(), trace))
-        del self._traces[path]
+        history = self.history_of(path, existed=True)
+        if history.name_synced:
+            self._removed.setdefault(path, (path.read_bytes(), history))
+        del self._histories[path]
 
 
 class _FileHistory:
     """The contents of one file since its last sync."""
 
-    def __init__(self, inode: int, size: int, *, named: bool) -> None:
-        self.inode, self.size, self.named = inode, size, named
+    def __init__(self, inode: int, size: int, *, name_synced: bool) -> None:
+        self.inode, self.size, self.name_synced = inode, size, name_synced
         self.earlier: dict[int, list[bytes]] = {}
         """Earlier contents of each changed sector, oldest first. The latest content is in the file itself."""
 
-    def torn(self, size: int) -> bool:
+    def is_changed(self, size: int) -> bool:
         return bool(self.earlier) or size != self.size
 
     def note(self, first: int, old: bytes) -> None:
@@ -201,21 +201,21 @@ class _FileHistory:
                 contents.append(old[place : place + SECTOR_BYTES])
 
 
-def _content_after_crash(now: bytes, trace: _FileHistory, chance: Chance) -> bytes:
+def _content_after_crash(now: bytes, history: _FileHistory, chance: Randomness) -> bytes:
     """The content of a file after a crash. "All kept" and "all lost" are drawn explicitly, because a random mix of many sectors
     would hardly ever produce them.
     """
-    mood = chance.choice(("kept", "lost", "mixed"))
-    if mood == "kept":
+    outcome = chance.choice(("kept", "lost", "mixed"))
+    if outcome == "kept":
         return now
-    sizes = sorted((trace.size, len(now)))
-    size = trace.size if mood == "lost" else chance.choice((*sizes, sizes[0] + chance.below(sizes[1] - sizes[0] + 1)))
+    sizes = sorted((history.size, len(now)))
+    size = history.size if outcome == "lost" else chance.choice((*sizes, sizes[0] + chance.randrange(sizes[1] - sizes[0] + 1)))
     found = bytearray(now.ljust(max(size, len(now)), b"\0"))
-    for sector, contents in sorted(trace.earlier.items()):
+    for sector, contents in sorted(history.earlier.items()):
         start = sector * SECTOR_BYTES
         latest = now[start : start + SECTOR_BYTES]
         latest += contents[-1][len(latest) :]  # beyond a truncation the old content may still be on the disk
-        found[start : start + SECTOR_BYTES] = contents[0] if mood == "lost" else chance.choice((*contents, latest))
+        found[start : start + SECTOR_BYTES] = contents[0] if outcome == "lost" else chance.choice((*contents, latest))
     return bytes(found[:size])
 
 
@@ -226,9 +226,9 @@ class _TornFile(apsw.VFSFile):
         existed = path.exists()
         super().__init__(_BASE_VFS, name, flags)
         self._disk, self._path, self._life = disk, path, disk.life
-        self._trace = disk.trace(path, existed=existed)
+        self._history = disk.history_of(path, existed=existed)
         # As in SQLite itself: the first sync of a journal that may be new also syncs its directory.
-        self._forces_name = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & _JOURNALS)
+        self._syncs_directory = bool(flags[0] & apsw.SQLITE_OPEN_CREATE and flags[0] & _JOURNALS)
 
     def xRead(self, amount: int, offset: int) -> bytes:
         return super().xRead(amount, offset) if self._disk.check_power(self._life) else b""
@@ -236,38 +236,38 @@ class _TornFile(apsw.VFSFile):
     def xWrite(self, data: Any, offset: int) -> None:
         if self._disk.check_power(self._life):
             content = bytes(data)
-            self._note(offset, offset + len(content))
+            self._record_sectors(offset, offset + len(content))
             super().xWrite(content, offset)
-            self._disk.count()
+            self._disk.count_call()
 
     def xTruncate(self, newsize: int) -> None:
         if self._disk.check_power(self._life):
-            self._note(newsize, super().xFileSize())
+            self._record_sectors(newsize, super().xFileSize())
             super().xTruncate(newsize)
-            self._disk.count()
+            self._disk.count_call()
 
     def xSync(self, flags: int) -> None:
         if self._disk.check_power(self._life):
-            self._disk.count()
-            self._disk.force(self._trace, super().xFileSize())
-            if self._forces_name:
-                self._disk.force_names(self._path.parent)
-                self._forces_name = False
+            self._disk.count_call()
+            self._disk.sync(self._history, super().xFileSize())
+            if self._syncs_directory:
+                self._disk.sync_directory(self._path.parent)
+                self._syncs_directory = False
 
     def xLock(self, level: int) -> None:
-        if self._disk.off(self._life):
+        if self._disk.is_off(self._life):
             raise apsw.BusyError("the power is off")  # a closing connection then skips its checkpoint
         super().xLock(level)
 
     def xFileSize(self) -> int:
         return super().xFileSize() if self._disk.check_power(self._life) else 0
 
-    def _note(self, start: int, end: int) -> None:
+    def _record_sectors(self, start: int, end: int) -> None:
         """Record the current contents of the sectors from `start` to `end`."""
         first, past = start // SECTOR_BYTES, -(-end // SECTOR_BYTES)
         if past > first:
             length = (past - first) * SECTOR_BYTES
-            self._trace.note(first, super().xRead(length, first * SECTOR_BYTES).ljust(length, b"\0"))
+            self._history.note(first, super().xRead(length, first * SECTOR_BYTES).ljust(length, b"\0"))
 
 
 class _PassThroughFile(apsw.VFSFile):
@@ -303,11 +303,11 @@ class _TornVfs(apsw.VFS):
         if disk is None:
             super().xDelete(filename, syncdir)
         elif disk.check_power(disk.life):
-            disk.note_removal(path)
+            disk.record_removal(path)
             super().xDelete(filename, False)
-            disk.count()
+            disk.count_call()
             if syncdir:
-                disk.force_names(path.parent)
+                disk.sync_directory(path.parent)
 
 
 _disks: Final[dict[Path, TornDisk]] = {}
@@ -356,47 +356,49 @@ _NEVER: Final = 1 << 60
 class SqliteStoreService(StoreService):
     """The store of one scope on SQLite. `begin` opens it; `end` removes its directory."""
 
-    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: CommitObserver) -> None:
-        super().__init__(loop, network, scope, seed, witness)
-        self._place = tempfile.TemporaryDirectory(prefix="remit-torn-")
-        self._disk = TornDisk(Path(self._place.name) / "store")
+    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, observer: CommitObserver) -> None:
+        super().__init__(loop, network, scope, seed, observer)
+        self._directory = tempfile.TemporaryDirectory(prefix="remit-torn-")
+        self._disk = TornDisk(Path(self._directory.name) / "store")
         self._disk.__enter__()
-        self._chance = SeededChance(random_streams.torn_disk(seed, self.name))
-        self._seen = 0
-        self._cuts = 0
+        self._chance = SeededRandomness(random_streams.torn_disk(seed, self.name))
+        self._observed_revision = 0
+        self._power_cuts = 0
         self._senders: dict[bytes, CommitOrigin] = {}
-        self._closed = self.worsen({"away": True})
+        self._mark_available = self.degrade({"away": True})
 
     def begin(self) -> None:
         """Open the store in a new unit, as a new process of the database server."""
-        self.unit = self.loop.unit(self.name)
+        self.unit = self.loop.new_unit(self.name)
         self.loop.spawn(self._open(), name="open the store", unit=self.unit)
 
     def end(self) -> None:
         self._disk.__exit__(None, None, None)
-        self._place.cleanup()
+        self._directory.cleanup()
 
     async def _open(self) -> None:
         unit = self.unit
-        offload = SimOffload(lambda: 1 + self.lots.randrange(4), lambda: not unit.dead)
+        offload = SimOffload(lambda: 1 + self.rng.randrange(4), lambda: not unit.dead)
         store = await SqliteStore.open(self._disk.directory, offload=offload, holder=self.name, incarnation="durable")
-        watch = await store.watch("", after=self._seen)
-        while self._seen < store.place.revision:  # opening the store commits a new epoch, which must be observed too
+        watch = await store.watch("", after=self._observed_revision)
+        while (
+            self._observed_revision < store.position.revision
+        ):  # opening the store commits a new epoch, which must be observed too
             self._found(await anext(aiter(watch)))
         await watch.close()
         self.store = store
-        self._closed()
+        self._mark_available()
 
-    def _found(self, event: Event) -> None:
+    def _found(self, event: WatchEvent) -> None:
         """Pass on one transaction found in the store. The head that it wrote identifies its sender."""
         puts = [(change.key, change.value) for change in event.changes if change.value is not None]
         deletes = [change.key for change in event.changes if change.value is None]
         head = b"" if event.head is None else chain.encode_head(event.head)
-        self._seen = event.revision
-        self.applied(Commit(puts=(*puts, (HEAD, head)), deletes=deletes), event.revision, self._senders.pop(head, None))
+        self._observed_revision = event.revision
+        self.record_commit(Commit(puts=(*puts, (HEAD, head)), deletes=deletes), event.revision, self._senders.pop(head, None))
 
     def perform(self, work: StoreCall[T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
-        async def performed() -> None:
+        async def run_request() -> None:
             try:
                 result = await work()
             except StoreError as error:
@@ -404,7 +406,7 @@ class SqliteStoreService(StoreService):
                 return
             done(result)
 
-        self.loop.spawn(performed(), name="serve", unit=self.unit)
+        self.loop.spawn(run_request(), name="serve", unit=self.unit)
 
     async def apply(self, commit: Commit, sent: CommitOrigin) -> Committed | Conflict:
         self.check(writing=True)
@@ -412,8 +414,8 @@ class SqliteStoreService(StoreService):
         self._senders[head] = sent
         answer = await self.store.commit(commit)
         if isinstance(answer, Committed):
-            self._seen = answer.revision
-            self.applied(commit, answer.revision, self._senders.pop(head, None))
+            self._observed_revision = answer.revision
+            self.record_commit(commit, answer.revision, self._senders.pop(head, None))
         else:
             self._senders.pop(head, None)
         return answer
@@ -424,18 +426,18 @@ class SqliteStoreService(StoreService):
         """Cut the power inside the `calls`-th file system call from now. Returns a function that cancels it if it has not
         happened.
         """
-        self._cuts += 1
-        self._disk.cut_after(calls, self._die)
+        self._power_cuts += 1
+        self._disk.cut_after(calls, self._on_power_cut)
         return lambda: self._disk.cut_after(_NEVER)
 
-    def _die(self) -> None:
+    def _on_power_cut(self) -> None:
         """Runs inside SQLite. The process is dead from now on; the files are torn after the call has returned."""
         self.loop.kill(self.unit)
-        self._closed()  # the power may be cut while the store is being opened
-        self._closed = self.worsen({"away": True})
+        self._mark_available()  # the power may be cut while the store is being opened
+        self._mark_available = self.degrade({"away": True})
         self.break_watches()
-        self.loop.call_soon(self._lose, context=self.loop.root.context)
+        self.loop.call_soon(self._crash_and_restart, context=self.loop.root.context)
 
-    def _lose(self) -> None:
-        self._disk.crash(self._chance.stream(random_streams.torn_disk_crash(self._cuts)))
-        self.loop.call_later(0.5 + 2 * self.lots.random(), self.begin, context=self.loop.root.context)
+    def _crash_and_restart(self) -> None:
+        self._disk.crash(self._chance.stream(random_streams.torn_disk_crash(self._power_cuts)))
+        self.loop.call_later(0.5 + 2 * self.rng.random(), self.begin, context=self.loop.root.context)

@@ -18,7 +18,7 @@ from remit.simulate.world.network import Network, SimLink
 from remit.simulate.world.runner import MachineProcesses, RunRecorder, SimHost, SimPorts, SimProber, SimRunner
 from remit.simulate.world.store import CommitOrigin, StorePort, StoreService
 from remit.world.interfaces import World
-from remit.world.randomness import SeededChance
+from remit.world.randomness import SeededRandomness
 
 ProcessMain = Callable[["SimProcess"], Coroutine[Any, Any, None]]
 
@@ -30,9 +30,9 @@ class SimMachine:
         self.name = name
         self.clock = SimClock(loop, name, start_ms=start_ms, rate=rate)
         self.disk = SimDisk()
-        self.machinery = MachineProcesses(loop, name, recorder)
-        self.ports = SimPorts(self.machinery)
-        self.depot = ArtifactSources()
+        self.processes = MachineProcesses(loop, name, recorder)
+        self.ports = SimPorts(self.processes)
+        self.artifact_sources = ArtifactSources()
         self.pipes: dict[str, int] = {}
         """State that processes of this machine share without a network. A power cut clears it."""
         self.slow_start_s = 0.0
@@ -51,11 +51,11 @@ class SimProcess:
         self.machine = machine
         self.main = main
         self.starts = 0
-        self.unit: ExecutionUnit = loop.unit(name)
+        self.unit: ExecutionUnit = loop.new_unit(name)
         self.unit.dead = True
         self.world: World
         self.on_end: Callable[[SimProcess, BaseException | None], None] | None = None
-        self.on_silence: Callable[[SimProcess], None] | None = None
+        self.on_unresponsive: Callable[[SimProcess], None] | None = None
         """Called when it is killed or frozen: the requests that it waits for count as abandoned."""
         self._seed = seed
 
@@ -66,13 +66,13 @@ class SimProcess:
     def start(self) -> None:
         if self.alive:
             return
-        self.come_to_life()
+        self.prepare_start()
         self.loop.spawn(self._run(), name=self.name, unit=self.unit)
 
-    def come_to_life(self) -> None:
+    def prepare_start(self) -> None:
         """Create the unit and the world of the next start without running `main`."""
         self.starts += 1
-        self.unit = self.loop.unit(f"{self.name}#{self.starts}")
+        self.unit = self.loop.new_unit(f"{self.name}#{self.starts}")
         self.world = self._new_world()
 
     async def _run(self) -> None:
@@ -92,41 +92,41 @@ class SimProcess:
         if self.alive:
             unit = self.unit
             self.loop.kill(unit)
-            self.network.died(unit)
-            self.machine.machinery.starter_ended(unit)
-            self._silenced()
+            self.network.reset_connections(unit)
+            self.machine.processes.starter_ended(unit)
+            self._notify_unresponsive()
 
     def freeze(self) -> None:
         self.loop.freeze(self.unit)
-        self._silenced()
+        self._notify_unresponsive()
 
-    def _silenced(self) -> None:
-        if self.on_silence is not None:
-            self.on_silence(self)
+    def _notify_unresponsive(self) -> None:
+        if self.on_unresponsive is not None:
+            self.on_unresponsive(self)
 
     def thaw(self) -> None:
         self.loop.thaw(self.unit)
 
     def port(self, service: StoreService, *, observer: bool = False) -> StorePort:
-        return StorePort(service, self.name, self.unit, self._sent, observer=observer)
+        return StorePort(service, self.name, self.unit, self._commit_origin, observer=observer)
 
-    def _sent(self) -> CommitOrigin:
+    def _commit_origin(self) -> CommitOrigin:
         clock = self.machine.clock
         return CommitOrigin(self.name, clock.boot(), clock.now_ms(), clock.rate, self.loop.time())
 
     def _new_world(self) -> World:
         seed = random_streams.process_start(self._seed, self.name, self.starts)
-        unit, chance, machine = self.unit, SeededChance(seed), self.machine
+        unit, chance, machine = self.unit, SeededRandomness(seed), self.machine
         return World(
             clock=self.machine.clock,
-            chance=chance,
+            randomness=chance,
             ids=SeededIds(random_streams.process_ids(seed)),
             disk=self.machine.disk.mount(lambda: not unit.dead),
             offload=SimOffload(lambda: 1 + machine.slow_disk_ms, lambda: not unit.dead),
             link=SimLink(self.network, self.name, unit),
-            runner=SimRunner(machine.machinery, unit, lambda: 0.005 + machine.slow_start_s, machine.clock),
+            runner=SimRunner(machine.processes, unit, lambda: 0.005 + machine.slow_start_s, machine.clock),
             host=SimHost(self.machine.name, self.machine.clock),
             ports=self.machine.ports,
-            prober=SimProber(self.machine.machinery, lambda: 0.002),
-            carrier=SimArtifactFetcher(self.machine.disk, machine.depot, lambda: not unit.dead),
+            prober=SimProber(self.machine.processes, lambda: 0.002),
+            artifacts=SimArtifactFetcher(self.machine.disk, machine.artifact_sources, lambda: not unit.dead),
         )

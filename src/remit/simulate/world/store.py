@@ -21,23 +21,23 @@ from msgspec import Struct
 from remit.simulate.world import random_streams
 from remit.simulate.world.event_loop import ExecutionUnit, Handle, SimLoop
 from remit.simulate.world.network import Network
-from remit.store.memory import MemoryStore, Snapshot
+from remit.store.memory import MemoryBackup, MemoryStore
 from remit.store.protocol import (
-    Closed,
     Commit,
+    CommitOutcomeUnknown,
     Committed,
     Conflict,
     Corrupt,
-    Event,
     Invalid,
     NoSpace,
     Page,
     Row,
     Store,
+    StoreClosed,
     StoreError,
-    Unanswered,
     Unavailable,
     Watch,
+    WatchEvent,
 )
 
 T = TypeVar("T")
@@ -84,63 +84,63 @@ class CommitOrigin(Struct, frozen=True):
 class CommitObserver(Protocol):
     """Receives every applied commit, in order."""
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None: ...
+    def commit_applied(self, scope: str, commit: Commit, revision: int, origin: CommitOrigin | None) -> None: ...
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None: ...
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None: ...
 
 
 class StoreService:
     """The store of one scope. `store` is replaced when a backup is restored."""
 
-    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, witness: CommitObserver) -> None:
+    def __init__(self, loop: SimLoop, network: Network, scope: str, seed: str, observer: CommitObserver) -> None:
         self.loop = loop
         self.network = network
         self.scope = scope
         self.name = f"store/{scope}"
-        self.unit = loop.unit(self.name)
+        self.unit = loop.new_unit(self.name)
         self.store: Store = MemoryStore()
-        self.trouble = StoreFaults()
-        self._troubles: list[dict[str, float | bool]] = []
-        self.lots = random_streams.stream(random_streams.store(seed, self.name))
+        self.faults = StoreFaults()
+        self._active_faults: list[dict[str, float | bool]] = []
+        self.rng = random_streams.stream(random_streams.store(seed, self.name))
         self.counts: dict[str, int] = {}
-        self._witness = witness
-        self._lagging: list[tuple[float, int]] = []
+        self._observer = observer
+        self._commit_times: list[tuple[float, int]] = []
         self._watches: dict[SimWatch, None] = {}
         self._no_watch_until_s = 0.0
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
 
-    def worsen(self, changes: dict[str, float | bool]) -> Callable[[], None]:
+    def degrade(self, changes: dict[str, float | bool]) -> Callable[[], None]:
         """Activate faults in addition to those there are; for each field the worst active value applies. Returns a function
         that undoes this.
         """
-        self._troubles.append(changes)
-        self._add_up()
+        self._active_faults.append(changes)
+        self._apply_worst()
 
-        def back() -> None:
-            self._troubles = [one for one in self._troubles if one is not changes]
-            self._add_up()
+        def undo() -> None:
+            self._active_faults = [one for one in self._active_faults if one is not changes]
+            self._apply_worst()
 
-        return back
+        return undo
 
-    def _add_up(self) -> None:
+    def _apply_worst(self) -> None:
         worst: dict[str, float | bool] = {}
-        for one in self._troubles:
+        for one in self._active_faults:
             for name, value in one.items():
                 worst[name] = max(value, worst.get(name, 0))
-        lagged = self.trouble.lag_s
-        self.trouble = StoreFaults(**worst)  # type: ignore[arg-type]
-        if lagged and not self.trouble.lag_s:
+        was_lagging = self.faults.lag_s
+        self.faults = StoreFaults(**worst)  # type: ignore[arg-type]
+        if was_lagging and not self.faults.lag_s:
             for watch in self._watches:
-                watch.caught_up()
+                watch.deliver_delayed()
 
     def check(self, *, writing: bool) -> None:
-        if self.trouble.damaged:
+        if self.faults.damaged:
             raise Corrupt("the index of the store does not match its rows; restore a backup")
-        if self.trouble.away:
+        if self.faults.away:
             raise Unavailable("the store has no leader; try again")
-        if writing and self.trouble.no_space:
+        if writing and self.faults.no_space:
             self.count("no-space")
             raise NoSpace("the store is full and nothing was applied; free space there, or compact it")
 
@@ -153,26 +153,26 @@ class StoreService:
             return
         done(result)
 
-    async def apply(self, commit: Commit, sent: CommitOrigin) -> Committed | Conflict:
+    async def apply(self, commit: Commit, origin: CommitOrigin) -> Committed | Conflict:
         self.check(writing=True)
         answer = await self.store.commit(commit)
         if isinstance(answer, Committed):
-            self.applied(commit, answer.revision, sent)
+            self.record_commit(commit, answer.revision, origin)
         return answer
 
-    def applied(self, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def record_commit(self, commit: Commit, revision: int, origin: CommitOrigin | None) -> None:
         """Pass an applied commit to the observer, and record its time for lagging members."""
-        self._lagging.append((self.loop.time(), revision))
-        if len(self._lagging) > 4_000:
-            del self._lagging[:2_000]
-        self._witness.applied(self.scope, commit, revision, sent)
+        self._commit_times.append((self.loop.time(), revision))
+        if len(self._commit_times) > 4_000:
+            del self._commit_times[:2_000]
+        self._observer.commit_applied(self.scope, commit, revision, origin)
 
     def lagging_revision(self) -> int:
         """The revision of a member that is `lag_s` behind; 0 means the latest."""
-        if not self.trouble.lag_s:
+        if not self.faults.lag_s:
             return 0
-        until_s = self.loop.time() - self.trouble.lag_s
-        behind = [revision for at_s, revision in self._lagging if at_s <= until_s]
+        until_s = self.loop.time() - self.faults.lag_s
+        behind = [revision for at_s, revision in self._commit_times if at_s <= until_s]
         return behind[-1] if behind else 0
 
     def break_watches(self, *, for_s: float = 0.0) -> None:
@@ -180,12 +180,12 @@ class StoreService:
         self._no_watch_until_s = self.loop.time() + for_s
         watches, self._watches = self._watches, {}
         for watch in watches:
-            watch.broke_off()
+            watch.abort()
 
-    def watched(self, watch: SimWatch) -> None:
+    def add_watch(self, watch: SimWatch) -> None:
         self._watches[watch] = None
 
-    def unwatched(self, watch: SimWatch) -> None:
+    def remove_watch(self, watch: SimWatch) -> None:
         self._watches.pop(watch, None)
 
     def check_watchable(self) -> None:
@@ -193,13 +193,13 @@ class StoreService:
         if self.loop.time() < self._no_watch_until_s:
             raise Unavailable("this member accepts no watches at the moment; try again")
 
-    def restore(self, backup: Snapshot, incarnation: str) -> None:
+    def restore(self, backup: MemoryBackup, incarnation: str) -> None:
         """Replace the store with a backup. The servers that write to it must have been stopped before."""
         old = cast(MemoryStore, self.store)
         self.store, _ = restored = MemoryStore.restore(backup, incarnation=incarnation, replacing=old)
         run_sync(old.close())
-        self._lagging.clear()
-        self._witness.restored(self.scope, restored[0], backup)
+        self._commit_times.clear()
+        self._observer.store_restored(self.scope, restored[0], backup)
 
 
 class StorePort:
@@ -211,14 +211,14 @@ class StorePort:
         service: StoreService,
         process: str,
         unit: ExecutionUnit,
-        sent: Callable[[], CommitOrigin],
+        origin: Callable[[], CommitOrigin],
         *,
         observer: bool = False,
     ) -> None:
         self._service = service
         self._process = process
         self._unit = unit
-        self._sent = sent
+        self._origin = origin
         self._observer = observer
         self._closed = False
         self._watches: dict[SimWatch, None] = {}
@@ -253,30 +253,30 @@ class StorePort:
         """Close this process's access; the store itself continues."""
         self._closed = True
         for watch in self._watches:
-            watch.end(Closed("this store was closed"))
+            watch.end(StoreClosed("this store was closed"))
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
-        service, trouble, lots = self._service, self._service.trouble, self._service.lots
-        sent = self._sent()
-        drawn = lots.random()
+        service, faults, rng = self._service, self._service.faults, self._service.rng
+        origin = self._origin()
+        drawn = rng.random()
         self._check_open()
-        arrives = service.network.reaches(self._process, service.name)
-        if arrives and trouble.applied_late and drawn < trouble.applied_late:
+        reachable = service.network.reaches(self._process, service.name)
+        if reachable and faults.applied_late and drawn < faults.applied_late:
             service.count("applied-late")
-            delay_s = 0.2 + _LATE_S_MAX * lots.random()
-            service.loop.call_later(delay_s, self._apply_late, commit, sent, context=service.unit.context)
-            await asyncio.sleep(0.05 + 0.3 * lots.random())
-            raise Unanswered("the store did not answer in time")
-        if trouble.lost_before and drawn < trouble.applied_late + trouble.lost_before:
+            delay_s = 0.2 + _LATE_S_MAX * rng.random()
+            service.loop.call_later(delay_s, self._apply_late, commit, origin, context=service.unit.context)
+            await asyncio.sleep(0.05 + 0.3 * rng.random())
+            raise CommitOutcomeUnknown("the store did not answer in time")
+        if faults.lost_before and drawn < faults.applied_late + faults.lost_before:
             service.count("lost-before")
-            await asyncio.sleep(0.2 + lots.random())
-            raise Unanswered("the store did not answer in time")
-        lose = bool(trouble.lost_after) and lots.random() < trouble.lost_after
-        return await self._call(lambda: service.apply(commit, sent), lose=lose, writing=True)
+            await asyncio.sleep(0.2 + rng.random())
+            raise CommitOutcomeUnknown("the store did not answer in time")
+        lose = bool(faults.lost_after) and rng.random() < faults.lost_after
+        return await self._call(lambda: service.apply(commit, origin), lose=lose, writing=True)
 
-    def _apply_late(self, commit: Commit, sent: CommitOrigin) -> None:
+    def _apply_late(self, commit: Commit, origin: CommitOrigin) -> None:
         service = self._service
-        service.perform(lambda: service.apply(commit, sent), lambda _: None, lambda _: service.count("applied-late-refused"))
+        service.perform(lambda: service.apply(commit, origin), lambda _: None, lambda _: service.count("applied-late-refused"))
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         lagging = self._service.lagging_revision() if self._observer else 0
@@ -290,9 +290,9 @@ class StorePort:
             service.check_watchable()
             return await service.store.watch(prefix, after=after)
 
-        real = await self._call(work)
-        lag_s = service.trouble.lag_s if lagging else 0.0
-        watch = SimWatch(service, self._process, self._unit, real, lag_s=lag_s)
+        source = await self._call(work)
+        lag_s = service.faults.lag_s if lagging else 0.0
+        watch = SimWatch(service, self._process, self._unit, source, lag_s=lag_s)
         self._watches[watch] = None
         return watch
 
@@ -316,38 +316,38 @@ class StorePort:
         service = self._service
         answer: asyncio.Future[T] = service.loop.create_future()
         service.network.send(self._process, service.name, service.unit, self._serve, _StoreRequest(work, answer, lose))
-        patience = service.loop.call_later(ANSWER_S_MAX, _time_out, answer, writing)
+        timer = service.loop.call_later(ANSWER_S_MAX, _time_out, answer, writing)
         try:
             return await answer
         finally:
-            patience.cancel()
+            timer.cancel()
 
     def _check_open(self) -> None:
         if self._unit.dead:
-            raise Closed("this process was killed")
+            raise StoreClosed("this process was killed")
         if self._closed:
-            raise Closed("this store was closed")
+            raise StoreClosed("this store was closed")
 
-    def _serve(self, asked: _StoreRequest) -> None:
+    def _serve(self, request: _StoreRequest) -> None:
         """Runs at the store, after a delay if the store is slow. A repeated message is ignored, as a connection to a real store
         would do.
         """
         service = self._service
-        if asked.begun:
+        if request.started:
             return
-        asked.begun = True
-        if service.trouble.slow_s and not asked.answer.done():
+        request.started = True
+        if service.faults.slow_s and not request.answer.done():
             service.count("slow")
-            delay_s = service.trouble.slow_s * service.lots.random()
-            service.loop.call_later(delay_s, self._work, asked, context=service.unit.context)
+            delay_s = service.faults.slow_s * service.rng.random()
+            service.loop.call_later(delay_s, self._work, request, context=service.unit.context)
             return
-        self._work(asked)
+        self._work(request)
 
-    def _work(self, asked: _StoreRequest) -> None:
-        service, answer = self._service, asked.answer
+    def _work(self, request: _StoreRequest) -> None:
+        service, answer = self._service, request.answer
 
         def done(result: object) -> None:
-            if asked.lose:
+            if request.lose:
                 service.count("lost-after")
                 return
             service.network.send(service.name, self._process, self._unit, _answer, answer, result)
@@ -355,7 +355,7 @@ class StorePort:
         def failed(error: StoreError) -> None:
             service.network.send(service.name, self._process, self._unit, _fail, answer, error)
 
-        service.perform(asked.work, done, failed)
+        service.perform(request.work, done, failed)
 
 
 class _StoreRequest(Struct):
@@ -364,27 +364,27 @@ class _StoreRequest(Struct):
     work: StoreCall[Any]
     answer: asyncio.Future[Any]
     lose: bool
-    begun: bool = False
+    started: bool = False
 
 
 class SimWatch:
     """A watch as its client receives it: events in order, except for injected faults."""
 
-    def __init__(self, service: StoreService, process: str, unit: ExecutionUnit, real: Watch, *, lag_s: float) -> None:
-        self._service, self._process, self._unit, self._real, self._lag_s = service, process, unit, real, lag_s
-        self._arrived: list[Event | StoreError] = []
+    def __init__(self, service: StoreService, process: str, unit: ExecutionUnit, source: Watch, *, lag_s: float) -> None:
+        self._service, self._process, self._unit, self._source, self._lag_s = service, process, unit, source, lag_s
+        self._arrived: list[WatchEvent | StoreError] = []
         self._waiting: asyncio.Future[None] | None = None
         self._not_before_s = 0.0
-        self._owed: list[tuple[Handle, Event | StoreError]] = []
+        self._delayed: list[tuple[Handle, WatchEvent | StoreError]] = []
         self._closed = False
         loop = service.loop
         self._pump_task = service.unit.context.run(loop.create_task, self._pump(), name=f"watch by {process}")
-        service.watched(self)
+        service.add_watch(self)
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[WatchEvent]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> WatchEvent:
         while not self._arrived and not self._closed:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
@@ -399,50 +399,50 @@ class SimWatch:
     async def close(self) -> None:
         self._closed = True
         self._wake()
-        self._service.unwatched(self)
+        self._service.remove_watch(self)
         self._pump_task.cancel()
-        await self._real.close()
+        await self._source.close()
 
     def end(self, error: StoreError) -> None:
         """End the watch at this side at once; pending events are dropped."""
         self._pump_task.cancel()
-        self._service.unwatched(self)
+        self._service.remove_watch(self)
         self._arrived[:] = [error]
         self._wake()
 
-    def broke_off(self) -> None:
+    def abort(self) -> None:
         self._pump_task.cancel()
         self._send(Unavailable("the watch broke; watch again after the last revision received"))
 
     async def _pump(self) -> None:
         try:
-            async for event in self._real:
+            async for event in self._source:
                 if self._unit.dead:
                     break
                 self._send(event)
         except StoreError as error:
             self._send(error)
         finally:
-            await self._real.close()
+            await self._source.close()
 
-    def _send(self, item: Event | StoreError) -> None:
-        service, trouble, lots = self._service, self._service.trouble, self._service.lots
+    def _send(self, item: WatchEvent | StoreError) -> None:
+        service, faults, rng = self._service, self._service.faults, self._service.rng
         late_s = self._lag_s
-        if trouble.events_lost and lots.random() < trouble.events_lost:
+        if faults.events_lost and rng.random() < faults.events_lost:
             service.count("event-lost")
             return
-        if trouble.events_late and lots.random() < trouble.events_late:
+        if faults.events_late and rng.random() < faults.events_late:
             service.count("event-late")
-            late_s += 3.0 * lots.random()
+            late_s += 3.0 * rng.random()
         # A stream keeps the order: a late event delays the events behind it.
         at_s = max(service.loop.time() + late_s + service.network.delay_s(), self._not_before_s)
         self._not_before_s = at_s
         self._arrive_at(at_s, item)
-        if trouble.events_repeated and lots.random() < trouble.events_repeated:
+        if faults.events_repeated and rng.random() < faults.events_repeated:
             service.count("event-repeated")
-            self._arrive_at(at_s + 0.5 * lots.random(), item)
+            self._arrive_at(at_s + 0.5 * rng.random(), item)
 
-    def _arrive_at(self, at_s: float, item: Event | StoreError) -> None:
+    def _arrive_at(self, at_s: float, item: WatchEvent | StoreError) -> None:
         """Schedule the delivery. Over a cut path the event is lost; the client detects the gap at the next event that arrives.
         """
         service = self._service
@@ -450,20 +450,20 @@ class SimWatch:
             return
         handle = service.loop.call_at(at_s, self._arrive, item, context=self._unit.context)
         if self._lag_s:
-            self._owed.append((handle, item))
+            self._delayed.append((handle, item))
 
-    def caught_up(self) -> None:
+    def deliver_delayed(self) -> None:
         """The member no longer lags: deliver all delayed events now, in order."""
         self._lag_s, self._not_before_s = 0.0, 0.0
-        owed, self._owed = self._owed, []
-        for handle, item in owed:
+        delayed, self._delayed = self._delayed, []
+        for handle, item in delayed:
             if handle.when_s > self._service.loop.time() and not handle.cancelled():
                 handle.cancel()
                 self._service.loop.call_soon(self._arrive, item, context=self._unit.context)
 
-    def _arrive(self, item: Event | StoreError) -> None:
-        said = f"event {item.revision}" if isinstance(item, Event) else f"{type(item).__name__} {item}"
-        self._service.loop.note(said.encode())
+    def _arrive(self, item: WatchEvent | StoreError) -> None:
+        text = f"event {item.revision}" if isinstance(item, WatchEvent) else f"{type(item).__name__} {item}"
+        self._service.loop.add_to_digest(text.encode())
         self._arrived.append(item)
         self._wake()
 
@@ -497,7 +497,7 @@ async def _no_operation() -> None:
 
 def _time_out(answer: asyncio.Future[Any], writing: bool) -> None:
     lost = "the store did not answer in time"
-    _fail(answer, Unanswered(lost) if writing else Unavailable(f"{lost}; nothing was changed"))
+    _fail(answer, CommitOutcomeUnknown(lost) if writing else Unavailable(f"{lost}; nothing was changed"))
 
 
 def _answer(answer: asyncio.Future[T], result: T) -> None:

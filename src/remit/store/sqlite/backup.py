@@ -22,26 +22,32 @@ from typing import IO, Final
 import msgspec
 from msgspec import Struct
 
-from remit.store.chain import CHANGED_KEYS_MAX, Replaced, Restored, encode_head, next_revision, reborn_head
+from remit.store.chain import CHANGED_KEYS_MAX, ReplacedStore, RestoreReport, encode_head, head_after_restore, next_revision
 from remit.store.protocol import HEAD, PAGE_ROWS_MAX, Commit, Corrupt, NewerSchema, StoreError
-from remit.store.sqlite.database_file import FILE_NAME, File, check_header, first_id, put_in_place, sync
-from remit.store.sqlite.directory_lock import PRIVATE_FILE, Ownership, corrupt, make_private, translated
+from remit.store.sqlite.database_file import FILE_NAME, DatabaseFile, check_header, first_id, rename_durably, sync
+from remit.store.sqlite.directory_lock import (
+    PRIVATE_FILE,
+    DirectoryLock,
+    corrupt_error,
+    create_private_file,
+    translating_errors,
+)
 
 
-def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
+def restore(backup: Path, directory: Path, *, incarnation: str) -> RestoreReport:
     """Replace the store in `directory` by a copy of `backup`. The old store is kept as `replaced-N.sqlite`.
 
     Raises `Owned` if a process uses the directory. Until the last step, one rename, the old store is unchanged; if there was
     none, a failed restore leaves nothing behind.
     """
     check_header(backup)  # before anything is created
-    owner = Ownership(directory)
+    owner = DirectoryLock(directory)
     draft = directory / f"{FILE_NAME}.restoring"
     try:
         try:
             _copy(backup, draft)
             restored = _rebase(backup, draft, directory, incarnation)
-            with translated(directory):
+            with translating_errors(directory):
                 _swap(draft, directory, restored.replaced)
             return restored
         finally:
@@ -55,62 +61,62 @@ def restore(backup: Path, directory: Path, *, incarnation: str) -> Restored:
 
 
 def _copy(backup: Path, draft: Path) -> None:
-    with translated(draft):
+    with translating_errors(draft):
         _wal(draft).unlink(missing_ok=True)
-        make_private(draft)
+        create_private_file(draft)
         shutil.copyfile(backup, draft)
 
 
-def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> Restored:
+def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> RestoreReport:
     try:
-        file = File(draft)
+        file = DatabaseFile(draft)
     except Corrupt as error:
         raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not changed: use another backup") from error
     try:
-        _check_whole(backup, file)
+        _check_pages(backup, file)
         old_revision, old_head = file.revision, file.head()
-        replaced = _look_at_replaced(directory, file)
-        head, revision = reborn_head(old_head, replaced, incarnation), next_revision(old_revision, replaced)
+        replaced = _describe_replaced(directory, file)
+        head, revision = head_after_restore(old_head, replaced, incarnation), next_revision(old_revision, replaced)
         file.rebase(revision, Commit(puts=((HEAD, encode_head(head)),)))
         # The copy must be a single file before it is renamed: a write-ahead log next to it would be lost.
         file.checkpoint()
     finally:
         file.close()
-    return Restored(old_revision, old_head, revision, head, replaced)
+    return RestoreReport(old_revision, old_head, revision, head, replaced)
 
 
-def _check_whole(backup: Path, file: File) -> None:
+def _check_pages(backup: Path, file: DatabaseFile) -> None:
     """Verify every page: a restore is rare, and must not replace a good store by a damaged one."""
     try:
         with file.reading():
             verdict = file.db.execute("PRAGMA quick_check(1)").get
         if verdict != "ok":
-            raise corrupt(file.path, str(verdict))
+            raise corrupt_error(file.path, str(verdict))
     except Corrupt as error:
         raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not changed: use another backup") from error
 
 
-def _look_at_replaced(directory: Path, backup: File) -> Replaced | None:
+def _describe_replaced(directory: Path, backup: DatabaseFile) -> ReplacedStore | None:
     path = directory / FILE_NAME
     if not path.exists():
         return None
     kept_at = str(_free_name(directory))
     try:
-        file = File(path)
+        file = DatabaseFile(path)
     except StoreError as error:
-        return Replaced(kept_at, None, None, (), 0, str(error))
+        return ReplacedStore(kept_at, None, None, (), 0, str(error))
     try:
         changed, count = _changed_since(file, backup)
         # Empties the write-ahead log, so that the kept file is complete by itself.
         file.checkpoint()
-        return Replaced(kept_at, file.revision, file.head(), changed, count, "")
+        return ReplacedStore(kept_at, file.revision, file.head(), changed, count, "")
     except StoreError as error:
-        return Replaced(kept_at, None, None, (), 0, str(error))
+        return ReplacedStore(kept_at, None, None, (), 0, str(error))
     finally:
         file.close()
 
 
-def _changed_since(file: File, backup: File) -> tuple[tuple[str, ...], int]:
+def _changed_since(file: DatabaseFile, backup: DatabaseFile) -> tuple[tuple[str, ...], int]:
     """Return keys that `file` changed after the backup, at most `CHANGED_KEYS_MAX`, and their total number."""
     after = first_id(backup.revision + 1)
     with file.reading():
@@ -131,21 +137,21 @@ def _changed_since(file: File, backup: File) -> tuple[tuple[str, ...], int]:
     return tuple(sorted(keys)[:CHANGED_KEYS_MAX]), count
 
 
-def _deleted_and_swept(file: File, backup: File) -> Iterator[str]:
+def _deleted_and_swept(file: DatabaseFile, backup: DatabaseFile) -> Iterator[str]:
     """Yield keys whose deletion was compacted away: keys that the backup has and the store does not know."""
     if file.compacted <= backup.revision:
         return
     page = backup.range("", "", PAGE_ROWS_MAX, 0)
     while True:
         for row in page.rows:
-            if not file.knows(row.key):
+            if not file.has_version(row.key):
                 yield row.key
         if not page.more:
             return
         page = backup.range("", page.rows[-1].key, PAGE_ROWS_MAX, 0)
 
 
-def _swap(draft: Path, directory: Path, replaced: Replaced | None) -> None:
+def _swap(draft: Path, directory: Path, replaced: ReplacedStore | None) -> None:
     """Link the old file under its new name first, then rename over it: a store exists at every moment."""
     path = directory / FILE_NAME
     if replaced is not None:
@@ -157,7 +163,7 @@ def _swap(draft: Path, directory: Path, replaced: Replaced | None) -> None:
             _wal(path).replace(_wal(kept))
             _wal(kept).chmod(PRIVATE_FILE)
         sync(directory, os.O_RDONLY)
-    put_in_place(draft, path)
+    rename_durably(draft, path)
 
 
 def _free_name(directory: Path) -> Path:
@@ -175,11 +181,11 @@ FORMAT: Final = 1
 LABEL: Final = "label.json"
 STORE: Final = "store.sqlite"
 LABEL_BYTES_MAX: Final = 64 << 10
-PIECE_BYTES: Final = 256 << 10
+READ_BYTES: Final = 256 << 10
 END: Final = bytes(2 * tarfile.BLOCKSIZE)
 
 
-class Label(Struct, frozen=True, kw_only=True):
+class BackupLabel(Struct, frozen=True, kw_only=True):
     """Describes a backup: its origin and position. `taken` is informational. `sha256` and `bytes` are of the database file."""
 
     format: int = FORMAT
@@ -194,23 +200,23 @@ class Label(Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-def digest_of(path: Path) -> tuple[int, str]:
+def file_digest(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file."""
     taken, size = sha256(), 0
-    with translated(path), path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
+    with translating_errors(path), path.open("rb") as file:
+        while piece := file.read(READ_BYTES):
             taken.update(piece)
             size += len(piece)
     return size, taken.hexdigest()
 
 
-def opening(label: Label) -> bytes:
+def archive_head(label: BackupLabel) -> bytes:
     """Return the part of the archive before the database file."""
     said = msgspec.json.format(msgspec.json.encode(label)) + b"\n"
     return _header(LABEL, len(said)) + said + _padding(len(said)) + _header(STORE, label.bytes)
 
 
-def closing(label: Label) -> bytes:
+def archive_tail(label: BackupLabel) -> bytes:
     """Return the part of the archive after the database file."""
     return _padding(label.bytes) + END
 
@@ -225,15 +231,15 @@ def _padding(size: int) -> bytes:
     return bytes(-size % tarfile.BLOCKSIZE)
 
 
-def unpack(backup: Path, into: Path) -> Label:
+def extract_backup(backup: Path, into: Path) -> BackupLabel:
     """Extract the database file to `into`, readable by its owner only.
 
     Raises `Corrupt` if the archive is incomplete or not a backup of Remit, and `NewerSchema` if a newer version made it;
     then `into` is removed.
     """
     try:
-        with translated(backup), tarfile.open(backup, "r|") as tar:
-            return _unpacked(backup, tar, into)
+        with translating_errors(backup), tarfile.open(backup, "r|") as tar:
+            return _extract(backup, tar, into)
     except tarfile.TarError as error:
         into.unlink(missing_ok=True)
         raise _damaged(backup, f"not a complete tar: {error}") from None
@@ -242,10 +248,10 @@ def unpack(backup: Path, into: Path) -> Label:
         raise
 
 
-def _unpacked(backup: Path, tar: tarfile.TarFile, into: Path) -> Label:
+def _extract(backup: Path, tar: tarfile.TarFile, into: Path) -> BackupLabel:
     label = _label(backup, _member(backup, tar, LABEL, LABEL_BYTES_MAX))
     store = _member(backup, tar, STORE, label.bytes)
-    make_private(into)
+    create_private_file(into)
     taken, size = sha256(), 0
     with into.open("wb") as file:
         for piece in _pieces(store):
@@ -267,21 +273,19 @@ def _member(backup: Path, tar: tarfile.TarFile, name: str, bytes_max: int) -> IO
     return opened
 
 
-def _label(backup: Path, file: IO[bytes]) -> Label:
+def _label(backup: Path, file: IO[bytes]) -> BackupLabel:
     said = file.read(LABEL_BYTES_MAX)
     try:
         format_ = msgspec.json.decode(said, type=dict[str, object]).get("format")
         if isinstance(format_, int) and format_ > FORMAT:
-            raise NewerSchema(
-                f"{backup} has format {format_}, this Remit reads {FORMAT}; nothing was changed: upgrade Remit"
-            )
-        return msgspec.json.decode(said, type=Label)
+            raise NewerSchema(f"{backup} has format {format_}, this Remit reads {FORMAT}; nothing was changed: upgrade Remit")
+        return msgspec.json.decode(said, type=BackupLabel)
     except msgspec.MsgspecError as error:
         raise _damaged(backup, f"its label cannot be read: {error}") from None
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(PIECE_BYTES):
+    while piece := file.read(READ_BYTES):
         yield piece
 
 

@@ -31,7 +31,6 @@ from remit.store.chain import decode_head
 from remit.store.keys import check_revision, prefix_end, range_start
 from remit.store.protocol import (
     HEAD,
-    Change,
     Commit,
     Committed,
     Compacted,
@@ -41,17 +40,18 @@ from remit.store.protocol import (
     NewerSchema,
     Page,
     Row,
+    RowChange,
     StoreError,
     Unavailable,
 )
-from remit.store.sqlite.directory_lock import corrupt, make_private, translate, translated
-from remit.store.sqlite.recent_index import Recent, Version
+from remit.store.sqlite.directory_lock import corrupt_error, create_private_file, translate, translating_errors
+from remit.store.sqlite.recent_index import RecentIndex, Version
 from remit.store.watch_feed import Transaction
 
 FILE_NAME = "store.sqlite"
 SCHEMA = 1
-SIGN = b"SQLite format 3\0"
-APPLICATION = 0x52454D54
+SQLITE_MAGIC = b"SQLite format 3\0"
+APPLICATION_ID = 0x52454D54
 _PAGE_BYTES = 8192
 _CACHE_KIB = 128 << 10
 _RESERVED_BYTES = 8
@@ -81,7 +81,7 @@ hundreds of times per commit, and each time wait for the event loop's thread to 
 """
 
 
-class Written(NamedTuple):
+class GroupResult(NamedTuple):
     """Result of a group: one outcome per commit, and the transactions to publish to watchers."""
 
     outcomes: list[Committed | Conflict]
@@ -93,17 +93,17 @@ def first_id(revision: int) -> int:
     return revision << _REVISION_SHIFT
 
 
-class File:
+class DatabaseFile:
     """One open database. After `Corrupt` it still serves the reads it can, and accepts no more writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.recent = Recent()
+        self.recent = RecentIndex()
         self.wal_pages = 0
         self.damage: Corrupt | None = None
         check_header(path)
         load_checksums()
-        with translated(path):
+        with translating_errors(path):
             self.db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
             try:
                 self._configure()
@@ -113,7 +113,7 @@ class File:
                 raise
 
     def close(self) -> None:
-        with translated(self.path):
+        with translating_errors(self.path):
             self.db.close()
 
     def _configure(self) -> None:
@@ -130,10 +130,10 @@ class File:
         # Checkpoints run as maintenance, after the answers: within a commit they would delay its caller.
         db.execute("PRAGMA wal_autocheckpoint=0")
         if db.execute("PRAGMA checksum_verification").get != "1":
-            raise corrupt(self.path, "its pages have no checksums, so it was not written by Remit")
-        db.set_wal_hook(self._note_wal)
+            raise corrupt_error(self.path, "its pages have no checksums, so it was not written by Remit")
+        db.set_wal_hook(self._on_wal)
 
-    def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+    def _on_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self.wal_pages = pages
         return apsw.SQLITE_OK
 
@@ -144,7 +144,7 @@ class File:
             self.swept: int = facts["swept"]
             self.indexed: int = facts["indexed"]
         except KeyError as missing:
-            raise corrupt(self.path, f"its table meta lacks {missing}") from None
+            raise corrupt_error(self.path, f"its table meta lacks {missing}") from None
         last = self.db.execute("SELECT max(id) FROM log").get
         self.revision: int = max((last or 0) >> _REVISION_SHIFT, self.compacted)
         versions: Iterable[Version] = self.db.execute("SELECT key, id FROM log WHERE id >= ? ORDER BY id", (self.indexed,))
@@ -156,7 +156,7 @@ class File:
         with self.reading():
             return self._row(self._newest(key))
 
-    def knows(self, key: str) -> bool:
+    def has_version(self, key: str) -> bool:
         """Return whether any version of the key exists, including a deletion."""
         with self.reading():
             return self._newest(key) != 0
@@ -191,7 +191,7 @@ class File:
             return list(self._transactions(found))
 
     def _transactions(self, rows: Iterable[LogRow]) -> Iterator[Transaction]:
-        revision, changes = 0, list[Change]()
+        revision, changes = 0, list[RowChange]()
         for row in rows:
             self._verify(row)
             id_, key, value, _ = row
@@ -200,7 +200,7 @@ class File:
                     yield Transaction(revision, changes)
                 revision, changes = id_ >> _REVISION_SHIFT, []
             if key:
-                changes.append(Change(key, value, revision))
+                changes.append(RowChange(key, value, revision))
         if revision:
             yield Transaction(revision, changes)
 
@@ -252,27 +252,27 @@ class File:
             self.db.executemany("SELECT id, key, value, sum FROM log WHERE id = ?", ((id_,) for id_ in asked))
         )
         if len(rows) != len(asked):
-            raise corrupt(self.path, f"the index names {len(asked) - len(rows)} rows that are not in the log")
+            raise corrupt_error(self.path, f"the index names {len(asked) - len(rows)} rows that are not in the log")
         return [self._live_row(row) for row in rows]
 
     def _live_row(self, row: LogRow) -> Row:
         self._verify(row)
         id_, key, value, _ = row
         if value is None:
-            raise corrupt(self.path, f"row {id_} of {key!r} has no value")
+            raise corrupt_error(self.path, f"row {id_} of {key!r} has no value")
         return Row(key, value, id_ >> _REVISION_SHIFT)
 
     def _verify(self, row: LogRow) -> None:
         id_, key, value, kept = row
         if checksum(id_, key, value) != kept:
-            raise corrupt(self.path, f"row {id_} of {key!r} does not match its checksum")
+            raise corrupt_error(self.path, f"row {id_} of {key!r} does not match its checksum")
 
     def reading(self) -> _Reading:
         return _Reading(self)
 
     # Writes
 
-    def write(self, commits: Sequence[Commit]) -> Written:
+    def write(self, commits: Sequence[Commit]) -> GroupResult:
         """Apply a group of commits in one SQLite transaction with one fsync. Each is checked against the effects of those
         before it.
         """
@@ -288,12 +288,12 @@ class File:
             self.revision += len(written.transactions)
         return written
 
-    def _decide(self, commits: Sequence[Commit]) -> tuple[Written, list[LogRow]]:
+    def _decide(self, commits: Sequence[Commit]) -> tuple[GroupResult, list[LogRow]]:
         group: dict[str, int] = {}
-        written, rows = Written([], []), list[LogRow]()
+        written, rows = GroupResult([], []), list[LogRow]()
         revision = self.revision
         for commit in commits:
-            if (conflict := self._refusal(commit, group)) is not None:
+            if (conflict := self._conflict(commit, group)) is not None:
                 written.outcomes.append(conflict)
                 continue
             revision += 1
@@ -301,11 +301,11 @@ class File:
             rows += mine
             group.update((key, id_) for id_, key, _, _ in mine)
             written.outcomes.append(Committed(revision))
-            changes = [Change(key, value, revision) for _, key, value, _ in mine if key]
+            changes = [RowChange(key, value, revision) for _, key, value, _ in mine if key]
             written.transactions.append(Transaction(revision, changes))
         return written, rows
 
-    def _refusal(self, commit: Commit, group: dict[str, int]) -> Conflict | None:
+    def _conflict(self, commit: Commit, group: dict[str, int]) -> Conflict | None:
         for guard in commit.guards:
             id_ = group.get(guard.key) or self._newest(guard.key)
             found = 0 if id_ & 1 else id_ >> _REVISION_SHIFT
@@ -317,14 +317,14 @@ class File:
         committing = False
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            self.db.execute(_APPEND, (apsw.carray(tuple([_packed(row) for row in rows])),))
+            self.db.execute(_APPEND, (apsw.carray(tuple([_pack(row) for row in rows])),))
             if facts:
                 self.db.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", facts)
             committing = True
             self.db.execute("COMMIT")
         except (apsw.Error, OSError, MemoryError) as error:
             self.roll_back()
-            raise self.note(translate(error, self.path, committing=committing)) from error
+            raise self.record_damage(translate(error, self.path, committing=committing)) from error
 
     def rebase(self, revision: int, commit: Commit) -> None:
         """Write `commit` as `revision`, skipping revisions, and drop the history before it. Used by restore only."""
@@ -336,7 +336,7 @@ class File:
     def roll_back(self) -> None:
         """Roll back to the last commit. After some errors SQLite has already done so."""
         if self.db.in_transaction:
-            with translated(self.path):
+            with translating_errors(self.path):
                 self.db.execute("ROLLBACK")
 
     def checkpoint(self) -> None:
@@ -345,7 +345,7 @@ class File:
             self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self.wal_pages = 0
 
-    def note(self, error: StoreError) -> StoreError:
+    def record_damage(self, error: StoreError) -> StoreError:
         if isinstance(error, Corrupt):
             self.damage = error
         return error
@@ -354,16 +354,16 @@ class File:
 class _Reading:
     """Translates errors, and records damage so that nothing is written after it was detected."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: DatabaseFile) -> None:
         self._file = file
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, StoreError):
-            self._file.note(error)
+            self._file.record_damage(error)
         elif isinstance(error, (apsw.Error, OSError, MemoryError)):
-            raise self._file.note(translate(error, self._file.path)) from error
+            raise self._file.record_damage(translate(error, self._file.path)) from error
 
 
 def log_rows(revision: int, commit: Commit) -> list[LogRow]:
@@ -377,7 +377,7 @@ def log_rows(revision: int, commit: Commit) -> list[LogRow]:
     return rows
 
 
-def _packed(row: LogRow) -> bytes:
+def _pack(row: LogRow) -> bytes:
     """Pack a row for `_APPEND`: three numbers of fixed width, the key, and the value up to the end."""
     id_, key, value, kept = row
     name = key.encode()
@@ -388,14 +388,14 @@ def checksum(id_: int, key: str, value: bytes | None) -> int:
     return crc32(value or b"", crc32(key.encode(), id_ & 0xFFFFFFFF))
 
 
-def create(path: Path) -> None:
+def create_database(path: Path) -> None:
     """Create an empty database under another name and rename it, so that it is complete or does not exist."""
     load_checksums()
     if Path(f"{path}-wal").exists():
-        raise corrupt(path, "the database is missing, but its write-ahead log exists")
+        raise corrupt_error(path, "the database is missing, but its write-ahead log exists")
     draft = path.with_name(path.name + ".new")
-    with translated(draft):
-        make_private(draft)
+    with translating_errors(draft):
+        create_private_file(draft)
         db = apsw.Connection(str(draft))
         try:
             db.reserve_bytes(reserve=_RESERVED_BYTES)
@@ -403,14 +403,14 @@ def create(path: Path) -> None:
                 db.execute(statement)
         finally:
             db.close()
-        put_in_place(draft, path)
+        rename_durably(draft, path)
 
 
 def _create_statements() -> Iterator[str]:
     return chain(
         (f"PRAGMA page_size={_PAGE_BYTES}", "PRAGMA journal_mode=DELETE", "BEGIN"),
         (
-            f"PRAGMA application_id={APPLICATION}",
+            f"PRAGMA application_id={APPLICATION_ID}",
             f"PRAGMA user_version={SCHEMA}",
             "CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
             "CREATE TABLE log(id INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB, sum INTEGER NOT NULL)",
@@ -428,18 +428,16 @@ def check_header(path: Path) -> None:
             header = file.read(_HEADER_BYTES)
     except OSError as error:
         raise translate(error, path) from error
-    if len(header) < _HEADER_BYTES or not header.startswith(SIGN):
-        raise corrupt(path, "it is not a SQLite database")
+    if len(header) < _HEADER_BYTES or not header.startswith(SQLITE_MAGIC):
+        raise corrupt_error(path, "it is not a SQLite database")
     schema, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
-    if application != APPLICATION:
-        raise corrupt(path, "it is a SQLite database, but not one of Remit")
+    if application != APPLICATION_ID:
+        raise corrupt_error(path, "it is a SQLite database, but not one of Remit")
     if schema > SCHEMA:
-        raise NewerSchema(
-            f"{path} has schema {schema}, this Remit reads {SCHEMA}; nothing was changed: upgrade Remit"
-        )
+        raise NewerSchema(f"{path} has schema {schema}, this Remit reads {SCHEMA}; nothing was changed: upgrade Remit")
 
 
-def put_in_place(draft: Path, path: Path) -> None:
+def rename_durably(draft: Path, path: Path) -> None:
     """Sync the content, rename it into place, and sync the directory."""
     sync(draft, os.O_RDWR)
     draft.replace(path)

@@ -11,24 +11,24 @@ from pathlib import Path
 
 import apsw
 
-from remit.store.protocol import Corrupt, NoSpace, Owned, ReadOnly, StoreError, Unanswered, Unavailable
+from remit.store.protocol import CommitOutcomeUnknown, Corrupt, NoSpace, ReadOnly, StoreError, StoreInUse, Unavailable
 
 LOCK_NAME = "owner"
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 _PID_BYTES_MAX = 32
-_OPENED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
-class Ownership:
+class DirectoryLock:
     """An flock, which the kernel releases when the process ends, however it ends. The pid in the file is informational."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = -1
-        self._lock_made: Path | None = None
-        self._directories_made: tuple[Path, ...] = ()
+        self._created_lock: Path | None = None
+        self._created_directories: tuple[Path, ...] = ()
         try:
-            self._directories_made = tuple(path for path in (directory, *directory.parents) if not path.exists())
+            self._created_directories = tuple(path for path in (directory, *directory.parents) if not path.exists())
             directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             while not self._lock(directory / LOCK_NAME):
                 pass
@@ -39,7 +39,7 @@ class Ownership:
                 raise ReadOnly(f"{directory} cannot be written; make it writable, or use another --data directory")
         except OSError as error:
             self.undo()
-            raise place_error(error, directory) from error
+            raise translate_os_error(error, directory) from error
         except BaseException:
             self.undo()
             raise
@@ -48,38 +48,38 @@ class Ownership:
         """Open and lock the file. Returns False if its creator has removed it meanwhile: a lock on it would exclude nobody."""
         made = True
         try:
-            self._fd = os.open(path, _OPENED | os.O_EXCL, PRIVATE_FILE)
+            self._fd = os.open(path, _OPEN_FLAGS | os.O_EXCL, PRIVATE_FILE)
         except FileExistsError:
-            self._fd, made = os.open(path, _OPENED, PRIVATE_FILE), False
+            self._fd, made = os.open(path, _OPEN_FLAGS, PRIVATE_FILE), False
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Owned(str(path.parent), _pid_in(self._fd)) from None
+            raise StoreInUse(str(path.parent), _pid_in(self._fd)) from None
         if not _is_named(path, self._fd):
             os.close(self._fd)
             self._fd = -1
             return False
-        self._lock_made = path if made else None
+        self._created_lock = path if made else None
         return True
 
     def undo(self) -> None:
         """Release the lock and remove what this object created: the lock file and empty directories."""
         with suppress(OSError):
-            if self._lock_made is not None:
-                self._lock_made.unlink()  # while it is locked, so that a concurrent locker notices
-        for path in self._directories_made:
+            if self._created_lock is not None:
+                self._created_lock.unlink()  # while it is locked, so that a concurrent locker notices
+        for path in self._created_directories:
             with suppress(OSError):
                 path.rmdir()
         self.release()
 
     def release(self) -> None:
-        self._lock_made, self._directories_made = None, ()
+        self._created_lock, self._created_directories = None, ()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-def owner_of(directory: Path) -> int | None:
+def owner_pid(directory: Path) -> int | None:
     """Return the pid of the process that owns this directory (0 if unknown), or None if there is none. Takes no lock."""
     try:
         fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -94,13 +94,13 @@ def owner_of(directory: Path) -> int | None:
     return None
 
 
-def make_private(path: Path) -> None:
+def create_private_file(path: Path) -> None:
     """Create an empty file that only its owner can read. SQLite gives its journal files the same mode."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
 
 
-def place_error(error: OSError, place: Path) -> Unavailable:
+def translate_os_error(error: OSError, place: Path) -> Unavailable:
     """Translate an error of the file system."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return ReadOnly(f"{place} cannot be written ({error.strerror}); make it writable, or use another --data directory")
@@ -124,7 +124,7 @@ def _pid_in(fd: int) -> int | None:
 _DAMAGED = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS, apsw.SQLITE_IOERR_SHORT_READ)
 
 
-def corrupt(place: Path, what: str) -> Corrupt:
+def corrupt_error(place: Path, what: str) -> Corrupt:
     return Corrupt(f"{place}: {what}; no more writes are accepted: stop, keep a copy of the file, and restore a backup")
 
 
@@ -133,13 +133,13 @@ def translate(error: Exception, place: Path, *, committing: bool = False) -> Sto
     if isinstance(error, apsw.FullError):
         return NoSpace(f"{place}: the disk is full; nothing was applied: free space there, or compact")
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)):
-        return corrupt(place, f"the data read is not what was written ({error})")
+        return corrupt_error(place, f"the data read is not what was written ({error})")
     if isinstance(error, apsw.IOError):
         code = getattr(error, "extendedresult", 0)
         if code in _DAMAGED:
-            return corrupt(place, f"a page does not match its checksum ({error})")
+            return corrupt_error(place, f"a page does not match its checksum ({error})")
         if committing:
-            return Unanswered(
+            return CommitOutcomeUnknown(
                 f"{place}: the disk failed during a commit ({error}, code {code}); settle the commit, and check the disk"
             )
         return Unavailable(f"{place}: the disk failed ({error}, code {code}); nothing was applied: check the disk")
@@ -150,12 +150,12 @@ def translate(error: Exception, place: Path, *, committing: bool = False) -> Sto
     if isinstance(error, (apsw.CantOpenError, apsw.NoMemError, MemoryError)):
         return Unavailable(f"{place} cannot be opened ({error}); nothing was applied: check memory, open files and the disk")
     if isinstance(error, OSError):
-        return place_error(error, place)
+        return translate_os_error(error, place)
     return Unavailable(f"{place}: SQLite failed ({type(error).__name__}: {error}); nothing was applied: report this as a bug")
 
 
 @contextmanager
-def translated(place: Path) -> Iterator[None]:
+def translating_errors(place: Path) -> Iterator[None]:
     """Translate errors of work that commits nothing a caller waits for."""
     try:
         yield

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 import apsw
 
 from remit.store.protocol import Head
-from remit.store.sqlite.database_file import File, first_id, put_in_place
-from remit.store.sqlite.directory_lock import make_private, translate, translated
+from remit.store.sqlite.database_file import DatabaseFile, first_id, rename_durably
+from remit.store.sqlite.directory_lock import create_private_file, translate, translating_errors
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _INDEX = """
 """One SQLite step for all rows, for the reason given at `database_file._APPEND`."""
 
 
-class Backup(NamedTuple):
+class BackupResult(NamedTuple):
     """Position of the store when the backup was complete."""
 
     path: str
@@ -50,7 +50,7 @@ class IndexPass:
     Neighbours in key order share pages, so a pass over many keys rewrites each page of `keys` once, not once per row.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: DatabaseFile) -> None:
         self._file = file
         self._below = first_id(file.revision + 1)
         self._keys = file.recent.begin_pass()
@@ -61,7 +61,7 @@ class IndexPass:
         some = list(islice(self._keys, keys))
         done = len(some) < keys
         rows = file.recent.versions(some, below)
-        with writing(file):
+        with maintenance_transaction(file):
             if rows:
                 file.db.execute(_INDEX, (apsw.carray(tuple([b"%019d%b" % (id_, key.encode()) for key, id_ in rows])),))
             if done:
@@ -73,14 +73,14 @@ class IndexPass:
         return done
 
 
-class Upkeep:
+class Maintenance:
     """Maintenance that is due after a group of commits."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: DatabaseFile) -> None:
         self._file = file
         self._pass: IndexPass | None = None
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         file = self._file
         return self._pass is not None or file.recent.count > RECENT_VERSIONS_MAX or file.wal_pages > WAL_PAGES_DUE
 
@@ -105,14 +105,14 @@ class Upkeep:
             self._pass = current
 
 
-def set_compacted(file: File, revision: int) -> None:
+def set_compacted(file: DatabaseFile, revision: int) -> None:
     """Reject reads of the history before `revision`; only then may it be deleted."""
-    with writing(file):
+    with maintenance_transaction(file):
         file.db.execute("UPDATE meta SET value = ? WHERE name = 'compacted'", (revision,))
     file.compacted = revision
 
 
-def sweep(file: File) -> Iterator[None]:
+def sweep(file: DatabaseFile) -> Iterator[None]:
     """Delete everything that no reader at or after the compacted revision can see; each `next` does one slice.
 
     The log is walked from where the last sweep ended: each row there makes the earlier versions of its key unreachable, and
@@ -159,7 +159,7 @@ def sweep(file: File) -> Iterator[None]:
         file.swept = seen
 
 
-def _log_slice(file: File, after: int, below: int) -> list[tuple[int, str]]:
+def _log_slice(file: DatabaseFile, after: int, below: int) -> list[tuple[int, str]]:
     with file.reading():
         return list(
             file.db.execute(
@@ -168,8 +168,8 @@ def _log_slice(file: File, after: int, below: int) -> list[tuple[int, str]]:
         )
 
 
-def _delete(file: File, statement: str, bindings: Sequence[tuple[int] | tuple[str, int]]) -> None:
-    with writing(file):
+def _delete(file: DatabaseFile, statement: str, bindings: Sequence[tuple[int] | tuple[str, int]]) -> None:
+    with maintenance_transaction(file):
         file.db.executemany(statement, bindings)
     if file.wal_pages > WAL_PAGES_DUE:
         file.checkpoint()
@@ -187,37 +187,37 @@ class BackupCopy:
     the state of the last slice.
     """
 
-    def __init__(self, file: File, path: Path) -> None:
+    def __init__(self, file: DatabaseFile, path: Path) -> None:
         self._file, self._path = file, path
-        self._draft = path.with_name(path.name + ".part")
-        with translated(self._draft):
-            make_private(self._draft)
-            self._target = apsw.Connection(str(self._draft))
+        self._temporary = path.with_name(path.name + ".part")
+        with translating_errors(self._temporary):
+            create_private_file(self._temporary)
+            self._target = apsw.Connection(str(self._temporary))
             try:
                 self._copy = self._target.backup("main", file.db, "main")
             except BaseException:
                 self._target.close()
                 raise
 
-    def step(self) -> Backup | None:
-        with translated(self._draft):
+    def step(self) -> BackupResult | None:
+        with translating_errors(self._temporary):
             if not self._copy.step(BACKUP_SLICE_PAGES):
                 return None
             self._copy.finish()
             self._target.close()
-            put_in_place(self._draft, self._path)
-        return Backup(str(self._path), self._file.revision, self._file.head())
+            rename_durably(self._temporary, self._path)
+        return BackupResult(str(self._path), self._file.revision, self._file.head())
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Remove an incomplete copy. Has no effect after the copy is in place."""
-        with translated(self._draft):
+        with translating_errors(self._temporary):
             self._copy.close(True)
             self._target.close()
-            self._draft.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def writing(file: File) -> Iterator[None]:
+def maintenance_transaction(file: DatabaseFile) -> Iterator[None]:
     """One maintenance transaction, without an fsync of its own."""
     if file.damage is not None:
         raise file.damage
@@ -228,6 +228,6 @@ def writing(file: File) -> Iterator[None]:
         file.db.execute("COMMIT")
     except (apsw.Error, OSError, MemoryError) as error:
         file.roll_back()
-        raise file.note(translate(error, file.path)) from error
+        raise file.record_damage(translate(error, file.path)) from error
     finally:
         file.db.execute("PRAGMA synchronous=FULL")

@@ -17,42 +17,44 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from remit.store.protocol import PAGE_ROWS_MAX, Head, Page, Row, StoreError, Unavailable
-from remit.store.sqlite.database_file import FILE_NAME, File, check_header
-from remit.store.sqlite.directory_lock import make_private, translated
+from remit.store.sqlite.database_file import FILE_NAME, DatabaseFile, check_header
+from remit.store.sqlite.directory_lock import create_private_file, translating_errors
 
-TRIES: Final = 8
+COPY_TRIES: Final = 8
 _WAL_HEADER_BYTES: Final = 32
 
 
-class NoStore(StoreError):
+class StoreNotFound(StoreError):
     """The directory contains no store of Remit."""
 
 
-class _Stand(NamedTuple):
+class _FileState(NamedTuple):
     """What must not change during the copy: the header of the log or, if there is none, the database file itself."""
 
     header: bytes
     file: tuple[int, int, int]
 
-    def holds(self, after: _Stand) -> bool:
+    def unchanged(self, after: _FileState) -> bool:
         return self.header == after.header and (bool(self.header) or self.file == after.file)
 
 
-class Glimpse:
+class OfflineReader:
     """One state of a store, at `revision`. `scratch` is an empty directory, which the caller removes afterwards."""
 
     def __init__(self, directory: Path, scratch: Path) -> None:
         path = directory / FILE_NAME
-        with translated(directory):
+        with translating_errors(directory):
             if not directory.is_dir():
-                raise NoStore(f"there is no directory {directory}; give the data directory of a scope")
+                raise StoreNotFound(f"there is no directory {directory}; give the data directory of a scope")
             if not path.is_file():
-                raise NoStore(f"{directory} contains no data of Remit (no {FILE_NAME}); give the data directory of a scope")
+                raise StoreNotFound(
+                    f"{directory} contains no data of Remit (no {FILE_NAME}); give the data directory of a scope"
+                )
         check_header(path)
-        self._file = File(_copied(path, scratch / FILE_NAME))
+        self._file = DatabaseFile(_copy(path, scratch / FILE_NAME))
         self.revision = self._file.revision
 
-    def __enter__(self) -> Glimpse:
+    def __enter__(self) -> OfflineReader:
         return self
 
     def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
@@ -78,13 +80,13 @@ class Glimpse:
             yield from page.rows
 
 
-def _copied(path: Path, into: Path) -> Path:
-    log, log_into = _log(path), _log(into)
-    for _ in range(TRIES):
-        with translated(path):
-            before = _stand(path, log)
+def _copy(path: Path, into: Path) -> Path:
+    log, log_into = _wal(path), _wal(into)
+    for _ in range(COPY_TRIES):
+        with translating_errors(path):
+            before = _file_state(path, log)
             for place in (into, log_into):
-                make_private(place)
+                create_private_file(place)
             shutil.copyfile(path, into)
             if before.header:
                 try:
@@ -93,20 +95,20 @@ def _copied(path: Path, into: Path) -> Path:
                     continue  # the owner has just closed the store
             else:
                 log_into.unlink()
-            if before.holds(_stand(path, log)):
+            if before.unchanged(_file_state(path, log)):
                 return into
     raise Unavailable(f"{path} changes faster than it can be copied; retry, or read a backup of it")
 
 
-def _stand(path: Path, log: Path) -> _Stand:
+def _file_state(path: Path, log: Path) -> _FileState:
     stat = path.stat()
     try:
         with log.open("rb") as file:
             header = file.read(_WAL_HEADER_BYTES)
     except FileNotFoundError:
         header = b""
-    return _Stand(header, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return _FileState(header, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
 
-def _log(path: Path) -> Path:
+def _wal(path: Path) -> Path:
     return path.with_name(path.name + "-wal")

@@ -14,7 +14,7 @@ Version = tuple[str, int]
 """A key and the id of its row in the log."""
 
 
-class Recent:
+class RecentIndex:
     """Versions that are not in table `keys` yet: the newest id of each key, and separately, for a few keys, the older ones.
 
     Plain integers in two dicts, because there are hundreds of thousands: a list per key would use more memory, and make
@@ -23,32 +23,32 @@ class Recent:
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
-        self.older: dict[str, list[int]] = {}
+        self.older_ids: dict[str, list[int]] = {}
         self.count = 0
         self._order = KeyOrder()
-        self._passing: KeyOrder | None = None
+        self._pass_keys: KeyOrder | None = None
         """Keys of the running index pass. They stay here until they are dropped."""
 
     def walk(self, start: str, end: str | None) -> Iterator[str]:
         """Yield the keys in order, possibly including some that have just been dropped."""
-        if self._passing is None:
+        if self._pass_keys is None:
             return self._order.walk(start, end)
-        return distinct(merge(self._passing.walk(start, end), self._order.walk(start, end)))
+        return distinct(merge(self._pass_keys.walk(start, end), self._order.walk(start, end)))
 
     def begin_pass(self) -> Iterator[str]:
         """Start an index pass over all current keys. Later keys are kept separately, so that nothing is sorted again at the
         end.
         """
-        if self._passing is None:
-            self._passing, self._order = self._order, KeyOrder()
+        if self._pass_keys is None:
+            self._pass_keys, self._order = self._order, KeyOrder()
         else:
             # An earlier pass failed: its remaining keys are part of this one.
-            self._passing.add(self._order.walk("", None))
+            self._pass_keys.add(self._order.walk("", None))
             self._order = KeyOrder()
-        return self._passing.walk("", None)
+        return self._pass_keys.walk("", None)
 
     def end_pass(self) -> None:
-        self._passing = None
+        self._pass_keys = None
 
     def add(self, versions: Iterable[Version]) -> None:
         ids, fresh = self.ids, []
@@ -57,7 +57,7 @@ class Recent:
             if old is None:
                 fresh.append(key)
             else:
-                self.older.setdefault(key, []).append(old)
+                self.older_ids.setdefault(key, []).append(old)
                 self.count += 1
             ids[key] = id_
         self.count += len(fresh)
@@ -68,12 +68,12 @@ class Recent:
         id_ = self.ids.get(key, 0)
         if id_ < below:
             return id_
-        return next((old for old in reversed(self.older.get(key, ())) if old < below), 0)
+        return next((old for old in reversed(self.older_ids.get(key, ())) if old < below), 0)
 
     def versions(self, keys: Iterable[str], below: int) -> list[Version]:
         found: list[Version] = []
         for key in keys:
-            found += [(key, old) for old in self.older.get(key, ()) if old < below]
+            found += [(key, old) for old in self.older_ids.get(key, ()) if old < below]
             id_ = self.ids.get(key)
             if id_ is not None and id_ < below:
                 found.append((key, id_))
@@ -82,13 +82,13 @@ class Recent:
     def drop(self, keys: Iterable[str], below: int) -> None:
         """Drop what `versions(keys, below)` returned, once it is in table `keys`. Newer versions stay."""
         for key in keys:
-            if (olds := self.older.get(key)) is not None:
+            if (olds := self.older_ids.get(key)) is not None:
                 kept = [old for old in olds if old >= below]
                 self.count -= len(olds) - len(kept)
                 if kept:
-                    self.older[key] = kept
+                    self.older_ids[key] = kept
                 else:
-                    del self.older[key]
+                    del self.older_ids[key]
             newest = self.ids.get(key)
             if newest is None:
                 continue

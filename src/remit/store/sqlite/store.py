@@ -17,26 +17,26 @@ from remit.model.counters import SECONDS_BUCKETS, SIZE_BUCKETS, Histogram
 from remit.store import chain
 from remit.store.keys import check_commit, check_key, check_range, check_revision
 from remit.store.protocol import (
-    Closed,
     Commit,
+    CommitOutcomeUnknown,
     Committed,
     Conflict,
     Invalid,
     Page,
     Row,
+    StoreClosed,
     StoreError,
-    Unanswered,
     Watch,
 )
-from remit.store.sqlite.database_file import FILE_NAME, File, Written, create, first_id
-from remit.store.sqlite.directory_lock import Ownership, translated
-from remit.store.sqlite.maintenance import Backup, BackupCopy, Upkeep, set_compacted, sweep
-from remit.store.watch_feed import Bounds, Feed, Transaction
+from remit.store.sqlite.database_file import FILE_NAME, DatabaseFile, GroupResult, create_database, first_id
+from remit.store.sqlite.directory_lock import DirectoryLock, translating_errors
+from remit.store.sqlite.maintenance import BackupCopy, BackupResult, Maintenance, set_compacted, sweep
+from remit.store.watch_feed import FeedLimits, Transaction, WatchFeed
 
 T = TypeVar("T")
 
 
-class Offload(Protocol):
+class StoreOffload(Protocol):
     """Runs `work` in a thread, one item at a time, in the order of the calls.
 
     The order makes reads linearizable: a read requested after a commit was answered runs after it. Running two items at once
@@ -54,32 +54,32 @@ _SWEPT = object()
 Answer = asyncio.Future[Committed | Conflict]
 
 
-class _Waiting(NamedTuple):
+class _PendingCommit(NamedTuple):
     commit: Commit
     answer: Answer
 
 
-class _Opened(NamedTuple):
-    owner: Ownership
-    file: File
+class _OpenFiles(NamedTuple):
+    owner: DirectoryLock
+    file: DatabaseFile
 
 
 class SqliteStore:
     """Created by `open`. `place` is the chain position that opening wrote: it raised the epoch, so older writers are fenced."""
 
-    place: chain.Place
+    position: chain.ChainPosition
 
     def __init__(
-        self, opened: _Opened, offload: Offload, bounds: Bounds, stopwatch_ns: Callable[[], int] | None = None
+        self, opened: _OpenFiles, offload: StoreOffload, limits: FeedLimits, stopwatch_ns: Callable[[], int] | None = None
     ) -> None:
-        self._owner, self._file = opened
+        self._lock, self._file = opened
         self._stopwatch_ns = stopwatch_ns
         self.writes, self.groups = Histogram(SECONDS_BUCKETS), Histogram(SIZE_BUCKETS)
         """Duration of writing a group, including one fsync, and its number of rows."""
         self._offload = offload
-        self._upkeep = Upkeep(self._file)
-        self._feed = Feed(self._file.revision, bounds)
-        self._queue: deque[_Waiting] = deque()
+        self._maintenance = Maintenance(self._file)
+        self._feed = WatchFeed(self._file.revision, limits)
+        self._queue: deque[_PendingCommit] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
         self._backing_up = asyncio.Lock()
@@ -90,19 +90,19 @@ class SqliteStore:
         cls,
         directory: Path,
         *,
-        offload: Offload,
+        offload: StoreOffload,
         holder: str,
         incarnation: str,
-        bounds: Bounds = Bounds(),
+        limits: FeedLimits = FeedLimits(),
         stopwatch_ns: Callable[[], int] | None = None,
     ) -> SqliteStore:
         """Lock `directory`, open or create its store, and raise the epoch as `holder`.
 
         `incarnation` names the chain if it starts here. With `stopwatch_ns`, writes are timed.
         """
-        store = cls(await offload(lambda: _open(directory)), offload, bounds, stopwatch_ns)
+        store = cls(await offload(lambda: _open(directory)), offload, limits, stopwatch_ns)
         try:
-            store.place = await chain.seize(store, holder, incarnation)
+            store.position = await chain.raise_epoch(store, holder, incarnation)
         except BaseException:
             await store.close()
             raise
@@ -124,7 +124,7 @@ class SqliteStore:
         check_commit(commit)
         self._check_open()
         answer: Answer = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(commit, answer))
+        self._queue.append(_PendingCommit(commit, answer))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_all(), name="store writer")
         return await answer
@@ -144,7 +144,7 @@ class SqliteStore:
             if revision > self._file.compacted:
                 await self._offload(lambda: set_compacted(self._file, revision))
             below = first_id(self._file.compacted + 1)
-            while not await self._offload(lambda: self._upkeep.index_below(below)):
+            while not await self._offload(lambda: self._maintenance.index_below(below)):
                 self._check_open()
             slices = sweep(self._file)
             while await self._offload(lambda: next(slices, _SWEPT)) is not _SWEPT:
@@ -154,7 +154,7 @@ class SqliteStore:
         self._check_open()
         return await self._offload(lambda: self._file.revision)
 
-    async def backup(self, path: Path) -> Backup:
+    async def backup(self, path: Path) -> BackupResult:
         """Write a consistent copy to `path` while the store runs. It is renamed to `path` only when it is complete."""
         async with self._backing_up:
             self._check_open()
@@ -164,7 +164,7 @@ class SqliteStore:
                     self._check_open()
                 return backup
             finally:
-                await self._offload(copy.abandon)
+                await self._offload(copy.discard)
 
     @property
     def directory(self) -> Path:
@@ -192,7 +192,7 @@ class SqliteStore:
             try:
                 await self._offload(self._file.close)
             finally:
-                self._owner.release()
+                self._lock.release()
 
     async def _write_all(self) -> None:
         """Write groups while commits wait. There is one such task at a time; `close` waits for it."""
@@ -200,20 +200,20 @@ class SqliteStore:
             while self._queue:
                 group = self._next_group()
                 await self._write(group)
-                if self._upkeep.due():
-                    await self._tidy(sum(len(one.commit.puts) + len(one.commit.deletes) for one in group))
+                if self._maintenance.is_due():
+                    await self._maintain(sum(len(one.commit.puts) + len(one.commit.deletes) for one in group))
         finally:
             self._writer = None
             for waiting in self._queue:
                 waiting.answer.cancel()
             self._queue.clear()
 
-    def _next_group(self) -> list[_Waiting]:
+    def _next_group(self) -> list[_PendingCommit]:
         """Take waiting commits up to a bound: an unbounded group would make its first member wait for its last.
 
         Commits whose caller was cancelled while waiting are skipped: their result would reach nobody.
         """
-        group: list[_Waiting] = []
+        group: list[_PendingCommit] = []
         rows = size = 0
         while self._queue and rows < GROUP_ROWS_MAX and size < GROUP_BYTES_MAX:
             waiting = self._queue.popleft()
@@ -223,10 +223,10 @@ class SqliteStore:
                 size += sum(len(value) for _, value in waiting.commit.puts)
         return group
 
-    async def _write(self, group: Sequence[_Waiting]) -> None:
+    async def _write(self, group: Sequence[_PendingCommit]) -> None:
         commits = [one.commit for one in group]
         try:
-            written: Written = await self._offload(lambda: self._timed(commits))
+            written: GroupResult = await self._offload(lambda: self._write_timed(commits))
         except StoreError as error:
             for one in group:
                 if not one.answer.done():
@@ -236,14 +236,16 @@ class SqliteStore:
             # Cancelled, or a bug: it is unknown here whether the group was written.
             for one in group:
                 if not one.answer.done():
-                    one.answer.set_exception(Unanswered(f"the store's writer was stopped ({error!r}); settle the commit"))
+                    one.answer.set_exception(
+                        CommitOutcomeUnknown(f"the store's writer was stopped ({error!r}); settle the commit")
+                    )
             raise
         self._feed.publish(written.transactions)
         for one, outcome in zip(group, written.outcomes, strict=True):
             if not one.answer.done():
                 one.answer.set_result(outcome)
 
-    def _timed(self, commits: Sequence[Commit]) -> Written:
+    def _write_timed(self, commits: Sequence[Commit]) -> GroupResult:
         """Write and measure in the writer's thread, so that waiting for the thread is not measured."""
         if self._stopwatch_ns is None:
             return self._file.write(commits)
@@ -253,9 +255,9 @@ class SqliteStore:
         self.groups.add(sum(len(one.changes) for one in written.transactions))
         return written
 
-    async def _tidy(self, rows: int) -> None:
+    async def _maintain(self, rows: int) -> None:
         try:
-            await self._offload(lambda: self._upkeep.step(rows))
+            await self._offload(lambda: self._maintenance.step(rows))
         except StoreError:
             # Maintenance may fail without harm: the log has everything. The cause shows in the next commit: damage is recorded
             # in the file, and commits stop when the write-ahead log cannot be checkpointed below its bound.
@@ -267,18 +269,18 @@ class SqliteStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the store is closed; open it again")
+            raise StoreClosed("the store is closed; open it again")
 
 
-def _open(directory: Path) -> _Opened:
-    owner = Ownership(directory)
+def _open(directory: Path) -> _OpenFiles:
+    owner = DirectoryLock(directory)
     try:
         path = directory / FILE_NAME
-        with translated(path):
+        with translating_errors(path):
             missing = not path.exists()
         if missing:
-            create(path)
-        return _Opened(owner, File(path))
+            create_database(path)
+        return _OpenFiles(owner, DatabaseFile(path))
     except BaseException:
         owner.release()
         raise

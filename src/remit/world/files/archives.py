@@ -24,66 +24,66 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from remit.world.concurrency import Stop
-from remit.world.files.artifacts import NotUnpacked, UnpackBounds, Unpacked
-from remit.world.process.spawn import identity_of
+from remit.world.concurrency import StopSignal
+from remit.world.files.artifacts import NotUnpacked, UnpackLimits, UnpackResult
+from remit.world.process.spawn import resolve_user
 
 READ_MAX: Final = 4 << 20
 """Largest single read. A header that asks for more is forged, and would make the reader hold it all in memory."""
 MEMORY_MAX: Final = 256 << 20
 """Memory limit of xz decompression. The header of the archive says how much is needed, and could say anything."""
-_PIECE: Final = 64 << 10
+_READ_BYTES: Final = 64 << 10
 
 
 def is_zip(file: IO[bytes]) -> bool:
-    return _begins(file, b"PK\x03\x04", b"PK\x05\x06")
+    return _starts_with(file, b"PK\x03\x04", b"PK\x05\x06")
 
 
 def is_zstd(file: IO[bytes]) -> bool:
-    return _begins(file, b"\x28\xb5\x2f\xfd")
+    return _starts_with(file, b"\x28\xb5\x2f\xfd")
 
 
-def expanded(file: IO[bytes]) -> IO[bytes]:
+def decompressed(file: IO[bytes]) -> IO[bytes]:
     """Return a decompressing reader of `file`, or `file` itself if it is not compressed."""
-    if _begins(file, b"\x1f\x8b"):
+    if _starts_with(file, b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[return-value]
-    if _begins(file, b"BZh"):
+    if _starts_with(file, b"BZh"):
         return bz2.BZ2File(file, "rb")
-    if _begins(file, b"\xfd7zXZ\x00"):
-        return io.BufferedReader(_Xz(file), _PIECE)
+    if _starts_with(file, b"\xfd7zXZ\x00"):
+        return io.BufferedReader(_XzReader(file), _READ_BYTES)
     return file
 
 
-def _begins(file: IO[bytes], *marks: bytes) -> bool:
+def _starts_with(file: IO[bytes], *marks: bytes) -> bool:
     file.seek(0)
     found = file.read(8)
     file.seek(0)
     return found.startswith(marks)
 
 
-class _Xz(io.RawIOBase):
+class _XzReader(io.RawIOBase):
     """Like `lzma.LZMAFile`, but with a memory limit. LZMAFile uses as much memory as the file's header asks for."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._inner = file, self._anew()
+        self._file, self._decompressor = file, self._new_decompressor()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: memoryview, /) -> int:  # type: ignore[override]
         while True:
-            if self._inner.eof:
-                left = self._inner.unused_data or self._file.read(_PIECE)
+            if self._decompressor.eof:
+                left = self._decompressor.unused_data or self._file.read(_READ_BYTES)
                 left = left.lstrip(b"\0")
                 if not left:
                     return 0
-                self._inner = self._anew()
+                self._decompressor = self._new_decompressor()
             else:
-                left = self._file.read(_PIECE) if self._inner.needs_input else b""
-                if not left and self._inner.needs_input:
+                left = self._file.read(_READ_BYTES) if self._decompressor.needs_input else b""
+                if not left and self._decompressor.needs_input:
                     raise EOFError("the compressed data is truncated")
             try:
-                piece = self._inner.decompress(left, len(into))
+                piece = self._decompressor.decompress(left, len(into))
             except lzma.LZMAError as error:
                 raise NotUnpacked(
                     f"the archive cannot be decompressed ({error})", "compress it again, with gzip or xz -6"
@@ -93,16 +93,16 @@ class _Xz(io.RawIOBase):
                 return len(piece)
 
     @staticmethod
-    def _anew() -> lzma.LZMADecompressor:
+    def _new_decompressor() -> lzma.LZMADecompressor:
         return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY_MAX)
 
 
-class Meter:
+class BoundedReader:
     """A forward-only reader that bounds the number of bytes read and allows only forward seeks, which archive readers need."""
 
-    def __init__(self, file: IO[bytes], bytes_max: int, stop: Stop) -> None:
+    def __init__(self, file: IO[bytes], bytes_max: int, stop: StopSignal) -> None:
         self._file, self._bytes_max, self._stop = file, bytes_max, stop
-        self._at = 0
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= READ_MAX:
@@ -112,58 +112,58 @@ class Meter:
         while left and (piece := self._file.read(left)):
             pieces.append(piece)
             left -= len(piece)
-        self._at += size - left
-        if self._at > self._bytes_max:
+        self._position += size - left
+        if self._position > self._bytes_max:
             raise NotUnpacked(
                 f"the archive unpacks to more than {self._bytes_max >> 20} MiB, too much for its size", "make it smaller"
             )
         return b"".join(pieces)
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        if whence != 0 or offset < self._at:
+        if whence != 0 or offset < self._position:
             raise NotUnpacked("the archive's entries are not in sequence", "create the archive again")
-        while self._at < offset and self.read(min(READ_MAX, offset - self._at)):
+        while self._position < offset and self.read(min(READ_MAX, offset - self._position)):
             pass
-        return self._at
+        return self._position
 
 
-PIECE: Final = 256 << 10
+WRITE_BYTES: Final = 256 << 10
 TARGET_MAX: Final = 4_096
 DIRECTORY_BYTES_MAX: Final = 64 << 20
 """Largest central directory of a zip archive, which is read into memory."""
 
-_PLAIN: Final = "create the archive again from regular files"
+_RECREATE: Final = "create the archive again from regular files"
 
 
-class Unpacking:
+class Unpacker:
     """Puts files and links below the directory `into`, with `at` as prefix of all names, owned by `user`."""
 
-    def __init__(self, into: Path, user: str, bounds: UnpackBounds, stop: Stop, at: Path = Path()) -> None:
-        self._into, self._bounds, self._stop, self._prefix = into, bounds, stop, at.parts
-        self._identity = identity_of(user)
+    def __init__(self, into: Path, user: str, bounds: UnpackLimits, stop: StopSignal, at: Path = Path()) -> None:
+        self._into, self._limits, self._stop, self._prefix = into, bounds, stop, at.parts
+        self._identity = resolve_user(user)
         self._files = self._bytes = 0
         self._bytes_max = bounds.bytes_max
         self._root = -1
         self._parent: tuple[tuple[str, ...], int] = ((), -1)
         """The directory of the last entry, kept open because the next entry is often there too."""
 
-    def unpack(self, archive: Path) -> Unpacked:
+    def unpack(self, archive: Path) -> UnpackResult:
         size = archive.stat().st_size
-        self._bytes_max = min(self._bounds.bytes_max, max(self._bounds.ratio_max * size, 64 << 20))
+        self._bytes_max = min(self._limits.bytes_max, max(self._limits.ratio_max * size, 64 << 20))
         with self, archive.open("rb") as file:
             try:
-                self._at(self._prefix)
+                self._directory_fd(self._prefix)
                 if is_zip(file):
-                    self._zip(file)
+                    self._unpack_zip(file)
                 elif is_zstd(file):
                     raise NotUnpacked(
                         "the archive is compressed with zstd, which is not supported", "compress it with gzip, xz or bzip2"
                     )
                 else:
-                    self._tar(file)
+                    self._unpack_tar(file)
             except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
                 raise NotUnpacked(f"the file is not a readable archive ({error})", "create a tar or zip archive") from error
             except OSError as error:
@@ -171,73 +171,73 @@ class Unpacking:
                 raise NotUnpacked(
                     f"the archive cannot be unpacked ({why})", "check that it is complete, and the free disk space"
                 ) from error
-        return Unpacked(self._files, self._bytes)
+        return UnpackResult(self._files, self._bytes)
 
     def copy(self, file: Path, to: Path) -> None:
         """Copy one regular file."""
-        with self, _put(to), file.open("rb") as found:
-            self._file(self._parts(str(to)), 0o755, self._pieces(found), replaces=False)
+        with self, _translating_errors(to), file.open("rb") as found:
+            self._write_file(self._components(str(to)), 0o755, self._read_chunks(found), replaces=False)
 
-    def make(self, to: Path) -> None:
+    def make_directory(self, to: Path) -> None:
         """Create a directory if it does not exist."""
-        with self, _put(to):
-            self._at(self._parts(str(to)))
+        with self, _translating_errors(to):
+            self._directory_fd(self._components(str(to)))
 
-    def lead(self, to: Path, target: Path) -> None:
+    def symlink(self, to: Path, target: Path) -> None:
         """Create a symbolic link to any path of the host. The caller has checked that the target is allowed."""
-        with self, _put(to):
-            parts = self._parts(str(to))
-            os.symlink(target, self._last(parts), dir_fd=self._at(parts[:-1]))
+        with self, _translating_errors(to):
+            parts = self._components(str(to))
+            os.symlink(target, self._name_of(parts), dir_fd=self._directory_fd(parts[:-1]))
 
     # -- archives --------------------------------------------------------------------------------------------------------------
 
-    def _tar(self, file: IO[bytes]) -> None:
-        meter = Meter(expanded(file), self._bytes_max + (64 << 20), self._stop)
+    def _unpack_tar(self, file: IO[bytes]) -> None:
+        meter = BoundedReader(decompressed(file), self._bytes_max + (64 << 20), self._stop)
         with tarfile.open(fileobj=meter, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
             while (one := tar.next()) is not None:
-                self._count()
-                parts = self._parts(one.name)
+                self._count_entry()
+                parts = self._components(one.name)
                 if one.isdir():
-                    self._directory(parts, one.mode)
+                    self._make_entry_directory(parts, one.mode)
                 elif one.isreg():
                     with tar.extractfile(one) as content:
-                        self._file(parts, one.mode, self._pieces(content))
+                        self._write_file(parts, one.mode, self._read_chunks(content))
                 elif one.issym():
-                    self._link(parts, one.linkname)
+                    self._write_symlink(parts, one.linkname)
                 elif one.islnk():
-                    self._hard_link(parts, self._parts(one.linkname))
+                    self._write_hard_link(parts, self._components(one.linkname))
                 else:
-                    raise NotUnpacked(f"{_shown(one.name)} is a device or a named pipe", _PLAIN)
+                    raise NotUnpacked(f"{_quoted(one.name)} is a device or a named pipe", _RECREATE)
                 tar.members = []  # tarfile keeps the members for random access, which is not used here
 
-    def _zip(self, file: IO[bytes]) -> None:
-        _check_list(file)
+    def _unpack_zip(self, file: IO[bytes]) -> None:
+        _check_central_directory(file)
         with zipfile.ZipFile(file) as archive:
             for one in archive.infolist():
-                self._count()
-                parts, mode = self._parts(one.filename), one.external_attr >> 16
+                self._count_entry()
+                parts, mode = self._components(one.filename), one.external_attr >> 16
                 sort = stat.S_IFMT(mode)
                 if one.flag_bits & 1:
-                    raise NotUnpacked(f"{_shown(one.filename)} is encrypted", "create the archive again without a password")
+                    raise NotUnpacked(f"{_quoted(one.filename)} is encrypted", "create the archive again without a password")
                 if one.is_dir():
-                    self._directory(parts, mode or 0o755)
+                    self._make_entry_directory(parts, mode or 0o755)
                 elif sort == stat.S_IFLNK:
                     with archive.open(one) as content:
-                        self._link(parts, os.fsdecode(content.read(TARGET_MAX + 1)))
+                        self._write_symlink(parts, os.fsdecode(content.read(TARGET_MAX + 1)))
                 elif sort in (0, stat.S_IFREG):
                     with archive.open(one) as content:
-                        self._file(parts, mode or 0o644, self._pieces(content))
+                        self._write_file(parts, mode or 0o644, self._read_chunks(content))
                 else:
-                    raise NotUnpacked(f"{_shown(one.filename)} is a device or a named pipe", _PLAIN)
+                    raise NotUnpacked(f"{_quoted(one.filename)} is a device or a named pipe", _RECREATE)
 
-    def _count(self) -> None:
+    def _count_entry(self) -> None:
         self._stop.check()
         self._files += 1
-        if self._files > self._bounds.files_max:
-            raise NotUnpacked(f"the archive has more than {self._bounds.files_max} entries", "split it into several archives")
+        if self._files > self._limits.files_max:
+            raise NotUnpacked(f"the archive has more than {self._limits.files_max} entries", "split it into several archives")
 
-    def _pieces(self, content: Any) -> Iterator[bytes]:
-        while piece := content.read(PIECE):
+    def _read_chunks(self, content: Any) -> Iterator[bytes]:
+        while piece := content.read(WRITE_BYTES):
             self._stop.check()
             self._bytes += len(piece)
             if self._bytes > self._bytes_max:
@@ -249,28 +249,28 @@ class Unpacking:
     # -- entries
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, name: str) -> tuple[str, ...]:
+    def _components(self, name: str) -> tuple[str, ...]:
         """Split a name into path components, with the prefix; raise `NotUnpacked` if it leaves the target directory."""
         steps = tuple(step for step in name.split("/") if step not in ("", "."))
         if name.startswith("/") or ".." in steps or "\0" in name:
             raise NotUnpacked(
-                f"{_shown(name)} is outside of the target directory", "create the archive again with relative names"
+                f"{_quoted(name)} is outside of the target directory", "create the archive again with relative names"
             )
-        if len(steps) > self._bounds.depth_max:
+        if len(steps) > self._limits.depth_max:
             raise NotUnpacked(
-                f"{_shown(name)} is nested deeper than {self._bounds.depth_max} directories", "use a flatter directory tree"
+                f"{_quoted(name)} is nested deeper than {self._limits.depth_max} directories", "use a flatter directory tree"
             )
         return (*self._prefix, *steps)
 
-    def _directory(self, parts: tuple[str, ...], mode: int) -> None:
-        at = self._at(parts)
+    def _make_entry_directory(self, parts: tuple[str, ...], mode: int) -> None:
+        at = self._directory_fd(parts)
         if parts != self._prefix:
             os.fchmod(at, (mode & 0o755) | 0o700)
 
-    def _file(self, parts: tuple[str, ...], mode: int, pieces: Iterator[bytes], *, replaces: bool = True) -> None:
-        name, at = self._last(parts), self._at(parts[:-1])
+    def _write_file(self, parts: tuple[str, ...], mode: int, pieces: Iterator[bytes], *, replaces: bool = True) -> None:
+        name, at = self._name_of(parts), self._directory_fd(parts[:-1])
         if replaces:
-            _make_way(name, at)
+            _remove_existing(name, at)
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
         try:
             for piece in pieces:
@@ -283,37 +283,39 @@ class Unpacking:
         finally:
             os.close(file)
 
-    def _link(self, parts: tuple[str, ...], target: str) -> None:
-        name, at = self._last(parts), self._at(parts[:-1])
-        if not self._bounds.as_root:
+    def _write_symlink(self, parts: tuple[str, ...], target: str) -> None:
+        name, at = self._name_of(parts), self._directory_fd(parts[:-1])
+        if not self._limits.as_root:
             _check_target("/".join(parts), target, len(parts) - 1)
         elif not target or len(target) > TARGET_MAX or "\0" in target:
-            raise NotUnpacked(f"{_shown(name)} is a symbolic link without a valid target", _PLAIN)
-        _make_way(name, at)
+            raise NotUnpacked(f"{_quoted(name)} is a symbolic link without a valid target", _RECREATE)
+        _remove_existing(name, at)
         os.symlink(target, name, dir_fd=at)
         if self._identity is not None:
             os.chown(name, self._identity.uid, self._identity.gid, dir_fd=at, follow_symlinks=False)
 
-    def _hard_link(self, parts: tuple[str, ...], of: tuple[str, ...]) -> None:
+    def _write_hard_link(self, parts: tuple[str, ...], of: tuple[str, ...]) -> None:
         """Link to an entry unpacked earlier: never to anything outside, and never through a symbolic link."""
         if not of or parts == of:
-            raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link without a valid target", _PLAIN)
-        source = os.dup(self._at(of[:-1], make=False))
+            raise NotUnpacked(f"{_quoted('/'.join(parts))} is a hard link without a valid target", _RECREATE)
+        source = os.dup(self._directory_fd(of[:-1], make=False))
         try:
             found = os.stat(of[-1], dir_fd=source, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
-                raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link to something that is not a regular file", _PLAIN)
-            name, at = self._last(parts), self._at(parts[:-1])
-            _make_way(name, at)
+                raise NotUnpacked(
+                    f"{_quoted('/'.join(parts))} is a hard link to something that is not a regular file", _RECREATE
+                )
+            name, at = self._name_of(parts), self._directory_fd(parts[:-1])
+            _remove_existing(name, at)
             os.link(of[-1], name, src_dir_fd=source, dst_dir_fd=at, follow_symlinks=False)
         except FileNotFoundError:
-            raise NotUnpacked(f"{_shown('/'.join(parts))} is a hard link to a missing entry", _PLAIN) from None
+            raise NotUnpacked(f"{_quoted('/'.join(parts))} is a hard link to a missing entry", _RECREATE) from None
         finally:
             os.close(source)
 
-    def _last(self, parts: tuple[str, ...]) -> str:
+    def _name_of(self, parts: tuple[str, ...]) -> str:
         if not parts:
-            raise NotUnpacked("an entry of the archive has no name", _PLAIN)
+            raise NotUnpacked("an entry of the archive has no name", _RECREATE)
         return parts[-1]
 
     # -- target directories
@@ -333,7 +335,7 @@ class Unpacking:
                 os.close(one)
         self._parent, self._root = ((), -1), -1
 
-    def _at(self, parts: tuple[str, ...], *, make: bool = True) -> int:
+    def _directory_fd(self, parts: tuple[str, ...], *, make: bool = True) -> int:
         """Return a descriptor of the directory, creating missing components. It is valid until the next call."""
         if not parts:
             return self._root
@@ -342,12 +344,12 @@ class Unpacking:
         at = os.dup(self._root)
         try:
             for step in parts:
-                at = self._step(at, step, make)
+                at = self._open_component(at, step, make)
         except OSError as error:
             os.close(at)
-            if isinstance(error, NotADirectoryError) or getattr(error, "errno", 0) in _LINKED:
+            if isinstance(error, NotADirectoryError) or getattr(error, "errno", 0) in _LINK_ERRORS:
                 raise NotUnpacked(
-                    f"the path of {_shown('/'.join(parts))} contains a symbolic link or a file", _PLAIN
+                    f"the path of {_quoted('/'.join(parts))} contains a symbolic link or a file", _RECREATE
                 ) from error
             raise
         if self._parent[1] >= 0:
@@ -355,7 +357,7 @@ class Unpacking:
         self._parent = parts, at
         return at
 
-    def _step(self, at: int, step: str, make: bool) -> int:
+    def _open_component(self, at: int, step: str, make: bool) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             below = os.open(step, flags, dir_fd=at)
@@ -374,7 +376,7 @@ class Unpacking:
 
 
 @contextmanager
-def _put(to: Path) -> Iterator[None]:
+def _translating_errors(to: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -382,11 +384,11 @@ def _put(to: Path) -> Iterator[None]:
         raise NotUnpacked(f"cannot write {to} ({why})", "give each artifact and volume a path of its own") from error
 
 
-_LINKED: Final = (20, 40)
+_LINK_ERRORS: Final = (20, 40)
 """ENOTDIR and ELOOP: what opening a symbolic link with `O_NOFOLLOW` returns, with and without `O_DIRECTORY`."""
 
 
-def _make_way(name: str, at: int) -> None:
+def _remove_existing(name: str, at: int) -> None:
     """Remove an earlier entry of the same name: the later one wins. A directory is never replaced."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=at)
@@ -398,11 +400,11 @@ def _check_target(name: str, target: str, depth: int) -> None:
     outside = target.startswith("/") or climbs > depth or ".." in steps[climbs:]
     if (not steps and target != ".") or outside or len(target) > TARGET_MAX or "\0" in target:
         raise NotUnpacked(
-            f"{_shown(name)} is a symbolic link out of the target directory", "use relative links that stay inside"
+            f"{_quoted(name)} is a symbolic link out of the target directory", "use relative links that stay inside"
         )
 
 
-def _check_list(file: IO[bytes]) -> None:
+def _check_central_directory(file: IO[bytes]) -> None:
     """Check the length of a zip's central directory before `zipfile` reads all of it into memory."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 65_557))
@@ -414,5 +416,5 @@ def _check_list(file: IO[bytes]) -> None:
         raise NotUnpacked("the archive has too many entries", "create a tar archive instead")
 
 
-def _shown(name: str) -> str:
+def _quoted(name: str) -> str:
     return ascii(name[:120])

@@ -19,18 +19,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from remit.world.concurrency import Stop, Stopped
-from remit.world.files.disk import told
-from remit.world.interfaces import Busy, WorldError
+from remit.world.concurrency import StopSignal, WorkStopped
+from remit.world.files.disk import translating_os_errors
+from remit.world.interfaces import FileBusy, WorldError
 
 if TYPE_CHECKING:
     import ssl
 
-    from remit.world.files.archives import Unpacking
-    from remit.world.files.http_fetch import Resolve
+    from remit.world.files.archives import Unpacker
+    from remit.world.files.http_fetch import Resolver
 
 
-class Reach(NamedTuple):
+class FetchPermissions(NamedTuple):
     """What a node allows replicas to fetch.
 
     `directories`: `file:` sources are read below these only. `hosts`: names and networks that may be fetched from although
@@ -41,7 +41,7 @@ class Reach(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
-class FetchBounds(NamedTuple):
+class FetchLimits(NamedTuple):
     bytes_max: int = 4 << 30
     idle_ms: int = 30_000
     """Longest time without receiving any data."""
@@ -50,7 +50,7 @@ class FetchBounds(NamedTuple):
     redirects_max: int = 5
 
 
-class UnpackBounds(NamedTuple):
+class UnpackLimits(NamedTuple):
     files_max: int = 200_000
     bytes_max: int = 16 << 30
     ratio_max: int = 200
@@ -60,23 +60,31 @@ class UnpackBounds(NamedTuple):
     """The archive is a root file system. Its links are resolved inside the sandbox only, so their targets are not checked."""
 
 
-class Unpacked(NamedTuple):
+class UnpackResult(NamedTuple):
     files: int
     bytes: int
 
 
-Progress = Callable[[int, int], None]
+FetchProgress = Callable[[int, int], None]
 """Receives the number of bytes fetched and the total, or 0 if that is unknown. Called from a worker thread."""
 
 
-class Carrier(Protocol):
+class ArtifactFetcher(Protocol):
     """Fetches artifacts and puts them into a replica's directory.
 
     Blocking work runs in threads, several items at once. Each call may be cancelled; then it leaves nothing behind.
     """
 
     async def fetch(
-        self, source: str, to: Path, /, *, sha256: str, reach: Reach, bounds: FetchBounds = FetchBounds(), tell: Progress
+        self,
+        source: str,
+        to: Path,
+        /,
+        *,
+        sha256: str,
+        permissions: FetchPermissions,
+        limits: FetchLimits = FetchLimits(),
+        on_progress: FetchProgress,
     ) -> int:
         """Fetch `source` into the new file `to` and return its size. If the digest differs, no file is left.
 
@@ -86,8 +94,8 @@ class Carrier(Protocol):
         ...
 
     async def unpack(
-        self, archive: Path, into: Path, /, *, below: Path, user: str = "", bounds: UnpackBounds = UnpackBounds()
-    ) -> Unpacked:
+        self, archive: Path, into: Path, /, *, below: Path, user: str = "", limits: UnpackLimits = UnpackLimits()
+    ) -> UnpackResult:
         """Unpack a tar or zip archive into the directory `into`, created if absent; the files are owned by `user`.
 
         Raises `NotUnpacked` if an entry would be outside of `below`, or is anything but a file, a directory or a link
@@ -102,11 +110,11 @@ class Carrier(Protocol):
         """
         ...
 
-    async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
+    async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
         """Create a directory and its parents if absent, with the same checks as `place`."""
         ...
 
-    async def lead(self, link: Path, target: Path, /, *, below: Path) -> None:
+    async def symlink(self, link: Path, target: Path, /, *, below: Path) -> None:
         """Create a symbolic link to a path of the host, which may be anywhere, with the same checks as `place`."""
         ...
 
@@ -114,7 +122,7 @@ class Carrier(Protocol):
         """Rename a file or directory to its final name atomically. Raises `FileBusy` if the name exists; other `DiskError`."""
         ...
 
-    async def stamp(self, path: Path, /) -> str:
+    async def change_stamp(self, path: Path, /) -> str:
         """Return a value that changes whenever the content of the file may have changed; empty if it is not a regular file."""
         ...
 
@@ -126,7 +134,7 @@ class Carrier(Protocol):
         """Return the disk usage of a directory tree, links not followed; 0 if it does not exist."""
         ...
 
-    async def stands(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
+    async def resolve_allowed(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
         """Resolve a directory of the host. Returns its real path if that is equal to or below one of `lent`, otherwise None."""
         ...
 
@@ -134,9 +142,9 @@ class Carrier(Protocol):
 class NotFetched(WorldError):
     """The fetch failed. `again`: a retry may succeed."""
 
-    def __init__(self, cause: str, cure: str, *, again: bool = False) -> None:
+    def __init__(self, cause: str, cure: str, *, retryable: bool = False) -> None:
         super().__init__(cause, cure)
-        self.again = again
+        self.retryable = retryable
 
 
 class NotUnpacked(WorldError):
@@ -148,61 +156,69 @@ T = TypeVar("T")
 THREADS: Final = 4
 """Number of concurrent fetches and unpackings; more are queued."""
 
-LEAVE_S: Final = 1.0
+STOP_WAIT_S: Final = 1.0
 """How long to wait for a cancelled thread. A name lookup cannot be interrupted."""
 
 
-class FileCarrier:
+class FileArtifactFetcher:
     """Fetches and unpacks in a small thread pool."""
 
-    def __init__(self, resolve: Resolve | None = None, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, resolve: Resolver | None = None, context: ssl.SSLContext | None = None) -> None:
         self._resolve, self._context = resolve, context
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="carrier")
 
     async def fetch(
-        self, source: str, to: Path, /, *, sha256: str, reach: Reach, bounds: FetchBounds = FetchBounds(), tell: Progress
+        self,
+        source: str,
+        to: Path,
+        /,
+        *,
+        sha256: str,
+        permissions: FetchPermissions,
+        limits: FetchLimits = FetchLimits(),
+        on_progress: FetchProgress,
     ) -> int:
-        stop = Stop()
-        late = asyncio.get_running_loop().call_later(bounds.total_ms / 1000, stop.now)
+        stop = StopSignal()
+        late = asyncio.get_running_loop().call_later(limits.total_ms / 1000, stop.stop)
         try:
-            return await self._elsewhere(lambda: self._fetch(source, to, sha256, reach, bounds, tell, stop), stop)
-        except Stopped:
+            return await self._in_thread(lambda: self._fetch(source, to, sha256, permissions, limits, on_progress, stop), stop)
+        except WorkStopped:
             raise NotFetched(
-                f"the fetch took longer than {bounds.total_ms // 1000} s",
+                f"the fetch took longer than {limits.total_ms // 1000} s",
                 "serve the artifact from a nearer host, or make it smaller",
-                again=True,
+                retryable=True,
             ) from None
         finally:
             late.cancel()
 
     async def unpack(
-        self, archive: Path, into: Path, /, *, below: Path, user: str = "", bounds: UnpackBounds = UnpackBounds()
-    ) -> Unpacked:
-        at, stop = into.relative_to(below), Stop()
-        return await self._elsewhere(lambda: _unpacking(below, user, bounds, stop, at).unpack(archive), stop)
+        self, archive: Path, into: Path, /, *, below: Path, user: str = "", limits: UnpackLimits = UnpackLimits()
+    ) -> UnpackResult:
+        at, stop = into.relative_to(below), StopSignal()
+        return await self._in_thread(lambda: _unpacker(below, user, limits, stop, at).unpack(archive), stop)
 
     async def place(self, file: Path, to: Path, /, *, below: Path, user: str = "") -> None:
-        at, stop = to.relative_to(below), Stop()
-        await self._elsewhere(lambda: _unpacking(below, user, UnpackBounds(), stop).copy(file, at), stop)
+        at, stop = to.relative_to(below), StopSignal()
+        await self._in_thread(lambda: _unpacker(below, user, UnpackLimits(), stop).copy(file, at), stop)
 
-    async def make(self, directory: Path, /, *, below: Path, user: str = "") -> None:
+    async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
         at = directory.relative_to(below)
-        await self._elsewhere(lambda: _unpacking(below, user, UnpackBounds(), Stop()).make(at))
+        await self._in_thread(lambda: _unpacker(below, user, UnpackLimits(), StopSignal()).make_directory(at))
 
-    async def lead(self, link: Path, target: Path, /, *, below: Path) -> None:
+    async def symlink(self, link: Path, target: Path, /, *, below: Path) -> None:
         at = link.relative_to(below)
-        await self._elsewhere(lambda: _unpacking(below, "", UnpackBounds(), Stop()).lead(at, target))
+        await self._in_thread(lambda: _unpacker(below, "", UnpackLimits(), StopSignal()).symlink(at, target))
 
     async def publish(self, made: Path, to: Path, /) -> None:
         def publish() -> None:
-            with told(to):
+            with translating_os_errors(to):
                 if os.path.lexists(to):
-                    raise Busy(f"{to} exists already", "remove it, or use another name")
+                    raise FileBusy(f"{to} exists already", "remove it, or use another name")
                 made.rename(to)
 
-        await self._elsewhere(publish)
+        await self._in_thread(publish)
 
-    async def stamp(self, path: Path, /) -> str:
+    async def change_stamp(self, path: Path, /) -> str:
         def stamp() -> str:
             try:
                 found = os.lstat(path)
@@ -212,19 +228,19 @@ class FileCarrier:
             same = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             return ".".join(map(str, same)) if stat.S_ISREG(found.st_mode) else ""
 
-        return await self._elsewhere(stamp)
+        return await self._in_thread(stamp)
 
     async def digest(self, path: Path, /) -> str:
         def digest() -> str:
-            with told(path), path.open("rb") as file:
+            with translating_os_errors(path), path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
-        return await self._elsewhere(digest)
+        return await self._in_thread(digest)
 
     async def size(self, directory: Path, /) -> int:
-        return await self._elsewhere(lambda: _size(directory))
+        return await self._in_thread(lambda: _size(directory))
 
-    async def stands(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
+    async def resolve_allowed(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
         def stands() -> Path | None:
             try:
                 found = directory.resolve(strict=True)
@@ -234,25 +250,34 @@ class FileCarrier:
             inside = any(one == found or one in found.parents for one in places)
             return found if inside and found.is_dir() else None
 
-        return await self._elsewhere(stands)
+        return await self._in_thread(stands)
 
     # -- runs in a thread
     # ---------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, source: str, to: Path, sha256: str, reach: Reach, bounds: FetchBounds, tell: Progress, stop: Stop) -> int:
-        from remit.world.files.http_fetch import Fetching, resolved, too_large, trusting
+    def _fetch(
+        self,
+        source: str,
+        to: Path,
+        sha256: str,
+        reach: FetchPermissions,
+        bounds: FetchLimits,
+        tell: FetchProgress,
+        stop: StopSignal,
+    ) -> int:
+        from remit.world.files.http_fetch import SourceFetch, resolve_host, system_tls_context, too_large_error
 
-        self._context = self._context or trusting()
-        fetching = Fetching(reach, bounds, stop, self._resolve or resolved, self._context)
+        self._context = self._context or system_tls_context()
+        fetching = SourceFetch(reach, bounds, stop, self._resolve or resolve_host, self._context)
         sum_, come = hashlib.sha256(), 0
-        file = _new(to)
+        file = _create_file(to)
         try:
-            with os.fdopen(file, "wb", buffering=0) as into, fetching.opened(source) as opened:
-                for piece in opened.pieces:
+            with os.fdopen(file, "wb", buffering=0) as into, fetching.open(source) as opened:
+                for piece in opened.chunks:
                     stop.check()
                     come += len(piece)
                     if come > bounds.bytes_max:
-                        raise too_large(bounds)
+                        raise too_large_error(bounds)
                     sum_.update(piece)
                     _write(into.fileno(), piece, to)
                     tell(come, opened.total)
@@ -268,33 +293,33 @@ class FileCarrier:
             raise
         return come
 
-    async def _elsewhere(self, work: Callable[[], T], stop: Stop | None = None) -> T:
+    async def _in_thread(self, work: Callable[[], T], stop: StopSignal | None = None) -> T:
         begun = self._pool.submit(work)
         future = asyncio.wrap_future(begun)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if stop is not None:
-                stop.now()
-            future.add_done_callback(_heard)
+                stop.stop()
+            future.add_done_callback(_retrieve_exception)
             if not begun.cancel():  # already running: wait for it to clean up
-                await asyncio.wait([future], timeout=LEAVE_S)
+                await asyncio.wait([future], timeout=STOP_WAIT_S)
             raise
 
 
-def _unpacking(into: Path, user: str, bounds: UnpackBounds, stop: Stop, at: Path = Path()) -> Unpacking:
-    from remit.world.files.archives import Unpacking
+def _unpacker(into: Path, user: str, bounds: UnpackLimits, stop: StopSignal, at: Path = Path()) -> Unpacker:
+    from remit.world.files.archives import Unpacker
 
-    return Unpacking(into, user, bounds, stop, at)
+    return Unpacker(into, user, bounds, stop, at)
 
 
-def _heard(future: asyncio.Future[T]) -> None:
+def _retrieve_exception(future: asyncio.Future[T]) -> None:
     """Retrieve the exception of cancelled work, so that asyncio does not log it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
-def _new(path: Path) -> int:
+def _create_file(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -307,7 +332,7 @@ def _write(file: int, piece: bytes, to: Path) -> None:
         while left:
             left = left[os.write(file, left) :]
     except OSError as error:
-        raise NotFetched(f"cannot write to {to.parent} ({error.strerror})", "free space there", again=False) from error
+        raise NotFetched(f"cannot write to {to.parent} ({error.strerror})", "free space there", retryable=False) from error
 
 
 def _size(directory: Path) -> int:

@@ -16,13 +16,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from remit.world.interfaces import READ_BYTES_MAX, Busy, DiskError, Forbidden, Missing, NoRoom, TooLarge, Unsettled
+from remit.world.interfaces import (
+    READ_BYTES_MAX,
+    AccessDenied,
+    DiskError,
+    DiskFull,
+    FileBusy,
+    FileMissing,
+    FileTooLarge,
+    NotDurable,
+)
 
-_WRITING: Final = ".writing"
+_TEMPORARY_SUFFIX: Final = ".writing"
 _MODE: Final = 0o600
 """Files may hold a journal or a token, so only the owner can read them."""
 _GET_FLAGS, _SET_FLAGS = 0x8008_6601, 0x4008_6602
-_APART: Final = 0x2_0000
+_TOPDIR_FLAG: Final = 0x2_0000
 """FS_TOPDIR_FL, as set by `chattr +T`."""
 _FLAGS_BYTES: Final = struct.calcsize("l")
 
@@ -31,29 +40,29 @@ class FileDisk:
     """The file system of this machine."""
 
     def read(self, path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
-        with told(path), path.open("rb") as file:
+        with translating_os_errors(path), path.open("rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
-            raise TooLarge(f"{path} is larger than {bytes_max} bytes", "find out which program wrote it; move it away")
+            raise FileTooLarge(f"{path} is larger than {bytes_max} bytes", "find out which program wrote it; move it away")
         return data
 
     def write_atomically(self, path: Path, data: bytes) -> None:
-        beside = path.with_name(f".{path.name}{_WRITING}")
-        with told(path):
+        beside = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
+        with translating_os_errors(path):
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
-            _hold_neighbour(fd, beside, path)
-            with told(path), _unlinked_on_failure(beside):
+            _lock_temporary(fd, beside, path)
+            with translating_os_errors(path), _unlinked_on_failure(beside):
                 os.ftruncate(fd, 0)
                 _write_all(fd, data)
                 os.fsync(fd)
                 beside.rename(path)
         finally:
             os.close(fd)
-        _force_directory(path.parent)
+        _sync_directory(path.parent)
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
-        with told(path):
+        with translating_os_errors(path):
             made = durably and not path.exists()
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
             try:
@@ -63,30 +72,30 @@ class FileDisk:
             finally:
                 os.close(fd)
         if made:
-            _force_directory(path.parent)
+            _sync_directory(path.parent)
 
     def exists(self, path: Path) -> bool:
-        with told(path):
+        with translating_os_errors(path):
             return path.exists()
 
     def remove(self, path: Path) -> None:
-        with told(path):
+        with translating_os_errors(path):
             path.unlink(missing_ok=True)
         if self.exists(path.parent):
-            _force_directory(
+            _sync_directory(
                 path.parent
             )  # also if it did not exist: a crash may have interrupted an earlier removal before this sync
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
         if not durably:
-            with told(path):
+            with translating_os_errors(path):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
         missing = [place for place in path.parents if not self.exists(place)]
         for place in (*reversed(missing), path):
-            with told(place), suppress(FileExistsError):  # another process may create it at the same time
+            with translating_os_errors(place), suppress(FileExistsError):  # another process may create it at the same time
                 place.mkdir(mode=0o700)
-            _force_directory(
+            _sync_directory(
                 place.parent
             )  # also if it existed: a crash may have interrupted an earlier creation before this sync
         if not path.is_dir():
@@ -99,28 +108,28 @@ class FileDisk:
             shutil.rmtree(path, ignore_errors=True)
 
     def list(self, directory: Path) -> tuple[str, ...]:
-        with told(directory):
+        with translating_os_errors(directory):
             names = [place.name for place in directory.iterdir()]
-        return tuple(sorted(name for name in names if not (name.startswith(".") and name.endswith(_WRITING))))
+        return tuple(sorted(name for name in names if not (name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX))))
 
     def free_bytes(self, path: Path) -> int:
-        with told(path):
+        with translating_os_errors(path):
             found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        with told(path):
+        with translating_os_errors(path):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
-            if not _held(fd, path):
-                raise Busy(f"{path} is locked by another process", "stop that process, or use another path")
+            if not _try_lock(fd, path):
+                raise FileBusy(f"{path} is locked by another process", "stop that process, or use another path")
             yield
         finally:
             os.close(fd)  # releases the lock
 
 
-def keep_apart(directory: Path) -> None:
+def hint_unrelated_subdirectories(directory: Path) -> None:
     """Hint to the file system that subdirectories of this directory are unrelated and belong in separate block groups.
 
     Within one group ext4 skips every inode that was freed in the last minutes, one by one, before it allocates one. Where
@@ -131,20 +140,20 @@ def keep_apart(directory: Path) -> None:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             flags = struct.unpack("l", fcntl.ioctl(fd, _GET_FLAGS, bytes(_FLAGS_BYTES)))[0]
-            if not flags & _APART:
-                fcntl.ioctl(fd, _SET_FLAGS, struct.pack("l", flags | _APART))
+            if not flags & _TOPDIR_FLAG:
+                fcntl.ioctl(fd, _SET_FLAGS, struct.pack("l", flags | _TOPDIR_FLAG))
         finally:
             os.close(fd)
 
 
-def _hold_neighbour(fd: int, beside: Path, path: Path) -> None:
+def _lock_temporary(fd: int, beside: Path, path: Path) -> None:
     """Lock the temporary file. Two writers of one temporary file would publish a mixture of both contents."""
-    busy = Busy(f"{path} is being written by another process", "make sure that only one process writes it")
-    if not _held(fd, path):
+    busy = FileBusy(f"{path} is being written by another process", "make sure that only one process writes it")
+    if not _try_lock(fd, path):
         raise busy
     # Another writer may have renamed the file between our open and our lock: then our descriptor is the live file and must not
     # be truncated.
-    with told(path):
+    with translating_os_errors(path):
         try:
             same = os.fstat(fd).st_ino == beside.stat().st_ino
         except FileNotFoundError:
@@ -153,8 +162,8 @@ def _hold_neighbour(fd: int, beside: Path, path: Path) -> None:
         raise busy
 
 
-def _held(fd: int, path: Path) -> bool:
-    with told(path):
+def _try_lock(fd: int, path: Path) -> bool:
+    with translating_os_errors(path):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -179,7 +188,7 @@ def _unlinked_on_failure(beside: Path) -> Iterator[None]:
         raise
 
 
-def _force_directory(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -188,23 +197,23 @@ def _force_directory(directory: Path) -> None:
             os.close(fd)
     except OSError as error:
         cause = f"{directory} could not be synced ({error.strerror})"
-        raise Unsettled(cause, "fix the disk, then repeat the operation") from error
+        raise NotDurable(cause, "fix the disk, then repeat the operation") from error
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def translating_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _meaning(error, path) from error
+        raise _translate(error, path) from error
 
 
-def _meaning(error: OSError, path: Path) -> DiskError:
+def _translate(error: OSError, path: Path) -> DiskError:
     why = error.strerror or str(error)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Missing(f"{path} does not exist ({why})", "create it, or correct the path")
+        return FileMissing(f"{path} does not exist ({why})", "create it, or correct the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"no space for {path} ({why})", "free space there")
+        return DiskFull(f"no space for {path} ({why})", "free space there")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Forbidden(f"{path} is not accessible ({why})", "change its permissions, or use another path")
+        return AccessDenied(f"{path} is not accessible ({why})", "change its permissions, or use another path")
     return DiskError(f"{path} cannot be used ({why})", "fix the disk, or use another path")

@@ -25,73 +25,73 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.world.files.disk import told
-from remit.world.interfaces import DiskError, Missing, Piece
+from remit.world.files.disk import translating_os_errors
+from remit.world.interfaces import DiskError, FileMissing, LogChunk
 
 _OUTPUT_FILE: Final = re.compile(r"(?P<name>.+)@(?P<start>[0-9]{16})")
 _COPYING: Final = ".copying"
 _COPY_BYTES: Final = 1 << 20
-_ROUNDS_MAX: Final = 8
+_RETRIES_MAX: Final = 8
 """How often a reader retries because the file was rotated while it was read."""
-_OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _Older(NamedTuple):
+class _RotatedFile(NamedTuple):
     start: int
     size: int
     name: str
 
 
-class FileSpool:
+class FileLogFiles:
     """Log files on the file system of this machine."""
 
-    def rotate(self, directory: Path, name: str, *, bytes_max: int, older: int) -> bool:
-        with _inside(directory) as place:
-            file = _open(place, name, os.O_RDWR)
+    def rotate(self, directory: Path, name: str, *, bytes_max: int, rotated_max: int) -> bool:
+        with _open_directory(directory) as place:
+            file = _open_regular(place, name, os.O_RDWR)
             if file is None:
                 return False
             try:
                 size = os.fstat(file).st_size
                 if size <= bytes_max:
                     return False
-                _cut(place, name, file, size, bytes_max, older)
+                _rotate(place, name, file, size, bytes_max, rotated_max)
             finally:
                 os.close(file)
-            for piece in _older(place, name)[: -older or None]:
+            for piece in _rotated_files(place, name)[: -rotated_max or None]:
                 os.unlink(piece.name, dir_fd=place)
         return True
 
     def span(self, directory: Path, name: str) -> tuple[int, int]:
-        with _inside(directory) as place:
-            for _ in range(_ROUNDS_MAX):
-                older = _older(place, name)
+        with _open_directory(directory) as place:
+            for _ in range(_RETRIES_MAX):
+                older = _rotated_files(place, name)
                 size = _size(place, name)
-                if older == _older(place, name):
+                if older == _rotated_files(place, name):
                     break
         if size is None and not older:
-            raise Missing(
+            raise FileMissing(
                 f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
             )
-        base = _end(older)
+        base = _end_offset(older)
         return older[0].start if older else base, base + (size or 0)
 
-    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> Piece:
-        with _inside(directory) as place:
-            for _ in range(_ROUNDS_MAX):
-                older = _older(place, name)
+    def read(self, directory: Path, name: str, start: int, bytes_max: int) -> LogChunk:
+        with _open_directory(directory) as place:
+            for _ in range(_RETRIES_MAX):
+                older = _rotated_files(place, name)
                 found = _read(place, name, older, start, bytes_max)
-                if older == _older(place, name):  # otherwise it was rotated meanwhile, and these may be the wrong bytes
+                if older == _rotated_files(place, name):  # otherwise it was rotated meanwhile, and these may be the wrong bytes
                     break
         if found is None:
-            raise Missing(
+            raise FileMissing(
                 f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
             )
         return found
 
-    def sweep(self, directory: Path, keep: Collection[str], *, files: int, bytes_max: int, age_ms: int) -> None:
+    def prune(self, directory: Path, keep: Collection[str], *, files_max: int, bytes_max: int, age_ms_max: int) -> None:
         kept, now_s = frozenset(keep), time.time()
-        with _inside(directory) as place:
+        with _open_directory(directory) as place:
             ended: dict[str, list[tuple[str, os.stat_result]]] = {}
             for name in _names(place):
                 beginning = name.removeprefix(".").partition("@")[0].removesuffix(_COPYING).rpartition(".")[0]
@@ -102,15 +102,15 @@ class FileSpool:
             size = 0
             for count, beginning in enumerate(sorted(ended, key=lambda one: (-newest[one], one)), start=1):
                 size += sum(found.st_size for _, found in ended[beginning])
-                if count > files or size > bytes_max or (now_s - newest[beginning]) * 1000 > age_ms:
+                if count > files_max or size > bytes_max or (now_s - newest[beginning]) * 1000 > age_ms_max:
                     for name, _ in ended[beginning]:
                         with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                             os.unlink(name, dir_fd=place)
 
 
-def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
+def _rotate(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
     """Copy the end of the file to a rotated file and truncate it. If the disk is full, truncate it without the copy."""
-    base = _end(_older(place, name))
+    base = _end_offset(_rotated_files(place, name))
     skip = max(0, size - (older + 1) * bytes_max)  # copy no more than is retained in total
     with suppress(OSError):  # skip a leading hole: a writer that does not append leaves one after a truncation
         skip = max(skip, os.lseek(file, skip, os.SEEK_DATA))
@@ -118,7 +118,7 @@ def _cut(place: int, name: str, file: int, size: int, bytes_max: int, older: int
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=place)
     try:
-        copy = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=place)
+        copy = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=place)
         try:
             _copy(file, copy, skip, size + bytes_max)
         finally:
@@ -144,22 +144,22 @@ def _copy(file: int, copy: int, offset: int, end_max: int) -> None:
         offset += len(data)
 
 
-def _read(place: int, name: str, older: list[_Older], start: int, bytes_max: int) -> Piece | None:
-    base = _end(older)
+def _read(place: int, name: str, older: list[_RotatedFile], start: int, bytes_max: int) -> LogChunk | None:
+    base = _end_offset(older)
     for piece in older:
         if start < piece.start + piece.size:
-            data = _bytes(place, piece.name, max(0, start - piece.start), bytes_max)
+            data = _read_bytes(place, piece.name, max(0, start - piece.start), bytes_max)
             if data:
-                return Piece(max(start, piece.start), data)
+                return LogChunk(max(start, piece.start), data)
     size = _size(place, name)
     if size is None:
-        return Piece(base, b"") if older else None
+        return LogChunk(base, b"") if older else None
     at = min(max(start, base), base + size)  # `start` beyond the end: the file was truncated by someone else
-    return Piece(at, _bytes(place, name, at - base, bytes_max))
+    return LogChunk(at, _read_bytes(place, name, at - base, bytes_max))
 
 
-def _bytes(place: int, name: str, offset: int, bytes_max: int) -> bytes:
-    file = _open(place, name, os.O_RDONLY)
+def _read_bytes(place: int, name: str, offset: int, bytes_max: int) -> bytes:
+    file = _open_regular(place, name, os.O_RDONLY)
     if file is None:
         return b""
     try:
@@ -180,23 +180,23 @@ def _names(place: int) -> list[str]:
     return os.listdir(place)
 
 
-def _older(place: int, name: str) -> list[_Older]:
+def _rotated_files(place: int, name: str) -> list[_RotatedFile]:
     found = []
     for entry in _names(place):
         match = _OUTPUT_FILE.fullmatch(entry)
         if match is not None and match["name"] == name and (size := _size(place, entry)) is not None:
-            found.append(_Older(int(match["start"]), size, entry))
+            found.append(_RotatedFile(int(match["start"]), size, entry))
     return sorted(found)
 
 
-def _end(older: list[_Older]) -> int:
+def _end_offset(older: list[_RotatedFile]) -> int:
     return older[-1].start + older[-1].size if older else 0
 
 
-def _open(place: int, name: str, mode: int) -> int | None:
+def _open_regular(place: int, name: str, mode: int) -> int | None:
     """Open a regular file; return None if there is none of that name."""
     try:
-        file = os.open(name, mode | _OPEN, dir_fd=place)
+        file = os.open(name, mode | _OPEN_FLAGS, dir_fd=place)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR):
             return None
@@ -208,12 +208,14 @@ def _open(place: int, name: str, mode: int) -> int | None:
 
 
 @contextmanager
-def _inside(directory: Path) -> Iterator[int]:
+def _open_directory(directory: Path) -> Iterator[int]:
     try:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise Missing(f"cannot open directory {directory} ({why})", "check whether any process was started there") from error
+        raise FileMissing(
+            f"cannot open directory {directory} ({why})", "check whether any process was started there"
+        ) from error
     try:
         yield place
     except OSError as error:
@@ -224,65 +226,67 @@ def _inside(directory: Path) -> Iterator[int]:
         os.close(place)
 
 
-PIECE_BYTES: Final = 8 << 20
-PIECES: Final = 8
+SEGMENT_BYTES: Final = 8 << 20
+SEGMENTS_MAX: Final = 8
 _READ_BYTES: Final = 1 << 20
 _MODE: Final = 0o600
 _SEGMENT_FILE: Final = re.compile(r"(?P<name>.+)\.(?P<number>[0-9]{12})")
 
 
-class FileTrail:
+class FileAppendLog:
     """Append-only log in segments. `name` is the active segment; older ones have a numeric suffix, the newest the highest."""
 
-    def __init__(self, directory: Path, name: str, *, piece_bytes: int = PIECE_BYTES, pieces: int = PIECES) -> None:
+    def __init__(
+        self, directory: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES, segments_max: int = SEGMENTS_MAX
+    ) -> None:
         self._directory, self._name, self._path = directory, name, directory / name
-        self._piece_bytes, self._pieces = piece_bytes, pieces
-        self._unsettled = False
-        self._turning = threading.Lock()
-        with told(directory):
+        self._segment_bytes, self._segments_max = segment_bytes, segments_max
+        self._unsynced = False
+        self._rotating = threading.Lock()
+        with translating_os_errors(directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = self._opened()
+            self._file = self._open()
             self._size = os.fstat(self._file).st_size
-            self._mend()
+            self._terminate_last_line()
 
     def add(self, line: bytes) -> None:
         """Append one complete line. Raises `DiskError`; then nothing was written, or a partial line that is terminated."""
-        with told(self._path):
-            if self._size + len(line) > self._piece_bytes and self._size:
-                self._turn()
+        with translating_os_errors(self._path):
+            if self._size + len(line) > self._segment_bytes and self._size:
+                self._rotate()
             written = os.write(self._file, line)
-            self._size, self._unsettled = self._size + written, True
+            self._size, self._unsynced = self._size + written, True
             if written < len(line):
                 os.write(self._file, b"\n")
                 raise OSError(28, "no space for a complete line")
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Make everything that was added before this call durable. Can be called from another thread."""
-        if not self._unsettled:
+        if not self._unsynced:
             return
-        self._unsettled = False
-        with told(self._path):
-            with self._turning:
+        self._unsynced = False
+        with translating_os_errors(self._path):
+            with self._rotating:
                 file = os.dup(self._file)
             try:
                 os.fsync(file)
             finally:
                 os.close(file)
 
-    def backwards(self) -> Iterator[bytes]:
+    def read_backwards(self) -> Iterator[bytes]:
         """Yield all retained lines, newest first. Can be called from another thread than `add`."""
-        for path in (self._directory / self._name, *reversed(self._older())):
-            with suppress(FileNotFoundError), told(path):
-                yield from _backwards(path)
+        for path in (self._directory / self._name, *reversed(self._old_segments())):
+            with suppress(FileNotFoundError), translating_os_errors(path):
+                yield from _lines_backwards(path)
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._directory / self._name, flags, _MODE)
 
-    def _mend(self) -> None:
+    def _terminate_last_line(self) -> None:
         """Terminate a last line that a killed process left incomplete."""
         if self._size:
             with (self._path).open("rb") as file:
@@ -290,7 +294,7 @@ class FileTrail:
                 if file.read(1) != b"\n":
                     self._size += os.write(self._file, b"\n")
 
-    def _older(self) -> list[Path]:
+    def _old_segments(self) -> list[Path]:
         found = [
             path
             for path in self._directory.iterdir()
@@ -298,19 +302,19 @@ class FileTrail:
         ]
         return sorted(found)
 
-    def _turn(self) -> None:
-        older = self._older()
+    def _rotate(self) -> None:
+        older = self._old_segments()
         number = int(older[-1].name.rpartition(".")[2]) + 1 if older else 1
         os.fsync(self._file)
         (self._path).rename(self._directory / f"{self._name}.{number:012d}")
-        with self._turning:
+        with self._rotating:
             os.close(self._file)
-            self._file, self._size = self._opened(), 0
-        for path in older[: max(0, len(older) + 2 - self._pieces)]:
+            self._file, self._size = self._open(), 0
+        for path in older[: max(0, len(older) + 2 - self._segments_max)]:
             path.unlink(missing_ok=True)
 
 
-def _backwards(path: Path) -> Iterator[bytes]:
+def _lines_backwards(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         at, rest = file.seek(0, os.SEEK_END), b""
         while at > 0:

@@ -14,19 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
-from remit.world.files.disk import told
-from remit.world.interfaces import DiskError, Forbidden
-from remit.world.process.spawn import Identity, identity_of
+from remit.world.files.disk import translating_os_errors
+from remit.world.interfaces import AccessDenied, DiskError
+from remit.world.process.spawn import ProcessIdentity, resolve_user
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a shared directory, so ownership is checked before use
-_BESIDE: Final = ".making"
-_GONE: Final = ".going"
+TMPFS: Final = Path("/dev/shm")  # noqa: S108 - a shared directory, so ownership is checked before use
+_TEMPORARY_SUFFIX: Final = ".making"
+_REMOVING_SUFFIX: Final = ".going"
 _PRIVATE: Final = 0o700
-_PASSABLE: Final = 0o711
+_TRAVERSABLE: Final = 0o711
 _FILE: Final = 0o400
 
 
-class Vault(Protocol):
+class SecretFiles(Protocol):
     """Files of secrets, by attempt. `name` identifies an attempt and is safe as a file name.
 
     Calls block: async code calls them through an `Offload`. They raise `DiskError` and `NotStarted`.
@@ -36,7 +36,7 @@ class Vault(Protocol):
         """Replace the files of `name` by `files`, readable by `user` only, and return their directory."""
         ...
 
-    def place(self, name: str, /) -> Path:
+    def path_of(self, name: str, /) -> Path:
         """Return the directory of `name`, whether or not it exists. It stays the same until the machine restarts."""
         ...
 
@@ -47,21 +47,21 @@ class Vault(Protocol):
     def names(self) -> tuple[str, ...]: ...
 
 
-class FileVault:
+class TmpfsSecretFiles:
     """Secret files on tmpfs, or in `below` on disk if the host has no tmpfs; `in_memory` says which.
 
     `owner` is the directory of the agent that keeps them: each agent gets a root directory of its own.
     """
 
-    def __init__(self, owner: Path, below: Path, memory: Path = MEMORY) -> None:
+    def __init__(self, owner: Path, fallback: Path, tmpfs: Path = TMPFS) -> None:
         digest = hashlib.sha256(os.fsencode(owner.absolute())).hexdigest()[:16]
-        self.in_memory = memory.is_dir() and os.access(memory, os.W_OK | os.X_OK)
-        self._root = memory / f"remit-{os.geteuid()}-{digest}" if self.in_memory else below
+        self.in_memory = tmpfs.is_dir() and os.access(tmpfs, os.W_OK | os.X_OK)
+        self._root = tmpfs / f"remit-{os.geteuid()}-{digest}" if self.in_memory else fallback
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
-        identity = identity_of(user)
-        beside, place = self._root / (name + _BESIDE), self.place(name)
-        with told(place):
+        identity = resolve_user(user)
+        beside, place = self._root / (name + _TEMPORARY_SUFFIX), self.path_of(name)
+        with translating_os_errors(place):
             self._make_root()
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(_PRIVATE)
@@ -72,23 +72,23 @@ class FileVault:
             beside.rename(place)
         return place
 
-    def place(self, name: str, /) -> Path:
+    def path_of(self, name: str, /) -> Path:
         return self._root / name
 
     def has(self, name: str, /) -> bool:
-        return self.place(name).is_dir()
+        return self.path_of(name).is_dir()
 
     def remove(self, name: str, /) -> None:
         """Rename the directory before deleting it, so that a partly deleted one is never visible under its name."""
-        going = self._root / (name + _GONE)
+        going = self._root / (name + _REMOVING_SUFFIX)
         shutil.rmtree(going, ignore_errors=True)
         try:
-            self.place(name).rename(going)
+            self.path_of(name).rename(going)
         except FileNotFoundError:
             return
         except OSError as error:
             raise DiskError(
-                f"{self.place(name)} cannot be removed ({error.strerror})", "find out which process uses it (lsof)"
+                f"{self.path_of(name)} cannot be removed ({error.strerror})", "find out which process uses it (lsof)"
             ) from error
         shutil.rmtree(going, ignore_errors=True)
 
@@ -97,7 +97,7 @@ class FileVault:
             found = sorted(one.name for one in self._root.iterdir())
         except OSError:
             return ()
-        return tuple(dict.fromkeys(name.removesuffix(_BESIDE).removesuffix(_GONE) for name in found))
+        return tuple(dict.fromkeys(name.removesuffix(_TEMPORARY_SUFFIX).removesuffix(_REMOVING_SUFFIX) for name in found))
 
     def destroy(self) -> None:
         """Remove everything. Call this when nothing runs any more."""
@@ -110,14 +110,14 @@ class FileVault:
         self._root.mkdir(_PRIVATE, parents=not self.in_memory, exist_ok=True)
         found = self._root.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise Forbidden(
+            raise AccessDenied(
                 f"{self._root} is owned by another user",
                 "remove it: secrets are not written to a directory that another user can read",
             )
-        self._root.chmod(_PASSABLE if os.geteuid() == 0 else _PRIVATE)
+        self._root.chmod(_TRAVERSABLE if os.geteuid() == 0 else _PRIVATE)
 
 
-def _write(root: Path, path: PurePosixPath, data: bytes, identity: Identity | None) -> None:
+def _write(root: Path, path: PurePosixPath, data: bytes, identity: ProcessIdentity | None) -> None:
     place = root
     for part in path.parts[:-1]:
         place = place / part
@@ -134,6 +134,6 @@ def _write(root: Path, path: PurePosixPath, data: bytes, identity: Identity | No
         os.close(file)
 
 
-def _own(directory: Path, identity: Identity | None) -> None:
+def _own(directory: Path, identity: ProcessIdentity | None) -> None:
     if identity is not None:
         os.chown(directory, identity.uid, identity.gid, follow_symlinks=False)

@@ -23,15 +23,15 @@ from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, ide
 from remit.world.interfaces import WorldError
 
 DAY_S: Final = 86_400
-EARLY: Final = timedelta(minutes=5)
+CLOCK_SKEW: Final = timedelta(minutes=5)
 """Certificates are valid from a little before their creation, to tolerate differences between clocks."""
-RENEW_PART: Final = 3
+RENEW_FRACTION: Final = 3
 """A certificate is renewed when less than 1/3 of its lifetime is left."""
-DIGEST: Final = "sha256:"
+DIGEST_PREFIX: Final = "sha256:"
 REQUEST_BYTES_MAX: Final = 16 << 10
 
 
-class Lifespans(NamedTuple):
+class CertificateLifetimes(NamedTuple):
     """Lifetimes of certificates, in seconds."""
 
     authority_s: int = 3650 * DAY_S
@@ -46,7 +46,7 @@ class KeyPair(NamedTuple):
     key: bytes
 
 
-class AgentPair(NamedTuple):
+class AgentCertificates(NamedTuple):
     """Two certificates for one key: `calling` for client connections, `answering` for serving. Neither can be used as the
     other.
     """
@@ -55,64 +55,67 @@ class AgentPair(NamedTuple):
     answering: bytes
 
 
-class NoCertificate(WorldError):
+class CertificateError(WorldError):
     """The data is not the expected certificate, key or request."""
 
 
 class CertificateAuthority:
     """Issues certificates. Whoever has its key can impersonate every component that trusts it."""
 
-    def __init__(self, pair: KeyPair, lifespans: Lifespans = Lifespans()) -> None:
+    def __init__(self, pair: KeyPair, lifetimes: CertificateLifetimes = CertificateLifetimes()) -> None:
         self.pem = pair.certificate
         self._certificate = read_certificate(pair.certificate)
         self._key = _read_key(pair.key)
-        self._lifespans = lifespans
-        if _public(self._certificate.public_key()) != _public(self._key.public_key()):
-            raise NoCertificate("the authority's key does not belong to its certificate", "restore both from one backup")
+        self._lifetimes = lifetimes
+        if _public_bytes(self._certificate.public_key()) != _public_bytes(self._key.public_key()):
+            raise CertificateError("the authority's key does not belong to its certificate", "restore both from one backup")
 
     @staticmethod
-    def made(name: str, lifespans: Lifespans = Lifespans()) -> KeyPair:
+    def create(name: str, lifetimes: CertificateLifetimes = CertificateLifetimes()) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
-        called = _called(f"remit authority {name}")
+        called = _common_name(f"remit authority {name}")
         made = (
-            _begun(called, called, key.public_key(), lifespans.authority_s)
+            _builder(called, called, key.public_key(), lifetimes.authority_s)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
         )
         return KeyPair(_pem(made.sign(key, hashes.SHA256())), _key_pem(key))
 
-    def server(self, hosts: Sequence[str]) -> KeyPair:
+    def issue_server(self, hosts: Sequence[str]) -> KeyPair:
         """Issue a server certificate for these host names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [_host(host) for host in hosts]
-        return KeyPair(self._signed(key.public_key(), names, ExtendedKeyUsageOID.SERVER_AUTH, "server"), _key_pem(key))
+        names = [_host_name(host) for host in hosts]
+        return KeyPair(self._sign(key.public_key(), names, ExtendedKeyUsageOID.SERVER_AUTH, "server"), _key_pem(key))
 
-    def caller(self, bearer: CertificateIdentity) -> KeyPair:
+    def issue_client(self, bearer: CertificateIdentity) -> KeyPair:
         """Issue a client certificate for a component of Remit."""
         key = ec.generate_private_key(ec.SECP256R1())
-        return KeyPair(self._for(key.public_key(), bearer, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
+        return KeyPair(self._issue_for(key.public_key(), bearer, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
 
-    def agent(self, request: bytes, bearer: CertificateIdentity) -> AgentPair:
+    def issue_agent(self, request: bytes, bearer: CertificateIdentity) -> AgentCertificates:
         """Issue an agent's certificates for the key of a signing request.
 
         All other contents of the request are ignored: the server decides the identity.
         """
-        key = requested_key(request)
-        return AgentPair(
-            self._for(key, bearer, ExtendedKeyUsageOID.CLIENT_AUTH), self._for(key, bearer, ExtendedKeyUsageOID.SERVER_AUTH)
+        key = key_of_request(request)
+        return AgentCertificates(
+            self._issue_for(key, bearer, ExtendedKeyUsageOID.CLIENT_AUTH),
+            self._issue_for(key, bearer, ExtendedKeyUsageOID.SERVER_AUTH),
         )
 
-    def _for(self, key: ec.EllipticCurvePublicKey, bearer: CertificateIdentity, purpose: x509.ObjectIdentifier) -> bytes:
+    def _issue_for(self, key: ec.EllipticCurvePublicKey, bearer: CertificateIdentity, purpose: x509.ObjectIdentifier) -> bytes:
         names = [x509.UniformResourceIdentifier(name) for name in bearer.uris]
-        return self._signed(key, names, purpose, bearer.role)
+        return self._sign(key, names, purpose, bearer.role)
 
-    def _signed(
+    def _sign(
         self, key: ec.EllipticCurvePublicKey, names: Iterable[x509.GeneralName], purpose: x509.ObjectIdentifier, role: str
     ) -> bytes:
-        last_s = self._lifespans.agent_s if role == "agent" else self._lifespans.server_s
+        last_s = self._lifetimes.agent_s if role == "agent" else self._lifetimes.server_s
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         made = (
-            _begun(_called(f"remit {role}"), self._certificate.subject, key, last_s, self._certificate.not_valid_after_utc)
+            _builder(
+                _common_name(f"remit {role}"), self._certificate.subject, key, last_s, self._certificate.not_valid_after_utc
+            )
             .add_extension(issuer, critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(), critical=True)
@@ -130,19 +133,19 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise NoCertificate(f"not a certificate in PEM ({error})", "use a file with a BEGIN CERTIFICATE section") from error
+        raise CertificateError(f"not a certificate in PEM ({error})", "use a file with a BEGIN CERTIFICATE section") from error
 
 
-def left_s(pem: bytes) -> float:
+def remaining_s(pem: bytes) -> float:
     """Return the remaining validity in seconds; negative after the expiry."""
     return (read_certificate(pem).not_valid_after_utc - datetime.now(UTC)).total_seconds()
 
 
-def due_s(pem: bytes) -> float:
+def renew_in_s(pem: bytes) -> float:
     """Return in how many seconds the certificate should be renewed; negative when that is overdue."""
     found = read_certificate(pem)
-    life = found.not_valid_after_utc - found.not_valid_before_utc - EARLY
-    return left_s(pem) - life.total_seconds() / RENEW_PART
+    life = found.not_valid_after_utc - found.not_valid_before_utc - CLOCK_SKEW
+    return remaining_s(pem) - life.total_seconds() / RENEW_FRACTION
 
 
 def hosts_of(pem: bytes) -> tuple[str, ...]:
@@ -154,7 +157,7 @@ def hosts_of(pem: bytes) -> tuple[str, ...]:
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
-def bearer_in(pem: bytes) -> CertificateIdentity:
+def identity_in(pem: bytes) -> CertificateIdentity:
     """Return the identity encoded in the certificate."""
     try:
         names = read_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -173,57 +176,57 @@ def issued_by(pem: bytes, authority: bytes) -> bool:
 
 def certificate_digest(pem: bytes) -> str:
     """Return the digest of the complete certificate, as used for pinning on the command line."""
-    return DIGEST + hashlib.sha256(read_certificate(pem).public_bytes(serialization.Encoding.DER)).hexdigest()
+    return DIGEST_PREFIX + hashlib.sha256(read_certificate(pem).public_bytes(serialization.Encoding.DER)).hexdigest()
 
 
 def key_digest(pem: bytes) -> str:
     """Return the digest of the public key, which is the same for every certificate of that key."""
-    return DIGEST + hashlib.sha256(_public(read_certificate(pem).public_key())).hexdigest()
+    return DIGEST_PREFIX + hashlib.sha256(_public_bytes(read_certificate(pem).public_key())).hexdigest()
 
 
 # -- signing requests --------------------------------------------------------------------------------------------------------
 
 
-def made_key() -> bytes:
+def create_key() -> bytes:
     return _key_pem(ec.generate_private_key(ec.SECP256R1()))
 
 
-def request_for(key: bytes) -> bytes:
+def create_request(key: bytes) -> bytes:
     """Create a signing request. It proves possession of the key; the token sent with it proves the identity."""
-    built = x509.CertificateSigningRequestBuilder().subject_name(_called("remit agent"))
+    built = x509.CertificateSigningRequestBuilder().subject_name(_common_name("remit agent"))
     return built.sign(_read_key(key), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+def key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:
     cure = "send a certificate signing request in PEM for a P-256 key, signed with that key"
     if len(request) > REQUEST_BYTES_MAX:
-        raise NoCertificate(f"the request is larger than {REQUEST_BYTES_MAX} bytes", cure)
+        raise CertificateError(f"the request is larger than {REQUEST_BYTES_MAX} bytes", cure)
     try:
         found = x509.load_pem_x509_csr(request)
         key = found.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise NoCertificate("the request is not for a P-256 key", cure)
+            raise CertificateError("the request is not for a P-256 key", cure)
         good = found.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise NoCertificate(f"the request cannot be read ({error})", cure) from error
+        raise CertificateError(f"the request cannot be read ({error})", cure) from error
     if not good:
-        raise NoCertificate("the request is not signed with its own key", cure)
+        raise CertificateError("the request is not signed with its own key", cure)
     return key
 
 
-def requested_digest(request: bytes) -> str:
+def key_digest_of_request(request: bytes) -> str:
     """Return the digest of the request's public key, equal to `key_digest` of every certificate issued for it."""
-    return DIGEST + hashlib.sha256(_public(requested_key(request))).hexdigest()
+    return DIGEST_PREFIX + hashlib.sha256(_public_bytes(key_of_request(request))).hexdigest()
 
 
 # -- building ----------------------------------------------------------------------------------------------------------------
 
 
-def _called(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
-def _host(host: str) -> x509.GeneralName:
+def _host_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
@@ -231,10 +234,10 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise NoCertificate(f"{host!r} is not a host name", "use an IP address or a DNS name in ASCII") from error
+        raise CertificateError(f"{host!r} is not a host name", "use an IP address or a DNS name in ASCII") from error
 
 
-def _begun(
+def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, last_s: int, not_after: datetime | None = None
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
@@ -245,7 +248,7 @@ def _begun(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - EARLY)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(end if not_after is None else min(end, not_after))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -277,13 +280,13 @@ def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         found = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise NoCertificate(f"not a PEM key without a password ({error})", "restore it from a backup") from error
+        raise CertificateError(f"not a PEM key without a password ({error})", "restore it from a backup") from error
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise NoCertificate("the key is not a P-256 key", "restore the original key from a backup")
+        raise CertificateError("the key is not a P-256 key", "restore the original key from a backup")
     return found
 
 
-def _public(key: object) -> bytes:
+def _public_bytes(key: object) -> bytes:
     told: bytes = key.public_bytes(  # type: ignore[attr-defined]  # all public keys have this method, but no common type
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
-from remit.world.interfaces import NotServed
+from remit.world.interfaces import ListenFailed
 
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 64 << 20
@@ -31,7 +31,7 @@ LINGER_BYTES: Final = 64 << 20
 _HEAD: Final = b"HTTP/1."
 
 
-class Corked(asyncio.Transport):
+class CoalescingTransport(asyncio.Transport):
     """A transport in front of another one that holds back only the first part of a response (its head).
 
     `sends_on` returns whether more of the request is still to come. While `lingers` is set, the protocol must discard what
@@ -39,13 +39,13 @@ class Corked(asyncio.Transport):
     """
 
     def __init__(
-        self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, sends_on: Callable[[], bool] = lambda: False
+        self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop, request_incomplete: Callable[[], bool] = lambda: False
     ) -> None:
         super().__init__()
         self._inner, self._loop, self._held = inner, loop, b""
-        self._sends_on = sends_on
-        self.lingers = False
-        self._passes = LINGER_BYTES
+        self._request_incomplete = request_incomplete
+        self.lingering = False
+        self._discard_bytes_left = LINGER_BYTES
         # Called very often: bind the inner methods directly.
         self.is_closing = inner.is_closing  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]
@@ -61,7 +61,7 @@ class Corked(asyncio.Transport):
             return
         self._inner.write(data)
 
-    def write_whole(self, data: bytes) -> None:
+    def write_through(self, data: bytes) -> None:
         """Write a complete response or chunk without holding it back."""
         self._flush()
         self._inner.write(data)
@@ -74,19 +74,19 @@ class Corked(asyncio.Transport):
 
     def close(self) -> None:
         self._flush()
-        if self.lingers or self._inner.is_closing() or not self._sends_on() or not self._inner.can_write_eof():
+        if self.lingering or self._inner.is_closing() or not self._request_incomplete() or not self._inner.can_write_eof():
             self._inner.close()
             return
-        self.lingers = True
+        self.lingering = True
         self.is_closing = lambda: True  # type: ignore[method-assign]
         self._inner.write_eof()
         self._inner.resume_reading()
         self._loop.call_later(LINGER_S, self._inner.close)
 
-    def passed(self, size: int) -> None:
+    def discarded(self, size: int) -> None:
         """Account for discarded data."""
-        self._passes -= size
-        if self._passes < 0:
+        self._discard_bytes_left -= size
+        if self._discard_bytes_left < 0:
             self._inner.abort()
 
     def abort(self) -> None:
@@ -110,22 +110,22 @@ class Corked(asyncio.Transport):
 
 
 BACKLOG: Final = 1_024
-STALLED_MS_MAX: Final = 60_000
+UNACKNOWLEDGED_MS_MAX: Final = 60_000
 LOCALHOST: Final = "localhost"
-_SELF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the wildcard address, and a local address that reaches it
+_LOCAL_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the wildcard address, and a local address that reaches it
 
 
-class Listen(NamedTuple):
+class ListenAddress(NamedTuple):
     """Address to listen on; port 0 chooses a free one."""
 
     host: str = "127.0.0.1"
     port: int = 7420
 
 
-class Bound:
+class BoundSocket:
     """A listening socket of this process; `url` is its address. `secure`: it is served with TLS only."""
 
-    def __init__(self, listen: Listen, *, secure: bool = False) -> None:
+    def __init__(self, listen: ListenAddress, *, secure: bool = False) -> None:
         self.secure = secure
         self.socket = _bind(listen, secure)
         self.host, self.port = self.socket.getsockname()[:2]
@@ -133,43 +133,43 @@ class Bound:
     @property
     def url(self) -> str:
         """For a wildcard address, the URL from this machine."""
-        host = _SELF.get(self.host, self.host)
+        host = _LOCAL_OF_WILDCARD.get(self.host, self.host)
         return f"{'https' if self.secure else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def close(self) -> None:
         self.socket.close()
 
 
-def _bind(listen: Listen, secure: bool) -> socket.socket:
+def _bind(listen: ListenAddress, secure: bool) -> socket.socket:
     host = "127.0.0.1" if listen.host == LOCALHOST else listen.host
     try:
         address = ip_address(host)
     except ValueError:
-        raise NotServed(f"{listen.host!r} is not an IP address", "use an address of this machine, or localhost") from None
+        raise ListenFailed(f"{listen.host!r} is not an IP address", "use an address of this machine, or localhost") from None
     if not address.is_loopback and not secure:
         cause = f"{listen.host} is reachable from other machines, and tokens would be sent unencrypted"
-        raise NotServed(cause, "use --tls, which creates a certificate authority and certificates; or listen on 127.0.0.1")
+        raise ListenFailed(cause, "use --tls, which creates a certificate authority and certificates; or listen on 127.0.0.1")
     found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted connections inherit this: one whose peer acknowledges nothing is dropped.
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS_MAX)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
         found.bind((host, listen.port))
         found.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         found.close()
         place = f"{listen.host}:{listen.port}"
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise NotServed(
+            raise ListenFailed(
                 f"{place} is already in use", "stop the process that listens there, or use another --listen"
             ) from error
-        raise NotServed(f"cannot listen at {place} ({error})", "use another --listen") from error
+        raise ListenFailed(f"cannot listen at {place} ({error})", "use another --listen") from error
     found.setblocking(False)
     return found
 
 
-FEW: Final = 32
-_OWN_BITS: Final = 64
+ALWAYS_ADMITTED: Final = 32
+_IPV6_HOST_BITS: Final = 64
 """Prefix length by which IPv6 addresses are counted: the rest of an address is chosen by its owner."""
 
 
@@ -182,31 +182,31 @@ class ConnectionLimiter:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.count = 0
-        self._held: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
 
     def admits(self, address: str, other: ConnectionLimiter | None = None) -> bool:
         """Return whether `address` may open one more connection. Connections counted by `other` (for example those still in
         their TLS handshake) count as well.
         """
-        at = origin(address)
-        mine, all_ = self._held[at], self.count
+        at = address_key(address)
+        mine, all_ = self._by_address[at], self.count
         if other is not None:
-            mine, all_ = mine + other._held[at], all_ + other.count
-        return mine < max(FEW, self.limit - all_)
+            mine, all_ = mine + other._by_address[at], all_ + other.count
+        return mine < max(ALWAYS_ADMITTED, self.limit - all_)
 
-    def came(self, address: str) -> None:
+    def opened(self, address: str) -> None:
         self.count += 1
-        self._held[origin(address)] += 1
+        self._by_address[address_key(address)] += 1
 
-    def left(self, address: str) -> None:
-        at = origin(address)
+    def closed(self, address: str) -> None:
+        at = address_key(address)
         self.count -= 1
-        self._held[at] -= 1
-        if self._held[at] <= 0:
-            del self._held[at]
+        self._by_address[at] -= 1
+        if self._by_address[at] <= 0:
+            del self._by_address[at]
 
 
-def origin(address: str) -> str:
+def address_key(address: str) -> str:
     """Return the key under which an address is counted: the IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
@@ -216,4 +216,4 @@ def origin(address: str) -> str:
         return address
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> _OWN_BITS << _OWN_BITS))
+    return str(ipaddress.IPv6Address(int(found) >> _IPV6_HOST_BITS << _IPV6_HOST_BITS))

@@ -23,10 +23,10 @@ ITEM_BYTES: Final = 64
 """Added to the size of each item in window accounting, because empty items use memory too."""
 
 _HEADER: Final = Struct(">IBQ")
-_LOOPBACK_CURE: Final = "use unix:/path or tcp:127.0.0.1:port, which are not encrypted, or tls:host:port for other hosts"
+_ADDRESS_FIX: Final = "use unix:/path or tcp:127.0.0.1:port, which are not encrypted, or tls:host:port for other hosts"
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     # sent by the client
     REQUEST = 1
     STREAM = 2
@@ -50,30 +50,30 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class NoFrame(Exception):
+class FrameError(Exception):
     """The peer sent a malformed frame, or more than allowed."""
 
 
-def framed(kind: Kind, tag: int, body: bytes = b"") -> bytes:
+def pack_frame(kind: FrameKind, tag: int, body: bytes = b"") -> bytes:
     if len(body) > BODY_BYTES_MAX:
         raise ValueError(f"body of {len(body)} bytes; the limit of one frame is {BODY_BYTES_MAX}")
     return _HEADER.pack(len(body), kind, tag) + body
 
 
-async def next_frame(reader: asyncio.StreamReader, bytes_max: int = BODY_BYTES_MAX) -> Frame:
+async def read_frame(reader: asyncio.StreamReader, bytes_max: int = BODY_BYTES_MAX) -> Frame:
     """Read one frame. Raises `FrameError`, or at the end of the connection `OSError` or `IncompleteReadError`."""
     length, kind, tag = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > bytes_max:
-        raise NoFrame(f"a body of {length} bytes exceeds the limit")
+        raise FrameError(f"a body of {length} bytes exceeds the limit")
     return Frame(kind, tag, await reader.readexactly(length) if length else b"")
 
 
-def reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return the system's text for an error, without what asyncio adds around it."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
-class Address(NamedTuple):
+class RpcAddress(NamedTuple):
     """Where a process listens: the `path` of a Unix socket, or `host` and `port`. Unless `secure` (TLS), the host is the
     loopback.
     """
@@ -87,19 +87,19 @@ class Address(NamedTuple):
         return f"unix:{self.path}" if self.path else f"{'tls' if self.secure else 'tcp'}:{self.host}:{self.port}"
 
 
-def address(text: str) -> Address:
+def parse_address(text: str) -> RpcAddress:
     """Parse an address. Raises ValueError with the accepted forms."""
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and rest.startswith("/"):
-        return Address(path=rest)
+        return RpcAddress(path=rest)
     host, _, port = rest.rpartition(":")
     if scheme not in ("tcp", "tls") or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{text!r} is not an address; {_LOOPBACK_CURE}")
+        raise ValueError(f"{text!r} is not an address; {_ADDRESS_FIX}")
     host = host.removeprefix("[").removesuffix("]")
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
-        raise ValueError(f"{text!r} has no numeric IP address; {_LOOPBACK_CURE}") from None
+        raise ValueError(f"{text!r} has no numeric IP address; {_ADDRESS_FIX}") from None
     if not found.is_loopback and scheme != "tls":
-        raise ValueError(f"{text!r} is not a loopback address; {_LOOPBACK_CURE}")
-    return Address(host=host, port=int(port), secure=scheme == "tls")
+        raise ValueError(f"{text!r} is not a loopback address; {_ADDRESS_FIX}")
+    return RpcAddress(host=host, port=int(port), secure=scheme == "tls")

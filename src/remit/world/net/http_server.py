@@ -22,9 +22,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity
-from remit.world.clock import Patience
-from remit.world.net.connections import BACKLOG, Bound, ConnectionLimiter, Corked, origin
-from remit.world.net.tls import Doorstep, bearer_at, greeting
+from remit.world.clock import SharedTimer
+from remit.world.net.connections import BACKLOG, BoundSocket, CoalescingTransport, ConnectionLimiter, address_key
+from remit.world.net.tls import TlsAcceptLimits, peer_identity, tls_accept
 
 CONNECTIONS_MAX: Final = 2_000
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -36,26 +36,26 @@ KEEP_ALIVE_S: Final = 75
 DRAIN_S: Final = 15.0
 """How long accepted requests may take after shutdown began."""
 
-Turned = Callable[[str, int, str, str], None]
+OnRejected = Callable[[str, int, str, str], None]
 """Called for a connection that is closed before the application saw a request: client address, status, code, reason."""
 
-Whole = Callable[[Mapping[str, Any], int, Sequence[tuple[bytes, bytes]], bytes], bool]
+SendResponse = Callable[[Mapping[str, Any], int, Sequence[tuple[bytes, bytes]], bytes], bool]
 """Sends a complete response (status, headers, body) to the request of this scope in one write, in place of the two ASGI
 messages. Returns False if that is not possible now; then nothing was sent, and the caller sends the messages.
 """
-Piece = Callable[[Mapping[str, Any], bytes], bool]
+SendChunk = Callable[[Mapping[str, Any], bytes], bool]
 """Sends one chunk of a response that has begun and has no content length. Returns False in the same cases."""
 
 
 @asynccontextmanager
-async def http_listening(
+async def serve_http(
     app: Callable[..., Any],
-    bound: Bound,
+    bound: BoundSocket,
     *,
-    closing: Callable[[], None],
+    on_closing: Callable[[], None],
     connections_max: int = CONNECTIONS_MAX,
-    secure: Callable[[], ssl.SSLContext] | None = None,
-    turned: Turned = lambda address, status, code, why: None,
+    tls_context: Callable[[], ssl.SSLContext] | None = None,
+    on_rejected: OnRejected = lambda address, status, code, why: None,
 ) -> AsyncGenerator[None, None]:
     """Serve an ASGI application while the context is open.
 
@@ -69,7 +69,7 @@ async def http_listening(
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
     config = Config(
         app,
-        http=_Guarded,
+        http=_Connection,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -78,39 +78,39 @@ async def http_listening(
         proxy_headers=False,
     )
     config.load()
-    shared = _Shared(connections_max, turned)
+    shared = _SharedState(connections_max, on_rejected)
 
-    def factory() -> _Guarded:
-        return _Guarded(config, shared, {})
+    def factory() -> _Connection:
+        return _Connection(config, shared, {})
 
     try:
-        async with _taking(bound, factory, shared, secure):
+        async with _accepting(bound, factory, shared, tls_context):
             yield
     finally:
         for connection in list(shared.connections):
             connection.shutdown()
-        closing()
-        await _drained(shared)
+        on_closing()
+        await _drain(shared)
 
 
-def _taking(
-    bound: Bound, factory: Callable[[], _Guarded], shared: _Shared, secure: Callable[[], ssl.SSLContext] | None
+def _accepting(
+    bound: BoundSocket, factory: Callable[[], _Connection], shared: _SharedState, secure: Callable[[], ssl.SSLContext] | None
 ) -> AbstractAsyncContextManager[None]:
     if secure is None:
-        return _taking_all(bound, factory)
-    doorstep = Doorstep(
+        return _accepting_plain(bound, factory)
+    doorstep = TlsAcceptLimits(
         secure,
         lambda: len(shared.connections),
         shared.connections_max,
-        _PLAIN.words,
-        lambda address, why: shared.turned(address, _PLAIN.status, _PLAIN.code, why),
-        shared.crowd,
+        _TLS_REQUIRED.response,
+        lambda address, why: shared.on_rejected(address, _TLS_REQUIRED.status, _TLS_REQUIRED.code, why),
+        shared.limiter,
     )
-    return greeting(bound.socket, factory, doorstep)
+    return tls_accept(bound.socket, factory, doorstep)
 
 
 @asynccontextmanager
-async def _taking_all(bound: Bound, factory: Callable[[], _Guarded]) -> AsyncGenerator[None, None]:
+async def _accepting_plain(bound: BoundSocket, factory: Callable[[], _Connection]) -> AsyncGenerator[None, None]:
     server = await asyncio.get_running_loop().create_server(factory, sock=bound.socket, backlog=BACKLOG)
     try:
         yield
@@ -118,7 +118,7 @@ async def _taking_all(bound: Bound, factory: Callable[[], _Guarded]) -> AsyncGen
         server.close()
 
 
-async def _drained(shared: _Shared) -> None:
+async def _drain(shared: _SharedState) -> None:
     """Wait until accepted requests are answered and the responses are written."""
     until = asyncio.get_running_loop().time() + DRAIN_S
     try:
@@ -133,120 +133,122 @@ async def _drained(shared: _Shared) -> None:
         await asyncio.sleep(0)
 
 
-class _Shared(ServerState):
+class _SharedState(ServerState):
     """State shared by all connections of a server."""
 
-    def __init__(self, connections_max: int, turned: Turned) -> None:
+    def __init__(self, connections_max: int, turned: OnRejected) -> None:
         super().__init__()
-        self.connections_max, self.turned = connections_max, turned
-        self.crowd = ConnectionLimiter(connections_max)
-        self.resting = Patience(asyncio.get_running_loop())
+        self.connections_max, self.on_rejected = connections_max, turned
+        self.limiter = ConnectionLimiter(connections_max)
+        self.idle = SharedTimer(asyncio.get_running_loop())
         """Idle connections: the last response is complete, and the next request has not begun."""
-        self.silent: dict[_Guarded, None] = {}
+        self.without_request: dict[_Connection, None] = {}
         """Connections without a complete request head so far, oldest first."""
-        self._dated = 0
+        self._date_s = 0
 
-    def date(self) -> None:
+    def refresh_date_header(self) -> None:
         """Refresh the Date header, at most once a second and only when a request arrives."""
         now = int(time.time())
-        if now != self._dated:
-            self._dated = now
+        if now != self._date_s:
+            self._date_s = now
             self.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
 
 
 _PROBLEM: Final = '{{"title":"{title}","status":{status},"code":"{code}","detail":"{detail}","cure":"{cure}"}}'
-_TURNED: Final = (
+_RESPONSE: Final = (
     "HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n"
     "retry-after: 5\r\nconnection: close\r\n\r\n{body}"
 )
 
 
-class _Away(NamedTuple):
+class _Rejection(NamedTuple):
     """A prepared response to a connection that is closed before the application sees a request."""
 
     status: int
     code: str
     detail: str
-    words: bytes
+    response: bytes
 
 
-def _turned(status: int, title: str, code: str, detail: str, cure: str) -> _Away:
+def _rejection(status: int, title: str, code: str, detail: str, cure: str) -> _Rejection:
     body = _PROBLEM.format(title=title, status=status, code=code, detail=detail, cure=cure)
-    return _Away(status, code, detail, _TURNED.format(status=status, title=title, length=len(body), body=body).encode())
+    return _Rejection(status, code, detail, _RESPONSE.format(status=status, title=title, length=len(body), body=body).encode())
 
 
-_BUSY: Final = _turned(
+_OVERLOADED: Final = _rejection(
     503, "Service Unavailable", "overloaded", "too many connections", "use fewer connections, or retry later"
 )
-_CROWDED: Final = _turned(
+_ADDRESS_OVERLOADED: Final = _rejection(
     503,
     "Service Unavailable",
     "overloaded",
     "too many connections from this address",
     "reuse connections, or retry later",
 )
-_LARGE: Final = _turned(
+_HEAD_TOO_LARGE: Final = _rejection(
     431, "Request Header Fields Too Large", "too_large", "the request head is too large", "send fewer or shorter headers"
 )
-_SLOW: Final = _turned(408, "Request Timeout", "timeout", "the request head did not arrive in time", "send it without pauses")
-_NO_HTTP: Final = _turned(
+_HEAD_TIMEOUT: Final = _rejection(
+    408, "Request Timeout", "timeout", "the request head did not arrive in time", "send it without pauses"
+)
+_NOT_HTTP: Final = _rejection(
     400,
     "Bad Request",
     "malformed",
     "this is not an HTTP/1.1 request",
     "use HTTP/1.1; use https:// only if the server has TLS enabled",
 )
-_UPGRADE: Final = _turned(
+_UPGRADE_WITH_BODY: Final = _rejection(
     400,
     "Bad Request",
     "malformed",
     "a request with a body cannot ask for an Upgrade; only HTTP/1.1 is supported",
     "send no Upgrade header",
 )
-_PLAIN: Final = _turned(400, "Bad Request", "tls", "this server accepts TLS only", "use https:// instead of http://")
+_TLS_REQUIRED: Final = _rejection(400, "Bad Request", "tls", "this server accepts TLS only", "use https:// instead of http://")
 
 
-class _Guarded(HttpToolsProtocol):
+class _Connection(HttpToolsProtocol):
     """One connection, with limits on the number of connections and on the size and duration of a request head."""
 
-    server_state: _Shared
+    server_state: _SharedState
 
-    def __init__(self, config: Config, shared: _Shared, state: dict[str, Any]) -> None:
+    def __init__(self, config: Config, shared: _SharedState, state: dict[str, Any]) -> None:
         super().__init__(config, shared, state)
         self._head_timer: asyncio.TimerHandle | None = None
-        self._heading = False
+        self._in_head = False
         """Whether a head has begun and is incomplete. Most heads arrive in one read; the timer starts only for the others."""
-        self._loose = 0
+        self._unparsed_bytes = 0
         """Bytes received since the parser last completed something: bounds heads, chunk headers and trailers."""
-        self._turned = False
-        self._in_the_middle = False
+        self._rejected = False
+        self._rejected_mid_request = False
         """Whether the client was rejected while it was still sending a request."""
-        self._deaf = False
+        self._ignores_requests = False
         """Further requests are ignored; the accepted ones are answered, then the connection closes."""
-        self._answering: RequestResponseCycle | None = None
+        self._current: RequestResponseCycle | None = None
         """The last request that the application began to answer; pipelined ones come after it."""
-        self._bearer: CertificateIdentity = NO_IDENTITY
+        self._identity: CertificateIdentity = NO_IDENTITY
         self.due_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._corked = Corked(transport, self.loop, self._sends_on)
-        super().connection_made(self._corked)
-        self._bearer = bearer_at(transport)
+        self._coalescing = CoalescingTransport(transport, self.loop, self._request_incomplete)
+        super().connection_made(self._coalescing)
+        self._identity = peer_identity(transport)
         shared = self.server_state
-        welcome = shared.crowd.admits(self._address)
-        shared.crowd.came(self._address)
-        if not welcome and not self._make_room(self._address):
-            self._turn(_CROWDED)
-        elif len(self.connections) > shared.connections_max and not self._make_room():
-            self._turn(_BUSY)
+        welcome = shared.limiter.admits(self._address)
+        shared.limiter.opened(self._address)
+        if not welcome and not self._close_silent(self._address):
+            self._reject(_ADDRESS_OVERLOADED)
+        elif len(self.connections) > shared.connections_max and not self._close_silent():
+            self._reject(_OVERLOADED)
         else:
-            shared.silent[self] = None
-            self._await_head()
+            shared.without_request[self] = None
+            self._start_head_timer()
 
-    def _sends_on(self) -> bool:
+    def _request_incomplete(self) -> bool:
         """Return whether the request was answered before its body had arrived completely."""
-        if self._turned:
-            return self._in_the_middle
+        if self._rejected:
+            return self._rejected_mid_request
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
@@ -254,23 +256,23 @@ class _Guarded(HttpToolsProtocol):
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
-    def _make_room(self, address: str | None = None) -> bool:
+    def _close_silent(self, address: str | None = None) -> bool:
         """Close the oldest connection that has sent no request, to admit this one. With an `address`, only one from there.
 
         Otherwise a few thousand silent connections would lock out all other clients.
         """
-        silent = self.server_state.silent
-        first = next((one for one in silent if address is None or origin(one._address) == origin(address)), None)
+        silent = self.server_state.without_request
+        first = next((one for one in silent if address is None or address_key(one._address) == address_key(address)), None)
         if first is not None:
-            first._turn(_BUSY if address is None else _CROWDED)
+            first._reject(_OVERLOADED if address is None else _ADDRESS_OVERLOADED)
         return first is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server_state.crowd.left(self._address)
-        self._head_came()
-        self.server_state.silent.pop(self, None)
-        self.server_state.resting.let_go(self)
-        self._abandon()  # uvicorn notifies only the newest request, which may be queued behind it
+        self.server_state.limiter.closed(self._address)
+        self._stop_head_timer()
+        self.server_state.without_request.pop(self, None)
+        self.server_state.idle.cancel(self)
+        self._mark_disconnected()  # uvicorn notifies only the newest request, which may be queued behind it
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -279,80 +281,84 @@ class _Guarded(HttpToolsProtocol):
         A response that has started may be endless, and it is unknown whether the client still reads it, so then the
         connection closes.
         """
-        one = self._answering
+        one = self._current
         wanted = one is not None and not (one.response_complete or one.response_started or self.cycle.more_body)
-        if wanted and self._hears() and self.scheme == "http":
-            self._fall_deaf()
+        if wanted and self._accepts_input() and self.scheme == "http":
+            self._ignore_requests()
             return True
         return False
 
     def data_received(self, data: bytes) -> None:
-        if self._corked.lingers:
-            self._corked.passed(len(data))
-        if not self._hears() or self._corked.lingers:
+        if self._coalescing.lingering:
+            self._coalescing.discarded(len(data))
+        if not self._accepts_input() or self._coalescing.lingering:
             return
-        self._loose += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
-        if not self._hears():
+        if not self._accepts_input():
             return
-        if self._heading and self._head_timer is None:
-            self._await_head()
-        if self._loose > HEAD_BYTES_MAX:
-            self._turn(_LARGE)
+        if self._in_head and self._head_timer is None:
+            self._start_head_timer()
+        if self._unparsed_bytes > HEAD_BYTES_MAX:
+            self._reject(_HEAD_TOO_LARGE)
 
-    def _hears(self) -> bool:
+    def _accepts_input(self) -> bool:
         """Return whether received data is processed. That includes the rest of the last accepted request."""
-        return not self._turned and not (self._deaf and not self.cycle.more_body)
+        return not self._rejected and not (self._ignores_requests and not self.cycle.more_body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.server_state.resting.let_go(self)
-        self.scope["bearer"] = self._bearer  # type: ignore[typeddict-unknown-key]
+        self.server_state.idle.cancel(self)
+        self.scope["bearer"] = self._identity  # type: ignore[typeddict-unknown-key]
         # None of these references the scope, so it is freed without the garbage collector.
         self.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-        self.scope["whole"] = self._whole  # type: ignore[typeddict-unknown-key]
-        self.scope["piece"] = self._piece  # type: ignore[typeddict-unknown-key]
-        self._heading = True
+        self.scope["whole"] = self._send_response  # type: ignore[typeddict-unknown-key]
+        self.scope["piece"] = self._send_chunk  # type: ignore[typeddict-unknown-key]
+        self._in_head = True
 
     def on_headers_complete(self) -> None:
-        self._head_came()
-        if self._turned or self._deaf:
+        self._stop_head_timer()
+        if self._rejected or self._ignores_requests:
             return
-        if self._loose > HEAD_BYTES_MAX and _size(self.url, self.headers) > HEAD_BYTES_MAX:
-            self._turn(_LARGE)
+        if self._unparsed_bytes > HEAD_BYTES_MAX and _head_size(self.url, self.headers) > HEAD_BYTES_MAX:
+            self._reject(_HEAD_TOO_LARGE)
             return
         upgrades = self.parser.should_upgrade()
-        if upgrades and any(name in _BODIED for name, _ in self.headers):
-            self._turn(_UPGRADE)  # the parser delivers no body for such a request, and would take it for the next request
+        if upgrades and any(name in _BODY_HEADERS for name, _ in self.headers):
+            self._reject(
+                _UPGRADE_WITH_BODY
+            )  # the parser delivers no body for such a request, and would take it for the next request
             return
         if self.url[:1] != b"/":
-            self._name_host()
-        self._loose = 0
-        self.server_state.silent.pop(self, None)
-        self.server_state.date()
+            self._use_target_host()
+        self._unparsed_bytes = 0
+        self.server_state.without_request.pop(self, None)
+        self.server_state.refresh_date_header()
         super().on_headers_complete()
         self.headers = []  # trailers are added to this list, and are ignored
         if upgrades or len(self.pipeline) >= PIPELINED_MAX:
-            self._fall_deaf()
+            self._ignore_requests()
 
-    def _name_host(self) -> None:
+    def _use_target_host(self) -> None:
         """Use the host of an absolute request target, which overrides the Host header."""
         with suppress(httptools.HttpParserInvalidURLError):
             url = httptools.parse_url(self.url)
             host = (url.host or b"") + (b":%d" % url.port if url.port else b"")
             self.headers[:] = [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
 
-    def _fall_deaf(self) -> None:
+    def _ignore_requests(self) -> None:
         """Close the connection once the accepted requests are answered; the last response carries `connection: close`."""
-        self._deaf = True
+        self._ignores_requests = True
         self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
+        self._current = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _whole(self, scope: Mapping[str, Any], status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        cycle = self._answering
+    def _send_response(
+        self, scope: Mapping[str, Any], status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        cycle = self._current
         if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_started or self.flow.write_paused:
             return False
         pieces, lines, closes = [STATUS_LINE[status]], 1, False
@@ -361,39 +367,39 @@ class _Guarded(HttpToolsProtocol):
             lines += 1
             closes = closes or name == b"connection"
         head = b"".join(pieces)
-        if head.count(b"\r") != lines or head.count(b"\n") != lines or _UNFIT.search(head):
+        if head.count(b"\r") != lines or head.count(b"\n") != lines or _CONTROL_CHARACTERS.search(head):
             return False  # a header value contains a line break: leave the error to uvicorn
         cycle.keep_alive = cycle.keep_alive and not closes
         head += b"\r\n" if closes or cycle.keep_alive else b"connection: close\r\n\r\n"
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        self._corked.write_whole(head if scope["method"] == "HEAD" else head + body)
+        self._coalescing.write_through(head if scope["method"] == "HEAD" else head + body)
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()
         cycle.on_response()
         return True
 
-    def _piece(self, scope: Mapping[str, Any], data: bytes) -> bool:
-        cycle = self._answering
+    def _send_chunk(self, scope: Mapping[str, Any], data: bytes) -> bool:
+        cycle = self._current
         if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_complete or self.flow.write_paused:
             return False
         if not cycle.chunked_encoding or not data or scope["method"] == "HEAD":
             return False
-        self._corked.write_whole(b"%x\r\n%b\r\n" % (len(data), data))
+        self._coalescing.write_through(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def on_chunk_header(self) -> None:
-        self._loose = 0
+        self._unparsed_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        self._loose = 0
-        if self._hears():
+        self._unparsed_bytes = 0
+        if self._accepts_input():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._loose = 0
-        if self._hears():
+        self._unparsed_bytes = 0
+        if self._accepts_input():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -405,62 +411,62 @@ class _Guarded(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         else:
-            self.server_state.resting.keep(self, KEEP_ALIVE_S)
+            self.server_state.idle.schedule(self, KEEP_ALIVE_S)
 
-    def over(self) -> None:
+    def expired(self) -> None:
         """Close the connection: it was idle for `KEEP_ALIVE_S`."""
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self._turn(_NO_HTTP)
+        self._reject(_NOT_HTTP)
 
     def shutdown(self) -> None:
-        self._head_came()
+        self._stop_head_timer()
         super().shutdown()
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._turn, _SLOW)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._reject, _HEAD_TIMEOUT)
 
-    def _head_came(self) -> None:
-        self._heading = False
+    def _stop_head_timer(self) -> None:
+        self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _abandon(self) -> None:
+    def _mark_disconnected(self) -> None:
         """Mark the response that is being produced, if any, as disconnected."""
-        one = self._answering
+        one = self._current
         if one is not None and not one.response_complete:
             one.disconnected = True
             one.message_event.set()
 
-    def _turn(self, why: _Away) -> None:
+    def _reject(self, why: _Rejection) -> None:
         """Send the reason and close the connection; the application does not see the request.
 
         A response to an earlier request that has not started yet is sent first. While a response is being sent, no reason
         can be sent.
         """
-        self._head_came()
-        self.server_state.silent.pop(self, None)
-        self.server_state.turned(self._address, why.status, why.code, why.detail)
-        one = self._answering
+        self._stop_head_timer()
+        self.server_state.without_request.pop(self, None)
+        self.server_state.on_rejected(self._address, why.status, why.code, why.detail)
+        one = self._current
         unanswered = one is not None and not (one.response_started or one.response_complete)
         if unanswered and (self.pipeline or not self.cycle.more_body):
-            self._fall_deaf()
+            self._ignore_requests()
             return
-        self._turned, self._in_the_middle = True, why in (_LARGE, _NO_HTTP, _UPGRADE)
+        self._rejected, self._rejected_mid_request = True, why in (_HEAD_TOO_LARGE, _NOT_HTTP, _UPGRADE_WITH_BODY)
         if not self.transport.is_closing():
             if one is None or one.response_complete or unanswered:
-                self._abandon()
-                self._corked.write_whole(why.words)
+                self._mark_disconnected()
+                self._coalescing.write_through(why.response)
             self.transport.close()
 
 
-_BODIED: Final = frozenset((b"content-length", b"transfer-encoding"))
+_BODY_HEADERS: Final = frozenset((b"content-length", b"transfer-encoding"))
 
 
-def _size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+def _head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
     return len(url) + sum(len(name) + len(value) for name, value in headers)
 
 
-_UNFIT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL_CHARACTERS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

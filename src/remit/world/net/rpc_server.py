@@ -13,11 +13,21 @@ from contextlib import aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from remit.world.interfaces import NotServed, Service
-from remit.world.net.frames import ITEM_BYTES, WINDOW_BYTES, Address, Frame, Kind, NoFrame, framed, next_frame, reason
+from remit.world.interfaces import ListenFailed, Service
+from remit.world.net.frames import (
+    ITEM_BYTES,
+    WINDOW_BYTES,
+    Frame,
+    FrameError,
+    FrameKind,
+    RpcAddress,
+    os_error_text,
+    pack_frame,
+    read_frame,
+)
 
 if TYPE_CHECKING:
-    from remit.world.net.tls import Secure
+    from remit.world.net.tls import LinkTls
 
 CALLS_MAX: Final = 1_024
 CALLS_BYTES_MAX: Final = 256 << 20
@@ -27,11 +37,11 @@ CLOSE_MS: Final = 1_000
 
 
 @asynccontextmanager
-async def listening(place: Address, service: Service, secure: Secure | None = None) -> AsyncGenerator[None, None]:
+async def serve_rpc(place: RpcAddress, service: Service, tls: LinkTls | None = None) -> AsyncGenerator[None, None]:
     """Serve `service` at an address. At a `tls:` address only peers that `secure` admits are served."""
-    listener = _Listener(service, secure)
+    listener = _Listener(service, tls)
     if place.secure:
-        async with _listening_securely(place, listener, secure):
+        async with _serving_tls(place, listener, tls):
             yield
         return
     server = await _open(place, listener)
@@ -47,38 +57,41 @@ async def listening(place: Address, service: Service, secure: Secure | None = No
 
 
 @asynccontextmanager
-async def _listening_securely(place: Address, listener: _Listener, secure: Secure | None) -> AsyncGenerator[None, None]:
-    if secure is None or secure.answering is None:
-        raise NotServed(f"{place} needs TLS, and this process has no certificate", "configure one")
-    from remit.world.net.connections import Bound, Listen  # imported late: the keeper, which must stay small, never serves TLS
-    from remit.world.net.tls import Doorstep, greeting
+async def _serving_tls(place: RpcAddress, listener: _Listener, secure: LinkTls | None) -> AsyncGenerator[None, None]:
+    if secure is None or secure.server_context is None:
+        raise ListenFailed(f"{place} needs TLS, and this process has no certificate", "configure one")
+    from remit.world.net.connections import (  # imported late: the keeper, which must stay small, never serves TLS
+        BoundSocket,
+        ListenAddress,
+    )
+    from remit.world.net.tls import TlsAcceptLimits, tls_accept
 
-    doorstep = Doorstep(secure.answering, lambda: listener.count, CONNECTIONS_MAX)
-    with closing(Bound(Listen(place.host, place.port), secure=True)) as bound:
+    doorstep = TlsAcceptLimits(secure.server_context, lambda: listener.count, CONNECTIONS_MAX)
+    with closing(BoundSocket(ListenAddress(place.host, place.port), secure=True)) as bound:
         try:
-            async with greeting(bound.socket, listener.protocol, doorstep):
+            async with tls_accept(bound.socket, listener.protocol, doorstep):
                 yield
-                listener.turn_away()
+                listener.stop_accepting()
         finally:
-            listener.turn_away()
-            await listener.end()
+            listener.stop_accepting()
+            await listener.finish()
 
 
-async def _open(place: Address, listener: _Listener) -> asyncio.Server:
+async def _open(place: RpcAddress, listener: _Listener) -> asyncio.Server:
     try:
         if not place.path:
-            return await asyncio.start_server(listener.begin, place.host, place.port)
-        if await _answers(place.path):
+            return await asyncio.start_server(listener.accept, place.host, place.port)
+        if await _is_served(place.path):
             # Binding would silently take the path away from the process that serves it.
-            raise NotServed(f"{place} is already in use", "stop the process that listens there, or use another address")
-        server = await asyncio.start_unix_server(listener.begin, place.path)
+            raise ListenFailed(f"{place} is already in use", "stop the process that listens there, or use another address")
+        server = await asyncio.start_unix_server(listener.accept, place.path)
         Path(place.path).chmod(0o600)  # noqa: ASYNC240
     except OSError as error:
-        raise NotServed(f"cannot listen at {place} ({reason(error)})", "use another address") from error
+        raise ListenFailed(f"cannot listen at {place} ({os_error_text(error)})", "use another address") from error
     return server
 
 
-async def _answers(path: str) -> bool:
+async def _is_served(path: str) -> bool:
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except OSError:
@@ -93,26 +106,26 @@ def _remove(path: Path, node: int) -> None:
             path.unlink()
 
 
-class _Flow:
+class _OutgoingStream:
     """One outgoing stream: its task, and how many bytes its reader has not consumed yet."""
 
-    __slots__ = ("_moved", "task", "under_way")
+    __slots__ = ("_window_changed", "in_flight_bytes", "task")
 
     def __init__(self) -> None:
-        self.under_way = 0
+        self.in_flight_bytes = 0
         self.task: asyncio.Task[None] | None = None
-        self._moved = asyncio.Event()
+        self._window_changed = asyncio.Event()
 
-    async def room(self) -> None:
-        while self.under_way >= WINDOW_BYTES:
-            self._moved.clear()
-            await self._moved.wait()
+    async def wait_for_window(self) -> None:
+        while self.in_flight_bytes >= WINDOW_BYTES:
+            self._window_changed.clear()
+            await self._window_changed.wait()
 
-    def taken(self, count: int) -> None:
-        self.under_way = max(0, self.under_way - count)
-        self._moved.set()
+    def consumed(self, count: int) -> None:
+        self.in_flight_bytes = max(0, self.in_flight_bytes - count)
+        self._window_changed.set()
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
 
@@ -120,39 +133,39 @@ class _Flow:
 class _Listener:
     """All connections and calls of one address. No task outlives `close`."""
 
-    def __init__(self, service: Service, secure: Secure | None = None) -> None:
-        self._service, self._secure = service, secure
-        self._conversations: set[asyncio.Task[None]] = set()
+    def __init__(self, service: Service, secure: LinkTls | None = None) -> None:
+        self._service, self._tls = service, secure
+        self._connections: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
         self._bytes = 0
         self._closing = False
 
-    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closing or len(self._conversations) >= CONNECTIONS_MAX:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing or len(self._connections) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
-        if self._secure is not None and not self._secure.knows(writer.transport):
+        if self._tls is not None and not self._tls.admits_peer(writer.transport):
             writer.transport.abort()  # signed by the right authority, but not an admitted role
             return
         # With a limit of 0, `drain` waits until the kernel has all data, so nothing written is lost when the connection closes.
         # TLS treats 0 as always full, so the limit is 1 byte there.
-        writer.transport.set_write_buffer_limits(high=0 if self._secure is None else 1)
-        _ = _keep(self._converse(reader, writer), self._conversations)
+        writer.transport.set_write_buffer_limits(high=0 if self._tls is None else 1)
+        _ = _start_task(self._serve_connection(reader, writer), self._connections)
 
     @property
     def count(self) -> int:
-        return len(self._conversations)
+        return len(self._connections)
 
     def protocol(self) -> asyncio.StreamReaderProtocol:
         """Return a protocol for one connection."""
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self.begin)
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self.accept)
 
     async def close(self, server: asyncio.Server) -> None:
         loop = asyncio.get_running_loop()
         for socket in server.sockets:
             loop.remove_reader(socket.fileno())
-        self.turn_away()
+        self.stop_accepting()
         try:
             # asyncio's server fails if it is closed during an accept, so connections being accepted are let in and rejected
             # first.
@@ -161,106 +174,106 @@ class _Listener:
             server.close()
         finally:
             server.close()
-            await self.end()
+            await self.finish()
 
-    def turn_away(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no more calls, and cancel streams, which would never end."""
         self._closing = True
         for task in self._streams:
             task.cancel()
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         try:
             if self._requests:
                 await asyncio.wait(self._requests, timeout=CLOSE_MS / 1000)
         finally:
-            tasks = [*self._streams, *self._requests, *self._conversations]
+            tasks = [*self._streams, *self._requests, *self._connections]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        flows: dict[int, _Flow] = {}
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        flows: dict[int, _OutgoingStream] = {}
         try:
-            while self._take(await next_frame(reader), flows, writer):
+            while self._handle_frame(await read_frame(reader), flows, writer):
                 pass
-        except (OSError, asyncio.IncompleteReadError, NoFrame):
+        except (OSError, asyncio.IncompleteReadError, FrameError):
             pass  # the client is gone, or does not speak this protocol
         finally:
             for flow in flows.values():
-                flow.leave()
+                flow.cancel()
             writer.transport.abort()
 
-    def _take(self, frame: Frame, flows: dict[int, _Flow], writer: asyncio.StreamWriter) -> bool:
+    def _handle_frame(self, frame: Frame, flows: dict[int, _OutgoingStream], writer: asyncio.StreamWriter) -> bool:
         """Start or continue the call of a frame. Returns False for an invalid frame, which ends the connection."""
         flow = flows.get(frame.tag)
         match frame.kind:
-            case Kind.REQUEST | Kind.STREAM if not self._has_room(frame):
-                _write(writer, framed(Kind.REFUSED, frame.tag))
+            case FrameKind.REQUEST | FrameKind.STREAM if not self._has_capacity(frame):
+                _write(writer, pack_frame(FrameKind.REFUSED, frame.tag))
                 return (
                     writer.transport.get_write_buffer_size() < WINDOW_BYTES
                 )  # disconnect a client that sends requests without reading the refusals
-            case Kind.REQUEST:
-                _ = self._begin(self._answer(frame, writer), self._requests, len(frame.body))
-            case Kind.STREAM if flow is None:
-                flow = flows[frame.tag] = _Flow()
-                flow.task = self._begin(self._send(frame, writer, flow), self._streams, len(frame.body))
+            case FrameKind.REQUEST:
+                _ = self._start_call(self._serve_request(frame, writer), self._requests, len(frame.body))
+            case FrameKind.STREAM if flow is None:
+                flow = flows[frame.tag] = _OutgoingStream()
+                flow.task = self._start_call(self._serve_stream(frame, writer, flow), self._streams, len(frame.body))
                 flow.task.add_done_callback(lambda _: flows.pop(frame.tag, None))
-            case Kind.TAKEN if len(frame.body) == 8:
+            case FrameKind.TAKEN if len(frame.body) == 8:
                 if flow is not None:  # else it has ended meanwhile
-                    flow.taken(int.from_bytes(frame.body))
-            case Kind.LEAVE:
+                    flow.consumed(int.from_bytes(frame.body))
+            case FrameKind.LEAVE:
                 if flow is not None:
-                    flow.leave()
+                    flow.cancel()
             case _:
                 return False
         return True
 
-    def _has_room(self, frame: Frame) -> bool:
+    def _has_capacity(self, frame: Frame) -> bool:
         return (
             not self._closing
             and len(self._requests) + len(self._streams) < CALLS_MAX
             and self._bytes + len(frame.body) <= CALLS_BYTES_MAX
         )
 
-    def _begin(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]], size: int) -> asyncio.Task[None]:
+    def _start_call(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]], size: int) -> asyncio.Task[None]:
         def done(_: object) -> None:
             self._bytes -= size
 
         self._bytes += size
-        task = _keep(work, kept)
+        task = _start_task(work, kept)
         task.add_done_callback(done)
         return task
 
-    async def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
-        reply = framed(Kind.BROKEN, frame.tag)
+    async def _serve_request(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
+        reply = pack_frame(FrameKind.BROKEN, frame.tag)
         try:
-            reply = framed(Kind.REPLY, frame.tag, await self._service.request(frame.body))
+            reply = pack_frame(FrameKind.REPLY, frame.tag, await self._service.request(frame.body))
         except Exception as error:  # noqa: BLE001 - any failure aborts only this call
-            _complain(error)
+            _log_failure(error)
         finally:
             _write(writer, reply)
-        await _drained(writer)
+        await _drain(writer)
 
-    async def _send(self, frame: Frame, writer: asyncio.StreamWriter, flow: _Flow) -> None:
-        last = framed(Kind.BROKEN, frame.tag)
+    async def _serve_stream(self, frame: Frame, writer: asyncio.StreamWriter, flow: _OutgoingStream) -> None:
+        last = pack_frame(FrameKind.BROKEN, frame.tag)
         try:
             async with aclosing(self._service.stream(frame.body)) as items:
                 async for item in items:
-                    piece = framed(Kind.ITEM, frame.tag, item)
-                    await flow.room()
-                    flow.under_way += len(item) + ITEM_BYTES
+                    piece = pack_frame(FrameKind.ITEM, frame.tag, item)
+                    await flow.wait_for_window()
+                    flow.in_flight_bytes += len(item) + ITEM_BYTES
                     _write(writer, piece)
-                    await _drained(writer)
-            last = framed(Kind.END, frame.tag)
+                    await _drain(writer)
+            last = pack_frame(FrameKind.END, frame.tag)
         except Exception as error:  # noqa: BLE001 - any failure aborts only this call
-            _complain(error)
+            _log_failure(error)
         finally:
             _write(writer, last)
-        await _drained(writer)
+        await _drain(writer)
 
 
-def _keep(work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+def _start_task(work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> asyncio.Task[None]:
     task = asyncio.create_task(work)
     kept.add(task)
     task.add_done_callback(kept.discard)
@@ -272,12 +285,12 @@ def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
         writer.write(piece)
 
 
-async def _drained(writer: asyncio.StreamWriter) -> None:
+async def _drain(writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):  # the client is gone: its connection ends by itself
         await writer.drain()
 
 
-def _complain(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     """Log the failure of a service; the client only learns that there is no reply."""
     told = {"message": "RPC service raised an exception; the call was aborted", "exception": error}
     asyncio.get_running_loop().call_exception_handler(told)

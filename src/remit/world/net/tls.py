@@ -1,7 +1,7 @@
 """TLS contexts, peer identity, bounded TLS accept.
 
-All contexts use TLS 1.2 or newer with forward secrecy and verify certificates, except `unchecked`, which is for reading
-public data that the caller then compares with a known digest.
+All contexts use TLS 1.2 or newer with forward secrecy and verify certificates, except `unverified_context`, which is for
+reading public data that the caller then compares with a known digest.
 
 Accepting is bounded before a client is authenticated: the number of handshakes together with the open connections, and the
 time a handshake may take. A client that does not use TLS gets a plain-text answer, if one is configured, and is
@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, identity_of
-from remit.world.interfaces import NotServed, WorldError
+from remit.world.interfaces import ListenFailed, WorldError
 from remit.world.net.connections import ConnectionLimiter
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 HANDSHAKE_S_MAX: Final = 10.0
-CLOSING_S_MAX: Final = 2.0
+CLOSE_S_MAX: Final = 2.0
 """How long to wait for the peer's close notification."""
 HTTP: Final = "http/1.1"
 
 
-class Trust(NamedTuple):
+class ClientTlsFiles(NamedTuple):
     """Trusted authority and own certificate of a client; paths of PEM files. Empty `ca_file`: the system's authorities."""
 
     ca_file: str = ""
@@ -37,29 +37,31 @@ class Trust(NamedTuple):
     key_file: str = ""
 
 
-class Secure(NamedTuple):
+class LinkTls(NamedTuple):
     """TLS settings of a link: which peers are admitted, and the client and server contexts, read anew for each connection.
 
     A context of None disables that direction.
     """
 
     admits: Callable[[CertificateIdentity], bool]
-    calling: Callable[[], ssl.SSLContext] | None = None
-    answering: Callable[[], ssl.SSLContext] | None = None
+    client_context: Callable[[], ssl.SSLContext] | None = None
+    server_context: Callable[[], ssl.SSLContext] | None = None
 
-    def knows(self, transport: asyncio.BaseTransport) -> bool:
+    def admits_peer(self, transport: asyncio.BaseTransport) -> bool:
         """Return whether the peer's certificate identity is admitted."""
-        return self.admits(bearer_at(transport))
+        return self.admits(peer_identity(transport))
 
 
-class Unusable(WorldError):
+class TlsFileError(WorldError):
     """A certificate or key file cannot be used."""
 
 
-def answering(certificate: Path, key: Path, authority: bytes, *, required: bool = False, http: bool = False) -> ssl.SSLContext:
+def server_context(
+    certificate: Path, key: Path, authority: bytes, *, required: bool = False, http: bool = False
+) -> ssl.SSLContext:
     """Return a server context. Clients may present a certificate of `authority`, or must if `required`; others are rejected."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _modern(context)
+    _harden(context)
     context.num_tickets = 0  # no session resumption: each connection presents its current certificate
     context.options |= ssl.OP_NO_TICKET
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
@@ -69,50 +71,50 @@ def answering(certificate: Path, key: Path, authority: bytes, *, required: bool 
         context.load_cert_chain(certificate, key)
         context.load_verify_locations(cadata=authority.decode("ascii"))
     except (OSError, ValueError) as error:
-        raise NotServed(
+        raise ListenFailed(
             f"{certificate} and {key} cannot be used ({reason_of(error)})",
             "use a certificate and its matching key, both in PEM, the key without a password",
         ) from error
     return context
 
 
-def calling(trust: Trust) -> ssl.SSLContext:
+def client_context(trust: ClientTlsFiles) -> ssl.SSLContext:
     """Return a client context that verifies the host name."""
     try:
         context = ssl.create_default_context(cafile=trust.ca_file or None)
     except (OSError, ValueError) as error:
         cure = "name the file with the certificate of the server's authority, such as tls/ca.pem in its data directory"
-        raise Unusable(
+        raise TlsFileError(
             f"{trust.ca_file or 'the certificates of this system'} cannot be used ({reason_of(error)})", cure
         ) from error
-    _modern(context)
+    _harden(context)
     if trust.certificate_file:
-        _show(context, trust)
+        _load_certificate(context, trust)
     return context
 
 
-def calling_agents(authority: bytes, trust: Trust) -> ssl.SSLContext:
+def agent_client_context(authority: bytes, trust: ClientTlsFiles) -> ssl.SSLContext:
     """Return a client context for agents, whose certificates name no host. The caller checks the names that they do contain."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _modern(context)
+    _harden(context)
     context.check_hostname = False
     context.load_verify_locations(cadata=authority.decode("ascii"))
-    _show(context, trust)
+    _load_certificate(context, trust)
     return context
 
 
-def unchecked() -> ssl.SSLContext:
+def unverified_context() -> ssl.SSLContext:
     """Return a client context without verification, for public data that is compared with a known digest. Send no secrets over
     it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _modern(context)
+    _harden(context)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def bearer_at(transport: asyncio.BaseTransport) -> CertificateIdentity:
+def peer_identity(transport: asyncio.BaseTransport) -> CertificateIdentity:
     """Return the identity of the peer from its certificate, once the handshake is done."""
     found: Any = transport.get_extra_info("ssl_object")
     shown = None if found is None else found.getpeercert()
@@ -130,18 +132,18 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _modern(context: ssl.SSLContext) -> None:
+def _harden(context: ssl.SSLContext) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
 
 
-def _show(context: ssl.SSLContext, trust: Trust) -> None:
+def _load_certificate(context: ssl.SSLContext, trust: ClientTlsFiles) -> None:
     try:
         context.load_cert_chain(trust.certificate_file, trust.key_file or None, password=_no_password)
     except (OSError, ValueError) as error:
         cause = f"{trust.certificate_file} cannot be used ({reason_of(error)})"
-        raise Unusable(cause, "use a certificate and its matching key, both in PEM, the key without a password") from error
+        raise TlsFileError(cause, "use a certificate and its matching key, both in PEM, the key without a password") from error
 
 
 def _no_password() -> str:
@@ -151,23 +153,23 @@ def _no_password() -> str:
 
 # -- reasons of failed connections -------------------------------------------------------------------------------------------
 
-_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
+_UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's error numbers for a certificate of an unknown or untrusted issuer."""
 _EXPIRED, _EARLY, _PURPOSE = 10, 9, 26
 _HOST: Final = frozenset({62, 64})
-CA_CURE: Final = (
+CA_FIX: Final = (
     "name the server's certificate authority with --ca-file, REMIT_CA_FILE or the context's caFile: "
     "it is tls/ca.pem in the server's data directory"
 )
-_PLAIN: Final = ("wrong version number", "record layer failure", "http request", "unknown protocol")
+_PLAINTEXT_REASONS: Final = ("wrong version number", "record layer failure", "http request", "unknown protocol")
 
 
-def mistrust(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
+def explain_tls_error(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
     """Return what was wrong with the peer and how to fix it, or None if the error is not recognised."""
     if isinstance(error, ssl.SSLCertVerificationError):
         code = error.verify_code
-        if code in _UNKNOWN:
-            return "its certificate was not signed by a trusted authority", CA_CURE
+        if code in _UNTRUSTED:
+            return "its certificate was not signed by a trusted authority", CA_FIX
         if code == _EXPIRED:
             return "its certificate has expired", "restart the server, which renews it; or correct this machine's clock"
         if code == _EARLY:
@@ -177,9 +179,9 @@ def mistrust(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
             return f"its certificate is not for {host}", cure
         if code == _PURPOSE:
             return "its certificate is not for a server", "check which process listens there"
-        return f"its certificate is not valid: {error.verify_message}", CA_CURE
+        return f"its certificate is not valid: {error.verify_message}", CA_FIX
     said = reason_of(error)
-    if any(words in said for words in _PLAIN):
+    if any(words in said for words in _PLAINTEXT_REASONS):
         return "it does not use TLS", "use http:// if it is on this machine, or start the server with --tls"
     if "alert" in said:
         return f"it rejected this client's certificate ({said})", "use the certificate that this server issued; or join again"
@@ -189,37 +191,37 @@ def mistrust(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
 TLS_RECORD: Final = 0x16
 """First byte of a TLS handshake (since TLS 1.0)."""
 READ_BYTES: Final = 64 << 10
-REST_S: Final = 0.1
+ACCEPT_RETRY_S: Final = 0.1
 """Pause after a failed accept, for example when the process is out of file descriptors."""
 
 
-class Doorstep(NamedTuple):
+class TlsAcceptLimits(NamedTuple):
     """Limits and callbacks of `tls_accept`. `context` is called per connection, so a renewed certificate is used at once.
 
     `known` returns the number of connections that are past their handshake.
     """
 
     context: Callable[[], ssl.SSLContext]
-    known: Callable[[], int]
+    open_connections: Callable[[], int]
     connections_max: int
-    plain: bytes = b""
+    plaintext_reply: bytes = b""
     """Answer to a client that does not use TLS."""
-    turned: Callable[[str, str], None] = lambda address, why: None
+    on_rejected: Callable[[str, str], None] = lambda address, why: None
     """Called for each rejected connection with the client address and the reason."""
-    crowd: ConnectionLimiter | None = None
+    limiter: ConnectionLimiter | None = None
     """Counts connections past their handshake by address; None means no limit per address."""
 
 
 @asynccontextmanager
-async def greeting(
-    bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol], doorstep: Doorstep
+async def tls_accept(
+    bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol], doorstep: TlsAcceptLimits
 ) -> AsyncGenerator[None, None]:
     """Accept TLS connections while the context is open; after its handshake each gets a protocol of `factory`.
 
     The socket stays open.
     """
-    greeter = _Greeter(factory, doorstep)
-    taking = asyncio.create_task(greeter.take(bound), name="greeting")
+    greeter = _TlsAcceptor(factory, doorstep)
+    taking = asyncio.create_task(greeter.accept(bound), name="greeting")
     try:
         yield
     finally:
@@ -228,71 +230,71 @@ async def greeting(
         await greeter.close()
 
 
-class _Greeter:
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], doorstep: Doorstep) -> None:
-        self._factory, self._doorstep = factory, doorstep
-        self._greeted: set[asyncio.Task[None]] = set()
-        self._coming = ConnectionLimiter(doorstep.connections_max)
+class _TlsAcceptor:
+    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], doorstep: TlsAcceptLimits) -> None:
+        self._factory, self._limits = factory, doorstep
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshake_limiter = ConnectionLimiter(doorstep.connections_max)
 
-    async def take(self, bound: socket.socket) -> None:
+    async def accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, peer = await loop.sock_accept(bound)
             except OSError:
-                await asyncio.sleep(REST_S)
+                await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            why = self._why_not(_address(peer))
+            why = self._rejection_reason(_address(peer))
             if why:
                 connection.close()  # sending a reason would cost the resources that are short
-                self._doorstep.turned(_address(peer), why)
+                self._limits.on_rejected(_address(peer), why)
                 continue
-            task = asyncio.create_task(self._greet(connection, _address(peer)))
-            self._greeted.add(task)
-            task.add_done_callback(self._greeted.discard)
+            task = asyncio.create_task(self._handshake(connection, _address(peer)))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    def _why_not(self, address: str) -> str:
+    def _rejection_reason(self, address: str) -> str:
         """Return the reason to reject a connection; empty to accept it."""
-        crowd = self._doorstep.crowd
-        if len(self._greeted) + self._doorstep.known() >= self._doorstep.connections_max:
+        crowd = self._limits.limiter
+        if len(self._handshakes) + self._limits.open_connections() >= self._limits.connections_max:
             return "too many connections"
-        if crowd is not None and not crowd.admits(address, self._coming):
+        if crowd is not None and not crowd.admits(address, self._handshake_limiter):
             return "too many connections from this address"
         return ""
 
     async def close(self) -> None:
-        for task in self._greeted:
+        for task in self._handshakes:
             task.cancel()
-        await asyncio.gather(*self._greeted, return_exceptions=True)
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
-    async def _greet(self, connection: socket.socket, address: str) -> None:
+    async def _handshake(self, connection: socket.socket, address: str) -> None:
         """Handle a connection from its first byte to the end of the handshake; then it belongs to its protocol."""
         loop = asyncio.get_running_loop()
         handed = False
-        self._coming.came(address)
+        self._handshake_limiter.opened(address)
         try:
             async with asyncio.timeout(HANDSHAKE_S_MAX):
                 first = await _first_byte(connection)
                 if first != TLS_RECORD:
-                    await _told(connection, self._doorstep.plain if first is not None else b"")
+                    await _reply_plaintext(connection, self._limits.plaintext_reply if first is not None else b"")
                     if first is not None:  # else the client disconnected
-                        self._doorstep.turned(address, "not a TLS handshake")
+                        self._limits.on_rejected(address, "not a TLS handshake")
                     return
                 handed = True  # from here on asyncio closes the socket, whatever happens
                 await loop.connect_accepted_socket(
                     self._factory,
                     connection,
-                    ssl=self._doorstep.context(),
+                    ssl=self._limits.context(),
                     ssl_handshake_timeout=HANDSHAKE_S_MAX,
-                    ssl_shutdown_timeout=CLOSING_S_MAX,
+                    ssl_shutdown_timeout=CLOSE_S_MAX,
                 )
         except TimeoutError:
-            self._doorstep.turned(address, "the TLS handshake timed out")
+            self._limits.on_rejected(address, "the TLS handshake timed out")
         except OSError as error:  # a failed handshake concerns the client only
             if isinstance(error, ssl.SSLError):
-                self._doorstep.turned(address, f"the TLS handshake failed ({error.reason or 'connection closed'})")
+                self._limits.on_rejected(address, f"the TLS handshake failed ({error.reason or 'connection closed'})")
         finally:
-            self._coming.left(address)
+            self._handshake_limiter.closed(address)
             if not handed:
                 connection.close()
 
@@ -319,7 +321,7 @@ async def _first_byte(connection: socket.socket) -> int | None:
     return found[0] if found else None
 
 
-async def _told(connection: socket.socket, words: bytes) -> None:
+async def _reply_plaintext(connection: socket.socket, words: bytes) -> None:
     if words:
         with suppress(BlockingIOError):
             connection.recv(READ_BYTES)  # closing with unread data would reset the connection and drop the answer

@@ -10,33 +10,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.world.process.cgroups import PARENT, V1, V2, WANTED, Cgroups, Hierarchy
+from remit.world.process.cgroups import CONTROLLERS, PARENT, CgroupHierarchy, Cgroups, CgroupV1, CgroupV2
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _OWN: Final = Path("/proc/self/cgroup")
 
 
-class Mounted(NamedTuple):
+class CgroupMount(NamedTuple):
     """A mounted hierarchy with its v1 controllers; those of v2 are read from its files."""
 
     version: int
-    place: Path
+    path: Path
     controllers: tuple[str, ...]
 
 
-class Tried(NamedTuple):
+class HierarchyTrial(NamedTuple):
     """Result of a trial: the hierarchy if it is usable, otherwise the reason."""
 
-    found: Hierarchy | None
-    why: str = ""
+    hierarchy: CgroupHierarchy | None
+    reason: str = ""
 
 
-def find(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
+def find_cgroups(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
     """Return all usable hierarchies, with our groups in the directory `parent` of each. Takes a few milliseconds: it forks."""
-    places = mounted(_text(_MOUNTS) if mounts is None else mounts)
-    tries = [try_one(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(WANTED)]
-    usable = [one.found for one in tries if one.found is not None]
-    usable = [one for one in usable if one.controllers or one.kills]
+    places = parse_mounts(_text(_MOUNTS) if mounts is None else mounts)
+    tries = [
+        try_hierarchy(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(CONTROLLERS)
+    ]
+    usable = [one.hierarchy for one in tries if one.hierarchy is not None]
+    usable = [one for one in usable if one.controllers or one.supports_kill]
     if any(one.version == "v2" for one in usable):
         # cgroup v2 accounts CPU time in every group, so a separate v1 cpuacct directory for each start would add nothing.
         usable = [one for one in usable if one.version == "v2" or one.controllers != {"cpuacct"}]
@@ -44,13 +46,13 @@ def find(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
     missing = [name for name in ("cpu", "memory", "pids") if name not in has]
     if not missing:
         return Cgroups(usable)
-    whys = list(dict.fromkeys(one.why for one in tries if one.why))
+    whys = list(dict.fromkeys(one.reason for one in tries if one.reason))
     unavailable = "no mounted cgroup hierarchy controls it" if places else "no cgroups are mounted"
     told = "; ".join(whys) if whys else unavailable
     return Cgroups(usable, f"no limit on {', '.join(missing)}: {told}")
 
 
-def mounted(text: str) -> list[Mounted]:
+def parse_mounts(text: str) -> list[CgroupMount]:
     """Parse the cgroup mounts in the text of mountinfo."""
     found = []
     for line in text.splitlines():
@@ -60,26 +62,26 @@ def mounted(text: str) -> list[Mounted]:
             continue
         place = Path(fields[4].encode().decode("unicode_escape"))  # a space is written \040
         if kind[0] == "cgroup2":
-            found.append(Mounted(2, place, ()))
+            found.append(CgroupMount(2, place, ()))
         elif kind[0] == "cgroup":
-            found.append(Mounted(1, place, tuple(name for name in WANTED if name in kind[2].split(","))))
+            found.append(CgroupMount(1, place, tuple(name for name in CONTROLLERS if name in kind[2].split(","))))
     return found
 
 
-def try_one(mount: Mounted, parent: str) -> Tried:
+def try_hierarchy(mount: CgroupMount, parent: str) -> HierarchyTrial:
     """Try the root of the hierarchy first, then each group on the way to our own: a service often has only a subtree."""
     whys = []
-    for base in bases(mount):
+    for base in own_group_paths(mount):
         tried = _try_at(mount, base, base / parent)
-        if tried.found is not None:
+        if tried.hierarchy is not None:
             return tried
-        whys.append(tried.why)
-    return Tried(None, whys[0])
+        whys.append(tried.reason)
+    return HierarchyTrial(None, whys[0])
 
 
-def bases(mount: Mounted) -> list[Path]:
+def own_group_paths(mount: CgroupMount) -> list[Path]:
     """Return the cgroups this process is in, from the root of the hierarchy down."""
-    found = [mount.place]
+    found = [mount.path]
     for line in _text(_OWN).splitlines():
         _, names, path = line.split(":", 2)
         mine = names == "" if mount.version == 2 else bool(set(names.split(",")) & set(mount.controllers))
@@ -89,8 +91,8 @@ def bases(mount: Mounted) -> list[Path]:
     return [base for base in found if base.is_dir()]
 
 
-def own_groups() -> list[tuple[Mounted, list[Path]]]:
-    return [(mount, bases(mount)) for mount in mounted(_text(_MOUNTS))]
+def own_groups() -> list[tuple[CgroupMount, list[Path]]]:
+    return [(mount, own_group_paths(mount)) for mount in parse_mounts(_text(_MOUNTS))]
 
 
 def _text(path: Path) -> str:
@@ -100,36 +102,38 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _try_at(mount: Mounted, base: Path, parent: Path) -> Tried:
+def _try_at(mount: CgroupMount, base: Path, parent: Path) -> HierarchyTrial:
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        controllers = _delegated(base, parent) if mount.version == 2 else mount.controllers
-        kills = _join(parent / f".trial-{os.getpid()}")
+        controllers = _enable_controllers(base, parent) if mount.version == 2 else mount.controllers
+        kills = _try_join(parent / f".trial-{os.getpid()}")
     except OSError as error:
-        return Tried(None, f"{parent} cannot be used ({(error.strerror or str(error)).lower()})")
-    return Tried(V2(parent, controllers, kills=kills) if mount.version == 2 else V1(parent, controllers))
+        return HierarchyTrial(None, f"{parent} cannot be used ({(error.strerror or str(error)).lower()})")
+    return HierarchyTrial(
+        CgroupV2(parent, controllers, supports_kill=kills) if mount.version == 2 else CgroupV1(parent, controllers)
+    )
 
 
-def _delegated(base: Path, parent: Path) -> tuple[str, ...]:
+def _enable_controllers(base: Path, parent: Path) -> tuple[str, ...]:
     """Enable the controllers on the path to `parent` and return those that are available there (v2 enables them level by
     level).
     """
     steps = [base, *reversed([place for place in (parent, *parent.parents) if base in place.parents])]
     for place in steps:
-        for name in WANTED:
+        for name in CONTROLLERS:
             with suppress(OSError):
                 (place / "cgroup.subtree_control").write_text(f"+{name}")
     handed = (parent / "cgroup.subtree_control").read_text().split()
-    return tuple(name for name in WANTED if name in handed)
+    return tuple(name for name in CONTROLLERS if name in handed)
 
 
-def _join(trial: Path) -> bool:
+def _try_join(trial: Path) -> bool:
     """Move a child process into a new group. Returns whether the group supports `cgroup.kill`."""
     trial.mkdir()
     try:
         child = os.fork()
         if not child:
-            _enter(trial)
+            _join_and_exit(trial)
         _, status = os.waitpid(child, 0)
         if code := os.waitstatus_to_exitcode(status):
             raise OSError(code, os.strerror(code))
@@ -138,7 +142,7 @@ def _join(trial: Path) -> bool:
         trial.rmdir()
 
 
-def _enter(trial: Path) -> None:
+def _join_and_exit(trial: Path) -> None:
     code = 255
     try:
         (trial / "cgroup.procs").write_text("0")

@@ -26,8 +26,8 @@ import sys
 import termios
 from typing import Any, Final
 
-NEWUSER: Final = 0x10000000
-NEWPID: Final = 0x20000000
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWPID: Final = 0x20000000
 SPEC_BYTES_MAX: Final = 64 << 20
 _PDEATHSIG, _NO_NEW_PRIVS, _CAPBSET_READ, _CAPBSET_DROP = 1, 38, 23, 24
 _CAP_VERSION_3: Final = 0x20080522
@@ -40,41 +40,41 @@ _step = "read"
 def main() -> int:
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
-        spec = json.loads(_said(control))
+        spec = json.loads(_read_spec(control))
         for file in (control.fileno(), spec["beside"]):
             os.set_inheritable(file, False)  # the command inherits only its three standard streams
         for entrance in spec["entrances"]:
-            _at("join")
+            _set_step("join")
             os.write(entrance, b"0")
             os.close(entrance)
-        _at("files")
+        _set_step("files")
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(spec["files"]))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _enter(spec)
-        if spec["namespaces"] & NEWPID:
-            _at("fork")
-            _end_with_parent()
+        _join_namespaces(spec)
+        if spec["namespaces"] & CLONE_NEWPID:
+            _set_step("fork")
+            _die_with_parent()
             # Signals sent to the whole process group are for the command; this process must survive them to report how it
             # ended.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             child = os.fork()
             if child:
-                return _relayed(child, control)
+                return _relay_exit(child, control)
             os.setsid()
-        _become(spec, control)
+        _execute(spec, control)
     except OSError as error:
-        _tell(control, {"step": _step, "errno": error.errno or errno.EIO})
+        _report(control, {"step": _step, "errno": error.errno or errno.EIO})
     except Exception as error:  # noqa: BLE001 - our own bug: reported, since stderr of this process is the command's
-        _tell(control, {"step": _step, "errno": errno.EIO, "bug": repr(error)})
+        _report(control, {"step": _step, "errno": errno.EIO, "bug": repr(error)})
     return 126
 
 
-def _at(step: str) -> None:
+def _set_step(step: str) -> None:
     global _step
     _step = step
 
 
-def _said(control: socket.socket) -> bytes:
+def _read_spec(control: socket.socket) -> bytes:
     pieces, size = [], 0
     while piece := control.recv(1 << 16):
         pieces.append(piece)
@@ -84,25 +84,25 @@ def _said(control: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def _tell(control: socket.socket, what: dict[str, Any], *files: int) -> None:
+def _report(control: socket.socket, what: dict[str, Any], *files: int) -> None:
     socket.send_fds(control, [json.dumps(what).encode() + b"\n"], list(files))
 
 
-def _enter(spec: dict[str, Any]) -> None:
+def _join_namespaces(spec: dict[str, Any]) -> None:
     """Switch to the user, and join the namespaces of the running process."""
-    user_first = spec["namespaces"] & NEWUSER
+    user_first = spec["namespaces"] & CLONE_NEWUSER
     if user_first:
-        _take_on(spec["user"])
+        _switch_user(spec["user"])
     if spec["namespaces"]:
-        _at("namespaces")
+        _set_step("namespaces")
         if _LIBC.setns(spec["beside"], spec["namespaces"]):
             raise OSError(ctypes.get_errno(), "setns")
     if not user_first:
-        _take_on(spec["user"])
+        _switch_user(spec["user"])
 
 
-def _take_on(user: list[Any] | None) -> None:
-    _at("user")
+def _switch_user(user: list[Any] | None) -> None:
+    _set_step("user")
     if user is not None:
         uid, gid, groups = user
         os.setgroups(groups)
@@ -110,26 +110,26 @@ def _take_on(user: list[Any] | None) -> None:
         os.setresuid(uid, uid, uid)
 
 
-def _become(spec: dict[str, Any], control: socket.socket) -> None:
+def _execute(spec: dict[str, Any], control: socket.socket) -> None:
     if spec["window"] is not None:
-        _at("terminal")
-        _take_terminal(spec["window"], control)
+        _set_step("terminal")
+        _open_terminal(spec["window"], control)
     if spec["directory"]:
-        _at("directory")
+        _set_step("directory")
         os.chdir(spec["directory"])
-    _at("rights")
+    _set_step("rights")
     if spec["confined"]:
-        _give_up_rights()
+        _drop_capabilities()
     for number in signal.Signals:
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)  # Python ignores some signals, and the command must not inherit that
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _end_with_parent()
-    _at("run")
+    _die_with_parent()
+    _set_step("run")
     os.execvpe(spec["argv"][0], spec["argv"], spec["env"])  # noqa: S606 - never through a shell
 
 
-def _take_terminal(window: list[int], control: socket.socket) -> None:
+def _open_terminal(window: list[int], control: socket.socket) -> None:
     """Open a terminal in the current mount namespace, so that the command finds it by name, owned by its user."""
     near, far = os.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
@@ -138,11 +138,11 @@ def _take_terminal(window: list[int], control: socket.socket) -> None:
         os.dup2(far, stream)
     if far > 2:
         os.close(far)
-    _tell(control, {"terminal": True}, near)
+    _report(control, {"terminal": True}, near)
     os.close(near)
 
 
-def _give_up_rights() -> None:
+def _drop_capabilities() -> None:
     """Drop all capabilities and disable privilege escalation, as bubblewrap does for the replica."""
     number = 0
     while _LIBC.prctl(_CAPBSET_READ, number, 0, 0, 0) >= 0:
@@ -156,13 +156,13 @@ def _give_up_rights() -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _end_with_parent() -> None:
+def _die_with_parent() -> None:
     """Die with the parent process. Set after the user is switched, because switching clears this setting."""
     if _LIBC.prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _relayed(child: int, control: socket.socket) -> int:
+def _relay_exit(child: int, control: socket.socket) -> int:
     """Wait for the child and end in the same way.
 
     Only children of a process enter a new pid namespace, so the command is a child and this process reports its exit status.

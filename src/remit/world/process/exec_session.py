@@ -23,50 +23,50 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
 from remit.world.process import procfs, spawn
-from remit.world.process.cgroups import Cgroups, GroupMark
-from remit.world.process.exec_main import NEWUSER
+from remit.world.process.cgroups import Cgroups, GroupId
+from remit.world.process.exec_main import CLONE_NEWUSER
 
 
-class Window(NamedTuple):
+class PtySize(NamedTuple):
     """Size of a terminal in characters."""
 
     rows: int = 24
     columns: int = 80
 
 
-class Said(NamedTuple):
+class CommandOutput(NamedTuple):
     """Output of a command. With a terminal, all output is `stdout`."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
 
 
-class Session(Protocol):
+class ExecSession(Protocol):
     """A command that runs next to a process, and our ends of its streams. It ends, at the latest, with that process."""
 
-    async def read(self) -> Said | None:
+    async def read(self) -> CommandOutput | None:
         """Return the next output, or None when no more can come. One reader at a time."""
         ...
 
-    async def feed(self, data: bytes, /) -> None:
+    async def write(self, data: bytes, /) -> None:
         """Write input. Returns when all is written, or when the command has closed its input. One writer at a time."""
         ...
 
-    def end_input(self) -> None:
+    def close_input(self) -> None:
         """Close the input. On a terminal, send the end-of-file key."""
         ...
 
-    def resize(self, window: Window, /) -> None:
+    def resize(self, window: PtySize, /) -> None:
         """Resize the command's terminal, if it has one."""
         ...
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ExitStatus:
         """Return when the command itself has ended."""
         ...
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         """Kill all processes of the command. Returns when none is left. Buffered output can still be read."""
         ...
 
@@ -77,17 +77,17 @@ class Session(Protocol):
 
 PROGRAM: Final = Path(__file__).with_name("exec_main.py")
 READ_BYTES: Final = 32 << 10
-BEGIN_S: Final = 10.0
+START_S_MAX: Final = 10.0
 """Time limit for starting a command, which only has to be found and executed."""
 
-_LOOK_S: Final = 0.01
-_TOLD_BYTES_MAX: Final = 4_096
-_NAMESPACES: Final = {"user": NEWUSER, "mnt": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
-_OVER: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
+_POLL_S: Final = 0.01
+_RESULT_BYTES_MAX: Final = 4_096
+_NAMESPACES: Final = {"user": CLONE_NEWUSER, "mnt": 0x00020000, "pid": 0x20000000, "ipc": 0x08000000}
+_CLOSED_ERRORS: Final = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Errors of a stream or terminal whose other end is closed."""
-_END_KEY: Final = b"\x04"
+_EOF_KEY: Final = b"\x04"
 
-_STEPS: Final = {
+_STEP_ERRORS: Final = {
     "join": ("the process to run next to has ended", "check that the replica runs, then retry"),
     "namespaces": ("the sandbox cannot be entered", "run the agent as root, or as the user of the replica"),
     "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
@@ -96,26 +96,26 @@ _STEPS: Final = {
 }
 
 
-class Surroundings(NamedTuple):
+class ExecTarget(NamedTuple):
     """Environment of a running process: a process whose namespaces are joined, which ones, and its cgroup, if any."""
 
     pid: int
     namespaces: int
-    mark: GroupMark | None
+    group_id: GroupId | None
 
 
-def surroundings(running: Running, order: Order, mark: GroupMark | None, members: Sequence[int]) -> Surroundings:
+def exec_target(running: ProcessHandle, order: ProcessSpec, mark: GroupId | None, members: Sequence[int]) -> ExecTarget:
     """Determine the environment to join. `members`: pids of all processes of the run. Raises `NotStarted`."""
     if order.sandbox == "none":
-        return Surroundings(running.pid, 0, mark)
+        return ExecTarget(running.pid, 0, mark)
     # Pid 1 of the sandbox is bubblewrap itself: it has exactly the namespaces that bubblewrap created, whatever the replica has
     # done since. Pid 2 exists only once bubblewrap has created all of them.
-    numbers = {procfs.inside(pid): pid for pid in members}
+    numbers = {procfs.namespace_pid(pid): pid for pid in members}
     if 1 not in numbers or max(numbers) < 2:
         raise NotStarted("the replica's sandbox is not ready", "retry in a moment")
     first = numbers[1]
     joined = sum(flag for name, flag in _NAMESPACES.items() if _namespace(first, name) != _namespace(os.getpid(), name))
-    return Surroundings(first, joined, mark)
+    return ExecTarget(first, joined, mark)
 
 
 def _namespace(pid: int, name: str) -> str:
@@ -128,55 +128,55 @@ def _namespace(pid: int, name: str) -> str:
         ) from error
 
 
-async def enter(
-    order: Order, around: Surroundings, cgroups: Cgroups, name: str, is_there: Callable[[], bool], window: Window | None
-) -> Entered:
+async def start_exec(
+    order: ProcessSpec, around: ExecTarget, cgroups: Cgroups, name: str, is_there: Callable[[], bool], window: PtySize | None
+) -> ProcessExecSession:
     """Start the command. `name`: of the cgroup below that of the process.
 
     `is_there` returns whether the process still runs. It is called after a pidfd pins the process, when its pid cannot be
     reused any more.
     """
     with ExitStack() as kept:
-        beside = _pinned(around.pid, kept)
+        beside = _open_pidfd(around.pid, kept)
         if not is_there():
             raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry")
-        group = _group_below(cgroups, around.mark, name, kept)
+        group = _create_group_below(cgroups, around.group_id, name, kept)
         with ExitStack() as passed:
-            entrances = _entrances(cgroups, group, passed)
+            entrances = _open_join_files(cgroups, group, passed)
             ours, theirs = socket.socketpair()
             kept.callback(ours.close)
             passed.callback(theirs.close)
             ends, streams = _pipes(kept, passed) if window is None else ((-1, -1, -1), (subprocess.DEVNULL,) * 3)
-            process = _started(theirs.fileno(), streams, (beside, theirs.fileno(), *entrances))
+            process = _start_program(theirs.fileno(), streams, (beside, theirs.fileno(), *entrances))
         kept.callback(_reap, process)
-        entered = Entered(process.pid, beside, cgroups, group)
-        kept.callback(os.close, entered.handle)
+        entered = ProcessExecSession(process.pid, beside, cgroups, group)
+        kept.callback(os.close, entered.pidfd)
         kept.callback(entered.kill)
         ours.setblocking(False)
-        spec = _spec(order, around, beside, entrances, window)
-        terminal = await _begun(ours, spec, order, kept)
-        entered.take(terminal if window is not None else -1, ends)
+        spec = _encode_spec(order, around, beside, entrances, window)
+        terminal = await _await_start(ours, spec, order, kept)
+        entered.attach(terminal if window is not None else -1, ends)
         kept.pop_all()
         ours.close()
         process.returncode = 0  # from here on it is watched by pidfd; Popen must not wait for it
     return entered
 
 
-class Entered:
-    """Implements `Session`. The command is killed when the process that it runs next to ends."""
+class ProcessExecSession:
+    """Implements `ExecSession`. The command is killed when the process that it runs next to ends."""
 
     def __init__(self, pid: int, beside: int, cgroups: Cgroups, group: str) -> None:
         self.pid = pid
-        self._beside, self._cgroups, self._group = beside, cgroups, group
+        self._target_pidfd, self._cgroups, self._group = beside, cgroups, group
         self._loop = asyncio.get_running_loop()
         self._terminal = -1
         self._input = -1
         self._outputs: dict[int, str] = {}
-        self._feeding: asyncio.Future[None] | None = None
-        self._over: asyncio.Future[Ended] = self._loop.create_future()
-        self.handle = os.pidfd_open(pid)
+        self._writable_future: asyncio.Future[None] | None = None
+        self._exit_status: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self.pidfd = os.pidfd_open(pid)
 
-    def take(self, terminal: int, pipes: Sequence[int]) -> None:
+    def attach(self, terminal: int, pipes: Sequence[int]) -> None:
         """Take ownership of the descriptors."""
         if terminal >= 0:
             self._terminal, self._input, self._outputs = terminal, terminal, {terminal: "stdout"}
@@ -184,10 +184,10 @@ class Entered:
             self._input, self._outputs = pipes[0], {pipes[1]: "stdout", pipes[2]: "stderr"}
         for file in (self._input, *self._outputs):
             os.set_blocking(file, False)
-        self._loop.add_reader(self._beside, self._beside_ended)
-        self._loop.add_reader(self.handle, self._has_ended)
+        self._loop.add_reader(self._target_pidfd, self._on_target_exit)
+        self._loop.add_reader(self.pidfd, self._on_exit)
 
-    async def read(self) -> Said | None:
+    async def read(self) -> CommandOutput | None:
         while self._outputs:
             for file, name in tuple(self._outputs.items()):
                 try:
@@ -198,13 +198,13 @@ class Entered:
                     data = b""  # a terminal reports EIO once its other end is closed
                 if data:
                     self._outputs[file] = self._outputs.pop(file)  # read the other stream first next time
-                    return Said("stdout" if name == "stdout" else "stderr", data)
+                    return CommandOutput("stdout" if name == "stdout" else "stderr", data)
                 self._close_output(file)
             if self._outputs:
                 await self._readable(self._outputs)
         return None
 
-    async def feed(self, data: bytes, /) -> None:
+    async def write(self, data: bytes, /) -> None:
         left = memoryview(data)
         while left and self._input >= 0:
             try:
@@ -212,79 +212,79 @@ class Entered:
             except BlockingIOError:
                 await self._writable(self._input)
             except OSError as error:
-                if error.errno not in _OVER:
+                if error.errno not in _CLOSED_ERRORS:
                     raise
                 self._close_input()
 
-    def end_input(self) -> None:
+    def close_input(self) -> None:
         if self._terminal < 0:
             self._close_input()
         elif self._input >= 0:
             with suppress(OSError):
-                os.write(self._input, _END_KEY)
+                os.write(self._input, _EOF_KEY)
 
-    def resize(self, window: Window, /) -> None:
+    def resize(self, window: PtySize, /) -> None:
         if self._terminal >= 0:
             with suppress(OSError):
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *window, 0, 0))
 
-    async def wait(self) -> Ended:
-        return await asyncio.shield(self._over)
+    async def wait(self) -> ExitStatus:
+        return await asyncio.shield(self._exit_status)
 
     def kill(self) -> None:
         """Kill all processes of the command that exist now."""
         if self._group:
             self._cgroups.kill(self._group)
-        members = procfs.tree(self.pid) if not self._group and not self._over.done() else ()
+        members = procfs.process_tree(self.pid) if not self._group and not self._exit_status.done() else ()
         for one in members:
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
-        if not self._over.done():
+        if not self._exit_status.done():
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    async def end(self) -> None:
+    async def kill_all(self) -> None:
         self.kill()
         await self.wait()
         while self._group and self._cgroups.members(self._group):
             self._cgroups.kill(self._group)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
         try:
-            await self.end()
+            await self.kill_all()
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._close_input()
         for file in tuple(self._outputs):
             self._close_output(file)
-        for handle in (self.handle, self._beside):
+        for handle in (self.pidfd, self._target_pidfd):
             if handle >= 0:
                 self._loop.remove_reader(handle)
                 os.close(handle)
-        self.handle = self._beside = -1
+        self.pidfd = self._target_pidfd = -1
         if self._group:
             self._cgroups.remove(self._group)
 
-    def _has_ended(self) -> None:
+    def _on_exit(self) -> None:
         told = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
         if told is not None:
-            self._loop.remove_reader(self.handle)
+            self._loop.remove_reader(self.pidfd)
             exited = told.si_code == os.CLD_EXITED
-            self._over.set_result(Ended(code=told.si_status) if exited else Ended(signal=told.si_status))
+            self._exit_status.set_result(ExitStatus(code=told.si_status) if exited else ExitStatus(signal=told.si_status))
 
-    def _beside_ended(self) -> None:
-        self._loop.remove_reader(self._beside)
+    def _on_target_exit(self) -> None:
+        self._loop.remove_reader(self._target_pidfd)
         self.kill()
 
     def _close_input(self) -> None:
         file, self._input = self._input, -1
         if file >= 0:
             self._loop.remove_writer(file)
-            if self._feeding is not None:
-                _tell(self._feeding)  # wake a writer that waits for space: there will be none
+            if self._writable_future is not None:
+                _wake(self._writable_future)  # wake a writer that waits for space: there will be none
             if file != self._terminal:
                 os.close(file)
 
@@ -300,7 +300,7 @@ class Entered:
         came: asyncio.Future[None] = self._loop.create_future()
         watched = tuple(files)
         for file in watched:
-            self._loop.add_reader(file, _tell, came)
+            self._loop.add_reader(file, _wake, came)
         try:
             await came
         finally:
@@ -308,17 +308,17 @@ class Entered:
                 self._loop.remove_reader(file)
 
     async def _writable(self, file: int) -> None:
-        came = self._feeding = self._loop.create_future()
-        self._loop.add_writer(file, _tell, came)
+        came = self._writable_future = self._loop.create_future()
+        self._loop.add_writer(file, _wake, came)
         try:
             await came
         finally:
-            self._feeding = None
+            self._writable_future = None
             if self._input == file:  # else the descriptor may have been reused
                 self._loop.remove_writer(file)
 
 
-def _tell(came: asyncio.Future[None]) -> None:
+def _wake(came: asyncio.Future[None]) -> None:
     if not came.done():
         came.set_result(None)
 
@@ -326,7 +326,7 @@ def _tell(came: asyncio.Future[None]) -> None:
 # -- start -------------------------------------------------------------------------------------------------------------------
 
 
-def _pinned(pid: int, kept: ExitStack) -> int:
+def _open_pidfd(pid: int, kept: ExitStack) -> int:
     try:
         handle = os.pidfd_open(pid)
     except OSError as error:
@@ -335,12 +335,12 @@ def _pinned(pid: int, kept: ExitStack) -> int:
     return handle
 
 
-def _group_below(cgroups: Cgroups, mark: GroupMark | None, name: str, kept: ExitStack) -> str:
+def _create_group_below(cgroups: Cgroups, mark: GroupId | None, name: str, kept: ExitStack) -> str:
     if mark is None:
         return ""
     group = f"{mark.name}/{name}"
     try:
-        for place in cgroups.places(group):
+        for place in cgroups.directories(group):
             Path(place).mkdir(mode=0o755)
     except OSError as error:
         cgroups.remove(group)
@@ -350,9 +350,9 @@ def _group_below(cgroups: Cgroups, mark: GroupMark | None, name: str, kept: Exit
     return group
 
 
-def _entrances(cgroups: Cgroups, group: str, passed: ExitStack) -> tuple[int, ...]:
+def _open_join_files(cgroups: Cgroups, group: str, passed: ExitStack) -> tuple[int, ...]:
     try:
-        return passed.enter_context(cgroups.entrances(group)) if group else ()
+        return passed.enter_context(cgroups.join_fds(group)) if group else ()
     except OSError as error:
         raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry") from error
 
@@ -370,7 +370,7 @@ def _pipes(kept: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tu
     return (ours[0], ours[1], ours[2]), (theirs[0], theirs[1], theirs[2])
 
 
-def _started(control: int, streams: Sequence[int], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start_program(control: int, streams: Sequence[int], passed: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(  # noqa: S603 - our own program; the user's command is not in its arguments
             (sys.executable, "-I", "-S", str(PROGRAM), str(control)),
@@ -392,8 +392,10 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _spec(order: Order, around: Surroundings, beside: int, entrances: Sequence[int], window: Window | None) -> bytes:
-    identity = spawn.identity_of(order.user)
+def _encode_spec(
+    order: ProcessSpec, around: ExecTarget, beside: int, entrances: Sequence[int], window: PtySize | None
+) -> bytes:
+    identity = spawn.resolve_user(order.user)
     said: dict[str, Any] = {
         "argv": order.argv,
         "env": dict(order.env),
@@ -403,33 +405,33 @@ def _spec(order: Order, around: Surroundings, beside: int, entrances: Sequence[i
         "namespaces": around.namespaces,
         "confined": order.sandbox != "none",
         "entrances": list(entrances),
-        "files": spawn.FILES,
+        "files": spawn.OPEN_FILES_LIMIT,
         "window": window,
     }
     return json.dumps(said).encode()
 
 
-async def _begun(control: socket.socket, spec: bytes, order: Order, kept: ExitStack) -> int:
+async def _await_start(control: socket.socket, spec: bytes, order: ProcessSpec, kept: ExitStack) -> int:
     """Send the spec and wait until the command is executed. Returns the terminal, or -1. Raises `NotStarted`."""
     loop = asyncio.get_running_loop()
     terminal, told = -1, b""
     try:
-        async with asyncio.timeout(BEGIN_S):
+        async with asyncio.timeout(START_S_MAX):
             await loop.sock_sendall(control, spec)
             control.shutdown(socket.SHUT_WR)
             while True:
                 came: asyncio.Future[None] = loop.create_future()
-                loop.add_reader(control, _tell, came)
+                loop.add_reader(control, _wake, came)
                 try:
                     await came
                 finally:
                     loop.remove_reader(control)
-                piece, files, _, _ = socket.recv_fds(control, _TOLD_BYTES_MAX, 1)
+                piece, files, _, _ = socket.recv_fds(control, _RESULT_BYTES_MAX, 1)
                 for file in files:
                     terminal = file
                     os.set_inheritable(file, False)
                     kept.callback(os.close, file)
-                if not piece or len(told) > _TOLD_BYTES_MAX:
+                if not piece or len(told) > _RESULT_BYTES_MAX:
                     break
                 told += piece
     except TimeoutError:
@@ -437,15 +439,17 @@ async def _begun(control: socket.socket, spec: bytes, order: Order, kept: ExitSt
     except OSError as error:
         raise NotStarted("the command's starter ended unexpectedly", "check the node's system log") from error
     for line in told.splitlines():
-        _check(json.loads(line), order)
+        _check_result(json.loads(line), order)
     return terminal
 
 
-def _check(told: dict[str, Any], order: Order) -> None:
+def _check_result(told: dict[str, Any], order: ProcessSpec) -> None:
     if "step" in told:
         step, code = str(told["step"]), int(told["errno"])
         why = str(told.get("bug") or os.strerror(code).lower())
         if step == "run":
-            raise NotStarted(f"{order.argv[0]} cannot be run ({why})", spawn.CURES.get(code, "check what the program needs"))
-        cause, cure = _STEPS.get(step, ("it failed before its first instruction", "check the node's system log"))
+            raise NotStarted(
+                f"{order.argv[0]} cannot be run ({why})", spawn.EXEC_FIXES.get(code, "check what the program needs")
+            )
+        cause, cure = _STEP_ERRORS.get(step, ("it failed before its first instruction", "check the node's system log"))
         raise NotStarted(f"{order.argv[0]} cannot be run: {cause} ({why})", cure)

@@ -21,26 +21,26 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from remit.world.interfaces import Forbidden, Mounted, NotStarted, Order
+from remit.world.interfaces import AccessDenied, BindMount, NotStarted, ProcessSpec
 
-OWN: Final = ""
+AGENT_USER: Final = ""
 """Run as the user of the agent."""
 
-EACH: Final = "each-tenant"
+USER_PER_TENANT: Final = "each-tenant"
 """Run as a separate user for each tenant."""
 
 UNPRIVILEGED: Final = "nobody"
-FIRST, COUNT = 0x7000_0000, 0x0FF0_0000
+UID_FIRST, UID_COUNT = 0x7000_0000, 0x0FF0_0000
 """Range of uids that neither distributions nor container runtimes use, large enough that two tenants hardly ever collide."""
 
-ROOMS: Final = Path("/var/lib/remit-rooms")
+REACHABLE_DIRECTORY: Final = Path("/var/lib/remit-rooms")
 """Replica directories of agents whose data directory others cannot reach. Owned by root, since only root switches users."""
 
-_PASSABLE: Final = 0o711
+_TRAVERSABLE: Final = 0o711
 _UID_MAP: Final = Path("/proc/self/uid_map")
 
 
-def work_user(said: str) -> str:
+def default_user(said: str) -> str:
     """Return the user of replicas that name none. `said`: the --work-user option, or empty. Raises `NotStarted`."""
     if os.geteuid() != 0:
         if said and said != _own_name():
@@ -48,22 +48,22 @@ def work_user(said: str) -> str:
                 f"{_own_name()} has no permission to run processes as {said!r}",
                 "run the agent as root, or leave out --work-user",
             )
-        return OWN
-    if said == EACH or (not said and _is_mapped(FIRST) and _is_mapped(FIRST + COUNT - 1)):
-        return EACH
+        return AGENT_USER
+    if said == USER_PER_TENANT or (not said and _is_mapped(UID_FIRST) and _is_mapped(UID_FIRST + UID_COUNT - 1)):
+        return USER_PER_TENANT
     wanted = said or UNPRIVILEGED
     try:
         uid = pwd.getpwnam(wanted).pw_uid
     except (KeyError, ValueError):
         raise NotStarted(f"user {wanted!r} does not exist on this machine", "create the user, or name another") from None
     if not said and not _is_mapped(uid):
-        return OWN  # root of a user namespace without other users, which is unprivileged outside of it
-    return OWN if uid == 0 else wanted
+        return AGENT_USER  # root of a user namespace without other users, which is unprivileged outside of it
+    return AGENT_USER if uid == 0 else wanted
 
 
-def user_of_tenant(tenant: str) -> str:
+def tenant_user(tenant: str) -> str:
     """Return the tenant's user: the same on every node and after every restart."""
-    return f"#{FIRST + int.from_bytes(sha256(b'remit user of ' + tenant.encode()).digest()[:8], 'big') % COUNT}"
+    return f"#{UID_FIRST + int.from_bytes(sha256(b'remit user of ' + tenant.encode()).digest()[:8], 'big') % UID_COUNT}"
 
 
 def _own_name() -> str:
@@ -82,7 +82,7 @@ def _is_mapped(uid: int) -> bool:
     return not lines or any(first <= uid < first + count for first, _, count in lines)
 
 
-def closed_above(place: Path) -> Path | None:
+def closed_parent(place: Path) -> Path | None:
     """Return the outermost parent directory that other users cannot traverse, or None."""
     for one in reversed(place.absolute().parents):
         if not one.stat().st_mode & stat.S_IXOTH:
@@ -90,20 +90,20 @@ def closed_above(place: Path) -> Path | None:
     return None
 
 
-def open_rooms(place: Path) -> None:
+def make_reachable(place: Path) -> None:
     """As root, make `place` reachable for replicas of other users, if necessary by replacing it with a link to another
     directory.
 
     Raises OSError and `AccessDenied`.
     """
-    if os.geteuid() != 0 or closed_above(place) is None:
+    if os.geteuid() != 0 or closed_parent(place) is None:
         return
-    elsewhere = ROOMS / sha256(os.fsencode(place.absolute())).hexdigest()[:16]
-    _make_open(ROOMS)
+    elsewhere = REACHABLE_DIRECTORY / sha256(os.fsencode(place.absolute())).hexdigest()[:16]
+    _make_traversable(REACHABLE_DIRECTORY)
     if place.is_dir() and not place.is_symlink():
         _move(place, elsewhere)
     if not place.is_dir():
-        _make_open(elsewhere)
+        _make_traversable(elsewhere)
     if not place.exists() and not place.is_symlink():
         place.symlink_to(elsewhere)
 
@@ -125,21 +125,21 @@ def _move(place: Path, elsewhere: Path) -> None:
         place.symlink_to(elsewhere)
 
 
-def _make_open(there: Path) -> None:
+def _make_traversable(there: Path) -> None:
     """Create a directory that other users can traverse. It must be owned by root, so that no other user can replace its
     content.
     """
-    there.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
+    there.mkdir(mode=_TRAVERSABLE, parents=True, exist_ok=True)
     found = there.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
-        raise Forbidden(
+        raise AccessDenied(
             f"{there} is not owned by root", "remove it: replica directories must not be under another user's control"
         )
-    there.chmod(_PASSABLE)
+    there.chmod(_TRAVERSABLE)
 
 
-PROGRAM: Final = "bwrap"
-_STEERING: Final = frozenset(
+BUBBLEWRAP: Final = "bwrap"
+_LIBC_VARIABLES: Final = frozenset(
     (
         "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "MALLOC_ARENA_MAX",
         "MALLOC_CHECK_", "MALLOC_PERTURB_", "MALLOC_TRACE", "NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TMPDIR",
@@ -151,23 +151,23 @@ _STEERING: Final = frozenset(
 _PRIVATE: Final = (Path("/tmp"), Path("/dev"), Path("/proc"))  # noqa: S108 - each sandbox has its own
 
 
-def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, ...]:
+def bubblewrap_args(order: ProcessSpec, program: str, *, other: bool = False) -> tuple[str, ...]:
     """Return the bubblewrap arguments that run `order.argv`.
 
     The sandbox sees the host, or the spec's own root, read-only; it can write to `order.writable`, to writable mounts, and
     to its own /tmp. It has its own pid namespace, so that all its processes end with it, and shares the host's network.
     `other`: it runs as another user, who can neither see nor mount over anything below a directory that is closed to others.
     """
-    words = [program, *(("--ro-bind", "/", "/") if order.root is None else _root(order.root))]
+    words = [program, *(("--ro-bind", "/", "/") if order.root is None else _bind_root(order.root))]
     words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108
     words += ["--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"]
     if order.with_parent:
         words.append("--die-with-parent")
     covered = [place for place in sorted(order.hidden) if order.root is None and place.is_dir()]
-    hidden = [str(place) for place in covered if not other or closed_above(place) is None]
+    hidden = [str(place) for place in covered if not other or closed_parent(place) is None]
     for place in hidden:
         words += ["--tmpfs", place]
-    shown = [*order.mounts, *(Mounted(place, place, writable=True) for place in order.writable if order.root is None)]
+    shown = [*order.mounts, *(BindMount(place, place, writable=True) for place in order.writable if order.root is None)]
     # Outer directories first: an inner mount made earlier would be hidden.
     for one in sorted(shown, key=lambda one: one.at):
         words += ["--bind" if one.writable else "--ro-bind", str(one.source), str(one.at)]
@@ -175,13 +175,13 @@ def sandboxed(order: Order, program: str, *, other: bool = False) -> tuple[str, 
         words += ["--remount-ro", place]
     if order.directory is not None:  # resolved inside the sandbox, so a hidden directory cannot be reached this way
         words += ["--chdir", str(order.directory)]
-    kept = outside(order.env)
+    kept = bubblewrap_env(order.env)
     for name in sorted(name for name in order.env if name not in kept):
         words += ["--setenv", name, order.env[name]]
     return (*words, "--", *order.argv)
 
 
-def _root(root: Path) -> list[str]:
+def _bind_root(root: Path) -> list[str]:
     """Bind each entry of the root separately.
 
     So bubblewrap can create mount points next to them in its own empty root, without an overlay and without write access to
@@ -199,15 +199,15 @@ def _root(root: Path) -> list[str]:
     return words
 
 
-def outer_directory(order: Order) -> Path | None:
+def host_directory(order: ProcessSpec) -> Path | None:
     """Return the directory to start bubblewrap in: with its own root, `directory` exists only inside."""
     return order.directory if order.root is None else Path("/")
 
 
-def outside(env: Mapping[str, str]) -> dict[str, str]:
+def bubblewrap_env(env: Mapping[str, str]) -> dict[str, str]:
     """Return the part of the environment that bubblewrap itself is started with.
 
     bubblewrap runs outside of its sandbox, so variables that make the loader or the C library load code or write files would
     act with the permissions of its user. These are passed to the sandboxed process only.
     """
-    return {name: text for name, text in env.items() if name not in _STEERING and not name.startswith("LD_")}
+    return {name: text for name, text in env.items() if name not in _LIBC_VARIABLES and not name.startswith("LD_")}

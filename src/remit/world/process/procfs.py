@@ -14,51 +14,51 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _PROC: Final = Path("/proc")
-_NO_MORE: Final = frozenset("ZXx")
+_ENDED_STATES: Final = frozenset("ZXx")
 """States of a process that has ended and was not reaped."""
-_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _STAT_BYTES_MAX: Final = 4_096
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Member(NamedTuple):
-    """One process in /proc. `ticks`: its start time; `cpu_ticks`: CPU time, including children that have been reaped."""
+class ProcessInfo(NamedTuple):
+    """One process in /proc. `start_ticks`: its start time; `cpu_ticks`: CPU time, including children that have been reaped."""
 
     pid: int
     state: str
-    group: int
+    pgid: int
     cpu_ticks: int
     threads: int
-    ticks: int
+    start_ticks: int
     pages: int
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether any thread runs: the main thread may have ended before the others."""
-        return self.state not in _NO_MORE or self.threads > 1
+        return self.state not in _ENDED_STATES or self.threads > 1
 
     @property
     def cpu_ms(self) -> int:
-        return self.cpu_ticks * 1000 // _TICKS_A_SECOND
+        return self.cpu_ticks * 1000 // _TICKS_PER_SECOND
 
     @property
     def memory_bytes(self) -> int:
         return self.pages * _PAGE_BYTES
 
 
-def member(pid: int) -> Member | None:
+def process_info(pid: int) -> ProcessInfo | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - read several times for each start, so it must be fast
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - must be fast: it is read several times per start
             text = file.read(_STAT_BYTES_MAX)
     except OSError:
         return None
     # The command name in parentheses may contain anything, also spaces and parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
     cpu = sum(int(field) for field in fields[11:15])
-    return Member(pid, fields[0].decode(), int(fields[2]), cpu, int(fields[17]), int(fields[19]), int(fields[21]))
+    return ProcessInfo(pid, fields[0].decode(), int(fields[2]), cpu, int(fields[17]), int(fields[19]), int(fields[21]))
 
 
-def group(number: int) -> list[Member]:
+def process_group(number: int) -> list[ProcessInfo]:
     """Return the running processes of a process group."""
     try:
         os.killpg(number, 0)
@@ -66,23 +66,23 @@ def group(number: int) -> list[Member]:
         return []
     except PermissionError:  # it has members of another user
         pass
-    members = (member(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return [one for one in members if one is not None and one.group == number and one.runs]
+    members = (process_info(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return [one for one in members if one is not None and one.pgid == number and one.is_running]
 
 
-def tree(pid: int) -> list[Member]:
+def process_tree(pid: int) -> list[ProcessInfo]:
     """Return a process and its running descendants. Orphans, whose parent has ended, cannot be attributed and are missing."""
-    found, queue = dict[int, Member](), [pid]
+    found, queue = dict[int, ProcessInfo](), [pid]
     while queue:
-        one = member(queue.pop())
+        one = process_info(queue.pop())
         if one is None or one.pid in found:
             continue
         found[one.pid] = one
         queue += _children(one.pid)
-    return [one for one in found.values() if one.runs]
+    return [one for one in found.values() if one.is_running]
 
 
-def inside(pid: int) -> int:
+def namespace_pid(pid: int) -> int:
     """Return the pid of a process in its innermost pid namespace; 0 if that is the host's namespace or unknown."""
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
@@ -92,7 +92,7 @@ def inside(pid: int) -> int:
     return int(numbers[-1]) if len(numbers) > 1 else 0
 
 
-def program(pid: int) -> str:
+def executable(pid: int) -> str:
     """Return the path of the executable; empty if it cannot be read."""
     try:
         return str((_PROC / str(pid) / "exe").readlink())
@@ -110,7 +110,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
+def send_termination(pid: int, *, kill: bool = False) -> bool:
     """Send SIGTERM, or SIGKILL with `at_once`. Returns False if there is no such process. Raises PermissionError if it is
     another user's.
     """
@@ -119,7 +119,7 @@ def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
     except (ProcessLookupError, OverflowError, ValueError, OSError):
         return False
     try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL if at_once else signal.SIGTERM)
+        signal.pidfd_send_signal(handle, signal.SIGKILL if kill else signal.SIGTERM)
     except ProcessLookupError:
         return False
     finally:
@@ -128,7 +128,7 @@ def ask_to_go(pid: int, *, at_once: bool = False) -> bool:
 
 
 @contextmanager
-def watched(pid: int | None) -> Iterator[Callable[[], bool]]:
+def watch_process(pid: int | None) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether the process that has this pid now still runs, even if the pid is reused later.
 
     Use this to wait for the end of a process: its locks are released a moment before it has ended.

@@ -18,21 +18,21 @@ from typing import Final
 from remit.world.interfaces import NotStarted
 
 PROGRAM: Final = Path(__file__).with_name("reaper_main.py")
-GONE_MAX: Final = 16
+UNREGISTERED_MAX: Final = 16
 """Number of removed groups that are reported at the latest; so many fit into one write to a pipe."""
-AGAIN_S: Final = 0.2
+RESTART_S: Final = 0.2
 """Pause before a reaper that has ended is restarted, in case it ends at once every time."""
 
 
-class Guard:
+class Reaper:
     """Handle of the reaper of this process, used in one event loop.
 
     Call `hold` before a group has a member, and `let_go` when it has none any more.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, None] = {}
-        self._gone: list[str] = []
+        self._registered: dict[str, None] = {}
+        self._unregistered: list[str] = []
         """Removals that were not sent yet. A removed group is harmless to the reaper, so they are sent with the next
         registration.
         """
@@ -44,28 +44,28 @@ class Guard:
         """Pid of the reaper; 0 if none runs."""
         return 0 if self._process is None else self._process.pid
 
-    def hold(self, number: int, places: Sequence[str]) -> None:
+    def register(self, number: int, places: Sequence[str]) -> None:
         """Register a group by the inode of its first directory. Raises `NotStarted`: it would outlive this process."""
         group = _line(number, places)
-        self._held[group] = None
-        gone, self._gone = self._gone, []
+        self._registered[group] = None
+        gone, self._unregistered = self._unregistered, []
         try:
-            self._say("".join((*gone, f"+\t{group}\n")))
+            self._send("".join((*gone, f"+\t{group}\n")))
         except OSError as error:
-            del self._held[group]
+            del self._registered[group]
             why = (error.strerror or str(error)).lower()
             raise NotStarted(f"the reaper cannot be started ({why})", "check the node's system log") from error
 
-    def let_go(self, number: int, places: Sequence[str]) -> None:
+    def unregister(self, number: int, places: Sequence[str]) -> None:
         group = _line(number, places)
-        if self._held.pop(group, group) is None:
-            self._gone.append(f"-\t{group}\n")
-            if len(self._gone) >= GONE_MAX:
-                gone, self._gone = self._gone, []
+        if self._registered.pop(group, group) is None:
+            self._unregistered.append(f"-\t{group}\n")
+            if len(self._unregistered) >= UNREGISTERED_MAX:
+                gone, self._unregistered = self._unregistered, []
                 with suppress(OSError):  # a restarted reaper gets the list of the remaining groups
-                    self._say("".join(gone))
+                    self._send("".join(gone))
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         process, data = self._process, line.encode()
         if process is not None and process.stdin is not None:
             try:
@@ -73,11 +73,11 @@ class Guard:
                     return
             except (BrokenPipeError, BlockingIOError):
                 pass
-        self._anew()
+        self._restart()
 
-    def _anew(self) -> None:
-        self._end()
-        if not self._held:
+    def _restart(self) -> None:
+        self._kill()
+        if not self._registered:
             return
         process = subprocess.Popen(  # noqa: S603 - our own program
             (sys.executable, "-I", "-S", str(PROGRAM)),
@@ -93,26 +93,26 @@ class Guard:
             raise RuntimeError("Popen returned no pipe")
         self._process = process
         with suppress(BrokenPipeError):  # it has ended already, and will be restarted
-            left = memoryview("".join(f"+\t{group}\n" for group in self._held).encode())
+            left = memoryview("".join(f"+\t{group}\n" for group in self._registered).encode())
             while left:
                 left = left[os.write(process.stdin.fileno(), left) :]
         os.set_blocking(process.stdin.fileno(), False)
         self._handle = os.pidfd_open(process.pid)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._handle, self._ended, loop)
+        loop.add_reader(self._handle, self._on_exit, loop)
 
-    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._end()
-        loop.call_later(AGAIN_S, self._follow, loop)
+    def _on_exit(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._kill()
+        loop.call_later(RESTART_S, self._restart_later, loop)
 
-    def _follow(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _restart_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._process is None:
             try:
-                self._anew()
+                self._restart()
             except OSError:
-                loop.call_later(AGAIN_S, self._follow, loop)
+                loop.call_later(RESTART_S, self._restart_later, loop)
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         """Kill the reaper. If it is only stopped (SIGSTOP), it would otherwise kill by an outdated list when it continues."""
         process, self._process = self._process, None
         handle, self._handle = self._handle, None

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_LOOK_S: Final = 0.01
-_LOOK_S_MAX: Final = 1.0
+_POLL_S: Final = 0.01
+_POLL_S_MAX: Final = 1.0
 
 
 def main() -> int:
@@ -32,14 +32,14 @@ def main() -> int:
             left[group] = None
         else:
             left.pop(group, None)
-    pause_s = _LOOK_S
-    while left := {group: None for group in left if not _is_over(group)}:
+    pause_s = _POLL_S
+    while left := {group: None for group in left if not _kill(group)}:
         time.sleep(pause_s)
-        pause_s = min(_LOOK_S_MAX, pause_s * 1.2)
+        pause_s = min(_POLL_S_MAX, pause_s * 1.2)
     return 0
 
 
-def _is_over(group: str) -> bool:
+def _kill(group: str) -> bool:
     """Kill all members of a group. Returns whether none is left; killed processes may take a moment to end."""
     number, *places = group.split("\t")
     first = Path(places[0])

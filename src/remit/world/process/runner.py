@@ -24,37 +24,37 @@ from typing import Final
 
 from remit.world.interfaces import (
     Clock,
-    Confinement,
-    Ended,
+    ExitStatus,
+    IsolationSupport,
     NotStarted,
-    Order,
-    Running,
+    ProcessHandle,
+    ProcessSpec,
     Usage,
     WorldError,
-    check_group,
-    check_in_time,
-    check_order,
+    check_group_name,
+    check_process_spec,
+    check_start_deadline,
 )
 from remit.world.process import exec_session, procfs, spawn
-from remit.world.process.cgroup_discovery import find
-from remit.world.process.cgroups import PARENT, Cgroups, GroupMark, Occupied, mark_of
-from remit.world.process.exec_session import Window
-from remit.world.process.isolation import PROGRAM
-from remit.world.process.reaper import Guard
-from remit.world.process.spawn_server import Lost, Starter
+from remit.world.process.cgroup_discovery import find_cgroups
+from remit.world.process.cgroups import PARENT, Cgroups, GroupId, GroupOccupied, parse_group_id
+from remit.world.process.exec_session import PtySize
+from remit.world.process.isolation import BUBBLEWRAP
+from remit.world.process.reaper import Reaper
+from remit.world.process.spawn_server import SpawnServer, StartOutcomeUnknown
 
-ENDED_MAX: Final = 10_000
+EXIT_STATUSES_MAX: Final = 10_000
 """Number of exit statuses remembered for late calls of `wait`. For older ones only the fact of the end is known."""
 
-_LOOK_MS: Final = 10
+_STOP_POLL_MS: Final = 10
 _POLL_MS: Final = 200
-_SETTLED_AT_ONCE: Final = 2
+_REAPED_PER_START: Final = 2
 """Number of children checked at each start, so that a start costs the same with thousands of children. More than one, so that
 children without a waiter are reaped faster than new ones are started.
 """
-_SWEPT_MAX: Final = 3
+_GROUP_RETRIES_MAX: Final = 3
 
-_One = tuple[int, int]
+_PidAndStart = tuple[int, int]
 """A pid with its start time."""
 
 
@@ -67,80 +67,82 @@ class ProcessRunner:
     def __init__(self, clock: Clock, *, parent: str = PARENT) -> None:
         self._clock = clock
         self._parent = parent
-        self._found: Cgroups | None = None
-        self._guard = Guard()
-        self._starter: Starter | None = Starter()
+        self._discovered: Cgroups | None = None
+        self._reaper = Reaper()
+        self._spawn_server: SpawnServer | None = SpawnServer()
         """None: this machine does not support starting a process inside its cgroup."""
-        self._children: dict[Running, None] = {}
-        self._ended: dict[Running, Ended] = {}
-        self._entered = 0
+        self._children: dict[ProcessHandle, None] = {}
+        self._exit_statuses: dict[ProcessHandle, ExitStatus] = {}
+        self._exec_count = 0
 
-    async def start(self, order: Order, /) -> Running:
-        check_order(order)
-        for child in tuple(self._children)[:_SETTLED_AT_ONCE]:
-            if not self._settle(child) and child in self._children:
+    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
+        check_process_spec(order)
+        for child in tuple(self._children)[:_REAPED_PER_START]:
+            if not self._finalize(child) and child in self._children:
                 self._children[child] = self._children.pop(child)  # move it to the end of the queue
         # Not in a thread: it takes a millisecond or two, and a cancelled caller never leaves an unknown process behind.
-        check_in_time(order, self._clock.now_ms())
+        check_start_deadline(order, self._clock.now_ms())
         pid, mark = await self._spawn(order)
-        found = procfs.member(pid)
+        found = procfs.process_info(pid)
         if found is None:
             raise NotStarted("/proc does not show the started process", "run on Linux with /proc mounted")
-        running = Running(pid, self._began(found), str(mark) if mark is not None else "")
+        running = ProcessHandle(pid, self._start_time(found), str(mark) if mark is not None else "")
         self._children[running] = None
         return running
 
-    async def wait(self, running: Running, /) -> Ended:
-        while self._lives(running):
-            await _until_it_ends(running.pid, lambda: self._lives(running))
-        self._settle(running)
-        return self._ended.get(running, Ended())
+    async def wait(self, running: ProcessHandle, /) -> ExitStatus:
+        while self._is_running(running):
+            await _wait_for_end(running.pid, lambda: self._is_running(running))
+        self._finalize(running)
+        return self._exit_statuses.get(running, ExitStatus())
 
-    def alive(self, running: Running, /) -> bool:
-        return self._lives(running)
+    def is_alive(self, running: ProcessHandle, /) -> bool:
+        return self._is_running(running)
 
-    async def stop(self, running: Running, /, *, grace_ms: int) -> None:
-        if (mark := self._mark(running)) is not None:
+    async def stop(self, running: ProcessHandle, /, *, grace_ms: int) -> None:
+        if (mark := self._group_id(running)) is not None:
             await self._stop_group(running, mark, grace_ms)
-        elif self._known(running) is not None:
+        elif self._find_process(running) is not None:
             await self._stop_processes(running, grace_ms)
-        self._settle(running)
+        self._finalize(running)
 
-    async def enter(self, running: Running, order: Order, /, *, window: Window | None = None) -> exec_session.Entered:
-        check_order(order)
-        around = exec_session.surroundings(running, order, self._mark(running), self._members(running))
-        self._entered += 1
-        name = f"exec-{os.getpid()}-{self._entered}"  # unique among the runners of this machine and within this one
+    async def start_exec(
+        self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None
+    ) -> exec_session.ProcessExecSession:
+        check_process_spec(order)
+        around = exec_session.exec_target(running, order, self._group_id(running), self._members(running))
+        self._exec_count += 1
+        name = f"exec-{os.getpid()}-{self._exec_count}"  # unique among the runners of this machine and within this one
 
         def is_there() -> bool:
-            return self._lives(running) and around.pid in self._members(running)
+            return self._is_running(running) and around.pid in self._members(running)
 
-        return await exec_session.enter(order, around, self._cgroups, name, is_there, window)
+        return await exec_session.start_exec(order, around, self._cgroups, name, is_there, window)
 
-    def usage(self, running: Running, /) -> Usage:
-        if (mark := self._mark(running)) is not None:
+    def usage(self, running: ProcessHandle, /) -> Usage:
+        if (mark := self._group_id(running)) is not None:
             return self._cgroups.usage(mark.name)
-        if self._known(running) is None:
+        if self._find_process(running) is None:
             return Usage()
-        members = procfs.tree(running.pid)
+        members = procfs.process_tree(running.pid)
         return Usage(sum(one.cpu_ms for one in members), sum(one.memory_bytes for one in members), len(members))
 
-    def confinement(self) -> Confinement:
+    def isolation_support(self) -> IsolationSupport:
         found = self._cgroups
-        return Confinement(found.name, found.controllers, found.why, shutil.which(PROGRAM) is not None)
+        return IsolationSupport(found.name, found.controllers, found.reason, shutil.which(BUBBLEWRAP) is not None)
 
-    def leftovers(self) -> tuple[str, ...]:
+    def live_groups(self) -> tuple[str, ...]:
         for child in tuple(self._children):
-            self._settle(child)
+            self._finalize(child)
         return tuple(name for name in self._cgroups.names() if not self._cgroups.remove(name))
 
-    async def clear(self, group: str, /) -> None:
-        check_group(group)
+    async def kill_group(self, group: str, /) -> None:
+        check_group_name(group)
         while self._cgroups.members(group):
             self._cgroups.kill(group)
-            await self._clock.sleep_ms(_LOOK_MS)
+            await self._clock.sleep_ms(_STOP_POLL_MS)
         for child in [one for one in self._children if one.group.startswith(f"{group}#")]:
-            self._settle(child)
+            self._finalize(child)
         self._cgroups.remove(group)
 
     # -- start -----------------------------------------------------------------------------------------------------------
@@ -148,181 +150,186 @@ class ProcessRunner:
     @property
     def _cgroups(self) -> Cgroups:
         """Discovered on first use: that forks, and many runners never need them."""
-        if self._found is None:
-            self._found = find(self._parent)
-        return self._found
+        if self._discovered is None:
+            self._discovered = find_cgroups(self._parent)
+        return self._discovered
 
-    async def _spawn(self, order: Order) -> tuple[int, GroupMark | None]:
+    async def _spawn(self, order: ProcessSpec) -> tuple[int, GroupId | None]:
         if not order.group or self._cgroups.name == "none":
             return spawn.spawn(order), None
-        for _ in range(_SWEPT_MAX):
+        for _ in range(_GROUP_RETRIES_MAX):
             try:
                 return await self._spawn_inside(order)
-            except spawn.Swept:
+            except spawn.GroupRemoved:
                 continue
-            except spawn.Unusable:
-                self._starter = None
+            except spawn.CloneUnsupported:
+                self._spawn_server = None
         raise NotStarted(
-            f"cgroup {order.group} was removed {_SWEPT_MAX} times during the start", "check which process removes cgroups there"
+            f"cgroup {order.group} was removed {_GROUP_RETRIES_MAX} times during the start",
+            "check which process removes cgroups there",
         )
 
-    async def _spawn_inside(self, order: Order) -> tuple[int, GroupMark]:
+    async def _spawn_inside(self, order: ProcessSpec) -> tuple[int, GroupId]:
         name, mark = order.group, None
         try:
-            mark = self._cgroups.make(name, order.limits)
+            mark = self._cgroups.create(name, order.limits)
             if order.with_parent:
-                self._guard.hold(mark.number, self._cgroups.places(name))
-            return await self._begin_inside(order), mark
-        except Occupied:
+                self._reaper.register(mark.inode, self._cgroups.directories(name))
+            return await self._create_inside(order), mark
+        except GroupOccupied:
             raise NotStarted(
                 f"group {name} still has running processes", "stop them first: a group runs once at a time"
             ) from None
         except FileNotFoundError:
-            self._drop(mark)
-            raise spawn.Swept(name) from None
+            self._remove_group(mark)
+            raise spawn.GroupRemoved(name) from None
         except OSError as error:
-            self._drop(mark)
+            self._remove_group(mark)
             why = (error.strerror or str(error)).lower()
             raise NotStarted(f"cgroup {name} cannot be created with these limits ({why})", "run `remit doctor`") from error
-        except (NotStarted, spawn.Swept, spawn.Unusable):
-            self._drop(mark)
+        except (NotStarted, spawn.GroupRemoved, spawn.CloneUnsupported):
+            self._remove_group(mark)
             raise
 
-    async def _begin_inside(self, order: Order) -> int:
+    async def _create_inside(self, order: ProcessSpec) -> int:
         """Start through the spawn server, which creates the process inside its cgroups; without it, fork here and join them."""
-        name, starter = order.group, self._starter
+        name, starter = order.group, self._spawn_server
         if starter is None:
-            with self._cgroups.entrances(name) as entrances:
-                return spawn.spawn(order, entrances=entrances)
+            with self._cgroups.join_fds(name) as entrances:
+                return spawn.spawn(order, join_fds=entrances)
         left_ms = None if order.not_after_ms is None else order.not_after_ms - self._clock.now_ms()
         try:
-            with self._cgroups.birthplace(name) as entry, spawn.prepared(order) as prepared:
+            with self._cgroups.clone_target(name) as entry, spawn.prepare(order) as prepared:
                 return await starter.spawn(order, prepared, entry, left_ms)
-        except Lost:
-            await self._undo(name)
+        except StartOutcomeUnknown:
+            await self._kill_unknown(name)
             raise NotStarted("the spawn server ended during the start", "no action needed: the start is retried") from None
         except asyncio.CancelledError:
-            await asyncio.shield(self._undo(name))
+            await asyncio.shield(self._kill_unknown(name))
             raise
 
-    async def _undo(self, group: str) -> None:
+    async def _kill_unknown(self, group: str) -> None:
         """Kill and reap whatever was started in the group: its pid is unknown, so it cannot be tracked."""
         unknown = self._cgroups.members(group)
-        await self.clear(group)
+        await self.kill_group(group)
         for pid in unknown:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
-    def _drop(self, mark: GroupMark | None) -> None:
+    def _remove_group(self, mark: GroupId | None) -> None:
         """Remove a cgroup if it is empty, and unregister it from the reaper."""
         if mark is not None and self._cgroups.remove(mark.name):
-            self._guard.let_go(mark.number, self._cgroups.places(mark.name))
+            self._reaper.unregister(mark.inode, self._cgroups.directories(mark.name))
 
     # -- membership and end -----------------------------------------------------------------------------------------------
 
-    def _mark(self, running: Running) -> GroupMark | None:
+    def _group_id(self, running: ProcessHandle) -> GroupId | None:
         """Return its cgroup, if it has one that was not replaced by another of the same name."""
-        mark = mark_of(running.group) if running.group else None
-        return mark if mark is not None and self._cgroups.holds(mark) else None
+        mark = parse_group_id(running.group) if running.group else None
+        return mark if mark is not None and self._cgroups.is_current(mark) else None
 
-    def _members(self, running: Running) -> list[int]:
+    def _members(self, running: ProcessHandle) -> list[int]:
         """Return the pids of the run; none if its pid or cgroup was reused by another."""
-        if (mark := self._mark(running)) is not None:
+        if (mark := self._group_id(running)) is not None:
             return self._cgroups.members(mark.name)
-        if running.group or self._known(running) is None:
+        if running.group or self._find_process(running) is None:
             return []
-        return [one.pid for one in procfs.tree(running.pid)]
+        return [one.pid for one in procfs.process_tree(running.pid)]
 
-    async def _stop_group(self, running: Running, mark: GroupMark, grace_ms: int) -> None:
+    async def _stop_group(self, running: ProcessHandle, mark: GroupId, grace_ms: int) -> None:
         name, cgroups = mark.name, self._cgroups
         until_ms = self._clock.now_ms() + grace_ms
-        with _told(f"the cgroup {name}"):
-            cgroups.signal(name, signal.SIGTERM, but=_not_asked(running.pid, cgroups.members(name)))
-            while cgroups.holds(mark) and cgroups.members(name):
+        with _translating_errors(f"the cgroup {name}"):
+            cgroups.signal(name, signal.SIGTERM, exclude=_bubblewrap_processes(running.pid, cgroups.members(name)))
+            while cgroups.is_current(mark) and cgroups.members(name):
                 if self._clock.now_ms() >= until_ms:
                     cgroups.kill(name)
-                await self._clock.sleep_ms(_LOOK_MS)
+                await self._clock.sleep_ms(_STOP_POLL_MS)
 
-    async def _stop_processes(self, running: Running, grace_ms: int) -> None:
+    async def _stop_processes(self, running: ProcessHandle, grace_ms: int) -> None:
         """Stop without a cgroup: the process group, and all descendants whose chain of parents still runs."""
-        ours = self._relatives(running, set())
-        spared = _not_asked(running.pid, [pid for pid, _ in ours])
+        ours = self._related_processes(running, set())
+        spared = _bubblewrap_processes(running.pid, [pid for pid, _ in ours])
         until_ms = self._clock.now_ms() + grace_ms
-        with _told(f"process group {running.pid}"):
+        with _translating_errors(f"process group {running.pid}"):
             _signal({one for one in ours if one[0] not in spared}, signal.SIGTERM)
             # Repeat: a member may fork while the others are killed.
-            while ours := _living(ours | self._relatives(running, ours)):
+            while ours := _still_running(ours | self._related_processes(running, ours)):
                 if self._clock.now_ms() >= until_ms:
                     _signal(ours, signal.SIGKILL)
-                await self._clock.sleep_ms(_LOOK_MS)
+                await self._clock.sleep_ms(_STOP_POLL_MS)
 
-    def _relatives(self, running: Running, ours: set[_One]) -> set[_One]:
+    def _related_processes(self, running: ProcessHandle, ours: set[_PidAndStart]) -> set[_PidAndStart]:
         """Return the members of its process group, if that was not reused, and their descendants and those of `ours`."""
-        found = {(one.pid, one.ticks) for one in procfs.group(running.pid)}
-        if self._known(running) is None and ours.isdisjoint(found):
+        found = {(one.pid, one.start_ticks) for one in procfs.process_group(running.pid)}
+        if self._find_process(running) is None and ours.isdisjoint(found):
             found = set()  # the number was reused for another group
-        return found | {(one.pid, one.ticks) for pid, _ in sorted(found | ours) for one in procfs.tree(pid)}
+        return found | {(one.pid, one.start_ticks) for pid, _ in sorted(found | ours) for one in procfs.process_tree(pid)}
 
-    def _lives(self, running: Running) -> bool:
+    def _is_running(self, running: ProcessHandle) -> bool:
         if running in self._children:  # a child keeps its pid until it is reaped, and waitid is the fastest check
             with suppress(ChildProcessError):
-                return _told_of(running.pid) is None
-        found = self._known(running)
-        return found is not None and found.runs
+                return _child_status(running.pid) is None
+        found = self._find_process(running)
+        return found is not None and found.is_running
 
-    def _known(self, running: Running) -> procfs.Member | None:
+    def _find_process(self, running: ProcessHandle) -> procfs.ProcessInfo | None:
         """Return the process itself, running or dead, and never another one with the same pid."""
-        found = procfs.member(running.pid)
-        return found if found is not None and self._began(found) == running.began else None
+        found = procfs.process_info(running.pid)
+        return found if found is not None and self._start_time(found) == running.start_time else None
 
-    def _began(self, found: procfs.Member) -> str:
-        return f"{self._clock.boot()}/{found.ticks}"
+    def _start_time(self, found: procfs.ProcessInfo) -> str:
+        return f"{self._clock.boot()}/{found.start_ticks}"
 
-    def _settle(self, running: Running) -> bool:
+    def _finalize(self, running: ProcessHandle) -> bool:
         """Record how it ended and release its resources. Returns whether nothing remains to be done."""
-        if self._lives(running):
+        if self._is_running(running):
             return False
-        mark = self._mark(running)
-        if running in self._children and not self._reaped(running, mark):
+        mark = self._group_id(running)
+        if running in self._children and not self._reap(running, mark):
             return False
-        if mark is not None and running not in self._ended and self._cgroups.oom(mark.name):
-            self._remember(running, Ended(oom=True))
+        if mark is not None and running not in self._exit_statuses and self._cgroups.had_oom_kill(mark.name):
+            self._remember(running, ExitStatus(oom=True))
         if mark is not None:
-            self._drop(mark)
-        elif (gone := mark_of(running.group) if running.group else None) is not None:  # another runner has removed the cgroup
-            self._guard.let_go(gone.number, self._cgroups.places(gone.name))
+            self._remove_group(mark)
+        elif (
+            gone := parse_group_id(running.group) if running.group else None
+        ) is not None:  # another runner has removed the cgroup
+            self._reaper.unregister(gone.inode, self._cgroups.directories(gone.name))
         return True
 
-    def _reaped(self, running: Running, mark: GroupMark | None) -> bool:
+    def _reap(self, running: ProcessHandle, mark: GroupId | None) -> bool:
         """Reap a child. Without a cgroup this waits until its process group is empty, so its number is not reused before."""
         try:
-            told = _told_of(running.pid)
+            told = _child_status(running.pid)
         except ChildProcessError:  # other code in this process has reaped it
             del self._children[running]
             return True
         if told is None:
             return False
-        oom = mark is not None and self._cgroups.oom(mark.name)
+        oom = mark is not None and self._cgroups.had_oom_kill(mark.name)
         exited = told.si_code == os.CLD_EXITED
-        self._remember(running, Ended(code=told.si_status, oom=oom) if exited else Ended(signal=told.si_status, oom=oom))
-        if mark is None and procfs.group(running.pid):
+        self._remember(
+            running, ExitStatus(code=told.si_status, oom=oom) if exited else ExitStatus(signal=told.si_status, oom=oom)
+        )
+        if mark is None and procfs.process_group(running.pid):
             return False
         os.waitpid(running.pid, 0)
         del self._children[running]
         return True
 
-    def _remember(self, running: Running, ended: Ended) -> None:
-        self._ended[running] = ended
-        while len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+    def _remember(self, running: ProcessHandle, ended: ExitStatus) -> None:
+        self._exit_statuses[running] = ended
+        while len(self._exit_statuses) > EXIT_STATUSES_MAX:
+            del self._exit_statuses[next(iter(self._exit_statuses))]
 
 
-def _told_of(pid: int) -> os.waitid_result | None:
+def _child_status(pid: int) -> os.waitid_result | None:
     """Return how a child has ended, or None, without reaping it. Raises ChildProcessError."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
-async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:
+async def _wait_for_end(pid: int, lives: Callable[[], bool]) -> None:
     """Wait for the end of any process, also one that is not our child, through a pidfd."""
     try:
         handle = os.pidfd_open(pid)
@@ -336,34 +343,34 @@ async def _until_it_ends(pid: int, lives: Callable[[], bool]) -> None:
     try:
         # Check again now that the pidfd pins the process: before, the pid could have been reused.
         if lives():
-            loop.add_reader(handle, _tell, ended)
+            loop.add_reader(handle, _wake, ended)
             await ended
     finally:
         loop.remove_reader(handle)
         os.close(handle)
 
 
-def _tell(ended: asyncio.Future[None]) -> None:
+def _wake(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
 
 
-def _not_asked(leader: int, pids: Collection[int]) -> frozenset[int]:
+def _bubblewrap_processes(leader: int, pids: Collection[int]) -> frozenset[int]:
     """Return the processes of bubblewrap itself, which get no SIGTERM. Pid 1 of the sandbox would end before the replica, and
     its exit code would be lost.
     """
-    if procfs.program(leader) != shutil.which(PROGRAM):
+    if procfs.executable(leader) != shutil.which(BUBBLEWRAP):
         return frozenset()
-    own = frozenset(pid for pid in pids if procfs.inside(pid) < 2)
+    own = frozenset(pid for pid in pids if procfs.namespace_pid(pid) < 2)
     return frozenset() if len(own) == len(pids) else own  # all of them: the sandbox is still starting
 
 
-def _living(members: set[_One]) -> set[_One]:
-    found = ((one, procfs.member(one[0])) for one in sorted(members))
-    return {one for one, now in found if now is not None and now.ticks == one[1] and now.runs}
+def _still_running(members: set[_PidAndStart]) -> set[_PidAndStart]:
+    found = ((one, procfs.process_info(one[0])) for one in sorted(members))
+    return {one for one, now in found if now is not None and now.start_ticks == one[1] and now.is_running}
 
 
-def _signal(members: set[_One], number: signal.Signals) -> None:
+def _signal(members: set[_PidAndStart], number: signal.Signals) -> None:
     """Signal processes that still have the recorded start time. The pidfd is opened before the check, so the pid cannot be
     reused.
     """
@@ -373,8 +380,8 @@ def _signal(members: set[_One], number: signal.Signals) -> None:
         except ProcessLookupError:
             continue
         try:
-            now = procfs.member(pid)
-            if now is not None and now.ticks == ticks:
+            now = procfs.process_info(pid)
+            if now is not None and now.start_ticks == ticks:
                 signal.pidfd_send_signal(handle, number)
         except ProcessLookupError:
             continue
@@ -383,7 +390,7 @@ def _signal(members: set[_One], number: signal.Signals) -> None:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _translating_errors(what: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:

@@ -20,17 +20,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.world.interfaces import NotStarted, Order
-from remit.world.process.isolation import PROGRAM, outer_directory, outside, sandboxed
+from remit.world.interfaces import NotStarted, ProcessSpec
+from remit.world.process.isolation import BUBBLEWRAP, bubblewrap_args, bubblewrap_env, host_directory
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_TOLD_BYTES_MAX: Final = 64
+_RESULT_BYTES_MAX: Final = 64
 _UID_MAX: Final = 2**32 - 2
-FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+OPEN_FILES_LIMIT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
 """Limit of open files at program start. Child processes get this limit, even if this process raises its own."""
 
-CURES: Final = {
+EXEC_FIXES: Final = {
     errno.ENOENT: "install it, or give its path",
     errno.EACCES: "make it executable for this user",
     errno.EPERM: "make it executable for this user",
@@ -41,7 +41,7 @@ CURES: Final = {
     errno.ENOMEM: "free memory on this machine",
     errno.EMFILE: "raise the agent's limit of open files (ulimit -n)",
 }
-_STEPS: Final = {
+_STEP_ERRORS: Final = {
     "join": ("its cgroup cannot be joined", "run `remit doctor`"),
     "files": ("its limit of open files cannot be set", "check the node's system log"),
     "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
@@ -49,18 +49,18 @@ _STEPS: Final = {
 }
 
 
-def need_many_files() -> None:
+def raise_open_files_limit() -> None:
     """Raise this process's limit of open files to the maximum: each watched process needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class Swept(Exception):
+class GroupRemoved(Exception):
     """The cgroup was removed by a cleanup between its creation and its first member. Create it again."""
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """User and groups of a process."""
 
     uid: int
@@ -68,43 +68,45 @@ class Identity(NamedTuple):
     groups: tuple[int, ...]
 
 
-class Unusable(Exception):
+class CloneUnsupported(Exception):
     """This machine cannot create a process inside a cgroup: the process has to join it."""
 
 
-class Prepared(NamedTuple):
+class PreparedProcess(NamedTuple):
     """A checked spec: the arguments to execute, the identity, and descriptors for stdout and stderr (negative: discard)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    identity: Identity | None
+    identity: ProcessIdentity | None
     streams: tuple[int, ...]
 
 
 @contextmanager
-def prepared(order: Order) -> Iterator[Prepared]:
+def prepare(order: ProcessSpec) -> Iterator[PreparedProcess]:
     """Check everything that can be checked before a process exists. The descriptors are closed on exit."""
-    identity = identity_of(order.user)
-    argv, env = _wrapped(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
-    _give(order.writable, identity)
+    identity = resolve_user(order.user)
+    argv, env = _sandbox_command(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
+    _give_directories(order.writable, identity)
     with ExitStack() as files:
-        yield Prepared(argv, env, identity, tuple(_stream(path, identity, files) for path in (order.stdout, order.stderr)))
+        yield PreparedProcess(
+            argv, env, identity, tuple(_open_output(path, identity, files) for path in (order.stdout, order.stderr))
+        )
 
 
-def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
+def spawn(order: ProcessSpec, *, join_fds: Sequence[int] = ()) -> int:
     """Start the process and return its pid. `entrances`: descriptors of the cgroups that it joins first."""
-    with prepared(order) as (argv, env, identity, streams), ExitStack() as files:
+    with prepare(order) as (argv, env, identity, streams), ExitStack() as files:
         hear, tell = _pipe(order)
         files.callback(os.close, hear)
         files.callback(os.close, tell)
-        needs = bool(entrances) or identity is not None or order.with_parent
-        needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != FILES
-        begin = _beginning(tuple(entrances), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
+        needs = bool(join_fds) or identity is not None or order.with_parent
+        needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != OPEN_FILES_LIMIT
+        begin = _preexec(tuple(join_fds), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
         try:
             process = subprocess.Popen(  # noqa: S603 - never through a shell; argv was checked above
                 argv,
                 env=dict(env),
-                cwd=outer_directory(order),
+                cwd=host_directory(order),
                 stdin=subprocess.DEVNULL,
                 stdout=streams[0],
                 stderr=streams[1],
@@ -112,10 +114,10 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
                 preexec_fn=begin,
             )
         except OSError as error:
-            raise _refused(order, argv, error) from error
+            raise _exec_error(order, argv, error) from error
         except subprocess.SubprocessError as error:
-            step, _, code = os.read(hear, _TOLD_BYTES_MAX).decode().partition(" ")
-            raise not_begun(order, argv, step, int(code or 0)) from error
+            step, _, code = os.read(hear, _RESULT_BYTES_MAX).decode().partition(" ")
+            raise start_error(order, argv, step, int(code or 0)) from error
         except ValueError as error:
             raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "correct the command") from error
     # From here on it is watched by pid. Popen would warn that the process outlives it, which is intended.
@@ -123,29 +125,29 @@ def spawn(order: Order, *, entrances: Sequence[int] = ()) -> int:
     return process.pid
 
 
-def _wrapped(order: Order, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    program = shutil.which(PROGRAM)
+def _sandbox_command(order: ProcessSpec, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    program = shutil.which(BUBBLEWRAP)
     if program is None:
         raise NotStarted("the process needs a sandbox, and bubblewrap is not installed", "apt install bubblewrap")
     # Inside the sandbox a missing program would only show as an exit code. A program in another root or in a mount cannot be
     # checked here.
-    if order.root is None and not order.mounts and not _is_there(order):
-        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", CURES[errno.ENOENT])
+    if order.root is None and not order.mounts and not _program_exists(order):
+        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", EXEC_FIXES[errno.ENOENT])
     needed = (*order.writable, *(one.source for one in order.mounts), *((order.root,) if order.root is not None else ()))
     missing = [place for place in needed if not place.exists()]
     if missing:
         raise NotStarted(f"{missing[0]} is part of the sandbox and does not exist", "create it, or remove it from the spec")
-    return sandboxed(order, program, other=other), outside(order.env)
+    return bubblewrap_args(order, program, other=other), bubblewrap_env(order.env)
 
 
-def _is_there(order: Order) -> bool:
+def _program_exists(order: ProcessSpec) -> bool:
     word = order.argv[0]
     if "/" in word and order.directory is not None:
         word = str(order.directory / word)
     return shutil.which(word, path=order.env.get("PATH", os.defpath)) is not None
 
 
-def identity_of(user: str) -> Identity | None:
+def resolve_user(user: str) -> ProcessIdentity | None:
     """Resolve a user name, or a number as `#1000`, which need not exist in the user database. None: keep the current user."""
     if not user:
         return None
@@ -163,9 +165,9 @@ def identity_of(user: str) -> Identity | None:
         cure = f"run the agent as root, or leave `user` out to run as {own}"
         raise NotStarted(f"{own} has no permission to run processes as {user!r}", cure)
     if number:
-        return Identity(uid, uid, (uid,))
+        return ProcessIdentity(uid, uid, (uid,))
     found = pwd.getpwnam(user)
-    return Identity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
+    return ProcessIdentity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
 
 
 def _has_name(uid: int) -> bool:
@@ -176,7 +178,7 @@ def _has_name(uid: int) -> bool:
     return True
 
 
-def _give(places: Sequence[Path], identity: Identity | None) -> None:
+def _give_directories(places: Sequence[Path], identity: ProcessIdentity | None) -> None:
     """Give the directories to the user. Only this process can have created them, so none is a symbolic link of someone else."""
     if identity is None:
         return
@@ -192,14 +194,14 @@ def _give(places: Sequence[Path], identity: Identity | None) -> None:
             raise NotStarted(f"{place} cannot be given to its user ({why})", "create it, or remove it from the spec") from error
 
 
-def _pipe(order: Order) -> tuple[int, int]:
+def _pipe(order: ProcessSpec) -> tuple[int, int]:
     try:
         return os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise _refused(order, order.argv, error) from error
+        raise _exec_error(order, order.argv, error) from error
 
 
-def _stream(path: Path | None, identity: Identity | None, files: ExitStack) -> int:
+def _open_output(path: Path | None, identity: ProcessIdentity | None, files: ExitStack) -> int:
     if path is None:
         return subprocess.DEVNULL
     try:
@@ -220,7 +222,7 @@ def _stream(path: Path | None, identity: Identity | None, files: ExitStack) -> i
     return file
 
 
-def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: int, tell: int) -> Callable[[], None]:
+def _preexec(entrances: tuple[int, ...], identity: ProcessIdentity | None, parent: int, tell: int) -> Callable[[], None]:
     """Return the function that runs between fork and exec. The child has no other threads, so only system calls are safe."""
 
     def begin() -> None:
@@ -229,7 +231,7 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
             for entrance in entrances:
                 os.write(entrance, b"0")
             step = "files"
-            resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES_LIMIT)
             step = "user"
             if identity is not None:
                 os.setgroups(identity.groups)
@@ -248,24 +250,24 @@ def _beginning(entrances: tuple[int, ...], identity: Identity | None, parent: in
     return begin
 
 
-def not_begun(order: Order, argv: tuple[str, ...], step: str, code: int) -> Exception:
+def start_error(order: ProcessSpec, argv: tuple[str, ...], step: str, code: int) -> Exception:
     """Translate the step and error code at which a start failed into an exception."""
     if step in ("join", "clone") and code in (errno.ENODEV, errno.ENOENT):
-        return Swept(order.group)
+        return GroupRemoved(order.group)
     if step == "clone" and code not in (errno.EAGAIN, errno.ENOMEM):
-        return Unusable(os.strerror(code).lower())
+        return CloneUnsupported(os.strerror(code).lower())
     if step == "late":
         return NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
     if step == "cwd" and order.directory is not None:
-        return _refused(order, argv, OSError(code, os.strerror(code), str(order.directory)))
+        return _exec_error(order, argv, OSError(code, os.strerror(code), str(order.directory)))
     if step in ("exec", "clone"):
-        return _refused(order, argv, OSError(code, os.strerror(code)))
-    cause, cure = _STEPS.get(step, ("it failed before its first instruction", "check the node's system log"))
+        return _exec_error(order, argv, OSError(code, os.strerror(code)))
+    cause, cure = _STEP_ERRORS.get(step, ("it failed before its first instruction", "check the node's system log"))
     return NotStarted(f"{order.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
 
 
-def _refused(order: Order, argv: tuple[str, ...], error: OSError) -> NotStarted:
+def _exec_error(order: ProcessSpec, argv: tuple[str, ...], error: OSError) -> NotStarted:
     why, place = (error.strerror or str(error)).lower(), order.directory
     if place is not None and str(error.filename) == str(place):
         return NotStarted(f"directory {place} cannot be entered ({why})", "create it, or name another")
-    return NotStarted(f"{argv[0]} cannot be run ({why})", CURES.get(error.errno or 0, "check the node's system log"))
+    return NotStarted(f"{argv[0]} cannot be run ({why})", EXEC_FIXES.get(error.errno or 0, "check the node's system log"))

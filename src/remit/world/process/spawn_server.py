@@ -21,23 +21,23 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
-from remit.world.interfaces import NotStarted, Order
-from remit.world.process.cgroups import Birthplace
-from remit.world.process.isolation import outer_directory
-from remit.world.process.spawn import FILES, Prepared, not_begun
+from remit.world.interfaces import NotStarted, ProcessSpec
+from remit.world.process.cgroups import CloneTarget
+from remit.world.process.isolation import host_directory
+from remit.world.process.spawn import OPEN_FILES_LIMIT, PreparedProcess, start_error
 
 PROGRAM: Final = Path(__file__).with_name("spawn_server_main.py")
-ANSWER_S: Final = 10.0
+ANSWER_S_MAX: Final = 10.0
 """A spawn server that has not answered for this long is treated as hung."""
 
-_TOLD_BYTES_MAX: Final = 256
+_RESULT_BYTES_MAX: Final = 256
 
 
-class Lost(Exception):
+class StartOutcomeUnknown(Exception):
     """It is unknown whether the process was started; nothing more will be. The caller must kill its cgroup."""
 
 
-class Starter:
+class SpawnServer:
     """Handle of the spawn server of this process. Used from the main thread, and in one event loop at a time."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Starter:
         if self._socket is not None:
             self._socket.close()
 
-    async def spawn(self, order: Order, prepared: Prepared, entry: Birthplace, left_ms: int | None) -> int:
+    async def spawn(self, order: ProcessSpec, prepared: PreparedProcess, entry: CloneTarget, left_ms: int | None) -> int:
         """Start a process and return its pid once its program is executed. `left_ms`: time until the start deadline.
 
         Raises `NotStarted` and `spawn.GroupRemoved`, after which nothing runs; `spawn.CloneUnsupported` if this machine does
@@ -61,18 +61,18 @@ class Starter:
         """
         until_ns = 0 if left_ms is None else time.clock_gettime_ns(time.CLOCK_BOOTTIME) + left_ms * 1_000_000
         with ExitStack() as files:
-            words = _file(_words(order, prepared, entry, until_ns), files)
+            words = _memory_file(_encode_request(order, prepared, entry, until_ns), files)
             streams = [stream for stream in prepared.streams if stream >= 0]
             hear, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             files.callback(os.close, hear)
             try:
-                by = self._send([words, tell, *([entry.into] if entry.into else []), *streams, *entry.entrances])
+                by = self._send([words, tell, *([entry.cgroup_fd] if entry.cgroup_fd else []), *streams, *entry.join_fds])
             finally:
                 os.close(tell)
-            told = await self._answer(hear, by)
-        return self._begun(order, prepared, told, by)
+            told = await self._read_answer(hear, by)
+        return self._parse_answer(order, prepared, told, by)
 
-    def _begun(self, order: Order, prepared: Prepared, told: bytes, by: int) -> int:
+    def _parse_answer(self, order: ProcessSpec, prepared: PreparedProcess, told: bytes, by: int) -> int:
         lines = dict(line.split(" ", 1) for line in told.decode().splitlines() if " " in line)
         pid = int(lines.pop("pid", 0))
         if pid and not lines:
@@ -81,19 +81,19 @@ class Starter:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         if not lines:
-            self.end(by)
-            raise Lost
+            self.kill(by)
+            raise StartOutcomeUnknown
         step, code = next(iter(lines.items()))
-        raise not_begun(order, prepared.argv, step, int(code))
+        raise start_error(order, prepared.argv, step, int(code))
 
-    async def _answer(self, hear: int, by: int) -> bytes:
+    async def _read_answer(self, hear: int, by: int) -> bytes:
         """Read the answer until the program is executed or has failed."""
         loop, told = asyncio.get_running_loop(), bytearray()
         over: asyncio.Future[None] = loop.create_future()
 
         def read() -> None:
             try:
-                piece = os.read(hear, _TOLD_BYTES_MAX)
+                piece = os.read(hear, _RESULT_BYTES_MAX)
             except BlockingIOError:
                 return
             told.extend(piece)
@@ -102,13 +102,13 @@ class Starter:
 
         loop.add_reader(hear, read)
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(ANSWER_S_MAX):
                 await over
         except TimeoutError:
-            self.end(by)
-            raise Lost from None
+            self.kill(by)
+            raise StartOutcomeUnknown from None
         except asyncio.CancelledError:
-            self.end(by)
+            self.kill(by)
             raise
         finally:
             loop.remove_reader(hear)
@@ -120,17 +120,17 @@ class Starter:
         """Send the request and return the pid of the server that got it."""
         for _ in range(2):
             if self._socket is None:
-                self._anew()
+                self._start_server()
             try:
                 if self._socket is not None:
                     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                     self._socket.sendmsg([b"."], rights)
                     return self._pid
             except (BrokenPipeError, ConnectionError, BlockingIOError):  # it has ended, or does not read
-                self.end(self._pid)
+                self.kill(self._pid)
         raise NotStarted("the spawn server keeps ending", "check the node's system log")
 
-    def _anew(self) -> None:
+    def _start_server(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(  # noqa: S603 - our own program
@@ -152,7 +152,7 @@ class Starter:
         ours.setblocking(False)
         self._socket, self._pid = ours, process.pid
 
-    def end(self, pid: int) -> None:
+    def kill(self, pid: int) -> None:
         """Kill this server, so that it starts nothing more. The outcome of a pending start is unknown: see
         `StartOutcomeUnknown`.
         """
@@ -168,8 +168,8 @@ class Starter:
         self._pid = 0
 
 
-def _words(order: Order, prepared: Prepared, entry: Birthplace, until_ns: int) -> bytes:
-    place, env = outer_directory(order), prepared.env
+def _encode_request(order: ProcessSpec, prepared: PreparedProcess, entry: CloneTarget, until_ns: int) -> bytes:
+    place, env = host_directory(order), prepared.env
     texts = ["" if place is None else str(place), *prepared.argv, *env, *env.values()]
     words = os.fsencode("\0".join(texts)).split(b"\0")  # one call instead of dozens
     if len(words) != len(texts):
@@ -184,15 +184,15 @@ def _words(order: Order, prepared: Prepared, entry: Birthplace, until_ns: int) -
             "cwd": words[0] or None,
             "identity": None if identity is None else tuple(identity),
             "parent": os.getpid() if order.with_parent else 0,
-            "files": FILES,
+            "files": OPEN_FILES_LIMIT,
             "streams": [stream >= 0 for stream in prepared.streams],
-            "into": bool(entry.into),
+            "into": bool(entry.cgroup_fd),
             "until_ns": until_ns,
         }
     )
 
 
-def _file(words: bytes, files: ExitStack) -> int:
+def _memory_file(words: bytes, files: ExitStack) -> int:
     """Put the request into a memory file: the size of a message is limited."""
     file = os.memfd_create("start")
     files.callback(os.close, file)

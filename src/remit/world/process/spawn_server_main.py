@@ -48,7 +48,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
         # The server ends when its starter has ended, and not before. A handler that does nothing is not inherited by the
         # started program; SIG_IGN would be.
-        signal.signal(number, _heed_not)
+        signal.signal(number, _ignore_signal)
     heard = socket(fileno=0)
     nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     gc.collect()
@@ -60,17 +60,17 @@ def main() -> int:
             return 0
         fds = [fd for _, _, data in told for fd in struct.unpack(f"{len(data) // 4}i", data)]
         try:
-            _begin(fds, nothing)
+            _start(fds, nothing)
         finally:
             for fd in fds:
                 os.close(fd)
 
 
-def _heed_not(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     return
 
 
-def _begin(fds: list[int], nothing: int) -> None:
+def _start(fds: list[int], nothing: int) -> None:
     words, tell, *rest = fds
     asked = marshal.loads(os.pread(words, os.fstat(words).st_size, 0))  # noqa: S302 - from our own parent, through a descriptor
     into = rest.pop(0) if asked["into"] else 0
@@ -79,22 +79,22 @@ def _begin(fds: list[int], nothing: int) -> None:
     try:
         if resource.getrlimit(resource.RLIMIT_NOFILE) != asked["files"]:
             resource.setrlimit(resource.RLIMIT_NOFILE, asked["files"])
-        programs = _programs(asked["argv"][0], asked["env"])
+        programs = _candidates(asked["argv"][0], asked["env"])
         step = "late"
         if asked["until_ns"] and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= asked["until_ns"]:
             raise TimeoutError(0, "late")
         step = "clone"
-        pid = _born(into)
+        pid = _clone(into)
     except OSError as error:
-        _say(tell, f"{step} {error.errno}\n")
+        _report(tell, f"{step} {error.errno}\n")
         return
     if pid:
-        _say(tell, _ANSWER.format(pid))
+        _report(tell, _ANSWER.format(pid))
         return
-    _become(asked, programs, (nothing, *streams), rest, tell)
+    _execute(asked, programs, (nothing, *streams), rest, tell)
 
 
-def _programs(word: bytes, env: dict[bytes, bytes]) -> list[bytes]:
+def _candidates(word: bytes, env: dict[bytes, bytes]) -> list[bytes]:
     """Return the files to try for a program. If none exists, the last one, for its error."""
     if b"/" in word:
         return [word]
@@ -113,7 +113,7 @@ def _is_absent(path: bytes) -> bool:
     return False
 
 
-def _born(into: int) -> int:
+def _clone(into: int) -> int:
     """Fork: returns 0 in the child, whose parent is our parent. With `into` the child starts in that cgroup."""
     flags = _CLONE_PARENT | (_CLONE_INTO_CGROUP if into else 0)
     words = ctypes.create_string_buffer(struct.pack("11Q", flags, *(0,) * 9, into), 88)
@@ -123,7 +123,7 @@ def _born(into: int) -> int:
     return int(pid)
 
 
-def _become(
+def _execute(
     asked: dict[str, Any], programs: list[bytes], streams: tuple[int, ...], entrances: list[int], tell: int
 ) -> NoReturn:
     """Run in the child: apply the settings, then execute the program."""
@@ -159,11 +159,11 @@ def _become(
         code = error.errno or 0
     except BaseException:  # noqa: BLE001 - a forked child must never return into the server loop
         step = "bug"
-    _say(tell, f"{step} {code}\n")
+    _report(tell, f"{step} {code}\n")
     os._exit(127)
 
 
-def _say(tell: int, words: str) -> None:
+def _report(tell: int, words: str) -> None:
     with suppress(OSError):  # the client has stopped waiting
         os.write(tell, words.encode())
 

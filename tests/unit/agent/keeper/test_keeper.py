@@ -16,7 +16,7 @@ from remit.agent.attempts import AttemptId
 from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.protocol import NO_START, BlockStart, ForgetProcess, StopProcess, Shutdown, ConfirmRenewals, ProcessTable, GetUsage
 from remit.world.files.disk import FileDisk
-from remit.world.interfaces import Clock, Ended, Running
+from remit.world.interfaces import Clock, ExitStatus, ProcessHandle
 from tests.unit.agent.virtual_machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on
 from tests.unit.world.virtual_world import InlineOffload, run_virtually
 
@@ -36,9 +36,9 @@ def test_a_start_is_begun_once_whoever_asks_and_however_often(tmp_path: Path) ->
             assert all(one == first for one in again)
             assert list(machine.runs) == [first.pid]
             assert (await talk.begin(ONE, number=1)) == first, "while it runs, the next start is not begun either"
-            machine.end(first.pid, Ended(code=3))
+            machine.end(first.pid, ExitStatus(code=3))
             ended = await talk.until_ended(ONE)
-            assert ended.ended == Ended(code=3)
+            assert ended.ended == ExitStatus(code=3)
             assert (await talk.begin(ONE)) == ended
             second = await talk.begin(ONE, number=1)
             assert second is not None
@@ -59,10 +59,10 @@ def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_bar
             runs = await talk.begin(TWO)
             assert runs is not None
             assert (await talk.say(BlockStart(*TWO))).kept == runs
-            machine.end(runs.pid, Ended(code=1))
+            machine.end(runs.pid, ExitStatus(code=1))
             await talk.until_ended(TWO)
             assert (await talk.begin(TWO, number=1)) is not None and len(machine.runs) == 1, "it was barred in vain"
-            machine.end(next(iter(machine.runs)), Ended(code=1))
+            machine.end(next(iter(machine.runs)), ExitStatus(code=1))
             ended = await talk.until_ended(TWO)
             assert (await talk.say(BlockStart(*TWO))).kept == ended
             again = await talk.begin(TWO, number=2)
@@ -79,7 +79,7 @@ def test_a_start_that_was_asked_for_twice_is_not_begun_after_it_was_forgotten(tm
         async with keeping(machine, tmp_path / "journal") as talk:
             first = await talk.begin(ONE)
             assert first is not None
-            machine.end(first.pid, Ended(code=0))
+            machine.end(first.pid, ExitStatus(code=0))
             await talk.until_ended(ONE)
             await talk.say(ForgetProcess(*ONE))
             late = await talk.begin(ONE)
@@ -141,7 +141,7 @@ def test_writes_that_end_one_after_another_end_no_keeper(tmp_path: Path, turns: 
                 both = await asyncio.gather(talk.begin(ONE, number=number), talk.begin(TWO, number=number))
                 for kept in both:
                     assert kept is not None
-                    machine.end(kept.pid, Ended(code=0))
+                    machine.end(kept.pid, ExitStatus(code=0))
                 await asyncio.gather(talk.until_ended(ONE), talk.until_ended(TWO))
 
     run_virtually(scene())
@@ -176,11 +176,11 @@ def test_a_journal_that_is_written_anew_keeps_a_start_that_was_just_promised(
             for before in range(number):
                 again = await talk.begin(TWO, number=before)
                 assert again is not None
-                machine.end(again.pid, Ended(code=1))
+                machine.end(again.pid, ExitStatus(code=1))
                 await talk.until_ended(TWO)
             second = asyncio.create_task(talk.begin(TWO, number=number))
             await held.wait()
-            machine.end(first.pid, Ended(code=0))
+            machine.end(first.pid, ExitStatus(code=0))
             await talk.until_ended(ONE)
             assert Journal(FileDisk(), journal).read()[TWO].number == number
             assert await second is not None
@@ -238,7 +238,7 @@ def test_what_is_written_at_the_same_time_is_written_once_each(tmp_path: Path) -
             await asyncio.gather(*(talk.begin(copy) for copy in copies))
             disk.until_ms = talk.world.clock.now_ms() + 100
             for pid in tuple(machine.runs):
-                machine.end(pid, Ended(code=0))
+                machine.end(pid, ExitStatus(code=0))
             for copy in copies:
                 await talk.until_ended(copy)
         assert journal.read_text().count("\n") == 3 * len(copies), "begun, what runs, and how it ended"
@@ -257,8 +257,8 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
             assert first is not None
             assert second is not None
             disk.full = True
-            machine.end(first.pid, Ended(code=3))
-            machine.end(second.pid, Ended(code=4))
+            machine.end(first.pid, ExitStatus(code=3))
+            machine.end(second.pid, ExitStatus(code=4))
             for copy in (ONE, TWO):
                 await talk.until_ended(copy)
             await talk.say(ForgetProcess(*TWO))
@@ -267,7 +267,7 @@ def test_what_could_not_be_written_is_written_as_it_stands_when_it_can_be(tmp_pa
             await talk.world.clock.sleep_ms(2_500)
             found = Journal(FileDisk(), journal).read()
             assert list(found) == [ONE]
-            assert found[ONE].ended == Ended(code=3)
+            assert found[ONE].ended == ExitStatus(code=3)
 
     run_virtually(scene())
 
@@ -285,8 +285,8 @@ def test_the_next_keeper_finds_what_runs_and_how_it_ended_is_told(tmp_path: Path
             assert (await talk.table())[ONE] == first
             assert (await talk.begin(ONE)) == first
             assert len(machine.runs) == 1
-            machine.end(first.pid, Ended(code=0))
-            assert (await talk.until_ended(ONE)).ended == Ended(), "nobody's child: only that it ended is known"
+            machine.end(first.pid, ExitStatus(code=0))
+            assert (await talk.until_ended(ONE)).ended == ExitStatus(), "nobody's child: only that it ended is known"
 
     run_virtually(scene())
 
@@ -300,7 +300,7 @@ def test_what_is_left_of_work_whose_first_process_died_with_its_keeper_is_ended_
             assert kept is not None
             child = machine.begin(machine.runs[kept.pid])
             machine.children[kept.pid] = [child]
-        machine.end(kept.pid, Ended(signal=9))
+        machine.end(kept.pid, ExitStatus(signal=9))
         machine.deaf = True
         async with keeping(machine, journal) as talk:
             assert (await talk.table())[ONE].alive, "not while anything of it runs"
@@ -374,13 +374,13 @@ def test_after_a_reboot_all_is_gone_and_no_instant_of_before_counts(tmp_path: Pa
             kept = await talk.begin(ONE)
             assert kept is not None
         late = replace(kept, boot="another", since_ms=10**12)
-        Journal(FileDisk(), journal).write([late, replace(late, key=TWO.key, uid="u2", ended=Ended(code=1), ended_ms=10**12)],
+        Journal(FileDisk(), journal).write([late, replace(late, key=TWO.key, uid="u2", ended=ExitStatus(code=1), ended_ms=10**12)],
                                            durably=True)  # fmt: skip
         async with keeping(machine, journal) as talk:
             table = await talk.table()
             now_ms = talk.world.clock.now_ms()
-            assert table[ONE].ended == Ended()
-            assert table[TWO].ended == Ended(code=1)
+            assert table[ONE].ended == ExitStatus()
+            assert table[TWO].ended == ExitStatus(code=1)
             assert all(one.ended_ms <= now_ms and one.since_ms <= now_ms for one in table.values())
 
     run_virtually(scene())
@@ -462,7 +462,7 @@ def test_an_end_is_asked_for_then_made_and_one_who_has_less_patience_shortens_it
             ended = await talk.until_ended(ONE)
             assert ended.why == "timeout"
             assert ended.ended_ms - began_ms in range(300, 400)
-            assert ended.ended == Ended(signal=9)
+            assert ended.ended == ExitStatus(signal=9)
 
     run_virtually(scene())
 
@@ -509,7 +509,7 @@ def test_only_what_has_ended_is_forgotten_and_readers_hear_of_each_change(tmp_pa
             assert kept is not None
             await talk.say(ForgetProcess(*ONE))
             assert ONE in await talk.table()
-            machine.end(kept.pid, Ended(code=0))
+            machine.end(kept.pid, ExitStatus(code=0))
             await talk.until_ended(ONE)
             await talk.say(ForgetProcess(*ONE))
             assert not await talk.table()
@@ -550,7 +550,7 @@ def test_uses_are_those_of_what_runs(tmp_path: Path) -> None:
             kept = await talk.begin(ONE)
             await talk.begin(TWO)
             assert kept is not None
-            machine.end(kept.pid, Ended(code=0))
+            machine.end(kept.pid, ExitStatus(code=0))
             await talk.until_ended(ONE)
             uses = (await talk.say(GetUsage())).uses
             assert [(use.uid, use.cpu_ms, use.memory_bytes) for use in uses] == [("u2", 1_000, 1 << 20)]
@@ -569,7 +569,7 @@ def test_a_process_of_the_same_number_that_is_another_one_is_not_taken_for_it(tm
         Journal(FileDisk(), journal).write([stranger], durably=True)
         machine.stuck = False
         async with keeping(machine, journal) as talk:
-            assert not talk.world.runner.alive(Running(stranger.pid, stranger.began))
+            assert not talk.world.runner.is_alive(ProcessHandle(stranger.pid, stranger.began))
             await talk.until_ended(ONE)
 
     run_virtually(scene())

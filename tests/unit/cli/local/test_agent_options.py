@@ -6,11 +6,11 @@ import click
 import pytest
 
 from remit.cli.local.agent_options import Declared, announced, nodes_of
-from remit.world.interfaces import Confinement, Equipment, Gpu
+from remit.world.interfaces import IsolationSupport, HostInventory, Gpu
 
-FOUND = Equipment("Host_7.example", "Linux", "boot", 4_000, 8 << 30, (Gpu("gpu-0", "NVIDIA A10 (24 GB)"), Gpu("gpu-1")))
-WHOLE = Confinement("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)
-NOTHING = Confinement("none", (), "no cgroups are mounted", sandbox=False)
+FOUND = HostInventory("Host_7.example", "Linux", "boot", 4_000, 8 << 30, (Gpu("gpu-0", "NVIDIA A10 (24 GB)"), Gpu("gpu-1")))
+WHOLE = IsolationSupport("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)
+NOTHING = IsolationSupport("none", (), "no cgroups are mounted", sandbox=False)
 
 
 def test_one_node_is_the_machine_as_it_was_found() -> None:

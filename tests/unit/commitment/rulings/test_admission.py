@@ -158,7 +158,7 @@ async def test_of_two_rules_that_set_a_class_the_first_by_name_stands(scope: Sco
 @story
 async def test_a_policy_names_classes_that_there_are__and_they_stay_for_as_long_as_it_does(scope: Scope) -> None:
     detail = await no(scope, policy(PolicyRule(priority_class="none")).thing, Code.INVALID, OPERATOR)
-    assert detail.startswith("spec.rules[0].priorityClass: there is no priority class none")
+    assert detail.startswith("spec.rules[0].priorityClass: priority class none does not exist")
     lost = PolicyRule(defaults=PolicyDefaults(priority_class="none"))
     assert "defaults.priorityClass" in await no(scope, policy(lost).thing, Code.INVALID, OPERATOR)
     await scope.must(OPERATOR, Apply(priority_class("urgent", 7)), policy(PolicyRule(priority_class="urgent")))
@@ -198,9 +198,9 @@ async def test_a_tenant_has_no_more_than_its_limits__and_is_told_the_figure_and_
     await scope.must(OPERATOR, Apply(limited(workloads=2, replicas=10, configs=1, bytes=5_000)))
     await scope.must(USER, Apply(workload("a", replicas=4)), Apply(workload("b", replicas=6)))
     detail = await no(scope, workload("c", replicas=0), Code.LIMIT)
-    assert detail.startswith("metadata.tenant: tenant t1 has 2 workloads of at most 2, and 1 more are too many")
+    assert detail.startswith("metadata.tenant: tenant t1 uses 2 of 2 workloads, 1 more exceed the limit by 1; ")
     assert "spec.limits.workloads" in detail
-    assert "spec.replicas: tenant t1 has 10 replicas of at most 10, and 1 more" in await no(
+    assert "spec.replicas: tenant t1 uses 10 of 10 replicas, 1 more exceed the limit by 1" in await no(
         scope, workload("b", replicas=7), Code.LIMIT
     )
     await scope.must(USER, Apply(workload("a", replicas=3)), Apply(workload("b", replicas=7)))

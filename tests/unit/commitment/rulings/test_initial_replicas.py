@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.commitment.dry_run import tried
+from remit.commitment.dry_run import dry_run
 from remit.commitment.rulings import declarations
-from remit.correction.controllers.desired_replicas import Census
+from remit.correction.controllers.desired_replicas import DesiredReplicas
 from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
 from remit.model.kinds import Policy, PolicySpec, Workload
@@ -100,7 +100,7 @@ async def test_a_daemon_a_schedule_and_nothing_begin_with_none(scope: Scope) -> 
 @story
 async def test_too_many_are_left_to_the_controller__all_of_them(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declarations, "FILL_MAX", 3)
+        patch.setattr(declarations, "INITIAL_REPLICAS_MAX", 3)
         await scope.must(USER, Apply(workload("w", replicas=4), fill=True), Apply(workload("v", replicas=3), fill=True))
     assert (made(scope, "w"), len(made(scope, "v"))) == ([], 3)
 
@@ -156,8 +156,8 @@ async def test_what_is_refused_leaves_no_replica(scope: Scope) -> None:
 async def test_what_is_only_tried_leaves_no_replica__and_is_shown_as_it_would_be(scope: Scope) -> None:
     before = await scope.dump()
     for fill in (True, False):
-        (one,) = tried(scope.lead.authority, USER, [Apply(workload("w", replicas=2), fill=fill)])
-        assert one.ruled == 1 and isinstance(one.thing, Workload) and one.thing.metadata.generation == 1
+        (one,) = dry_run(scope.lead.authority, USER, [Apply(workload("w", replicas=2), fill=fill)])
+        assert one.result == 1 and isinstance(one.obj, Workload) and one.obj.metadata.generation == 1
     assert await scope.dump() == before
 
 
@@ -172,6 +172,6 @@ def test_it_begins_with_what_its_controller_would_make_where_nothing_is(type_: A
     """The controller finds nothing missing, and nothing too much."""
     shape = drawn if type_ == "job" else {"replicas": drawn["replicas"]}
     declared, first = work("w", type_=type_, **shape)
-    census = Census(Table(declared, first).board)
+    census = DesiredReplicas(Table(declared, first).board)
     count = initial_replicas(declared.spec)
-    assert census.wanted(declared).spawn == (((0, count),) if count else ())
+    assert census.diff(declared).spawn == (((0, count),) if count else ())

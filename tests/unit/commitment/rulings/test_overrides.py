@@ -87,7 +87,7 @@ async def test_one_that_has_ended_is_not_revived_by_the_same_spec(scope: Scope) 
     scope.clock.at_ms += 1
     (verdict,) = await scope.ask(OPERATOR, Apply(override()))
     assert isinstance(verdict, Refused) and verdict.code is Code.EXISTS
-    assert "has ended" in verdict.detail and "delete it first" in verdict.detail
+    assert "has expired" in verdict.detail and "delete it first" in verdict.detail
     assert await scope.must(OPERATOR, Apply(override(reason="again"))) == [2], "a change is a word of its own"
     assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
 

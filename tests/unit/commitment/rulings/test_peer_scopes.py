@@ -84,10 +84,10 @@ async def test_only_budgets_and_operators_recognise_and_only_scopes(scope: Scope
 async def test_the_record_of_a_peer_is_bounded(scope: Scope) -> None:
     last = "i0"
     await meets(scope, R2, last)
-    for n in range(1, peer_scopes.FORMER_MAX + 3):
+    for n in range(1, peer_scopes.FORMER_INCARNATIONS_MAX + 3):
         await meets(scope, R2, f"i{n}", last)
         last = f"i{n}"
-    assert len(scope.row("peer/scope/r2")["spec"]["former"]) == peer_scopes.FORMER_MAX
+    assert len(scope.row("peer/scope/r2")["spec"]["former"]) == peer_scopes.FORMER_INCARNATIONS_MAX
 
 
 @story
@@ -137,7 +137,7 @@ async def test_a_letter_from_another_incarnation_than_is_recognised_is_refused_a
         for sender in ("one", "three"):
             late = replace(letter, sender=sender)
             assert await scope.refused(scope.actors["budgets"], late) is Code.GRANT_VOID
-            assert "recognised here is incarnation two" in await said(scope, late)
+            assert "accepted here is incarnation two" in await said(scope, late)
         await scope.must(scope.actors["budgets"], replace(letter, sender="two"))
 
 
@@ -245,7 +245,7 @@ async def test_every_scope_that_was_known_must_vouch_to_the_restored_one_itself(
     assert await scope.refused(budgets, Issue("s", slice_of("1"))) is Code.AWAITING_REPORTS
     assert await scope.refused(budgets, early) is Code.GRANT_VOID
     await scope.must(budgets, vouch(scope))
-    for word in ("scope/r3", incarnation(scope), "recognise", "vouch", "declared lost"):
+    for word in ("scope/r3", incarnation(scope), "recognise", "vouch", "declare them lost"):
         assert word in await said(scope, Issue("s", slice_of("1"))), "the refusal says who is missing, and what is to be done"
     await scope.must(budgets, replace(vouch(scope), holder="scope/r3"), Issue("s", slice_of("1")))
 

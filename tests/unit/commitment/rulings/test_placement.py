@@ -49,7 +49,7 @@ async def test_a_victim_is_told_by_whom_only_if_that_is_of_its_tenant(scope: Sco
     there = "replica/t2/zebra-0"
     claim = Reserve(there, scope.at(there), "n2", "tenant/t2", victims={mine: scope.at(mine)})
     await scope.must(scope.actors["scheduler"], claim)
-    assert scope.row(mine)["status"]["reason"] == "preempted by work of another tenant, of priority 100"
+    assert scope.row(mine)["status"]["reason"] == "preempted by a replica of another tenant with priority 100"
 
 
 @story

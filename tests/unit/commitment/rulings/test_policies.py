@@ -72,7 +72,7 @@ async def test_past_the_lease_on_its_policy_a_scope_places_nothing(scope: Scope)
     for claim in (Bind(c, scope.at(c), "n1", T1), Reserve(c, scope.at(c), "n1", T1), Bind(b, scope.at(b), "n1", T1)):
         (verdict,) = await scope.ask(scheduler, claim)
         assert isinstance(verdict, Refused) and verdict.code is Code.POLICY_LAPSED
-        assert verdict.detail == "policy revision 7 is past its lease here"
+        assert verdict.detail == "the lease on policy revision 7 has expired here; it must be renewed from the scope above"
     assert await scope.dump() == before
     await scope.must(agent, adopted(scope, 7, "a"))
     await bind(scope, b)

@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.recovery import FIRST, LAST
+from remit.commitment.recovery import KINDS_BEFORE_REPLICAS, KINDS_AFTER_REPLICAS
 from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
 from remit.model.identity import Token, TokenRole, TokenSpec, token_digest
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec
@@ -99,7 +99,9 @@ async def test_whoever_joins_has_its_nodes_for_itself__also_if_two_servers_looke
     verdicts = await scope.ask(OPERATOR, Apply(one, expect=0), Apply(other, expect=0), Apply(third, expect=0))
     assert [isinstance(verdict, Refused) for verdict in verdicts] == [False, True, False]
     assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.EXISTS
-    assert verdicts[1].detail == "spec.nodes: node n9 has an agent already, known by the token a"
+    assert verdicts[1].detail == (
+        "spec.nodes: node n9 already has an agent, identified by token a; revoke that token first, or choose another name"
+    )
     await scope.must(OPERATOR, Apply(token("made", "agent", nodes=("n9",))))
     revoked = [replace(each, spec=replace(each.spec, revoked=True)) for each in (one, token("made", "agent", nodes=("n9",)))]
     await scope.must(OPERATOR, *map(Apply, revoked))
@@ -127,7 +129,7 @@ async def test_whoever_takes_over_knows_the_tokens__they_are_revoked_and_used_up
 def test_every_kind_of_row_is_read_by_whoever_takes_over() -> None:
     """One that is left out is there in the store, and unknown to the authority after the next start."""
     apart = {"Grant", "Replica", "Event", "Decision"}  # each in its own way
-    assert sorted(apart | {*FIRST, *LAST}) == sorted(kind.__name__ for kind in get_args(AnyObject))
+    assert sorted(apart | {*KINDS_BEFORE_REPLICAS, *KINDS_AFTER_REPLICAS}) == sorted(kind.__name__ for kind in get_args(AnyObject))
 
 
 @story

@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.controllers.disruption import AT_ONCE, Leaving
-from remit.correction.controllers.node_lifecycle import GIVEN_UP_BURST, GIVEN_UP_MILLI_PER_S, LOST_AFTER, Nodes
+from remit.correction.controllers.disruption import NODE_EVICTIONS_MAX, PendingEvictions
+from remit.correction.controllers.node_lifecycle import UNKNOWN_NODES_BURST, UNKNOWN_NODES_MILLI_PER_S, LOST_AFTER_UNKNOWN_TIMES, NodeController
 from remit.law.timing import lost_after_ms
 from remit.model.claims import Accepted, AnyClaim, Code, Move, RecordEvent, Refused
 from remit.model.kinds import Disruption, Node, NodeHealth, Taint, Workload
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeatAge
-from remit.observation.health import Hearing
+from remit.observation.health import HeartbeatAges
 from tests.unit.correction.controller_fixture import TEMPO, Table, ready, replica, said, short, work
 
 SUSPECT_MS, UNKNOWN_MS = TEMPO.suspect_ms, TEMPO.unknown_ms
@@ -25,17 +25,17 @@ class Watch:
 
     def __init__(self, *things: Any) -> None:
         self.table = Table(*things)
-        self.nodes = Nodes(self.table.board, Leaving(self.table.board))
+        self.nodes = NodeController(self.table.board, PendingEvictions(self.table.board))
         self.silent: dict[str, int] = {}
         self.settled: dict[str, str] = {}
         self.incarnation = "one"
 
     def hear(self, **silent: int) -> None:
         """So long nothing was heard of these; all others have just been."""
-        nodes = {key.removeprefix("node/"): NodeHeartbeatAge(0, "one") for key, _ in self.table.board.kind("node/")}
+        nodes = {key.removeprefix("node/"): NodeHeartbeatAge(0, "one") for key, _ in self.table.board.of_kind("node/")}
         nodes |= {name: NodeHeartbeatAge(ms, self.settled.get(name, "one")) for name, ms in silent.items()}
         heard = HeartbeatReport(self.incarnation, 3_600_000, nodes)
-        self.nodes.take(Hearing(heard, self.table.clock.now_ms()), self.table.times())
+        self.nodes.set_heartbeat_ages(HeartbeatAges(heard, self.table.clock.now_ms()), self.table.times())
 
     def look(self, at: str = "node/n1") -> list[AnyClaim]:
         return self.table.look(self.nodes, at)
@@ -61,9 +61,9 @@ def test_the_evidence_ladder_step_by_step() -> None:
         (NodeHealth.READY, SUSPECT_MS + 1, ["mark n1 suspect"]),
         (NodeHealth.SUSPECT, UNKNOWN_MS, []),
         (NodeHealth.SUSPECT, UNKNOWN_MS + 1, ["mark n1 unknown"]),
-        (NodeHealth.UNKNOWN, LOST_AFTER * UNKNOWN_MS, []),
-        (NodeHealth.UNKNOWN, LOST_AFTER * UNKNOWN_MS + 1, ["mark n1 lost"]),
-        (NodeHealth.LOST, 10 * LOST_AFTER * UNKNOWN_MS, []),
+        (NodeHealth.UNKNOWN, LOST_AFTER_UNKNOWN_TIMES * UNKNOWN_MS, []),
+        (NodeHealth.UNKNOWN, LOST_AFTER_UNKNOWN_TIMES * UNKNOWN_MS + 1, ["mark n1 lost"]),
+        (NodeHealth.LOST, 10 * LOST_AFTER_UNKNOWN_TIMES * UNKNOWN_MS, []),
     ]
     for health, silent_ms, then in ladder:
         assert watch.after(silent_ms, health) == then, (health, silent_ms)
@@ -99,22 +99,22 @@ def test_a_hearing_that_is_old_or_of_another_incarnation_is_no_evidence() -> Non
 def test_a_term_begins_without_evidence() -> None:
     watch = Watch(ready("n1"), *others())
     watch.hear(n1=SUSPECT_MS + 1)
-    watch.nodes.began(watch.table.times())
+    watch.nodes.on_lease_acquired(watch.table.times())
     assert watch.look() == []
 
 
 def test_nodes_of_a_zone_become_unknown_no_faster_than_its_rate() -> None:
     """S17: a burst, and then one in ten seconds; another zone has a rate of its own."""
-    many = [ready(f"n{n}", NodeHealth.SUSPECT) for n in range(GIVEN_UP_BURST + 2)]
+    many = [ready(f"n{n}", NodeHealth.SUSPECT) for n in range(UNKNOWN_NODES_BURST + 2)]
     watch = Watch(*many, ready("b", NodeHealth.SUSPECT, zone="b"), *others(40))
     watch.hear(**{f"n{n}": UNKNOWN_MS + 1 for n in range(len(many))}, b=UNKNOWN_MS + 1)
     marked = [name for name in (*(f"n{n}" for n in range(len(many))), "b") if short(watch.look(f"node/{name}"))]
-    assert marked == [*(f"n{n}" for n in range(GIVEN_UP_BURST)), "b"]
-    wait_ms = 1_000_000 // GIVEN_UP_MILLI_PER_S
-    assert watch.table.again_in(watch.nodes, f"node/n{GIVEN_UP_BURST}") == wait_ms
+    assert marked == [*(f"n{n}" for n in range(UNKNOWN_NODES_BURST)), "b"]
+    wait_ms = 1_000_000 // UNKNOWN_NODES_MILLI_PER_S
+    assert watch.table.again_in(watch.nodes, f"node/n{UNKNOWN_NODES_BURST}") == wait_ms
     watch.table.clock.at_ms += wait_ms
     watch.hear(**{f"n{n}": UNKNOWN_MS + 1 for n in range(len(many))})
-    assert short(watch.look(f"node/n{GIVEN_UP_BURST}")) == [f"mark n{GIVEN_UP_BURST} unknown"]
+    assert short(watch.look(f"node/n{UNKNOWN_NODES_BURST}")) == [f"mark n{UNKNOWN_NODES_BURST} unknown"]
 
 
 # -- what is there -----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_the_next_fence_is_waited_for_by_time_alone() -> None:
 def test_a_node_with_work_on_it_is_not_lost() -> None:
     made, first = work("w", replace="fenced", fence=FENCE)
     watch = Watch(ready("n1", NodeHealth.UNKNOWN), *others(), made, first, replica("w", 0, "unknown", "n1", before="running"))
-    watch.hear(n1=LOST_AFTER * UNKNOWN_MS + 1)
+    watch.hear(n1=LOST_AFTER_UNKNOWN_TIMES * UNKNOWN_MS + 1)
     assert "mark n1 lost" not in short(watch.look())
 
 
@@ -257,7 +257,7 @@ def test_two_nodes_that_drain_at_once_do_not_each_spare_the_last_one() -> None:
     first, second = watch.look("node/n1"), watch.look("node/n2")
     assert (short(first), short(second)) == (["evict w-0"], [])
     (claim,) = (one for one in first if isinstance(one, Move))
-    watch.nodes.leaving.heard(claim.replica, Refused(Code.REVISION, "it has changed"))
+    watch.nodes.evictions.on_verdict(claim.replica, Refused(Code.REVISION, "it has changed"))
     assert short(watch.look("node/n2")) == ["evict w-1"], "the first was refused, so that one stays"
 
 
@@ -266,14 +266,14 @@ def test_what_was_accepted_counts_as_gone_until_it_is_seen() -> None:
     watch = Watch(ready("n1", draining=True), ready("n2", draining=True), spared(least=1, replicas=2), *on)
     watch.hear()
     (claim,) = (one for one in watch.look("node/n1") if isinstance(one, Move))
-    watch.nodes.leaving.heard(claim.replica, Accepted(9))
+    watch.nodes.evictions.on_verdict(claim.replica, Accepted(9))
     assert short(watch.look("node/n2")) == []
 
 
 def test_a_drain_is_not_an_outage__so_many_leave_at_a_time() -> None:
-    on = [replica("w", n, "serving", "n1") for n in range(AT_ONCE + 5)]
-    assert len(short(draining(spared(), *on).look())) == AT_ONCE
-    leaving = [replica("w", n, "draining", "n1") for n in range(AT_ONCE)]
+    on = [replica("w", n, "serving", "n1") for n in range(NODE_EVICTIONS_MAX + 5)]
+    assert len(short(draining(spared(), *on).look())) == NODE_EVICTIONS_MAX
+    leaving = [replica("w", n, "draining", "n1") for n in range(NODE_EVICTIONS_MAX)]
     assert short(draining(spared(), *leaving, replica("w", 90, "serving", "n1")).look()) == []
 
 
@@ -285,7 +285,7 @@ def test_how_a_drain_comes_along_is_said_of_the_node() -> None:
     watch.hear()
     overdue = watch.look()
     assert said(overdue) == {"Drained": ("False", "DeadlinePassed")}
-    assert "t1/w-0, t1/w-1, t1/w-2 cannot be spared" in str(overdue)
+    assert "t1/w-0, t1/w-1, t1/w-2 cannot be evicted" in str(overdue)
     watch.table.write(drop=[f"replica/t1/w-{n}" for n in range(3)])
     assert said(watch.look()) == {"Drained": ("True", "Empty")}
 
@@ -311,11 +311,11 @@ def test_what_is_going_for_good_can_always_be_spared() -> None:
 def test_only_nodes_of_which_there_may_be_something_to_say_are_looked_at_each_beat() -> None:
     watch = Watch(ready("n1"), ready("n2", draining=True), ready("n3", NodeHealth.JOINING), ready("n4"), *others())
     watch.hear(n4=SUSPECT_MS + 1)
-    assert watch.nodes._unwell(watch.table.times()) == ["node/n2", "node/n3", "node/n4"]
+    assert watch.nodes._keys_to_check(watch.table.times()) == ["node/n2", "node/n3", "node/n4"]
 
 
 def test_a_change_on_a_node_is_news_only_if_the_node_is_watched() -> None:
     watch = Watch(ready("n1"), ready("n2", draining=True))
     for node, news in (("n1", ()), ("n2", ("node/n2",))):
         was, now = replica("w", 0, "serving", node), replica("w", 0, "draining", node)
-        assert watch.nodes.concerns("replica/t1/w-0", was, now) == news
+        assert watch.nodes.keys_for("replica/t1/w-0", was, now) == news

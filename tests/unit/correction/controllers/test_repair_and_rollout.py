@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.controllers.desired_replicas import Census
-from remit.correction.controllers.disruption import Leaving
-from remit.correction.controllers.endpoints import Endpoints
-from remit.correction.controllers.garbage_collection import Cascade
-from remit.correction.controllers.repair import LATE_MS, Repair, pause_ms
-from remit.correction.controllers.rollout import Rollouts
-from remit.correction.framework.actions import Deed
+from remit.correction.controllers.desired_replicas import DesiredReplicas
+from remit.correction.controllers.disruption import PendingEvictions
+from remit.correction.controllers.endpoints import EndpointController
+from remit.correction.controllers.garbage_collection import GarbageCollector
+from remit.correction.controllers.repair import LIMIT_MARGIN_MS, RepairController, retry_backoff_ms
+from remit.correction.controllers.rollout import RolloutController
+from remit.correction.framework.actions import Action
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.model.claims import Accepted, Close, Code, Delete, Refused
 from remit.model.kinds import Disruption, NodeHealth, Override, OverrideScope, OverrideSpec, OverrideStatus, Rollout, Workload
@@ -32,14 +32,14 @@ class Mending:
 
     def __init__(self, *things: Any) -> None:
         self.table = Table()
-        self.repair = Repair(Census(self.table.board), self.table.clock)
+        self.repair = RepairController(DesiredReplicas(self.table.board), self.table.clock)
         self.table.board.subscribe(self)
         self.table.write(*things)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        self.repair.concerns(key, old, new)
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        self.repair.keys_for(key, old, new)
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         pass
 
     def look(self, at: str = KEY) -> list[str]:
@@ -55,7 +55,7 @@ def test_what_failed_is_released_at_once() -> None:
 
 def test_a_wait_that_is_over_is_ended_by_the_transition_of_the_table__and_not_before() -> None:
     for phase, transition in (("reserved", "reclaim"), ("bound", "abort"), ("starting", "abort")):
-        limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LATE_MS
+        limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LIMIT_MARGIN_MS
         mending = Mending(replica("w", 0, phase, "n1"))
         assert mending.look("replica/t1/w-0") == []
         assert mending.again_in("replica/t1/w-0") == limit_ms
@@ -82,13 +82,13 @@ def test_what_was_moved_comes_back_at_once__what_crashed_after_a_pause_that_doub
     assert Mending(*work("w", 1), replica("w", 0, "released")).look() == ["requeue w-0"]
     mending = Mending(*work("w", 1), replica("w", 0, "released", failures=3))
     assert mending.look() == []
-    assert mending.again_in() == pause_ms(3) == 4_000
+    assert mending.again_in() == retry_backoff_ms(3) == 4_000
     mending.table.clock.at_ms += 4_000
     assert mending.look() == ["requeue w-0"]
 
 
 def test_pauses_between_attempts_are_bounded() -> None:
-    assert [pause_ms(n) for n in (0, 1, 2, 3, 7, 1_000)] == [0, 1_000, 2_000, 4_000, 60_000, 60_000]
+    assert [retry_backoff_ms(n) for n in (0, 1, 2, 3, 7, 1_000)] == [0, 1_000, 2_000, 4_000, 60_000, 60_000]
 
 
 def test_what_is_not_wanted_any_more_is_not_brought_back() -> None:
@@ -130,7 +130,7 @@ def test_a_grant_that_has_run_out_is_closed__and_not_before() -> None:
     mending = Mending(grant())
     mending.table.authority = ("b", 4_000)
     assert mending.look("grant/g") == []
-    assert mending.again_in("grant/g") == 1_000 + LATE_MS
+    assert mending.again_in("grant/g") == 1_000 + LIMIT_MARGIN_MS
     mending.table.authority = ("b", 5_000)
     assert mending.look("grant/g") == ["close"]
 
@@ -146,10 +146,10 @@ def test_a_grant_that_does_not_run_out__or_is_anothers__is_left() -> None:
 def test_a_grant_that_was_closed_and_is_still_drawn_on_is_asked_about_when_something_of_it_is_free() -> None:
     mending = Mending(grant(phase=GrantPhase.CLOSED), *work("w", 1), replica("w", 0, "serving", "n1", grants=("g",)))
     assert mending.look("grant/g") == ["close"]
-    mending.repair.heard("grant/g", Deed(Close("g")), Accepted(3))
+    mending.repair.on_verdict("grant/g", Action(Close("g")), Accepted(3))
     assert mending.look("grant/g") == []
     was = replica("w", 0, "serving", "n1", grants=("g",))
-    assert "grant/g" in mending.repair.concerns("replica/t1/w-0", was, replica("w", 0, "released"))
+    assert "grant/g" in mending.repair.keys_for("replica/t1/w-0", was, replica("w", 0, "released"))
     assert mending.look("grant/g") == ["close"]
 
 
@@ -157,9 +157,9 @@ def test_a_grant_that_had_not_run_out_is_not_asked_about_for_a_while() -> None:
     mending = Mending(grant())
     mending.table.authority = ("another boot", 9_000)
     assert mending.look("grant/g") == ["close"]
-    mending.repair.heard("grant/g", Deed(Close("g")), Refused(Code.IN_USE, "not yet"))
+    mending.repair.on_verdict("grant/g", Action(Close("g")), Refused(Code.IN_USE, "not yet"))
     assert mending.look("grant/g") == []
-    assert mending.again_in("grant/g") == 2_000 + LATE_MS
+    assert mending.again_in("grant/g") == 2_000 + LIMIT_MARGIN_MS
 
 
 # -- endpoints ---------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_grant_that_had_not_run_out_is_not_asked_about_for_a_while() -> None:
 
 def published(*things: Any, at: str = "replica/t1/w-0") -> list[str]:
     table = Table(*things)
-    return short(table.look(Endpoints(table.board), at))
+    return short(table.look(EndpointController(table.board), at))
 
 
 def test_what_is_ready_on_a_node_that_is_ready_is_served() -> None:
@@ -190,23 +190,23 @@ def test_what_is_on_a_suspected_node_is_withdrawn_if_others_serve__never_the_las
 
 def test_a_node_whose_health_changes_is_news_to_what_is_published_there() -> None:
     table = Table(*work("w"), ready("n1"), replica("w", 0, "serving", "n1"), replica("w", 1, "starting", "n1"))
-    endpoints = Endpoints(table.board)
-    assert endpoints.concerns("node/n1", ready("n1"), ready("n1", NodeHealth.SUSPECT)) == ("replica/t1/w-0",)
-    assert endpoints.concerns("node/n1", ready("n1"), ready("n1", zone="b")) == ()
+    endpoints = EndpointController(table.board)
+    assert endpoints.keys_for("node/n1", ready("n1"), ready("n1", NodeHealth.SUSPECT)) == ("replica/t1/w-0",)
+    assert endpoints.keys_for("node/n1", ready("n1"), ready("n1", zone="b")) == ()
 
 
 def test_each_cause_is_a_deed_of_its_own__the_same_cause_is_the_same_deed() -> None:
     """What somebody undoes again and again is noticed by its name; a node that comes and goes is a new cause each time."""
     table = Table(*work("w"), ready("n1"), replica("w", 0, "ready", "n1"))
-    endpoints = Endpoints(table.board)
+    endpoints = EndpointController(table.board)
 
     def named() -> str:
-        (deed,) = (wish for wish in endpoints.reconcile("replica/t1/w-0", table.times()) if isinstance(wish, Deed))
-        return deed.once
+        (deed,) = (wish for wish in endpoints.reconcile("replica/t1/w-0", table.times()) if isinstance(wish, Action))
+        return deed.undo_key
 
     first = named()
     assert named() == first != ""
-    endpoints.concerns("node/n1", ready("n1", NodeHealth.SUSPECT), ready("n1"))
+    endpoints.keys_for("node/n1", ready("n1", NodeHealth.SUSPECT), ready("n1"))
     assert named() != first
 
 
@@ -230,7 +230,7 @@ def rolling(
 
 
 def retired(table: Table) -> list[str]:
-    return short(table.look(Rollouts(Census(table.board), Leaving(table.board)), KEY))
+    return short(table.look(RolloutController(DesiredReplicas(table.board), PendingEvictions(table.board)), KEY))
 
 
 def old(*phases: str) -> list[Replica]:
@@ -261,21 +261,21 @@ def test_jobs_and_what_is_going_are_not_rolled() -> None:
 
 def test_what_a_drain_has_asked_to_leave_is_not_spared_a_second_time() -> None:
     table = rolling(1, *old("serving", "serving", "serving"))
-    leaving = Leaving(table.board)
-    rollouts = Rollouts(Census(table.board), leaving)
-    leaving.ask(table.board.rows["replica/t1/w-0"])
+    leaving = PendingEvictions(table.board)
+    rollouts = RolloutController(DesiredReplicas(table.board), leaving)
+    leaving.add(table.board.rows["replica/t1/w-0"])
     assert short(table.look(rollouts, KEY)) == []
-    leaving.heard("replica/t1/w-0", None)
+    leaving.on_verdict("replica/t1/w-0", None)
     assert short(table.look(rollouts, KEY)) == ["retire w-2"]
 
 
 def test_changes_of_replicas_are_news_only_while_something_rolls() -> None:
     table = rolling(0, *old("serving"))
-    rollouts = Rollouts(Census(table.board), Leaving(table.board))
+    rollouts = RolloutController(DesiredReplicas(table.board), PendingEvictions(table.board))
     (was,), (now,) = old("ready"), old("serving")
-    assert rollouts.concerns("replica/t1/w-0", was, now) == ()
+    assert rollouts.keys_for("replica/t1/w-0", was, now) == ()
     table.look(rollouts, KEY)
-    assert rollouts.concerns("replica/t1/w-0", was, now) == (KEY,)
+    assert rollouts.keys_for("replica/t1/w-0", was, now) == (KEY,)
 
 
 # -- the cascade -------------------------------------------------------------------------------------------------------------
@@ -287,18 +287,18 @@ def owned(*owners: Owner, **meta: Any) -> Config:
 
 def orphaned(*things: Any) -> list[str]:
     table = Table()
-    cascade = Cascade(table.board)
+    cascade = GarbageCollector(table.board)
 
     class Ear:
-        def changed(self, key: str, old: Any, new: Any) -> None:
-            cascade.concerns(key, old, new)
+        def on_change(self, key: str, old: Any, new: Any) -> None:
+            cascade.keys_for(key, old, new)
 
-        def reached(self) -> None:
+        def on_commit(self) -> None:
             pass
 
     table.board.subscribe(Ear())
     table.write(*things)
-    return [name for key in cascade.everything() for name in short(table.look(cascade, key))]
+    return [name for key in cascade.all_keys() for name in short(table.look(cascade, key))]
 
 
 BY_UID = Owner(kind="Workload", name="w", uid="uid-w")
@@ -319,7 +319,7 @@ def test_one_owner_that_is_left_is_enough() -> None:
 def test_an_orphan_is_deleted_at_the_revision_at_which_it_was_seen() -> None:
     """S16."""
     table = Table(owned(BY_UID))
-    (claim,) = table.look(Cascade(table.board), "config/t1/c")
+    (claim,) = table.look(GarbageCollector(table.board), "config/t1/c")
     assert isinstance(claim, Delete) and claim.expect == 1
 
 
@@ -332,10 +332,10 @@ def test_what_was_marked_goes_once_nothing_holds_it__workloads_are_cleared_elsew
 
 def test_the_end_of_an_owner_is_news_to_whom_it_owned() -> None:
     table = Table()
-    cascade = Cascade(table.board)
-    cascade.concerns("config/t1/c", None, owned(BY_UID))
+    cascade = GarbageCollector(table.board)
+    cascade.keys_for("config/t1/c", None, owned(BY_UID))
     made = work("w")[0]
-    assert cascade.concerns(KEY, made, None) == ("config/t1/c",)
-    assert cascade.concerns(KEY, made, made) == ()
-    cascade.concerns("config/t1/c", owned(BY_UID), None)
-    assert cascade.concerns(KEY, made, None) == ()
+    assert cascade.keys_for(KEY, made, None) == ("config/t1/c",)
+    assert cascade.keys_for(KEY, made, made) == ()
+    cascade.keys_for("config/t1/c", owned(BY_UID), None)
+    assert cascade.keys_for(KEY, made, None) == ()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.correction.controllers.desired_replicas import Census
-from remit.correction.controllers.repair import LATE_MS, Repair
-from remit.correction.controllers.workload_status import patience_ms
-from remit.correction.controllers.workloads import Workloads
-from remit.correction.framework.actions import Concern, Later
+from remit.correction.controllers.desired_replicas import DesiredReplicas
+from remit.correction.controllers.repair import LIMIT_MARGIN_MS, RepairController
+from remit.correction.controllers.workload_status import condition_debounce_ms
+from remit.correction.controllers.workloads import WorkloadController
+from remit.correction.framework.actions import KeyTrigger, RequeueCoalesced
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.timing import Timing
 from remit.model.claims import Apply
@@ -24,8 +24,8 @@ from tests.unit.correction.framework.test_loop import CADENCE, Room, room
 
 KEY = "workload/t1/w"
 ONE = "replica/t1/w-0"
-PATIENCE_MS = patience_ms(TEMPO)
-SOON = Later(KEY, PATIENCE_MS)
+PATIENCE_MS = condition_debounce_ms(TEMPO)
+SOON = RequeueCoalesced(KEY, PATIENCE_MS)
 
 
 class Listening:
@@ -33,18 +33,18 @@ class Listening:
 
     def __init__(self, *things: Any, tempo: Timing = TEMPO) -> None:
         self.table = Table()
-        self.workloads = Workloads(Census(self.table.board), self.table.clock, tempo)
-        self.heard: list[Concern] = []
+        self.workloads = WorkloadController(DesiredReplicas(self.table.board), self.table.clock, tempo)
+        self.heard: list[KeyTrigger] = []
         self.table.board.subscribe(self)
         self.write(*things)
 
-    def changed(self, key: str, old: Any, new: Any) -> None:
-        self.heard += self.workloads.concerns(key, old, new)
+    def on_change(self, key: str, old: Any, new: Any) -> None:
+        self.heard += self.workloads.keys_for(key, old, new)
 
-    def reached(self) -> None:
+    def on_commit(self) -> None:
         pass
 
-    def write(self, *things: Any, drop: Iterable[str] = ()) -> list[Concern]:
+    def write(self, *things: Any, drop: Iterable[str] = ()) -> list[KeyTrigger]:
         """One commit: what it is news to."""
         self.heard = []
         self.table.write(*things, drop=drop)
@@ -92,12 +92,12 @@ def test_a_service_or_a_daemon_is_looked_at_right_away__however_full_it_is() -> 
 
 def test_the_patience_is_that_of_the_tempo() -> None:
     tempo = Timing(100)
-    assert set(Listening(*a_job("pending"), tempo=tempo).heard) == {Later(KEY, patience_ms(tempo))}
+    assert set(Listening(*a_job("pending"), tempo=tempo).heard) == {RequeueCoalesced(KEY, condition_debounce_ms(tempo))}
 
 
 def test_a_job_with_a_short_deadline_is_looked_at_when_that_has_passed() -> None:
     listening = Listening(*a_job("pending", deadline=Duration(1_000)))
-    assert Later(KEY, 1_000) in listening.heard
+    assert RequeueCoalesced(KEY, 1_000) in listening.heard
     listening.table.clock.at_ms += 1_000
     assert listening.told()["Failed"] == ("True", "DeadlineExceeded")
 
@@ -145,7 +145,7 @@ def test_of_one_that_was_looked_at_what_is_so_must_have_lasted() -> None:
     listening = Listening(*a_job("pending", replicas=1))
     declared = listening.table.board.get(KEY)
     listening.write(replace(declared, metadata=replace(declared.metadata, annotations={"a": "b"})))
-    listening.workloads.faring._untold.clear()
+    listening.workloads.conditions._pending_updates.clear()
     assert listening.told() == {}, "from now on it counts"
     listening.write(on("running"))
     listening.table.clock.at_ms += PATIENCE_MS
@@ -164,7 +164,7 @@ def test_of_a_job_that_is_over_by_then_only_that_is_said() -> None:
 def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
     listening = Listening(*a_job("pending"))
     listening.write(drop=[ONE, KEY])
-    assert not listening.workloads.faring._untold
+    assert not listening.workloads.conditions._pending_updates
 
 
 # -- repair ----------------------------------------------------------------------------------------------------------------
@@ -173,19 +173,19 @@ def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
 @pytest.mark.parametrize("phase", ["reserved", "bound", "starting"])
 def test_a_wait_that_begins_is_looked_at_when_it_is_over(phase: str) -> None:
     table = Table()
-    repair = Repair(Census(table.board), table.clock)
-    limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LATE_MS
+    repair = RepairController(DesiredReplicas(table.board), table.clock)
+    limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LIMIT_MARGIN_MS
     before = replica("w", 0, "pending")
     table.write(replica("w", 0, phase, "n1"))
-    assert list(repair.concerns(ONE, before, table.board.get(ONE))) == [Later(ONE, limit_ms)]
+    assert list(repair.keys_for(ONE, before, table.board.get(ONE))) == [RequeueCoalesced(ONE, limit_ms)]
     table.clock.at_ms += limit_ms
     assert len(table.look(repair, ONE)) == 1
 
 
 def test_what_has_failed_is_looked_at_right_away() -> None:
     table = Table()
-    repair = Repair(Census(table.board), table.clock)
-    assert ONE in list(repair.concerns(ONE, on("running"), on("failed")))
+    repair = RepairController(DesiredReplicas(table.board), table.clock)
+    assert ONE in list(repair.keys_for(ONE, on("running"), on("failed")))
 
 
 # -- the loop --------------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ async def test_one_look_does_for_all_that_is_to_be_looked_at_later(r: Room) -> N
     await r.nodes("n1")
     await r.sleep(1_000)
     marker.looks.clear()
-    marker.concerns = lambda key, old, new: (Later(key, 3_000),) if key.startswith("node/") else ()  # type: ignore[method-assign]
+    marker.keys_for = lambda key, old, new: (RequeueCoalesced(key, 3_000),) if key.startswith("node/") else ()  # type: ignore[method-assign]
     began_ms = r.world.clock.now_ms()
     for number in range(4):
         await r.ask(OPERATOR, Apply(node("n1", labels={"turn": str(number)})))
@@ -216,9 +216,9 @@ async def test_nobody_is_woken_for_what_is_due_after_the_next_that_is(r: Room) -
 
     async def wakes(key: str, in_ms: int) -> bool:
         loop._wake.clear()
-        loop.look_at([Later(key, in_ms)])
+        loop.enqueue([RequeueCoalesced(key, in_ms)])
         woken = loop._wake.is_set()
-        await r.sleep(CADENCE.gather_ms + 1)
+        await r.sleep(CADENCE.coalesce_ms + 1)
         return woken
 
     assert await wakes("node/a", 5_000), "nothing else would wake it in time"
@@ -228,7 +228,7 @@ async def test_nobody_is_woken_for_what_is_due_after_the_next_that_is(r: Room) -
     began_ms = r.world.clock.now_ms()
     await r.sleep(9_000)
     assert [key for key, _ in marker.looks if key != "node/n1"] == ["node/c", "node/a", "node/b"]
-    assert all(at_ms - began_ms <= 8_100 + CADENCE.together_ms for _, at_ms in marker.looks)
+    assert all(at_ms - began_ms <= 8_100 + CADENCE.requeue_grid_ms for _, at_ms in marker.looks)
 
 
 @room
@@ -238,11 +238,11 @@ async def test_what_is_due_at_about_the_same_time_is_looked_at_together(r: Room)
     await r.sleep(1_000)
     marker.looks.clear()
     for number in range(5):
-        loop.look_at([Later(f"node/{number}", 5_000)])
-        await r.sleep(CADENCE.together_ms // 5)
+        loop.enqueue([RequeueCoalesced(f"node/{number}", 5_000)])
+        await r.sleep(CADENCE.requeue_grid_ms // 5)
     await r.sleep(6_000)
     times = sorted({at_ms for key, at_ms in marker.looks if key != "node/n1"})
-    assert len(marker.looks) >= 5 and times[-1] - times[0] <= 1.5 * CADENCE.together_ms
+    assert len(marker.looks) >= 5 and times[-1] - times[0] <= 1.5 * CADENCE.requeue_grid_ms
     assert len(times) <= 3, times
 
 
@@ -252,7 +252,7 @@ async def test_news_hastens_what_was_to_be_looked_at_later(r: Room) -> None:
     await r.nodes("n1")
     await r.sleep(1_000)
     marker.looks.clear()
-    loop.look_at([Later("node/a", 5_000)])
-    loop.look_at(["node/a"])
+    loop.enqueue([RequeueCoalesced("node/a", 5_000)])
+    loop.enqueue(["node/a"])
     await r.sleep(500)
     assert [key for key, _ in marker.looks] == ["node/a"]

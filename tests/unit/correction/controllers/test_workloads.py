@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.correction.controllers.desired_replicas import Census, condition_of
-from remit.correction.controllers.workload_status import patience_ms
-from remit.correction.controllers.workloads import Workloads
-from remit.correction.framework.actions import Deed
+from remit.correction.controllers.desired_replicas import DesiredReplicas, condition_of
+from remit.correction.controllers.workload_status import condition_debounce_ms
+from remit.correction.controllers.workloads import WorkloadController
+from remit.correction.framework.actions import Action
 from remit.model.claims import Accepted, Code, Refused, Spawn
 from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
 from remit.model.records import Phase, Replica
@@ -19,11 +19,11 @@ from remit.model.resources import Duration
 from tests.unit.correction.controller_fixture import TEMPO, Table, ready, replica, said, short, work
 
 KEY = "workload/t1/w"
-PATIENCE_MS = patience_ms(TEMPO)
+PATIENCE_MS = condition_debounce_ms(TEMPO)
 
 
-def controller(table: Table) -> Workloads:
-    return Workloads(Census(table.board), table.clock)
+def controller(table: Table) -> WorkloadController:
+    return WorkloadController(DesiredReplicas(table.board), table.clock)
 
 
 def members(*phases: str, **status: Any) -> list[Replica]:
@@ -158,7 +158,7 @@ def test_a_job_with_a_schedule_is_not_run_at_once__and_says_that_nobody_keeps_sc
     assert short(table.look(made, KEY)) == []
     table.clock.at_ms += PATIENCE_MS
     after = table.observe(table.board.get(KEY), table.look(made, KEY))
-    assert message_of(after, "Admitted").startswith("nobody keeps schedules yet")
+    assert message_of(after, "Admitted").startswith("schedules are not implemented yet")
 
 
 def test_a_job_fails_when_one_has_failed_too_often__the_rest_is_ended() -> None:
@@ -167,14 +167,14 @@ def test_a_job_fails_when_one_has_failed_too_often__the_rest_is_ended() -> None:
     claims = table.look(controller(table), KEY)
     assert short(claims) == ["remove w-1"]
     assert said(claims)["Failed"] == ("True", "RetriesExhausted")
-    assert message_of(table.observe(table.board.get(KEY), claims), "Failed") == "w-0 has failed 4 times, at last: exit 1"
+    assert message_of(table.observe(table.board.get(KEY), claims), "Failed") == "w-0 failed 4 times; last failure: exit 1"
 
 
 def test_why_a_job_has_failed_stays_said_when_its_replicas_are_gone() -> None:
     table = job(1, done=[replica("w", 0, "released", result="exit 1", failures=1)], retries=0)
     made = controller(table)
     after = table.observe(table.board.get(KEY), table.look(made, KEY))
-    assert message_of(after, "Failed") == "w-0 has failed once, at last: exit 1"
+    assert message_of(after, "Failed") == "w-0 failed once; last failure: exit 1"
     table.write(replica("w", 0, "released", failures=1))
     assert "Failed" not in said(table.look(made, KEY))
 
@@ -219,10 +219,10 @@ def test_a_daemon_waits_for_a_node_that_takes_no_work__and_leaves_one_that_is_no
 def test_news_of_a_node_is_news_to_daemons_alone() -> None:
     table = Table(*work("w"), *work("d", type_="daemon"))
     made = controller(table)
-    for key, kept in tuple(table.board.kind("workload/")):
-        made.concerns(key, None, kept.thing)
-    assert list(made.concerns("node/n", None, ready("n"))) == ["workload/t1/d"]
-    assert list(made.concerns("node/n", ready("n"), ready("n"))) == []
+    for key, kept in tuple(table.board.of_kind("workload/")):
+        made.keys_for(key, None, kept.obj)
+    assert list(made.keys_for("node/n", None, ready("n"))) == ["workload/t1/d"]
+    assert list(made.keys_for("node/n", ready("n"), ready("n"))) == []
 
 
 # -- going -------------------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_orphans_of_a_workload_that_is_gone_are_found_by_a_sweep_and_ended() -> 
     """F31."""
     table = Table(*members("pending", "serving", "released"))
     made = controller(table)
-    assert list(made.everything()) == [KEY]
+    assert list(made.all_keys()) == [KEY]
     assert short(table.look(made, KEY)) == ["cancel w-0", "remove w-1", "forget w-2"]
 
 
@@ -324,14 +324,14 @@ def test_why_no_replicas_can_be_made_is_said_of_the_workload() -> None:
     made, first = work("w", 2)
     table = Table(made, first)
     loop = controller(table)
-    deed = Deed(Spawn("t1", "w", 1, 0, 2))
-    loop.heard(KEY, deed, Refused(Code.LIMIT, "there are too many replicas"))
+    deed = Action(Spawn("t1", "w", 1, 0, 2))
+    loop.on_verdict(KEY, deed, Refused(Code.LIMIT, "there are too many replicas"))
     table.look(loop, KEY)
     table.clock.at_ms += PATIENCE_MS
     claims = table.look(loop, KEY)
     assert said(claims)["Admitted"] == ("False", "Limit")
     table.observe(made, claims)
-    loop.heard(KEY, deed, Accepted(7))
+    loop.on_verdict(KEY, deed, Accepted(7))
     assert said(table.look(loop, KEY))["Admitted"] == ("True", "Accepted")
 
 
@@ -339,7 +339,7 @@ def test_a_refusal_is_over_once_nothing_is_to_be_made_any_more() -> None:
     """Another copy of this controller may have made them meanwhile."""
     table = Table(*work("w", 2))
     loop = controller(table)
-    loop.heard(KEY, Deed(Spawn("t1", "w", 1, 0, 2)), Refused(Code.STALE_EPOCH, "another acts"))
+    loop.on_verdict(KEY, Action(Spawn("t1", "w", 1, 0, 2)), Refused(Code.STALE_EPOCH, "another acts"))
     table.write(*members("pending", "pending"))
     assert said(table.look(loop, KEY))["Admitted"] == ("True", "Accepted")
 
@@ -375,10 +375,10 @@ def test_whatever_stands_there_are_never_more_live_than_desired(phases: list[str
     """S13: what is made, with what repair is to bring back, fits beside what lives."""
     made, first = work("w", wanted, type_=type_)
     table = Table(made, first, *members(*phases))
-    census = Census(table.board)
-    found = census.wanted(made)
+    census = DesiredReplicas(table.board)
+    found = census.diff(made)
     live = sum(phase != "released" for phase in phases)
-    coming = sum(count for _, count in found.spawn) + len(found.again)
+    coming = sum(count for _, count in found.spawn) + len(found.requeue)
     assert not coming or live + coming <= wanted
     taken = {n for n, _ in enumerate(phases)}
     assert all(taken.isdisjoint(range(start, start + count)) for start, count in found.spawn)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
 from remit.commitment.authority import Authority
-from remit.correction.framework.actions import Again, Concern, Deed, Remit, Wish
-from remit.correction.framework.loop import FRESH_MS, Cadence, Controller, Loop, Times
+from remit.correction.framework.actions import RequeueAfter, KeyTrigger, Action, ControllerPermissions, ReconcileResult
+from remit.correction.framework.loop import CACHE_AGE_MS_MAX, LoopTiming, Controller, ControllerLoop, ReconcileTime
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -33,15 +33,15 @@ from remit.model.kinds import Node, NodeHealth, Region
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import decode
 from remit.model.records import Event
-from remit.observation.reflector import Follower
-from remit.observation.watch_cache import Board
+from remit.observation.reflector import Reflector
+from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, node
 from tests.unit.client.fake_authority import Passing
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-CADENCE = Cadence(beat_ms=1_000)
+CADENCE = LoopTiming(heartbeat_ms=1_000)
 
 
 class Wire(Passing):
@@ -79,32 +79,32 @@ class Wire(Passing):
 class Marker(Controller):
     """Every node should be ready. What else it wishes for, the test says."""
 
-    remit = Remit(Role.NODES, claims=(Mark,), transitions=("evict", "doubt", "lose"))
+    permissions = ControllerPermissions(Role.NODES, claims=(Mark,), transitions=("evict", "doubt", "lose"))
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: WatchCache) -> None:
         super().__init__(board)
         self.looks: list[tuple[str, int]] = []
-        self.more: Callable[[str], Iterable[Wish]] = lambda key: ()
+        self.more: Callable[[str], Iterable[ReconcileResult]] = lambda key: ()
         self.once = ""
         self.heard_of: list[tuple[str, Verdict | None]] = []
 
-    def concerns(self, key: str, old: Any, new: Any) -> Iterable[Concern]:
+    def keys_for(self, key: str, old: Any, new: Any) -> Iterable[KeyTrigger]:
         return (key,) if key.startswith("node/") else ()
 
-    def everything(self) -> Iterable[str]:
-        return [key for key, _ in self.board.kind("node/")]
+    def all_keys(self) -> Iterable[str]:
+        return [key for key, _ in self.cache.of_kind("node/")]
 
-    def reconcile(self, key: str, times: Times) -> Iterator[Wish]:
+    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
         self.looks.append((key, times.now_ms))
-        kept = self.board.rows.get(key)
+        kept = self.cache.rows.get(key)
         if kept is None:
             return
         after = {NodeHealth.JOINING: NodeHealth.READY, NodeHealth.SUSPECT: NodeHealth.READY}
-        if kept.thing.status.health in after:
-            yield Deed(Mark(kept.thing.metadata.name, kept.revision, NodeHealth.READY), self.once)
+        if kept.obj.status.health in after:
+            yield Action(Mark(kept.obj.metadata.name, kept.revision, NodeHealth.READY), self.once)
         yield from self.more(key)
 
-    def heard(self, key: str, deed: Deed, verdict: Verdict | None) -> None:
+    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
         self.heard_of.append((key, verdict))
 
 
@@ -116,16 +116,16 @@ class Room:
         self.failures: list[RetriesExhausted] = []
         self._count = 0
 
-    def loop(self, *, frozen: bool = False) -> tuple[Marker, Loop, Wire, asyncio.Task[None]]:
+    def loop(self, *, frozen: bool = False) -> tuple[Marker, ControllerLoop, Wire, asyncio.Task[None]]:
         """`frozen`: its board is fed no more once it has looked."""
         self._count += 1
-        wire, board = Wire(self.authority), Board(self.world.clock)
+        wire, board = Wire(self.authority), WatchCache(self.world.clock)
         name = f"c{self._count}"
         client = AuthorityClient({"a": wire}, Actor(name, Role.NODES), self.world)
         marker = Marker(board)
-        loop = Loop(marker, client, self.world, name=name, cadence=CADENCE, failed=self.failures.append)
-        follower = Follower(self.store, self.store, self.world, board, idle_ms=CADENCE.idle_ms)
-        feeding = self._group.create_task(follower.follow())
+        loop = ControllerLoop(marker, client, self.world, name=name, timing=CADENCE, on_failure=self.failures.append)
+        follower = Reflector(self.store, self.store, self.world, board, idle_ms=CADENCE.watch_idle_ms)
+        feeding = self._group.create_task(follower.run())
         if frozen:
             self._group.create_task(self._freeze(marker, feeding))
         return marker, loop, wire, self._group.create_task(loop.run())
@@ -163,7 +163,7 @@ def room(test: Callable[[Room], Coroutine[Any, Any, None]]) -> Callable[[], None
             world, store = virtual_world(), MemoryStore()
             authority = await Authority.take_over(store, scope="r1", holder="a", clock=world.clock, ids=world.ids)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(authority.run(beat_ms=1_000))]
+                tasks = [group.create_task(authority.run(heartbeat_ms=1_000))]
                 made = Room(world, store, authority, group)
                 await made.ask(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
                 await test(made)
@@ -225,12 +225,12 @@ async def test_it_sweeps_now_and_then_whatever_was_heard(r: Room) -> None:
     marker, loop, _, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
-    loop.board._listeners.remove(loop)
+    loop.cache._listeners.remove(loop)
     marker.looks.clear()
-    await r.sleep(4 * CADENCE.sweep_ms)
+    await r.sleep(4 * CADENCE.resync_ms)
     assert 4 <= len(marker.looks) <= 8
     gaps = {later - sooner for (_, sooner), (_, later) in zip(marker.looks, marker.looks[1:], strict=False)}
-    assert all(CADENCE.sweep_ms * 3 // 4 <= gap <= CADENCE.sweep_ms + 100 for gap in gaps)
+    assert all(CADENCE.resync_ms * 3 // 4 <= gap <= CADENCE.resync_ms + 100 for gap in gaps)
     assert len(gaps) > 1, "with jitter: copies that began together do not sweep together"
 
 
@@ -257,7 +257,7 @@ async def test_one_of_several_copies_acts__the_others_wait_without_a_commit__and
     acting, waiting = (first, second) if first[0].looks else (second, first)
     assert waiting[0].looks == []
     acting[3].cancel()
-    await r.sleep(2 * CADENCE.tempo.lease_ms + 5_000)
+    await r.sleep(2 * CADENCE.timing.lease_ms + 5_000)
     await r.nodes("n2")
     await r.sleep(1_000)
     assert await r.health("n2") == "ready"
@@ -267,9 +267,9 @@ async def test_one_of_several_copies_acts__the_others_wait_without_a_commit__and
 @room
 async def test_a_deed_outside_the_remit_is_not_asked__and_told_once(r: Room) -> None:
     marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Deed(Delete("Node", "n1")),)
+    marker.more = lambda key: (Action(Delete("Node", "n1")),)
     await r.nodes("n1")
-    await r.sleep(3 * CADENCE.sweep_ms)
+    await r.sleep(3 * CADENCE.resync_ms)
     assert wire.claims(Delete) == []
     assert await r.events() == ["OutsideRemit"]
 
@@ -286,11 +286,11 @@ async def test_what_is_undone_twice_is_told__and_not_done_a_third_time(r: Room) 
         assert row is not None
         holder = wire.asked[-1].actor
         await r.ask(replace(holder, lease="node-lifecycle"), Mark("n1", row.revision, NodeHealth.SUSPECT))
-    await r.sleep(2 * CADENCE.sweep_ms)
+    await r.sleep(2 * CADENCE.resync_ms)
     assert len(wire.claims(Mark)) == 2
     assert await r.events() == ["Fought"]
     assert await r.health("n1") == "suspect"
-    await r.sleep(CADENCE.truce_ms)
+    await r.sleep(CADENCE.undo_hold_ms)
     assert await r.health("n1") == "ready", "after a long pause it is tried again"
 
 
@@ -298,20 +298,20 @@ async def test_what_is_undone_twice_is_told__and_not_done_a_third_time(r: Room) 
 async def test_a_condition_that_stands_is_not_said_again(r: Room) -> None:
     marker, _, wire, _ = r.loop()
 
-    def speak(key: str) -> Iterable[Wish]:
+    def speak(key: str) -> Iterable[ReconcileResult]:
         condition = Condition(type="Fine", status="True", reason="Why", last_transition=r.world.clock.wall())
-        return (Deed(SetCondition("Node", "n1", condition)),)
+        return (Action(SetCondition("Node", "n1", condition)),)
 
     marker.more = speak
     await r.nodes("n1")
-    await r.sleep(5 * CADENCE.sweep_ms)
+    await r.sleep(5 * CADENCE.resync_ms)
     assert len(wire.claims(SetCondition)) == 1
 
 
 @room
 async def test_time_itself_is_news_if_a_controller_says_so(r: Room) -> None:
     marker, _, _, _ = r.loop()
-    marker.more = lambda key: (Again(7_000),)
+    marker.more = lambda key: (RequeueAfter(7_000),)
     await r.nodes("n1")
     await r.sleep(1_000)
     (_, at_ms) = marker.looks[-1]
@@ -323,13 +323,13 @@ async def test_time_itself_is_news_if_a_controller_says_so(r: Room) -> None:
 async def test_what_is_refused_is_asked_ever_more_slowly__and_at_last_told(r: Room) -> None:
     """F32: one key that never succeeds costs no more than a claim now and then."""
     marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Deed(Mark("n1", 1, NodeHealth.LOST)),)
+    marker.more = lambda key: (Action(Mark("n1", 1, NodeHealth.LOST)),)
     await r.nodes("n1")
-    await r.sleep(CADENCE.pauses.stuck_after_ms + 2 * CADENCE.pauses.slow_ms)
+    await r.sleep(CADENCE.backoff.stuck_after_ms + 2 * CADENCE.backoff.slow_ms)
     assert "Stuck" in await r.events()
     before = len(wire.claims(Mark))
     assert before < 120
-    await r.sleep(10 * CADENCE.pauses.slow_ms)
+    await r.sleep(10 * CADENCE.backoff.slow_ms)
     assert len(wire.claims(Mark)) - before <= 20
     assert any(
         isinstance(verdict, Refused) and verdict.code is not Code.STALE_EPOCH for _, verdict in marker.heard_of if verdict
@@ -361,9 +361,9 @@ async def test_a_board_that_is_too_old_is_not_acted_on(r: Room) -> None:
     await r.sleep(500)
     assert marker.looks
     marker.looks.clear()
-    await r.sleep(FRESH_MS)
+    await r.sleep(CACHE_AGE_MS_MAX)
     before = len(marker.looks)
-    await r.sleep(5 * CADENCE.sweep_ms)
+    await r.sleep(5 * CADENCE.resync_ms)
     assert len(marker.looks) == before
 
 
@@ -388,7 +388,7 @@ async def test_a_copy_that_was_deposed_asks_for_nothing_more_at_its_epoch(r: Roo
 async def test_events_of_a_loop_have_names_of_their_own(r: Room) -> None:
     """A second copy, or a second term, does not write over what the first has told."""
     marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Deed(Delete("Node", "n1")),)
+    marker.more = lambda key: (Action(Delete("Node", "n1")),)
     await r.nodes("n1")
     await r.sleep(500)
     (note,) = wire.claims(RecordEvent)

@@ -107,7 +107,7 @@ def test_no_message_passes_on_what_a_terminal_would_obey() -> None:
 
 def test_own_records_are_read_only_when_asked_for() -> None:
     text = "apiVersion: remit/v1\nkind: Lease\nmetadata: {name: scheduler}\nspec: {holder: me, epoch: 3}\n"
-    assert "record of Remit's own" in told(text)[0]
+    assert "written by Remit itself" in told(text)[0]
     (lease,) = read(text.encode(), "f.yaml", system=True).objects
     assert isinstance(lease, records.Lease)
     reserved = "apiVersion: remit/v1\nkind: Region\nmetadata: {name: a, labels: {remit/x: y}, deleting: true}\n"
@@ -128,53 +128,53 @@ def test_own_records_are_read_only_when_asked_for() -> None:
         ("job", "  schedule: '*/0 * * * *'\n", "is not a schedule"),
         ("service", "  rollout: {maxSurge: 0}\n", "no replica could ever be replaced"),
         ("service", "  disruption: {minAvailable: 2}\n", "more than the 1 replicas"),
-        ("job", "  gang: {min: 1}\n  placement: {standby: [{region: a, replicas: 1, budget: b}]}\n", "a gang has no standby"),
-        ("service", "  placement: {regions: [a, a]}\n", 'regions[1]: "a" is named twice'),
+        ("job", "  gang: {min: 1}\n  placement: {standby: [{region: a, replicas: 1, budget: b}]}\n", "a gang cannot have a standby"),
+        ("service", "  placement: {regions: [a, a]}\n", 'regions[1]: "a" is listed twice'),
         ("service", "  placement: {tolerations: [{value: x}]}\n", "Equal needs a key"),
         ("service", "  placement: {tolerations: [{key: a b}]}\n", "is not a label key"),
-        ("service", "  placement: {expressions: [{key: a, operator: Exists, values: [b]}]}\n", "asks only for the key"),
+        ("service", "  placement: {expressions: [{key: a, operator: Exists, values: [b]}]}\n", "checks only the key"),
         ("service", "  placement: {expressions: [{key: a, operator: Gt, values: [b]}]}\n", "one whole number"),
         ("service", "  placement: {expressions: [{key: a, operator: Lt}]}\n", "one whole number"),
         ("service", "  priorityClass: Very High\n", "is not a DNS label"),
         ("service", "    env: {URL: 'http://x:$(PORT_grpc)'}\n", "$(PORT_grpc) refers to no port"),
-        ("service", "    probes: {ready: {period: 1s}}\n", "asks for nothing"),
+        ("service", "    probes: {ready: {period: 1s}}\n", "has no check"),
         ("service", "    probes: {live: {tcp: {port: htp}}}\n", "did you mean http?"),
-        ("service", "    devices: [{kind: gpu, share: 0}]\n", "a share of nothing"),
+        ("service", "    devices: [{kind: gpu, share: 0}]\n", "a share must be greater than 0"),
         ("service", "    devices: [{kind: gpu, share: 2500m}]\n", "write count: 2"),
-        ("service", "    configs: [{name: a, path: ../b}]\n", "leads out of"),
-        ("service", "    secrets: [{name: a}, {name: a}]\n", "is named twice"),
+        ("service", "    configs: [{name: a, path: ../b}]\n", "leaves"),
+        ("service", "    secrets: [{name: a}, {name: a}]\n", "is listed twice"),
         ("service", "    resources: {mem: 1Gi}\n", "did you mean memory?"),
         ("service", "    resources: [cpu]\n", "expected amounts by name"),
         ("service", "    stopGrace: -5s\n", "cannot be negative"),
         ("service", "    stopGrace: 99999d\n", "too long"),
-        ("service", "    artifacts: [{source: a, path: /etc}]\n", "leads out of"),
+        ("service", "    artifacts: [{source: a, path: /etc}]\n", "leaves"),
         ("service", "    probes: 5\n", "expected fields by name, found a whole number"),
         ("service", "    sandbox: true\n", "write bwrap, default or none"),
         ("service", '    user: "a\\0b"\n', "NUL"),
-        ("service", '    user: "a\\nb"\n', "template.user: has a line break in it"),
-        ("service", '    workingDirectory: "/a\\e"\n', "workingDirectory: has a control character in it"),
-        ("service", "    workingDirectory: ../..\n", "leads out of"),
-        ("service", '    probes: {live: {http: {port: http, path: "/a\\r\\nHost: b"}}}\n', "http.path: has a line break in it"),
-        ("service", "    probes: {live: {http: {port: http, path: a}}}\n", 'begin it with "/"'),
-        ("service", '    configs: [{name: a, path: "/a\\n"}]\n', "path: has a line break in it"),
-        ("service", '    artifacts: [{source: "http://a\\n", sha256: a}]\n', "source: has a line break in it"),
-        ("service", "    probes: {live: {tcp: {port: http}, period: 0s}}\n", "live.period: it would be asked without a pause"),
-        ("service", "    probes: {live: {tcp: {port: http}, timeout: 0ms}}\n", "live.timeout: no answer comes"),
-        ("service", '    probes: {live: {exec: {command: [""]}}}\n', "exec.command[0]: names no program"),
+        ("service", '    user: "a\\nb"\n', "template.user: contains a line break"),
+        ("service", '    workingDirectory: "/a\\e"\n', "workingDirectory: contains a control character"),
+        ("service", "    workingDirectory: ../..\n", "leaves"),
+        ("service", '    probes: {live: {http: {port: http, path: "/a\\r\\nHost: b"}}}\n', "http.path: contains a line break"),
+        ("service", "    probes: {live: {http: {port: http, path: a}}}\n", 'start it with "/"'),
+        ("service", '    configs: [{name: a, path: "/a\\n"}]\n', "path: contains a line break"),
+        ("service", '    artifacts: [{source: "http://a\\n", sha256: a}]\n', "source: contains a line break"),
+        ("service", "    probes: {live: {tcp: {port: http}, period: 0s}}\n", "live.period: a period of 0 would probe without a pause"),
+        ("service", "    probes: {live: {tcp: {port: http}, timeout: 0ms}}\n", "live.timeout: a timeout of 0 leaves no time"),
+        ("service", '    probes: {live: {exec: {command: [""]}}}\n', "exec.command[0]: the program is empty"),
         ("service", "  replace: fenced\n  fence: 0s\n", "spec.fence: a replacement waits"),
         ("job", "  fence: 0s\n", "spec.fence: a replacement waits"),
-        ("service", "  rollout: {progressDeadline: 0s}\n", "progressDeadline: a rollout would have failed"),
-        ("service", "  placement: {standby: [{region: a, replicas: 2, budget: b}]}\n", "2 would stand by for the 1 replicas"),
+        ("service", "  rollout: {progressDeadline: 0s}\n", "progressDeadline: a rollout with a deadline of 0 would fail"),
+        ("service", "  placement: {standby: [{region: a, replicas: 2, budget: b}]}\n", "2 standby replicas for 1 replicas"),
         ("service", "  placement: {nodeSelector: {a..b/x: y}}\n", "is not a label key"),
         ("service", "  placement: {nodeSelector: {-a.b/x: y}}\n", "is not a label key"),
-        ("job", "  schedule: 0 0 31 2 *\n", "never comes: no such month has a day 31"),
-        ("job", "  schedule: 0 0 31 4,JUN *\n", "never comes"),
+        ("job", "  schedule: 0 0 31 2 *\n", "never matches: none of its months has a day 31"),
+        ("job", "  schedule: 0 0 31 4,JUN *\n", "never matches"),
         ("job", "  schedule: '*/99 * * * *'\n", "is not a schedule"),
         ("job", "  schedule: 0 0 * MON *\n", "is not a schedule"),
         ("job", "  schedule: 0 0 * * FRI-MON\n", "is not a schedule"),
         ("service", "    resources: {cpu: 0.1m}\n", "round it"),
         ("service", "    resources: {devices/nic: 1}\n", "write devices: [{kind: nic, count: 1}] beside it"),
-        ("service", '    resources: {"@nic": 1}\n', "is not a name of a resource"),
+        ("service", '    resources: {"@nic": 1}\n', "is not a resource name"),
     ],
 )
 def test_values_at_odds_with_each_other_are_told(type_: str, addition: str, says: str) -> None:
@@ -217,7 +217,7 @@ def test_what_is_not_at_odds_passes(type_: str, addition: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "spec", "says"),
     [
-        ("Region", "  zones: [a, a]\n", "is named twice"),
+        ("Region", "  zones: [a, a]\n", "is listed twice"),
         (
             "Node",
             "  region: a\n  zone: b\n  capacity: {cpu: 1}\n  taints:\n" + "    - {key: k, effect: NoExecute}\n" * 2,
@@ -230,9 +230,9 @@ def test_what_is_not_at_odds_passes(type_: str, addition: str) -> None:
         ("Tenant", "  quota: {devices: 3}\n", "expected devices by kind"),
         ("Tenant", "  quota: {cpu: [1]}\n", "expected a quantity, found a list"),
         ("Policy", "  rules: []\n", "too few"),
-        ("Policy", "  rules: [{allow: {regions: [a, a]}}]\n", "named twice"),
-        ("Policy", "  rules: [{allow: {}}]\n", "this rule changes nothing"),
-        ("Policy", "  rules: [{allow: {}, priorityClass: ''}]\n", "this rule changes nothing"),
+        ("Policy", "  rules: [{allow: {regions: [a, a]}}]\n", "listed twice"),
+        ("Policy", "  rules: [{allow: {}}]\n", "the rule has no effect"),
+        ("Policy", "  rules: [{allow: {}, priorityClass: ''}]\n", "the rule has no effect"),
         ("Policy", "  rules: [{allow: {regions: []}}]\n", "allow.regions: an empty list would allow all regions"),
         ("Policy", "  rules: [{allow: {regions: [a], zones: []}}]\n", "allow.zones: an empty list would allow all zones"),
         ("Policy", "  rules: [{priorityMax: 5, allow: {pools: []}}]\n", "allow.pools: an empty list"),
@@ -310,7 +310,7 @@ def test_keys_of_secrets_and_configs_are_file_names(kind: str, key: str, good: b
 
 def test_amounts_take_no_name_that_is_used_inside() -> None:
     for name in ("devices/nic", "@nic"):
-        with pytest.raises(ValueError, match="no name of a resource"):
+        with pytest.raises(ValueError, match="not a resource name"):
             Amount.parse({"devices": {"nic": 1}, name: 2})
     amount = Amount({"cpu": 1000, "devices/nic": 2000})
     assert Amount.parse(amount.to_manifest()) == amount
@@ -335,7 +335,7 @@ def test_a_command_begins_with_a_program_and_may_have_empty_words_after_it() -> 
     workload = WORKLOAD % "service"
     for word in ('""', '" "'):
         assert told(workload.replace("[run]", f"[{word}]")) == [
-            "spec.template.command[0]: names no program; write the program to run as the first word"
+            "spec.template.command[0]: the program is empty; write the program to run as the first word"
         ]
     assert told(workload.replace("[run]", '[run, ""]')) == []
 

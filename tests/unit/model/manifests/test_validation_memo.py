@@ -10,7 +10,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.commitment.batch import _surely_readable
+from remit.commitment.batch import _is_surely_decodable
 from remit.model import objects
 from remit.model.claims import Apply
 from remit.model.kinds import Workload, WorkloadStatus
@@ -86,7 +86,7 @@ def test_what_was_judged_is_read_as_it_was_written__a_workload_and_its_generatio
         thing, status=WorkloadStatus(), metadata=replace(thing.metadata, uid="u", generation=number, created="now")
     )
     for one in (stamped, of(stamped, number)):
-        sure = _surely_readable(one)
+        sure = _is_surely_decodable(one)
         if sure:
             is_read_as_it_was(one)
         event(f"{type(one).__name__}: {sure}, plain: {plain}")
@@ -99,9 +99,9 @@ def test_a_replica_without_words_of_a_claim_is_read_as_it_was_written(
     status = ReplicaStatus(phase=phase, attempt=attempt, failures=failures, node=on, grants=("tenant/t1",) if on else ())
     spec = ReplicaSpec(workload="w", generation=1, index=failures, priority=priority)
     one = Replica(metadata=RecordMetadata(name="w-0", tenant="t1", uid="u"), spec=spec, status=status)
-    assert _surely_readable(one)
+    assert _is_surely_decodable(one)
     is_read_as_it_was(one)
-    assert not _surely_readable(replace(one, status=replace(status, reason="words")))
+    assert not _is_surely_decodable(replace(one, status=replace(status, reason="words")))
 
 
 @story

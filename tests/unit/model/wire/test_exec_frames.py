@@ -36,7 +36,7 @@ def test_however_it_is_cut_the_same_parts_are_heard(parts: list[tuple[ExecFrameT
 
 
 def test_a_part_that_is_too_long_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ExecFrameError, match="at most"):
+    with pytest.raises(ExecFrameError, match="exceeds the limit"):
         ExecFrameReader().feed(encode_frame(ExecFrameType.INPUT)[:1] + (FRAME_BYTES_MAX + 1).to_bytes(4))
 
 

@@ -171,7 +171,7 @@ def test_there_is_no_such_class_or_tenant() -> None:
         asked(three(), workload("w", priority="high"))
     found = asked(three().with_(drop=["tenant/t1"]), workload("w"))
     assert (found.hard.quota, found.hard.room) == (0, 12)
-    assert found.stop is not None and "no tenant/t1" in found.stop.detail
+    assert found.stop is not None and "tenant/t1 does not exist" in found.stop.detail
 
 
 def test_devices_are_placed_one_by_one() -> None:

@@ -259,7 +259,7 @@ def test_what_no_node_could_take_is_never__whatever_stands_before_it(code: Code)
 
 
 def test_others_filters_are_told_in_their_own_words() -> None:
-    theirs = Filter("rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", foreign=True)
+    theirs = Filter("rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", third_party=True)
     cluster = three().work(workload("w"))
     view = cluster.view()
     rules = RULES._replace(filters=(theirs,))
@@ -310,7 +310,7 @@ def test_a_view_is_not_touched_by_being_asked() -> None:
     assert generation is not None
     before = {name: column.tolist() for name, column in view.columns.free.items()}
     work = pending_work(view, generation, 0, RULES)
-    work.trial.kernel.run(work.trial.one, 5)
+    work.trial.kernel.place_run(work.trial.work_class, 5)
     assert {name: column.tolist() for name, column in view.columns.free.items()} == before
     assert len(view.columns) == 3
 

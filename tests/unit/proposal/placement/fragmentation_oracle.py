@@ -8,7 +8,7 @@ from math import floor
 from remit.law.fit import Requirements, DeviceRequirement
 from remit.model.kinds import Device, NodeHealth
 from remit.model.resources import WHOLE_DEVICE
-from remit.observation.node_columns import Left
+from remit.observation.node_columns import NodeFree
 from remit.proposal.placement.fragmentation_model import FrequentShape, DeviceShape
 
 WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
@@ -17,7 +17,7 @@ WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
 class Slow:
     """Weighed once, for these nodes as they were then; `worths` is what so much of a device is worth, by kind."""
 
-    def __init__(self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[Left]) -> None:
+    def __init__(self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[NodeFree]) -> None:
         kinds = {device.kind for one in nodes for device in one.node.spec.devices}
         self.popular = [one for one in popular if one.shape.kind in kinds]
         self.worths = worths
@@ -39,11 +39,11 @@ class Slow:
     def worth_of(self, one: FrequentShape) -> float:
         return one.shape.number * self.worth(one.shape.kind, one.shape.share)
 
-    def reach(self, one: FrequentShape, left: Left) -> float:
+    def reach(self, one: FrequentShape, left: NodeFree) -> float:
         cpu, memory = (max(left.free.get(name, 0), 0) for name in ("cpu", "memory"))
         return min(cpu / max(one.shape.cpu, 1), memory / max(one.memory, 1))
 
-    def capacity(self, at: int, left: Left) -> float:
+    def capacity(self, at: int, left: NodeFree) -> float:
         one, reach = self.popular[at], self.reach(self.popular[at], left)
         if reach < 1:
             return 0.0
@@ -51,7 +51,7 @@ class Slow:
         units = sum(_left(device, left) // shape.share for device in left.node.spec.devices if _allowed(shape, device))
         return shape.number * shape.share * min(floor(units / shape.number), reach)
 
-    def potential(self, left: Left) -> float:
+    def potential(self, left: NodeFree) -> float:
         total = 0.0
         for at, one in enumerate(self.popular):
             total += self.scarce[at] * self.capacity(at, left)
@@ -60,7 +60,7 @@ class Slow:
             total += self.part[at] * min(worth, self.worth_of(one) * self.reach(one, left))
         return total
 
-    def chosen(self, ask: Requirements, left: Left) -> tuple[dict[str, int], float]:
+    def chosen(self, ask: Requirements, left: NodeFree) -> tuple[dict[str, int], float]:
         """Which devices it takes, and the worth that shares spoil."""
         taken: dict[str, int] = {}
         spoiled = 0.0
@@ -80,12 +80,12 @@ class Slow:
             taken.update({device.name: WHOLE_DEVICE for device in free[: one.amount]})
         return taken, spoiled
 
-    def gain(self, ask: Requirements, left: Left) -> float:
+    def gain(self, ask: Requirements, left: NodeFree) -> float:
         taken, spoiled = self.chosen(ask, left)
         needs = dict(ask.resources)
         free = {name: left.free.get(name, 0) - needs.get(name, 0) for name in ("cpu", "memory")}
         used = {name: left.used.get(name, 0) + taken.get(name, 0) for name in {*left.used, *taken}}
-        after = Left(left.node, free, used)
+        after = NodeFree(left.node, free, used)
         gain = self.potential(after) - self.potential(left) - 1e5 * spoiled
         stays = max(free["cpu"], 0) / self.cpu_max
         if not left.node.spec.devices:
@@ -93,7 +93,7 @@ class Slow:
         return gain - 0.1 * (stays + sum(_left(device, after) for device in left.node.spec.devices) / self.free_max)
 
 
-def _left(device: Device, left: Left) -> int:
+def _left(device: Device, left: NodeFree) -> int:
     return max(WHOLE_DEVICE - left.used.get(device.name, 0), 0)
 
 
@@ -101,6 +101,6 @@ def _allowed(one: DeviceRequirement | DeviceShape, device: Device) -> bool:
     return device.kind == one.kind and (not one.models or device.model in one.models)
 
 
-def _takes(left: Left) -> bool:
+def _takes(left: NodeFree) -> bool:
     spec = left.node.spec
     return left.node.status.health is NodeHealth.READY and not spec.unschedulable and not spec.draining

@@ -31,18 +31,18 @@ def test_shapes_are_counted__with_the_mean_of_their_memory() -> None:
     demand.arrived(ask(share(320), cpu=0), 6)
     demand.arrived(ask(), 90)
     assert demand.arrivals == 100
-    first, second = demand.popular(10)
+    first, second = demand.frequent_shapes(10)
     assert first.shape == DeviceShape("gpu", (), 1, 320, 0) and first.arrivals == 6
     assert second.shape == DeviceShape("gpu", ("A", "B"), 2, WHOLE_DEVICE, 1_000)
     assert (second.arrivals, second.memory) == (4, 20)
     assert demand.shares() == {"gpu": {320: 6}}
-    assert demand.popular(1) == [first]
+    assert demand.frequent_shapes(1) == [first]
 
 
 def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
     demand = Demand()
     demand.arrived(ask(gpus(1, "A", "B"), gpus(1, "B", "C"), share(250, "fpga")))
-    assert {(one.shape.kind, one.shape.models, one.shape.number, one.shape.share) for one in demand.popular(9)} == {
+    assert {(one.shape.kind, one.shape.models, one.shape.number, one.shape.share) for one in demand.frequent_shapes(9)} == {
         ("gpu", ("A", "B"), 1, WHOLE_DEVICE),
         ("gpu", ("B", "C"), 1, WHOLE_DEVICE),
         ("fpga", (), 1, 250),
@@ -53,7 +53,7 @@ def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
 def test_an_ask_for_no_devices_at_all_is_no_shape() -> None:
     demand = Demand()
     demand.arrived(ask(DeviceRequest(kind="gpu", count=0)))
-    assert demand.popular(9) == [] and demand.arrivals == 1
+    assert demand.frequent_shapes(9) == [] and demand.arrivals == 1
 
 
 def test_the_rarest_are_left_out_of_account() -> None:
@@ -61,7 +61,7 @@ def test_the_rarest_are_left_out_of_account() -> None:
     for size in range(100, 110):
         demand.arrived(ask(share(size)), 1_000)
     demand.arrived(ask(share(200)), 5)
-    assert len(demand.popular(99)) == 10
+    assert len(demand.frequent_shapes(99)) == 10
 
 
 @pytest.mark.parametrize("step", [1, 100, 10 * DECAY_AT])
@@ -74,7 +74,7 @@ def test_what_came_long_ago_fades(step: int) -> None:
     counts = demand.shares()["gpu"]
     assert sum(counts.values()) <= DECAY_AT
     assert counts[100] < counts[200] / 5
-    assert demand.popular(9)[0].shape.share == 200
+    assert demand.frequent_shapes(9)[0].shape.share == 200
 
 
 def test_there_are_never_more_shapes_than_the_bound__and_the_popular_stay() -> None:
@@ -83,6 +83,6 @@ def test_there_are_never_more_shapes_than_the_bound__and_the_popular_stay() -> N
     for cpu in range(2 * SHAPES_MAX):
         demand.arrived(ask(gpus(1), cpu=cpu))
         assert len(demand._counts) <= SHAPES_MAX and demand._counts.keys() == demand._memory.keys()
-    assert demand.popular(1)[0].shape.share == 500
+    assert demand.frequent_shapes(1)[0].shape.share == 500
     assert DeviceShape("gpu", (), 1, WHOLE_DEVICE, 2 * SHAPES_MAX - 1) in demand._counts, "the latest has a chance"
     assert demand._total == pytest.approx(sum(demand._counts.values()))

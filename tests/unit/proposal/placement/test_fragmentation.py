@@ -14,8 +14,8 @@ from remit.law.fit import Requirements
 from remit.model.kinds import Device, DeviceRequest, Node, NodeHealth, NodeSpec, NodeStatus, Placement, Spread, Taint
 from remit.model.metadata import Metadata
 from remit.model.resources import WHOLE_DEVICE, Amount
-from remit.observation.node_columns import Columns, Left, Rows
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.devices import FreeDeviceShares
 from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, SHAPES_WEIGHED_MAX, WEIGH_INTERVAL, Fragmentation
@@ -37,21 +37,21 @@ def node(
     return Node(metadata=Metadata(name=name), spec=spec, status=NodeStatus(health=NodeHealth.READY))
 
 
-def full(one: Node) -> Left:
-    return Left(one, dict(one.spec.capacity.pairs), {})
+def full(one: Node) -> NodeFree:
+    return NodeFree(one, dict(one.spec.capacity.pairs), {})
 
 
-def kernel_on(columns: Columns) -> tuple[Kernel, Fragmentation]:
+def kernel_on(columns: NodeColumns) -> tuple[Kernel, Fragmentation]:
     made = Fragmentation(columns)
-    return Kernel(columns, ColumnPeers(columns, {}), scores=(*DEFAULT_SCORES, made.score)), made
+    return Kernel(columns, ColumnPeerCounts(columns, {}), scores=(*DEFAULT_SCORES, made.score)), made
 
 
-def lefts(columns: Columns) -> dict[int, Left]:
+def lefts(columns: NodeColumns) -> dict[int, NodeFree]:
     """Every node as it is now, by row."""
     found = {}
     for row, one in enumerate(columns.nodes):
         if one is not None:
-            found[row] = Left(one, {name: int(column[row]) for name, column in columns.free.items()}, columns.used[row])
+            found[row] = NodeFree(one, {name: int(column[row]) for name, column in columns.free.items()}, columns.used[row])
     return found
 
 
@@ -82,18 +82,18 @@ ASKS = (
 )
 
 
-def compare(columns: Columns, made: Fragmentation, slow: Slow, asks: Sequence[Requirements]) -> int:
+def compare(columns: NodeColumns, made: Fragmentation, slow: Slow, asks: Sequence[Requirements]) -> int:
     """Where each ask fits, the score is what the loops find, and so are the devices; how many were looked at."""
     looked = 0
-    kernel = Kernel(columns, ColumnPeers(columns, {}), scores=(made.score,))
+    kernel = Kernel(columns, ColumnPeerCounts(columns, {}), scores=(made.score,))
     for at, one_ask in enumerate(asks):
-        one = kernel.known(at, one_ask)
+        one = kernel.class_for(at, one_ask)
         rows = np.flatnonzero(kernel.refresh(one) >= 0)
-        found = made.score.score(one_ask, Rows(columns, rows))
+        found = made.score.score(one_ask, SelectedRows(columns, rows))
         for row, score in zip(rows.tolist(), found.tolist(), strict=True):
             left = lefts(columns)[row]
             assert (score - 1) * RANGE + 1 == pytest.approx(slow.gain(one_ask, left), abs=1e-3)
-            chosen = kernel.choose(one, row)
+            chosen = kernel.choose_devices(one, row)
             if not one_ask.whole_devices:
                 assert chosen == slow.chosen(one_ask, left)[0]
             looked += 1
@@ -104,13 +104,13 @@ def compare(columns: Columns, made: Fragmentation, slow: Slow, asks: Sequence[Re
 def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_and_go(seed: int) -> None:
     lots = np.random.default_rng(seed)
     nodes = drawn(lots, 12)
-    columns = Columns([full(one) for one in nodes])
+    columns = NodeColumns([full(one) for one in nodes])
     kernel, made = kernel_on(columns)
     for _ in range(40):
         made.arrived(ASKS[int(lots.integers(len(ASKS)))], int(lots.integers(1, 30)))
-    made.renew()
+    made.update_weights()
     slow = Slow(
-        made.demand.popular(SHAPES_WEIGHED_MAX),
+        made.demand.frequent_shapes(SHAPES_WEIGHED_MAX),
         {kind: found.tolist() for kind, found in made._worths.items()},
         list(lefts(columns).values()),
     )
@@ -118,10 +118,10 @@ def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_an
     epoch = made.score.epoch()
     for step in range(25):
         at = int(lots.integers(len(ASKS)))
-        one = kernel.known(at, ASKS[at])
-        row = kernel.place(one)
+        one = kernel.class_for(at, ASKS[at])
+        row = kernel.best_row(one)
         if row >= 0:
-            kernel.post(one, row, kernel.choose(one, row))
+            kernel.post(one, row, kernel.choose_devices(one, row))
         if step == 10:
             columns.drop("n3")
         if step == 15:
@@ -133,86 +133,86 @@ def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_an
 
 
 def test_it_does_not_apply_where_there_are_no_devices__and_does_from_when_there_are() -> None:
-    columns = Columns([full(node("a", cpu=4_000)), full(node("b", cpu=8_000))])
+    columns = NodeColumns([full(node("a", cpu=4_000)), full(node("b", cpu=8_000))])
     kernel, made = kernel_on(columns)
-    one = kernel.known("plain", ask(cpu=1_000))
-    assert kernel.place(one) == 1
+    one = kernel.class_for("plain", ask(cpu=1_000))
+    assert kernel.best_row(one) == 1
     assert [score.name for score in one.scores] == ["least-allocated"] and one.score.dtype == np.int32
-    made.renew()
+    made.update_weights()
     columns.put(node("c", ("gpu", "A"), cpu=32_000))
-    assert kernel.place(one) == 1, "where there are devices is the last place for work without"
+    assert kernel.best_row(one) == 1, "where there are devices is the last place for work without"
     assert [score.name for score in one.scores] == ["fragmentation"] and one.score.dtype == np.int64
     columns.drop("c")
-    assert kernel.place(one) == 1
+    assert kernel.best_row(one) == 1
 
 
 def test_work_without_devices_spreads_where_there_are_none__and_then_goes_where_it_hurts_least() -> None:
-    columns = Columns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", cpu=4_000)), full(node("c", cpu=4_000))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", cpu=4_000)), full(node("c", cpu=4_000))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(1), cpu=30_000), 100)
-    made.renew()
-    found = kernel.run(kernel.known("work", ask(cpu=1_000)), 10)
+    made.update_weights()
+    found = kernel.place_run(kernel.class_for("work", ask(cpu=1_000)), 10)
     assert found.rows[:4] == [1, 2, 1, 2] and sorted(found.rows[4:8]) == [1, 1, 2, 2] and found.rows[8:] == [0, 0]
 
 
 def test_taints_that_ask_to_be_avoided_are_avoided_first() -> None:
     shy = (Taint(key="old", effect="PreferNoSchedule"),)
-    columns = Columns([full(node("a", ("gpu", "A"), taints=shy)), full(node("b", *[("gpu", "A")] * 8))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"), taints=shy)), full(node("b", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8)), 100)
-    made.renew()
-    assert kernel.place(kernel.known("one", ask(gpus(1)))) == 1, "although it spoils the only node for eight"
+    made.update_weights()
+    assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == 1, "although it spoils the only node for eight"
     columns.put(node("a", ("gpu", "A")))
-    assert kernel.place(kernel.known("one", ask(gpus(1)))) == 0
+    assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == 0
 
 
 def test_soft_spread_counts_as_much_as_elsewhere() -> None:
-    columns = Columns([full(node("a", ("gpu", "A"))), full(node("bb", *[("gpu", "A")] * 8))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"))), full(node("bb", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8)), 100)
-    made.renew()
+    made.update_weights()
     spread = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1, when_unsatisfiable="ScheduleAnyway"),))
     evenly = ask(share(100), where=spread)
-    assert sorted(kernel.run(kernel.known("one", evenly), 4).rows) == [0, 0, 1, 1]
+    assert sorted(kernel.place_run(kernel.class_for("one", evenly), 4).rows) == [0, 0, 1, 1]
 
 
 def test_a_share_goes_where_it_spoils_least__not_where_it_is_tightest() -> None:
     """320 thousandths beside 470 leave 210, which nobody asks for; on a whole device they leave what another 650 fits into."""
-    columns = Columns([full(node("a", ("gpu", "A"), ("gpu", "A")))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     for size, count in ((320, 30), (650, 30), (470, 30)):
         made.arrived(ask(share(size)), count)
-    made.renew()
+    made.update_weights()
     for size, device in ((470, "d0"), (320, "d1"), (650, "d1")):
-        one = kernel.known(size, ask(share(size)))
-        row = kernel.place(one)
-        assert list(kernel.choose(one, row)) == [device]
-        kernel.post(one, row, kernel.choose(one, row))
+        one = kernel.class_for(size, ask(share(size)))
+        row = kernel.best_row(one)
+        assert list(kernel.choose_devices(one, row)) == [device]
+        kernel.post(one, row, kernel.choose_devices(one, row))
 
 
 def test_whole_nodes_are_kept_for_those_who_need_them() -> None:
-    columns = Columns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8, cpu=16_000))])
+    columns = NodeColumns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8, cpu=16_000))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8), cpu=60_000), 50)
     made.arrived(ask(gpus(1), cpu=1_000), 50)
-    made.renew()
-    assert kernel.run(kernel.known("one", ask(gpus(1), cpu=1_000)), 8).rows == [1] * 8
+    made.update_weights()
+    assert kernel.place_run(kernel.class_for("one", ask(gpus(1), cpu=1_000)), 8).rows == [1] * 8
 
 
 def test_a_run_without_devices_comes_to_the_places_of_one_by_one() -> None:
     lots = np.random.default_rng(3)
-    base = Columns([full(one) for one in drawn(lots, 150)])
+    base = NodeColumns([full(one) for one in drawn(lots, 150)])
     (at_once, made), (singly, other) = (kernel_on(base.freeze()) for _ in range(2))
     for _ in range(60):
         at, count = int(lots.integers(len(ASKS))), int(lots.integers(1, 120))
         for one_of_both in (made, other):
             one_of_both.arrived(ASKS[at], count)
-            one_of_both.renew()
-        found = at_once.run(at_once.known(at, ASKS[at]), count)
-        one = singly.known(at, ASKS[at])
+            one_of_both.update_weights()
+        found = at_once.place_run(at_once.class_for(at, ASKS[at]), count)
+        one = singly.class_for(at, ASKS[at])
         rows: list[int] = []
-        while len(rows) < count and (row := singly.place(one)) >= 0:
-            singly.post(one, row, singly.choose(one, row))
+        while len(rows) < count and (row := singly.best_row(one)) >= 0:
+            singly.post(one, row, singly.choose_devices(one, row))
             rows.append(row)
         assert found.rows == rows
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
@@ -220,17 +220,17 @@ def test_a_run_without_devices_comes_to_the_places_of_one_by_one() -> None:
 
 
 def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> None:
-    base = Columns([full(node(f"n{at}", *[("gpu", "A")] * (at + 1), cpu=20_000 + 7_000 * at)) for at in range(3)])
+    base = NodeColumns([full(node(f"n{at}", *[("gpu", "A")] * (at + 1), cpu=20_000 + 7_000 * at)) for at in range(3)])
     (at_once, made), (singly, other) = (kernel_on(base.freeze()) for _ in range(2))
     for one_of_both in (made, other):
         for count in (1, 2, 3):
             one_of_both.arrived(ask(gpus(count), cpu=9_000 * count), 40)
-        one_of_both.renew()
+        one_of_both.update_weights()
     small = ask(cpu=500, memory=GIB)
-    found = at_once.run(at_once.known("small", small), 150).rows
-    one = singly.known("small", small)
+    found = at_once.place_run(at_once.class_for("small", small), 150).rows
+    one = singly.class_for("small", small)
     rows: list[int] = []
-    while len(rows) < 150 and (row := singly.place(one)) >= 0:
+    while len(rows) < 150 and (row := singly.best_row(one)) >= 0:
         singly.post(one, row)
         rows.append(row)
     assert found == rows and max(rows.count(row) for row in range(3)) > 40
@@ -238,38 +238,38 @@ def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> Non
 
 
 def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
-    columns = Columns([full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))])
     _, made = kernel_on(columns)
     both = ask(gpus(1, "A"), gpus(1, "A", "B"))
     made.arrived(ask(gpus(1, "B")), 50)
     made.arrived(both, 10)
-    made.renew()
-    slow = Slow(made.demand.popular(SHAPES_WEIGHED_MAX), {}, list(lefts(columns).values()))
+    made.update_weights()
+    slow = Slow(made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), {}, list(lefts(columns).values()))
     slow.worths = {kind: found.tolist() for kind, found in made._worths.items()}
     assert compare(columns, made, slow, (both,)) == 2
 
 
 def test_what_is_kept_is_what_a_new_score_would_find() -> None:
     lots = np.random.default_rng(8)
-    columns = Columns([full(one) for one in drawn(lots, 30)])
+    columns = NodeColumns([full(one) for one in drawn(lots, 30)])
     kernel, made = kernel_on(columns)
     for step in range(80):
         at = int(lots.integers(len(ASKS)))
         made.arrived(ASKS[at], 3)
-        made.renew()
-        one = kernel.known(at, ASKS[at])
-        row = kernel.place(one)
+        made.update_weights()
+        one = kernel.class_for(at, ASKS[at])
+        row = kernel.best_row(one)
         if row >= 0:
-            kernel.post(one, row, kernel.choose(one, row))
+            kernel.post(one, row, kernel.choose_devices(one, row))
         if step % 9 == 0:
             columns.put(node(f"more-{step}", KINDS[step % 4], KINDS[step % 3]))
     made.score.epoch()
     kept = [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
-    made._stock = FreeDeviceShares(columns)
-    made._stock.follow()
+    made._device_shares = FreeDeviceShares(columns)
+    made._device_shares.update()
     for row in range(len(columns)):
-        made._count(np.array([row]))
-        made._value(np.array([row]))
+        made._update_devices(np.array([row]))
+        made._update_base(np.array([row]))
     assert kept == [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
     assert any(one is not None and len({d.kind for d in one.spec.devices}) > 1 for one in columns.nodes)
 
@@ -278,13 +278,13 @@ def test_what_is_kept_is_what_a_new_score_would_find() -> None:
 
 
 def test_it_weighs_often_at_first_and_seldom_later() -> None:
-    columns = Columns([full(node("a", *[("gpu", "A")] * 4))])
+    columns = NodeColumns([full(node("a", *[("gpu", "A")] * 4))])
     _, made = kernel_on(columns)
     weighed = []
     for came in range(1, 4_001):
         before = made.score.epoch()
         made.arrived(ask(share(300)))
-        made.renew()
+        made.update_weights()
         if made.score.epoch() != before:
             weighed.append(came)
     assert weighed[:4] == [1, 2, 4, 7]
@@ -293,36 +293,36 @@ def test_it_weighs_often_at_first_and_seldom_later() -> None:
 
 
 def test_it_weighs_again_when_much_has_moved_though_nobody_came() -> None:
-    columns = Columns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8))])
+    columns = NodeColumns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(share(1)), 10_000)
-    made.renew()
+    made.update_weights()
     epoch = made.score.epoch()
-    one = kernel.known("one", ask(share(1), cpu=1, memory=1))
-    assert len(kernel.run(one, 2 * WEIGH_INTERVAL).rows) == 2 * WEIGH_INTERVAL
+    one = kernel.class_for("one", ask(share(1), cpu=1, memory=1))
+    assert len(kernel.place_run(one, 2 * WEIGH_INTERVAL).rows) == 2 * WEIGH_INTERVAL
     assert made.score.epoch() == epoch, "not within a run"
-    made.renew()
+    made.update_weights()
     assert made.score.epoch() == epoch + 1
 
 
 def test_a_new_model_is_weighed_at_once() -> None:
-    columns = Columns([full(node("a", ("gpu", "A")))])
+    columns = NodeColumns([full(node("a", ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(1, "B")), 50)
-    made.renew()
-    one = kernel.known("b", ask(gpus(1, "B")))
-    assert kernel.place(one) == -1
+    made.update_weights()
+    one = kernel.class_for("b", ask(gpus(1, "B")))
+    assert kernel.best_row(one) == -1
     epoch = made.score.epoch()
     columns.put(node("b", ("gpu", "B"), ("gpu", "A")))
-    assert kernel.place(one) == 1 and made.score.epoch() > epoch
+    assert kernel.best_row(one) == 1 and made.score.epoch() > epoch
 
 
 def test_on_very_many_nodes_fewer_shapes_are_looked_at() -> None:
-    columns = Columns([full(node(f"n{at}", ("gpu", "A"))) for at in range(40)])
+    columns = NodeColumns([full(node(f"n{at}", ("gpu", "A"))) for at in range(40)])
     made = Fragmentation(columns)
     for cpu in range(500):
         made.arrived(ask(gpus(1), cpu=cpu + 1))
-    made.renew()
+    made.update_weights()
     assert len(made._potential) == SHAPES_WEIGHED_MAX
     assert CELLS_MAX // 50_000 < SHAPES_WEIGHED_MAX
 
@@ -334,38 +334,38 @@ def test_on_very_many_nodes_fewer_shapes_are_looked_at() -> None:
 @pytest.mark.parametrize("memory", [0, 1, 1 << 61])
 @pytest.mark.parametrize("sizes", [1, 200])
 def test_nothing_is_too_small_or_too_large(cpu: int, memory: int, sizes: int) -> None:
-    columns = Columns([full(node(f"n{at}", *[("gpu", "A")] * at, cpu=cpu, memory=memory)) for at in range(4)])
+    columns = NodeColumns([full(node(f"n{at}", *[("gpu", "A")] * at, cpu=cpu, memory=memory)) for at in range(4)])
     kernel, made = kernel_on(columns)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for size in range(1, 1_000, 1_000 // sizes):
             made.arrived(ask(share(size), cpu=cpu // 2, memory=memory // 2), 7)
             made.arrived(ask(gpus(3), cpu=0, memory=0), 1)
-            made.renew()
+            made.update_weights()
             for key, one_ask in enumerate(
                 (ask(share(size), cpu=0, memory=0), ask(gpus(1), cpu=cpu // 4), ask(cpu=0, memory=0))
             ):
-                one = kernel.known(key, one_ask)
-                row = kernel.place(one)
+                one = kernel.class_for(key, one_ask)
+                row = kernel.best_row(one)
                 if row >= 0:
-                    kernel.post(one, row, kernel.choose(one, row))
+                    kernel.post(one, row, kernel.choose_devices(one, row))
     assert np.isfinite(made._base).all()
 
 
 def test_where_more_is_used_than_there_is_nothing_is_left() -> None:
-    columns = Columns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", ("gpu", "A")))])
+    columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(share(500), cpu=1_000), 50)
-    made.renew()
+    made.update_weights()
     columns.post(0, (("cpu", 100_000),), {"d0": 1_700})
-    assert kernel.place(kernel.known("one", ask(share(500), cpu=1_000))) == 1
+    assert kernel.best_row(kernel.class_for("one", ask(share(500), cpu=1_000))) == 1
     assert np.isfinite(made._base).all() and made._base[0] == 0.0
-    assert made._stock.left[0].tolist() == [0, WHOLE_DEVICE]
+    assert made._device_shares.free[0].tolist() == [0, WHOLE_DEVICE]
 
 
 def test_no_columns_no_devices_no_arrivals() -> None:
-    for columns in (Columns(), Columns([full(node("a"))]), Columns([full(node("a", ("gpu", "A")))])):
+    for columns in (NodeColumns(), NodeColumns([full(node("a"))]), NodeColumns([full(node("a", ("gpu", "A")))])):
         kernel, made = kernel_on(columns)
-        made.renew()
-        assert kernel.place(kernel.known("one", ask(gpus(1)))) == (0 if columns.whole_devices else -1)
-        assert kernel.place(kernel.known("two", ask(gpus(1, "B")))) == -1
+        made.update_weights()
+        assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == (0 if columns.whole_devices else -1)
+        assert kernel.best_row(kernel.class_for("two", ask(gpus(1, "B")))) == -1

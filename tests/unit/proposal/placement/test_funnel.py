@@ -22,7 +22,7 @@ from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, wo
 
 def seen(t: Told, name: str, *filters: Filter) -> tuple[Kernel, WorkClass]:
     kernel = Kernel(t.view.columns, t.view.peers, filters=filters)
-    return kernel, kernel.known(name, t.view.shapes.ask(t.shape(name)))
+    return kernel, kernel.class_for(name, t.view.shapes.requirements_of(t.shape(name)))
 
 
 def sick(name: str, cpu: str = "4", **more: Any) -> Any:
@@ -36,7 +36,7 @@ def test_each_node_is_counted_at_the_first_filter_that_refuses_it() -> None:
     assert found.pairs() == (("node-health", 1), ("place", 1), ("resources", 1))
     assert (found.nodes, found.fits) == (4, 1)
     assert found.reason == Code.NO_ROOM
-    assert set(found.cures()) == {UnblockEvent.NODE, UnblockEvent.ROOM}
+    assert set(found.unblock_events()) == {UnblockEvent.NODE, UnblockEvent.ROOM}
 
 
 def test_a_node_that_went_is_not_counted() -> None:
@@ -49,7 +49,7 @@ def test_a_node_that_went_is_not_counted() -> None:
 def test_without_nodes_there_is_no_room_and_a_node_would_help() -> None:
     t = Told(tenant("t1"), *work("a"))
     found = funnel(*seen(t, "a"))
-    assert (found.nodes, found.reason, found.cures()) == (0, Code.NO_ROOM, (UnblockEvent.NODE,))
+    assert (found.nodes, found.reason, found.unblock_events()) == (0, Code.NO_ROOM, (UnblockEvent.NODE,))
     assert nearest_fit(*seen(t, "a")) is None
     assert not could_ever_fit(*seen(t, "a"))
 
@@ -58,7 +58,7 @@ def test_the_nearest_node_lacks_the_least_and_says_of_what() -> None:
     t = Told(ready("n1", "3"), ready("n2", "4"), sick("n3", "9"), tenant("t1"), *work("a", "5"))
     near = nearest_fit(*seen(t, "a"))
     assert near is not None
-    assert (near.row, near.lacks) == (t.view.columns.rows["n2"], {"cpu": 1000})
+    assert (near.row, near.missing) == (t.view.columns.rows["n2"], {"cpu": 1000})
     assert [one.name for one in near.refused] == ["resources"]
 
 
@@ -66,7 +66,7 @@ def test_devices_that_lack_are_named_by_kind() -> None:
     t = Told(ready("n1", gpus=1), tenant("t1"), *work("a", "1", devices=(DeviceRequest(kind="gpu", count=2),)))
     near = nearest_fit(*seen(t, "a"))
     assert near is not None
-    assert near.lacks == {"gpu": 1}
+    assert near.missing == {"gpu": 1}
     assert not could_ever_fit(*seen(t, "a"))
 
 
@@ -76,7 +76,7 @@ def test_the_nearest_node_is_the_one_with_most_of_the_devices() -> None:
         t = Told(*nodes, tenant("t1"), *work("a", "1", devices=asks))
         near = nearest_fit(*seen(t, "a"))
         assert near is not None
-        assert (near.row, near.lacks) == (t.view.columns.rows["n3"], {"gpu": 1})
+        assert (near.row, near.missing) == (t.view.columns.rows["n3"], {"gpu": 1})
 
 
 def test_others_are_not_told_whose_an_ask_is() -> None:
@@ -88,7 +88,7 @@ def test_others_are_not_told_whose_an_ask_is() -> None:
         return True
 
     t = Told(ready("n1"), tenant("t1"), *work("a", "2", labels={"app": "a"}))
-    theirs = Filter("theirs", Code.POLICY, check, foreign=True, applies=lambda ask: not ask.labels)
+    theirs = Filter("theirs", Code.POLICY, check, third_party=True, applies=lambda ask: not ask.labels)
     assert funnel(*seen(t, "a", theirs)).fits == 1
     assert told and all(one == (("", "", 0), {}, [("cpu", 2000)]) for one in told)
 
@@ -97,10 +97,10 @@ def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
     t = Told(ready("n1"), tenant("t1"), *work("a", "3"), *work("full", "3"), replica("full", phase="bound", on="n1"))
     assert funnel(*seen(t, "a")).fits == 0
     assert could_ever_fit(*seen(t, "a"))
-    never = Filter("theirs", Code.POLICY, lambda ask, site, peers: False, foreign=True)
+    never = Filter("theirs", Code.POLICY, lambda ask, site, peers: False, third_party=True)
     assert not could_ever_fit(*seen(t, "a", never))
     for cure in (UnblockEvent.ROOM, UnblockEvent.PEERS, UnblockEvent.OVERRIDE, UnblockEvent.QUOTA, UnblockEvent.TIME):
-        assert could_ever_fit(*seen(t, "a", never._replace(cures=(UnblockEvent.NODE, cure)))), "what may pass by itself is worth waiting for"
+        assert could_ever_fit(*seen(t, "a", never._replace(unblock_events=(UnblockEvent.NODE, cure)))), "what may pass by itself is worth waiting for"
 
 
 @settings(max_examples=100)
@@ -110,6 +110,6 @@ def test_the_steps_and_the_fitting_add_up_and_the_fitting_are_those_that_no_rule
     asks = [ask_of(one, scene) for one in sorts]
     standing = [(ask_of(one, scene), row) for one, row in scene.standing]
     kernel, _ = kernel_of(scene.left, asks, standing, profile)
-    found = funnel(kernel, kernel.known(0, asks[0]))
+    found = funnel(kernel, kernel.class_for(0, asks[0]))
     assert sum(step.refused for step in found.steps) + found.fits == found.nodes == len(scene.left)
     assert found.fits == sum(not broken(scene, row) for row in range(len(scene.left)))

@@ -24,8 +24,8 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.observation.node_columns import Columns, Left
-from remit.observation.topology_counts import ColumnPeers
+from remit.observation.node_columns import NodeColumns, NodeFree
+from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.class_scores import top_k_fitting
 from remit.proposal.placement.kernel import Kernel
 
@@ -52,8 +52,8 @@ def node(row: int, lots: np.random.Generator, *taints: Taint, racks: int = 40) -
     return Node(metadata=metadata, spec=spec, status=NodeStatus(health=NodeHealth.READY))
 
 
-def full(one: Node) -> Left:
-    return Left(one, dict(one.spec.capacity.pairs), {})
+def full(one: Node) -> NodeFree:
+    return NodeFree(one, dict(one.spec.capacity.pairs), {})
 
 
 def ask(name: str, cpu: int = 300) -> Requirements:
@@ -62,14 +62,14 @@ def ask(name: str, cpu: int = 300) -> Requirements:
     return compile_requirements("acme", name, {"app": name}, spec, ())
 
 
-def kernel(columns: Columns) -> Kernel:
-    return Kernel(columns, ColumnPeers(columns, {}))
+def kernel(columns: NodeColumns) -> Kernel:
+    return Kernel(columns, ColumnPeerCounts(columns, {}))
 
 
 def one_by_one(kernel: Kernel, ask: Requirements, count: int) -> list[int]:
-    one = kernel.known(ask.generation, ask)
+    one = kernel.class_for(ask.generation, ask)
     rows: list[int] = []
-    while len(rows) < count and (row := kernel.place(one)) >= 0:
+    while len(rows) < count and (row := kernel.best_row(one)) >= 0:
         kernel.post(one, row)
         rows.append(row)
     return rows
@@ -104,12 +104,12 @@ def test_a_sample_that_misleads_does_no_harm() -> None:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_run_over_many_nodes_comes_to_the_same_places_as_one_by_one(name: str) -> None:
     lots = np.random.default_rng(11)
-    base = Columns([full(node(row, lots)) for row in range(NODES)])
+    base = NodeColumns([full(node(row, lots)) for row in range(NODES)])
     at_once, singly = kernel(base.freeze()), kernel(base.freeze())
     placed = 0
     for other in (name, "plain", name):
         for count in (1, 60, 300):
-            found = at_once.run(at_once.known(other, ask(other)), count).rows
+            found = at_once.place_run(at_once.class_for(other, ask(other)), count).rows
             assert found == one_by_one(singly, ask(other), count)
             placed += len(found)
     assert placed == 361 * 3 - (2 * 361 - 40 if name == "apart" else 0), "in forty racks there is room for forty"
@@ -121,7 +121,7 @@ def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> N
     """Nodes change, go and come, and others are placed: nothing that is kept may outlive what it rests on."""
     lots = np.random.default_rng(5)
     nodes = {row: node(row, lots) for row in range(60)}
-    columns = Columns([full(one) for one in nodes.values()])
+    columns = NodeColumns([full(one) for one in nodes.values()])
     kept = kernel(columns)
     asks = [ask(name), ask("plain", 500), ask("shunned", 200)]
     placed = 0
@@ -139,13 +139,13 @@ def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> N
             case 3 if step > 60:
                 columns.drop(next(name for name in columns.rows if name.startswith("node-1")))
             case _:
-                placed += len(kept.run(kept.known(1, asks[1]), 3).rows)
+                placed += len(kept.place_run(kept.class_for(1, asks[1]), 3).rows)
         for at, mine in enumerate(asks):
-            one = kept.known(at, mine)
+            one = kept.class_for(at, mine)
             fresh = Kernel(columns, kept.peers)
-            anew = fresh.known(at, mine)
-            expected = fresh.place(anew)
-            assert kept.place(one) == expected, f"at step {step}"
+            anew = fresh.class_for(at, mine)
+            expected = fresh.best_row(anew)
+            assert kept.best_row(one) == expected, f"at step {step}"
             assert one.score.tolist() == anew.score.tolist(), f"at step {step}"
             if expected >= 0:
                 kept.post(one, expected)
@@ -155,10 +155,10 @@ def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> N
 
 @pytest.mark.parametrize("name", PLACES)
 def test_without_nodes_there_is_no_place(name: str) -> None:
-    told = kernel(Columns())
-    one = told.known(name, ask(name))
-    assert told.place(one) == -1
-    assert told.run(one, 5).rows == []
+    told = kernel(NodeColumns())
+    one = told.class_for(name, ask(name))
+    assert told.best_row(one) == -1
+    assert told.place_run(one, 5).rows == []
 
 
 @pytest.mark.parametrize("name", ["spread", "soft", "near", "apart"])
@@ -166,16 +166,16 @@ def test_without_nodes_there_is_no_place(name: str) -> None:
 def test_by_row_the_shelves_say_where_the_next_one_goes(name: str, racks: int) -> None:
     """With four hundred racks there are too many shelves: each row has its own gate."""
     lots = np.random.default_rng(8)
-    told = kernel(Columns([full(node(row, lots, racks=racks)) for row in range(900)]))
-    one = told.known(name, ask(name))
+    told = kernel(NodeColumns([full(node(row, lots, racks=racks)) for row in range(900)]))
+    one = told.class_for(name, ask(name))
     ever_shut = False
     for _ in range(30):
-        row = told.place(one)
-        assert one.shelves is not None
-        numbers = one.shelves.by_row()
+        row = told.best_row(one)
+        assert one.groups is not None
+        numbers = one.groups.row_scores()
         assert row == int(numbers.argmax())
         shut = numbers < 0
-        assert (one.shelves.open() & (one.score >= 0)).tolist() == (~shut).tolist()
+        assert (one.groups.open() & (one.score >= 0)).tolist() == (~shut).tolist()
         ever_shut |= bool(shut.any())
         told.post(one, row)
     assert (name == "soft") == (not ever_shut)
@@ -183,48 +183,48 @@ def test_by_row_the_shelves_say_where_the_next_one_goes(name: str, racks: int) -
 
 def test_classes_that_mind_the_same_keys_share_the_order_of_nodes() -> None:
     lots = np.random.default_rng(3)
-    told = kernel(Columns([full(node(row, lots)) for row in range(100)]))
-    near, spread, apart = (told.known(name, ask(name)) for name in ("near", "spread", "apart"))
+    told = kernel(NodeColumns([full(node(row, lots)) for row in range(100)]))
+    near, spread, apart = (told.class_for(name, ask(name)) for name in ("near", "spread", "apart"))
     for one in (near, spread, apart):
-        told.place(one)
-    orders = [one.shelves.order for one in (near, spread, apart) if one.shelves]
+        told.best_row(one)
+    orders = [one.groups.order for one in (near, spread, apart) if one.groups]
     assert len(orders) == 3 and orders[0] is orders[1] and orders[0] is not orders[2]
 
 
 def test_who_comes_to_stand_beside_a_class_is_noticed__however_it_is_told() -> None:
     lots = np.random.default_rng(3)
-    columns = Columns([full(node(row, lots)) for row in range(4)])
+    columns = NodeColumns([full(node(row, lots)) for row in range(4)])
     told = kernel(columns)
     away = ask("away")
-    one = told.known("away", away)
-    first = told.place(one)
+    one = told.class_for("away", away)
+    first = told.best_row(one)
     (index,) = (term.peers for term in away.anti_affinity)
     told.peers.add(index, f"node-{first}")
-    assert told.place(one) != first
+    assert told.best_row(one) != first
     for row in range(4):
         told.peers.add(index, f"node-{row}")
-    assert told.place(one) == -1
+    assert told.best_row(one) == -1
     told.peers.add(index, "node-2", -1)
-    assert told.place(one) == 2
+    assert told.best_row(one) == 2
 
 
 def test_a_class_says_how_much_is_kept_of_it_by_node() -> None:
     lots = np.random.default_rng(3)
-    columns = Columns([full(node(row, lots)) for row in range(NODES)])
+    columns = NodeColumns([full(node(row, lots)) for row in range(NODES)])
     told = kernel(columns)
-    plain, spread = (told.known(name, ask(name)) for name in ("plain", "spread"))
-    assert plain.held_bytes == 0
-    told.place(plain)
-    told.place(spread)
-    assert plain.held_bytes == 6 * NODES
-    assert spread.held_bytes > plain.held_bytes
+    plain, spread = (told.class_for(name, ask(name)) for name in ("plain", "spread"))
+    assert plain.memory_bytes == 0
+    told.best_row(plain)
+    told.best_row(spread)
+    assert plain.memory_bytes == 6 * NODES
+    assert spread.memory_bytes > plain.memory_bytes
 
 
 def test_a_huge_ask_fits_nowhere_and_upsets_nobody() -> None:
     lots = np.random.default_rng(3)
-    columns = Columns([full(node(row, lots)) for row in range(4)])
-    kernel = Kernel(columns, ColumnPeers(columns, {}))
+    columns = NodeColumns([full(node(row, lots)) for row in range(4)])
+    kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for cpu in (10**6, 10**9, 10**15):
-            assert kernel.run(kernel.known(cpu, ask("plain", cpu)), 1).rows == []
+            assert kernel.place_run(kernel.class_for(cpu, ask("plain", cpu)), 1).rows == []

@@ -12,7 +12,7 @@ from remit.law.overrides import active_overrides
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
-from remit.observation.node_columns import Columns, Left, Rows
+from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows
 from remit.proposal.placement.builtin_plugins import OverrideFilter
 from tests.unit.observation.row_fixtures import Told, ready, work
 
@@ -26,22 +26,22 @@ def override(name: str, effect: Any, until_ms: int = 2_000, **scope: tuple[str, 
     )
 
 
-def columns(*names: str) -> Columns:
-    return Columns([Left(ready(name, zone=name[0]), {"cpu": 4000}, {}) for name in names])
+def columns(*names: str) -> NodeColumns:
+    return NodeColumns([NodeFree(ready(name, zone=name[0]), {"cpu": 4000}, {}) for name in names])
 
 
 def ask() -> Any:
     t = Told(ready("n1"), *work("a"))
-    return t.view.shapes.ask(t.shape("a"))
+    return t.view.shapes.requirements_of(t.shape("a"))
 
 
 def test_an_avoided_place_is_shut_for_all_rows_and_for_some_as_the_law_says() -> None:
     steering, site = OverrideFilter(), columns("a1", "b1", "a2")
     effects = active_overrides([override("o", "avoid", zones=("a",), nodes=("b1",))], NOW)
-    assert steering.renew(effects.overrides, NOW)
+    assert steering.update(effects.overrides, NOW)
     found = steering.filter.check(ask(), site, NO_PEERS)
     assert np.asarray(found).tolist() == [not effects.avoided_by("r1", n[0], "default", n) for n in ("a1", "b1", "a2")]
-    some = steering.filter.check(ask(), Rows(site, np.array([2, 1])), NO_PEERS)
+    some = steering.filter.check(ask(), SelectedRows(site, np.array([2, 1])), NO_PEERS)
     assert np.asarray(some).tolist() == [False, False]
 
 
@@ -50,7 +50,7 @@ def test_pins_all_bind() -> None:
     effects = active_overrides(
         [override("p", "pin", zones=("a",), tenants=("t1",)), override("q", "pin", nodes=("a2", "b1"), tenants=("t1",))], NOW
     )
-    steering.renew(effects.overrides, NOW)
+    steering.update(effects.overrides, NOW)
     pinned = effects.pinned_places("t1", "a")
     assert pinned is not None
     found = steering.filter.check(ask()._replace(pins=pinned), site, NO_PEERS)
@@ -60,18 +60,18 @@ def test_pins_all_bind() -> None:
 
 def test_it_tells_when_something_began_or_ended_and_only_then() -> None:
     steering, one = OverrideFilter(), override("o", "avoid", nodes=("a1",))
-    assert steering.renew([one], NOW)
-    assert not steering.renew([one], ("boot-1", 1_999))
-    assert steering.renew([one], ("boot-1", 2_000)), "its time is over"
+    assert steering.update([one], NOW)
+    assert not steering.update([one], ("boot-1", 1_999))
+    assert steering.update([one], ("boot-1", 2_000)), "its time is over"
     assert not steering.effects.overrides
-    assert not steering.renew([one], ("boot-2", 0)), "an instant of another boot says nothing"
-    assert not steering.renew([one], None)
+    assert not steering.update([one], ("boot-2", 0)), "an instant of another boot says nothing"
+    assert not steering.update([one], None)
 
 
 def test_a_new_list_of_as_many_nodes_is_looked_at_anew() -> None:
     """The rows of before are not those of after, though there are as many of them."""
     steering = OverrideFilter()
-    steering.renew([override("o", "avoid", nodes=("a1",))], NOW)
+    steering.update([override("o", "avoid", nodes=("a1",))], NOW)
     first, second = columns("a1", "b1"), columns("b1", "a1")
     assert np.asarray(steering.filter.check(ask(), first, NO_PEERS)).tolist() == [False, True]
     assert np.asarray(steering.filter.check(ask(), second, NO_PEERS)).tolist() == [True, False]
@@ -79,7 +79,7 @@ def test_a_new_list_of_as_many_nodes_is_looked_at_anew() -> None:
 
 def test_a_node_that_moves_out_of_an_avoided_zone_is_open() -> None:
     steering, site = OverrideFilter(), columns("a1", "b1")
-    steering.renew([override("o", "avoid", zones=("a",))], NOW)
+    steering.update([override("o", "avoid", zones=("a",))], NOW)
     assert np.asarray(steering.filter.check(ask(), site, NO_PEERS)).tolist() == [False, True]
     moved = ready("a1", zone="c")
     site.put(replace(moved))
@@ -89,7 +89,7 @@ def test_a_node_that_moves_out_of_an_avoided_zone_is_open() -> None:
 def test_it_has_a_say_only_where_something_is_avoided_or_pinned() -> None:
     steering = OverrideFilter()
     assert not steering.filter.applies(ask())
-    steering.renew([override("o", "boost", tenants=("t1",))], NOW)
+    steering.update([override("o", "boost", tenants=("t1",))], NOW)
     assert not steering.filter.applies(ask())
-    steering.renew([override("o", "avoid", zones=("a",))], NOW)
+    steering.update([override("o", "avoid", zones=("a",))], NOW)
     assert steering.filter.applies(ask())

@@ -12,7 +12,7 @@ import pytest
 
 from remit.model.claims import Code
 from remit.observation.hints import Hints
-from remit.observation.node_columns import Columns
+from remit.observation.node_columns import NodeColumns
 from remit.proposal.placement import builtin_plugins as built_in
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, LEAST_ALLOCATED, locality
 from remit.proposal.placement.fragmentation import Fragmentation
@@ -66,15 +66,15 @@ def scores_of(module: ModuleType, found: object) -> tuple[Score, ...]:
     return installed_scores([EntryPoint("theirs", f"{THEIRS}:found", SCORE_GROUP)])
 
 
-def columns() -> Columns:
+def columns() -> NodeColumns:
     lots = np.random.default_rng(1)
-    return Columns([full(node(row, lots)) for row in range(5)])
+    return NodeColumns([full(node(row, lots)) for row in range(5)])
 
 
 def placed(filters: tuple[Filter, ...] = (), scores: tuple[Score, ...] = DEFAULT_SCORES) -> int:
     plain = kernel(columns())
     told = Kernel(plain.columns, plain.peers, filters=filters, scores=scores)
-    return told.place(told.known("spread", ask("spread")))
+    return told.best_row(told.class_for("spread", ask("spread")))
 
 
 def test_what_is_loaded_is_marked_as_foreign__in_the_order_of_names(theirs: ModuleType) -> None:
@@ -82,8 +82,8 @@ def test_what_is_loaded_is_marked_as_foreign__in_the_order_of_names(theirs: Modu
     points = [EntryPoint(name, f"{THEIRS}:{name}", FILTER_GROUP) for name in ("other", "one")]
     found = installed_filters(points)
     assert [one.name for one in found] == ["theirs", "other"]
-    assert all(one.foreign for one in found)
-    assert scores_of(theirs, SCORE) == (SCORE._replace(foreign=True),)
+    assert all(one.third_party for one in found)
+    assert scores_of(theirs, SCORE) == (SCORE._replace(third_party=True),)
 
 
 def test_no_entry_points_are_none__and_not_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_the_name_of_a_built_in_filter_is_taken(theirs: ModuleType, rule: Filter
 
 def test_the_names_of_built_in_scores_are_taken(theirs: ModuleType) -> None:
     ours = [one for one in vars(built_in).values() if isinstance(one, Score)]
-    made = [locality(Columns(), Hints()), Fragmentation(Columns(), Demand()).score]
+    made = [locality(NodeColumns(), Hints()), Fragmentation(NodeColumns(), Demand()).score]
     assert sorted(one.name for one in (*ours, *made)) == sorted(SCORE_NAMES)
     for name in SCORE_NAMES:
         with pytest.raises(PluginError, match=f"'{name}': this name belongs to a built-in score"):
@@ -173,7 +173,7 @@ def test_weights_that_come_to_more_than_a_number_holds_are_refused() -> None:
     "wrong", [{"cures": ("room!",)}, {"cures": ()}, {"code": "selector"}, {"check": None}], ids=lambda wrong: next(iter(wrong))
 )
 def test_a_filter_without_a_code_a_check_or_real_cures_is_refused(theirs: ModuleType, wrong: dict[str, Any]) -> None:
-    assert filters_of(theirs, FILTER._replace(cures=(UnblockEvent.ROOM, UnblockEvent.TIME)))
+    assert filters_of(theirs, FILTER._replace(unblock_events=(UnblockEvent.ROOM, UnblockEvent.TIME)))
     with pytest.raises(PluginError, match=r"its unblock events are|a Filter needs a code"):
         filters_of(theirs, FILTER._replace(**wrong))
 
@@ -240,9 +240,9 @@ def test_what_is_no_number_is_the_worst_place_and_what_is_beyond_is_at_the_end(t
     (score,) = scores_of(theirs, SCORE._replace(score=lambda ask, site: np.array(told), static=static))
     plain = kernel(columns())
     one_kernel = Kernel(plain.columns, plain.peers, scores=(score,))
-    one = one_kernel.known("plain", ask("spread"))
+    one = one_kernel.class_for("plain", ask("spread"))
     assert one_kernel.refresh(one).tolist() == [0, 0, 250_000, 1_000_000, 1_000_000]
-    assert one_kernel.place(one) == 3
+    assert one_kernel.best_row(one) == 3
 
 
 def test_no_number_anywhere_forbids_nothing(theirs: ModuleType) -> None:
@@ -269,9 +269,9 @@ def test_another_epoch_has_every_node_scored_anew__and_a_failing_one_is_named(th
     )
     plain = kernel(columns())
     told = Kernel(plain.columns, plain.peers, scores=(score,))
-    one = told.known("spread", ask("spread"))
-    assert told.place(one) == 1
+    one = told.class_for("spread", ask("spread"))
+    assert told.best_row(one) == 1
     best[0] = 4
-    assert told.place(one) == 4
+    assert told.best_row(one) == 4
     with pytest.raises(PluginError, match="its epoch"):
         placed(scores=scores_of(theirs, SCORE._replace(epoch=failing)))

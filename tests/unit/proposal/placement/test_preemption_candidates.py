@@ -20,11 +20,11 @@ def scene(*more: AnyObject, low: int = 4, least: int = 0, phase: str = "running"
     there = [replica("low", i, phase=phase, on="n1") for i in range(low)]
     t = Told(ready("n1"), tenant("t1"), *made, *there, *work("top", "2"), *more)
     kernel = Kernel(t.view.columns, t.view.peers)
-    return t, kernel, kernel.known("top", t.view.shapes.ask(t.shape("top")))
+    return t, kernel, kernel.class_for("top", t.view.shapes.requirements_of(t.shape("top")))
 
 
 def plan(victims: VictimSelector, t: Told, kernel: Kernel, one: WorkClass, priority: int = 10, count: int = 1) -> list[Eviction]:
-    return victims.plan(t.view, kernel, one, kernel.roomless(one), priority, count)
+    return victims.plan(t.view, kernel, one, kernel.without_capacity_check(one), priority, count)
 
 
 def begun(t: Told, pace: VictimRateLimit = VictimRateLimit(), now_ms: int = 0) -> VictimSelector:
@@ -49,15 +49,15 @@ def test_who_is_taken_stays_taken_until_he_is_seen_to_go_or_is_spared() -> None:
     t, kernel, one = scene()
     victims = begun(t)
     first = plan(victims, t, kernel, one)
-    t.view.columns.post(first[0].row, one.ask.resources, {})
+    t.view.columns.post(first[0].row, one.requirements.resources, {})
     victims.begin(10, t.view)
     second = plan(victims, t, kernel, one)
     assert not set(first[0].victims) & set(second[0].victims)
-    t.view.columns.post(first[0].row, one.ask.resources, {})
+    t.view.columns.post(first[0].row, one.requirements.resources, {})
     victims.begin(20, t.view)
     assert not plan(victims, t, kernel, one)
-    t.view.columns.post(first[0].row, one.ask.resources, {}, -1)
-    victims.spare([t.view.replicas.keys[slot] for slot in second[0].victims], t.view)
+    t.view.columns.post(first[0].row, one.requirements.resources, {}, -1)
+    victims.release([t.view.replicas.keys[slot] for slot in second[0].victims], t.view)
     assert set(plan(victims, t, kernel, one)[0].victims) == set(second[0].victims)
 
 
@@ -82,13 +82,13 @@ def test_the_pace_is_saved_up_and_bounded() -> None:
     t, kernel, one = scene()
     victims = begun(t, VictimRateLimit(per_s=1, burst=2))
     assert len(plan(victims, t, kernel, one)) == 1
-    assert victims.again_ms() == 1_001
+    assert victims.retry_after_ms() == 1_001
     victims.begin(1_500, t.view)
     assert not plan(victims, t, kernel, one)
     victims.begin(60_000, t.view)
-    assert victims.again_ms() == 0
+    assert victims.retry_after_ms() == 0
     t.tell(replica("low", 0, phase="running", on="n1"))
-    assert np.isfinite(victims._left) and victims._left <= 2
+    assert np.isfinite(victims._tokens) and victims._tokens <= 2
 
 
 def test_who_is_spared_does_not_count_towards_the_pace() -> None:
@@ -96,7 +96,7 @@ def test_who_is_spared_does_not_count_towards_the_pace() -> None:
     victims = begun(t, VictimRateLimit(per_s=1, burst=2))
     (first,) = plan(victims, t, kernel, one)
     for _ in range(2):
-        victims.spare([t.view.replicas.keys[slot] for slot in first.victims], t.view)
+        victims.release([t.view.replicas.keys[slot] for slot in first.victims], t.view)
     assert len(plan(victims, t, kernel, one)) == 1
     assert not plan(victims, t, kernel, one)
 
@@ -105,7 +105,7 @@ def test_more_than_may_ever_go_at_once_is_not_waited_for() -> None:
     t, kernel, one = scene()
     victims = begun(t, VictimRateLimit(per_s=1, burst=1))
     assert not plan(victims, t, kernel, one)
-    assert victims.again_ms() == 0
+    assert victims.retry_after_ms() == 0
 
 
 def test_a_view_listed_anew_has_other_slots() -> None:

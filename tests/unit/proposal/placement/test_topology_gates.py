@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remit.law import fit
 from remit.model.kinds import Affinity, Placement, Spread
-from remit.observation.node_columns import over
+from remit.observation.node_columns import translate_requirements
 from remit.proposal.placement.topology_gates import GROUPS_MAX, TopologyGates, topology_keys, group_rows
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
@@ -31,7 +31,7 @@ def scene(term: Placement, standing: list[int]) -> tuple[Told, Any]:
     there = [replica("other", i, phase="bound", on=f"n{at}") for i, at in enumerate(standing)]
     mine = work("a", labels={"app": "x"}, placement=term)
     t = Told(*nodes, tenant("t1", "100"), *work("other", replicas=9, labels={"app": "y"}), *mine, *there)
-    return t, over(t.view.shapes.ask(t.shape("a")), t.view.columns)
+    return t, translate_requirements(t.view.shapes.requirements_of(t.shape("a")), t.view.columns)
 
 
 @settings(max_examples=60)
@@ -41,7 +41,7 @@ def test_gates_say_what_the_law_says_after_every_placement(term: Placement, stan
     columns, peers = t.view.columns, t.view.peers
     static = np.broadcast_to(fit.mask(ask, columns, peers, fit.STATIC_RULES), len(columns)).copy()
     gates = TopologyGates(ask, columns, peers, static, slice(None), peers.anti_affinity_owners(ask))
-    gates.look(ours=True)
+    gates.load(ours=True)
     for row in placed:
         assert gates.open().tolist() == np.broadcast_to(fit.mask(ask, columns, peers, COUPLED), len(columns)).tolist()
         gates.placed(row)
@@ -58,5 +58,5 @@ def test_a_shelf_has_the_nodes_of_the_same_domains__and_no_more_are_told_apart_t
     assert sorted(map(sorted, zones)) == [["a"], ["b"], ["c"]]
     assert sorted(row for rows in shelves for row in rows) == list(range(6))
     many = Told(*(ready(f"n{i:03}") for i in range(GROUPS_MAX + 1)), *work("a", placement=TERMS[1]))
-    asked = over(many.view.shapes.ask(many.shape("a")), many.view.columns)
+    asked = translate_requirements(many.view.shapes.requirements_of(many.shape("a")), many.view.columns)
     assert group_rows(topology_keys(asked, ()), many.view.columns) is None

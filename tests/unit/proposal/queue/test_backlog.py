@@ -28,7 +28,7 @@ def middle(limit: int) -> int:
 
 
 def backlog(*, ageing: Ageing | None = None, past: UnblockHistory | None = None, lot: Callable[[int], int] = middle) -> Backlog:
-    return Backlog(lot, ageing=ageing, past=past)
+    return Backlog(lot, ageing=ageing, history=past)
 
 
 def put(
@@ -53,7 +53,7 @@ def order(queue: Backlog, limit: int = 1000, now_ms: int = 0) -> list[Member]:
 
 def refuse(queue: Backlog, line: ClassQueue, *cures: UnblockKey, reason: str = "no_room", now_ms: int = 0) -> bool:
     """One attempt that finds nothing."""
-    return queue.wait(line, reason, frozenset(cures or (ROOM,)), since=queue.begin(line), now_ms=now_ms)
+    return queue.wait(line, reason, frozenset(cures or (ROOM,)), since=queue.begin_attempt(line), now_ms=now_ms)
 
 
 # Waiting and waking
@@ -63,20 +63,20 @@ def test_a_cure_that_happens_while_its_line_is_tried_keeps_the_line_active() -> 
     """F22: the wake-up comes when nobody waits yet."""
     queue = backlog()
     line = put(queue, "w", range(3))
-    since = queue.begin(line)
-    queue.happened(ROOM, 1)
+    since = queue.begin_attempt(line)
+    queue.on_event(ROOM, 1)
     assert not queue.wait(line, "no_room", frozenset({ROOM}), since=since, now_ms=0)
-    assert line.standing == "active" and order(queue) == [0, 1, 2]
+    assert line.state == "active" and order(queue) == [0, 1, 2]
     assert refuse(queue, line), "an attempt that began after it has seen it"
-    assert line.standing == "waiting"
+    assert line.state == "waiting"
 
 
 def test_an_attempt_on_an_older_view_counts_from_that_view() -> None:
     """F22: what is asked is when the view was taken, not when the attempt began."""
     queue = backlog()
     line = put(queue, "w", range(1))
-    queue.happened(ROOM, 7)
-    assert queue.begin(line) == 7
+    queue.on_event(ROOM, 7)
+    assert queue.begin_attempt(line) == 7
     assert not queue.wait(line, "no_room", frozenset({ROOM}), since=6, now_ms=0)
     assert queue.wait(line, "no_room", frozenset({ROOM}), since=7, now_ms=0)
 
@@ -85,8 +85,8 @@ def test_room_for_others_that_came_meanwhile_is_no_cure() -> None:
     """F22, the other way: who is woken by everything is never asleep."""
     queue = backlog()
     small, large = put(queue, "small", range(1)), put(queue, "large", range(1, 2))
-    since = {line: queue.begin(line) for line in (small, large)}
-    queue.happened(ROOM, 1, which=lambda line: line is small)
+    since = {line: queue.begin_attempt(line) for line in (small, large)}
+    queue.on_event(ROOM, 1, which=lambda line: line is small)
     assert not queue.wait(small, "no_room", frozenset({ROOM}), since=since[small], now_ms=0)
     assert queue.wait(large, "no_room", frozenset({ROOM}), since=since[large], now_ms=0)
 
@@ -95,17 +95,17 @@ def test_what_the_past_has_forgotten_counts_as_happened() -> None:
     """F22: the memory of cures is bounded, and no wake-up is lost by that."""
     queue = backlog(past=UnblockHistory(2, 2))
     line = put(queue, "w", range(1))
-    since = queue.begin(line)
-    queue.happened(("quota", "a"), 1)
+    since = queue.begin_attempt(line)
+    queue.on_event(("quota", "a"), 1)
     for version, other in enumerate(("x", "y"), 2):
-        queue.happened(("quota", other), version)
+        queue.on_event(("quota", other), version)
     assert not queue.wait(line, "over_quota", frozenset({("quota", "a")}), since=since, now_ms=0)
     assert refuse(queue, line, ("quota", "a"))
-    queue.happened(("quota", "a"), 4)
+    queue.on_event(("quota", "a"), 4)
 
-    since = queue.begin(line)
+    since = queue.begin_attempt(line)
     for version in (5, 6, 7):
-        queue.happened(ROOM, version, which=lambda line: False)
+        queue.on_event(ROOM, version, which=lambda line: False)
     assert not queue.wait(line, "no_room", frozenset({ROOM}), since=since, now_ms=0), "whom the first was for is forgotten"
     assert queue.wait(line, "no_room", frozenset({ROOM}), since=5, now_ms=0), "the rest is known: it was for others"
 
@@ -113,11 +113,11 @@ def test_what_the_past_has_forgotten_counts_as_happened() -> None:
 def test_news_may_be_told_out_of_order() -> None:
     """F22"""
     past, line = UnblockHistory(), ClassQueue("w", "a", 0, CPU)
-    past.note(ROOM, 5, lambda line: True)
-    past.note(ROOM, 3)
-    assert past.cured(line, [ROOM], 4) and past.cured(line, [ROOM], 2) and not past.cured(line, [ROOM], 5)
-    past.note(ROOM, 2)
-    assert past.cured(line, [ROOM], 2)
+    past.record(ROOM, 5, lambda line: True)
+    past.record(ROOM, 3)
+    assert past.happened_since(line, [ROOM], 4) and past.happened_since(line, [ROOM], 2) and not past.happened_since(line, [ROOM], 5)
+    past.record(ROOM, 2)
+    assert past.happened_since(line, [ROOM], 2)
 
 
 def test_a_cure_wakes_the_lines_that_wait_for_it_and_no_others() -> None:
@@ -127,11 +127,11 @@ def test_a_cure_wakes_the_lines_that_wait_for_it_and_no_others() -> None:
     lines = {key: put(queue, key, range(i, i + 1)) for i, key in enumerate(cures)}
     for key, line in lines.items():
         assert refuse(queue, line, *cures[key])
-    assert queue.happened(quota, 1) == 2
-    assert [key for key, line in lines.items() if line.standing == "active"] == ["q", "both"]
-    assert queue.happened(ROOM, 2, which=lambda line: line.key != "r") == 0
-    assert queue.happened(("quota", "b"), 3) == 0
-    assert queue.happened(ROOM, 4) == 1
+    assert queue.on_event(quota, 1) == 2
+    assert [key for key, line in lines.items() if line.state == "active"] == ["q", "both"]
+    assert queue.on_event(ROOM, 2, which=lambda line: line.key != "r") == 0
+    assert queue.on_event(("quota", "b"), 3) == 0
+    assert queue.on_event(ROOM, 4) == 1
     assert [line.key for line, _ in queue.waiting()] == ["p"]
 
 
@@ -142,7 +142,7 @@ def test_every_wait_has_a_reason_a_cure_and_an_end() -> None:
         line = put(queue, "w", range(2))
         assert refuse(queue, line, now_ms=100)
         assert line.wait is not None
-        assert (line.wait.reason, line.wait.cures, line.wait.at_ms) == ("no_room", frozenset({ROOM}), 100)
+        assert (line.wait.reason, line.wait.unblock_events, line.wait.at_ms) == ("no_room", frozenset({ROOM}), 100)
         ends.append(line.wait.until_ms - 100)
         assert queue.next_ms() == line.wait.until_ms
         assert order(queue, now_ms=line.wait.until_ms - 1) == []
@@ -156,15 +156,15 @@ def test_a_wait_may_end_sooner_but_not_later() -> None:
     queue = backlog()
     line = put(queue, "w", range(1))
     for until_ms, expected in ((30_000, 30_000), (90_000, 52_500)):
-        queue.wait(line, "held", frozenset({("override",)}), since=queue.begin(line), now_ms=0, until_ms=until_ms)
+        queue.wait(line, "held", frozenset({("override",)}), since=queue.begin_attempt(line), now_ms=0, until_ms=until_ms)
         assert line.wait is not None and line.wait.until_ms == expected
 
 
 def test_a_later_attempt_knows_better() -> None:
     queue = backlog()
     line = put(queue, "w", range(2))
-    older = queue.begin(line)
-    queue.happened(("node",), 1)
+    older = queue.begin_attempt(line)
+    queue.on_event(("node",), 1)
     assert refuse(queue, line, ("quota", "a"), reason="over_quota")
     assert queue.wait(line, "no_room", frozenset({ROOM}), since=older, now_ms=0)
     assert line.wait is not None and line.wait.reason == "over_quota"
@@ -184,15 +184,15 @@ def test_a_backoff_doubles_up_to_its_bound_and_starts_anew_after_a_success() -> 
     line = put(queue, "w", range(3))
     pauses, now_ms = [], 0
     for _ in range(12):
-        queue.begin(line)
+        queue.begin_attempt(line)
         queue.back_off(line, "silence", now_ms)
-        assert line.wait is not None and line.standing == "backoff"
-        assert queue.happened(ROOM, queue.version + 1) == 0, "only time ends it"
+        assert line.wait is not None and line.state == "backoff"
+        assert queue.on_event(ROOM, queue.version + 1) == 0, "only time ends it"
         pauses.append(line.wait.until_ms - now_ms)
         assert order(queue, now_ms=line.wait.until_ms - 1) == []
         now_ms = line.wait.until_ms
         (member,) = order(queue, 1, now_ms)
-        queue.returned(member)
+        queue.return_member(member)
     assert pauses == [min(200 << i, BACKOFF_MS_MAX) for i in range(12)]
     queue.remove(order(queue, 1, now_ms)[0])
     queue.back_off(line, "silence", now_ms)
@@ -219,16 +219,16 @@ def test_an_impossible_head_stands_in_nobodys_way() -> None:
     placed: list[Member] = []
     for now_ms in range(1, 20):
         for run, members in queue.take(256, now_ms, shares()):
-            since = queue.begin(run)
+            since = queue.begin_attempt(run)
             for member in members:
                 if run is line:
-                    queue.returned(member)
+                    queue.return_member(member)
                 else:
                     placed.append(member)
                     queue.remove(member)
             if run is line:
                 assert queue.wait(run, "no_room", frozenset({ROOM}), since=since, now_ms=now_ms)
-    assert placed == list(range(10_000, 10_050)) and queue.line("possible") is None and len(others) == 0
+    assert placed == list(range(10_000, 10_050)) and queue.queue("possible") is None and len(others) == 0
     assert line.attempts == 1 and line.members() == list(range(10_000))
 
 
@@ -287,7 +287,7 @@ def test_who_is_returned_stands_where_he_stood() -> None:
     assert order(queue, 4) == [0, 1, 2, 3]
     put(queue, "w", range(6, 8), now_ms=5)
     for member in (3, 0, 2):
-        queue.returned(member)
+        queue.return_member(member)
     assert order(queue, 5) == [0, 2, 3, 4, 5]
     assert order(queue) == [6, 7], "who is in flight is not taken again"
 
@@ -298,8 +298,8 @@ def test_a_head_that_comes_back_brings_its_line_forward() -> None:
     put(queue, "w", range(1, 2), now_ms=3)
     put(queue, "v", range(2, 3), now_ms=2)
     assert order(queue, 1, 5) == [0] and order(queue, 1, 5) == [2]
-    queue.returned(2)
-    queue.returned(0)
+    queue.return_member(2)
+    queue.return_member(0)
     assert order(queue, now_ms=5) == [0, 2, 1]
 
 
@@ -309,8 +309,8 @@ def test_a_line_of_which_all_others_are_in_flight_loses_its_last_one() -> None:
     assert order(queue, 2) == [0, 1]
     queue.remove(2)
     assert not queue.active and order(queue) == []
-    queue.returned(1)
-    queue.returned(0)
+    queue.return_member(1)
+    queue.return_member(0)
     queue.remove(0)
     assert order(queue) == [1]
 
@@ -321,10 +321,10 @@ def test_who_is_removed_in_flight_may_be_returned_by_one_who_does_not_know() -> 
     assert order(queue) == [0, 1]
     queue.remove(0)
     queue.remove(0)
-    queue.returned(0)
+    queue.return_member(0)
     put(queue, "w", range(1), now_ms=9)
-    queue.returned(0)
-    queue.returned(1)
+    queue.return_member(0)
+    queue.return_member(1)
     assert order(queue) == [1, 0] and len(queue) == 2, "it came anew, and stands at the end"
 
 
@@ -336,8 +336,8 @@ def test_nothing_is_left_of_a_line_that_is_empty() -> None:
         refuse(queue, line)
         for member in range(3):
             queue.remove(member)
-        assert len(queue) == 0 and not list(queue.lines()) and not list(queue.waiting())
-        assert queue.next_ms() is None and not queue.active and not queue._waiters and not queue._airborne
+        assert len(queue) == 0 and not list(queue.queues()) and not list(queue.waiting())
+        assert queue.next_ms() is None and not queue.active and not queue._waiters and not queue._queues_in_flight
         assert not refuse(queue, line), "an attempt that ends after its line"
         queue.back_off(line, "silence", 0)
         assert queue.next_ms() is None
@@ -348,11 +348,11 @@ def test_old_timers_and_places_do_not_pile_up() -> None:
     line = put(queue, "w", range(4))
     for version in range(1, 2000):
         for member in order(queue, 3, version):
-            queue.returned(member)
+            queue.return_member(member)
         assert refuse(queue, line, now_ms=version)
-        queue.happened(ROOM, version)
-    (rank,) = queue._ranks._ranks.values()
-    assert max(len(queue._timers), len(rank._oldest._heap), len(rank.lanes["a"]._heap), len(line._places)) < 100
+        queue.on_event(ROOM, version)
+    (rank,) = queue._levels._levels.values()
+    assert max(len(queue._timers), len(rank._oldest._heap), len(rank.lanes["a"]._heap), len(line._returned_heap)) < 100
 
 
 def test_a_member_is_here_once() -> None:
@@ -421,7 +421,7 @@ def test_age_lifts_a_priority_past_one_that_is_near_and_never_further_than_its_b
         (7, 10**12, 12),
         (-3, -5, -3),
     ):
-        assert ageing.lifted(own, waited_ms) == lifted
+        assert ageing.effective_priority(own, waited_ms) == lifted
     for above, first in ((3, "old"), (5, "level"), (6, "new")):
         queue = backlog(ageing=ageing)
         put(queue, "old", range(2), tenant="b")
@@ -439,8 +439,8 @@ def test_age_is_that_of_who_is_queued_now() -> None:
     now_ms = 10 * MINUTE_MS
     assert order(queue, 1, now_ms) == [0], "ten minutes old"
     assert order(queue, 1, now_ms) == [2], "what is left is new"
-    queue.returned(0)
-    queue.returned(2)
+    queue.return_member(0)
+    queue.return_member(2)
     assert order(queue, now_ms=now_ms) == [0, 1, 2], "and it is as old as before when it comes back"
 
 

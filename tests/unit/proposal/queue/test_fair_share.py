@@ -16,8 +16,8 @@ def test_the_share_is_the_largest_part_of_any_resource() -> None:
     assert shares.share("a", 0) == 4 / 18
     shares.charge("a", (("cpu", 4),), 1, 0)
     assert shares.share("a", 0) == 5 / 9
-    assert shares.use("a") == {"cpu": 5, "memory": 4}
-    assert shares.share("b", 0) == 0 and shares.use("b") == {}
+    assert shares.usage("a") == {"cpu": 5, "memory": 4}
+    assert shares.share("b", 0) == 0 and shares.usage("b") == {}
 
 
 def test_twice_the_weight_is_half_the_share() -> None:
@@ -25,10 +25,10 @@ def test_twice_the_weight_is_half_the_share() -> None:
     for tenant in "ab":
         shares.charge(tenant, CPU, 4, 0)
     assert (shares.share("a", 0), shares.share("b", 0)) == (0.2, 0.4)
-    shares.weigh("a", 1)
+    shares.set_weight("a", 1)
     assert shares.share("a", 0) == 0.4
     with pytest.raises(ValueError, match="weight 0"):
-        shares.weigh("a", 0)
+        shares.set_weight("a", 0)
 
 
 def test_equal_shares_are_equal_whatever_they_were_divided_by() -> None:
@@ -44,9 +44,9 @@ def test_a_resize_counts_at_once_and_what_there_is_none_of_counts_nothing() -> N
     shares = FairShareLedger({"cpu": 10, "gpu": 4}, half_life_ms=0)
     shares.charge("a", (("cpu", 1), ("gpu", 2)), 1, 0)
     assert shares.share("a", 0) == 0.5
-    shares.resize({"cpu": 20, "gpu": 0})
+    shares.set_capacity({"cpu": 20, "gpu": 0})
     assert shares.share("a", 0) == 1 / 20
-    shares.resize({"cpu": 20, "gpu": 8})
+    shares.set_capacity({"cpu": 20, "gpu": 8})
     assert shares.share("a", 0) == 0.25
 
 
@@ -57,15 +57,15 @@ def test_what_is_not_held_cannot_be_given_back__and_nothing_changes() -> None:
         shares.charge("a", (("cpu", 1), ("memory", 1)), -1, 0)
     with pytest.raises(ValueError, match="give back 1 of cpu: it holds 0"):
         shares.charge("nobody", CPU, -1, 0)
-    assert shares.use("a") == {"cpu": 2} and len(shares) == 1
+    assert shares.usage("a") == {"cpu": 2} and len(shares) == 1
 
 
 def test_what_was_held_lately_counts_half_after_a_half_life() -> None:
     shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     shares.charge("a", CPU, 800, 0)
     assert shares.share("a", 0) == 0.8, "nothing is remembered yet"
-    assert shares.remembered("a", HOUR_MS) == {"cpu": 400}
-    assert shares.remembered("a", 2 * HOUR_MS) == {"cpu": 600}
+    assert shares.decayed_usage("a", HOUR_MS) == {"cpu": 400}
+    assert shares.decayed_usage("a", 2 * HOUR_MS) == {"cpu": 600}
     assert shares.share("a", HOUR_MS) == 1.2
     shares.charge("a", CPU, -800, HOUR_MS)
     assert shares.share("a", HOUR_MS) == 0.4
@@ -87,7 +87,7 @@ def test_who_used_much_lately_gives_way_when_both_hold_nothing() -> None:
 
 def test_the_memory_weighs_as_much_as_it_is_told_to() -> None:
     for weight in (0, 1, 3):
-        shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS, memory_weight=weight)
+        shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS, history_weight=weight)
         shares.charge("a", CPU, 800, 0)
         shares.charge("a", CPU, -800, HOUR_MS)
         assert shares.share("a", HOUR_MS) == 400 * weight / 1000
@@ -103,8 +103,8 @@ def test_it_does_not_matter_how_often_memory_is_settled(half_life_ms: int) -> No
     for now_ms in range(1, 10_000):
         often.charge("a", CPU, 1, now_ms)
         often.charge("a", CPU, -1, now_ms)
-    assert once.remembered("a", 10_000)["cpu"] > 0
-    assert abs(often.remembered("a", 10_000)["cpu"] - once.remembered("a", 10_000)["cpu"]) <= 1
+    assert once.decayed_usage("a", 10_000)["cpu"] > 0
+    assert abs(often.decayed_usage("a", 10_000)["cpu"] - once.decayed_usage("a", 10_000)["cpu"]) <= 1
 
 
 def test_time_that_goes_back_changes_nothing() -> None:
@@ -122,11 +122,11 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         assert len(shares) <= 130
     shares.charge("a", CPU, 1, 5_000_000)
     shares.charge("a", CPU, -1, 5_000_000)
-    assert shares.use("a") == {} and not shares.remembered("a", 5_000_001), "held for no time: no trace"
+    assert shares.usage("a") == {} and not shares.decayed_usage("a", 5_000_001), "held for no time: no trace"
 
 
 def test_what_asks_for_nothing_counted_takes_turns_too() -> None:
-    standing = FairShareLedger({"cpu": 10}, half_life_ms=0).standing("a", 0)
+    standing = FairShareLedger({"cpu": 10}, half_life_ms=0).tenant_share("a", 0)
     assert standing.add(standing.parts((("unheard-of", 3), ("cpu", 0)))) == FREE_REPLICA_SHARE
     assert standing.add(standing.parts((("cpu", 5),))) == 0.5
     assert standing.add(standing.parts(()), 2) == 0.5 + 2 * FREE_REPLICA_SHARE
@@ -135,9 +135,9 @@ def test_what_asks_for_nothing_counted_takes_turns_too() -> None:
 def test_a_standing_is_a_copy() -> None:
     shares = FairShareLedger({"cpu": 10}, half_life_ms=0)
     shares.charge("a", CPU, 1, 0)
-    standing = shares.standing("a", 0)
+    standing = shares.tenant_share("a", 0)
     assert standing.add(standing.parts(CPU), 4) == 0.5
-    assert shares.share("a", 0) == 0.1 and shares.use("a") == {"cpu": 1}
+    assert shares.share("a", 0) == 0.1 and shares.usage("a") == {"cpu": 1}
 
 
 def test_fading_is_exact_at_half_lives_and_near_the_curve_between() -> None:

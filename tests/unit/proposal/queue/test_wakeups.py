@@ -84,7 +84,7 @@ async def test_news_of_a_row_wakes_nobody_who_is_kept_out_by_what_he_waits_for(m
     await filled(mind.scope, "n1", "n2")
     await want(mind.scope, "w", 1, "3", placement=Placement(zones=("b",)))
     await mind.settle()
-    line = mind.cycle.backlog.line_of(mind.slot("w-0"))
+    line = mind.cycle.backlog.queue_of(mind.slot("w-0"))
     assert line is not None
     attempts = line.attempts
     await move(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")

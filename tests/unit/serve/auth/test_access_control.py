@@ -17,7 +17,7 @@ from remit.model.objects import enc_hook
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, AssignmentsRequest
 from remit.serve.diagnostics.audit_log import AuditLog
-from remit.world.interfaces import NoRoom
+from remit.world.interfaces import DiskFull
 from tests.unit.serve.in_memory_server import TOKENS, Api, node, secret, story, tenant, workload
 
 ANN, BOB, LOU, EVE = "a-token-of-ann-of-acme", "a-token-of-bob-of-bolt", "a-token-of-lou-of-acme", "a-token-that-sees-all"
@@ -277,12 +277,12 @@ class Full:
     """A disk that is full."""
 
     def add(self, line: bytes) -> None:
-        raise NoRoom("no room", "free some")
+        raise DiskFull("no room", "free some")
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         return
 
-    def backwards(self) -> Any:
+    def read_backwards(self) -> Any:
         return iter(())
 
 

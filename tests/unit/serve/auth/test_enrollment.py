@@ -85,7 +85,7 @@ async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_
         said = await asyncio.gather(join(api, MINE), join(api, THEIRS, OTHER))
     assert sorted(status for status, _ in said) == [200, 409], said
     (lost,) = [one for status, one in said if status == 409]
-    assert lost["code"] == "exists" and "has an agent already" in lost["detail"] and "revoke" in lost["cure"]
+    assert lost["code"] == "exists" and "already has an agent" in lost["detail"] and "revoke" in lost["cure"]
     (winner,) = await agents(api)
     await api.must("PATCH", f"/v1/tokens/{winner}", {"spec": {"revoked": True}}, headers=PATCH)
     again = await join(api, MINE) if said[0][0] == 409 else await join(api, THEIRS, OTHER)

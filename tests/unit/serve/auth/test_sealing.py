@@ -14,7 +14,7 @@ from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.serve.auth.secrets import KEYS_MAX, SealingKey, Keyring, ClientSealedValue, SealingKeys, UnsealError
 from remit.world.files.disk import FileDisk
-from remit.world.interfaces import DiskError, Forbidden
+from remit.world.interfaces import DiskError, AccessDenied
 from remit.world.randomness import RandomIds
 
 OLD, NEW = SealingKey.of(bytes(64)), SealingKey.of(bytes(range(64)))
@@ -118,7 +118,7 @@ def test_keys_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> Non
     path = tmp_path / "seal.keys"
     assert ring(path).sealing_keys.primary_id
     path.chmod(mode)
-    with pytest.raises(Forbidden, match="read by others"):
+    with pytest.raises(AccessDenied, match="read by others"):
         assert ring(path).sealing_keys.primary_id
 
 
@@ -127,7 +127,7 @@ def test_keys_of_another_user_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "seal.keys"
     assert ring(path).sealing_keys.primary_id
     os.chown(path, 65534, 65534)
-    with pytest.raises(Forbidden, match="another user"):
+    with pytest.raises(AccessDenied, match="another user"):
         assert ring(path).sealing_keys.primary_id
 
 

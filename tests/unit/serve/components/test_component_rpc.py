@@ -16,13 +16,13 @@ from remit.law.timing import Timing
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject, encode, key
 from remit.model.wire.agent_messages import AssignmentsUpdate, AssignmentsRequest, decode_assignments
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.serve.auth.secrets import Keyring
 from remit.serve.components.component_rpc import ComponentService, OrderFeed
 from remit.store import chain
 from remit.store.memory import MemoryStore
-from remit.store.protocol import Change, Commit, Event, Head, Row
-from remit.world.interfaces import LinkError, Service, Unheard, Unreached, World
+from remit.store.protocol import RowChange, Commit, WatchEvent, Head, Row
+from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent, World
 from tests.unit.client.fake_authority import FakeAuthority
 from tests.unit.correction.controller_fixture import ready, replica, work
 from tests.unit.world.virtual_world import run_virtually, virtual_world
@@ -34,7 +34,7 @@ class Server:
     """A board that is fed by hand, the store that stands behind it, and the feed of orders from both."""
 
     def __init__(self, world: World, *things: AnyObject) -> None:
-        self.world, self.store, self.board = world, MemoryStore(), Board(world.clock)
+        self.world, self.store, self.board = world, MemoryStore(), WatchCache(world.clock)
         self.feed = OrderFeed(self.board, self.store, world.clock, TEMPO)
         self.incarnation, self.revision = "one", 1
         self.list(*things)
@@ -45,15 +45,15 @@ class Server:
 
     def list(self, *things: AnyObject) -> None:
         rows = [Row(key(thing), encode(thing), self.revision) for thing in things]
-        self.board.begin(self.head, self.revision)
-        self.board.page([*rows, Row("incarnation", self.incarnation.encode(), self.revision)])
-        self.board.end()
+        self.board.begin_list(self.head, self.revision)
+        self.board.add_page([*rows, Row("incarnation", self.incarnation.encode(), self.revision)])
+        self.board.end_list()
 
     def write(self, *things: AnyObject, drop: tuple[str, ...] = ()) -> None:
         self.revision += 1
-        changes = [Change(key(thing), encode(thing), self.revision) for thing in things]
-        changes += [Change(name, None, self.revision) for name in drop]
-        self.board.apply(Event(self.revision - 1, self.revision, tuple(changes), 0, 0, None, self.head))
+        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes += [RowChange(name, None, self.revision) for name in drop]
+        self.board.apply(WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, self.head))
 
 
 class Reading:
@@ -152,7 +152,7 @@ async def test_a_server_that_lags_tells_nothing_until_its_board_has_come_as_far_
     """F04 F06: the agent may have been told more before, by another server."""
     server = Server(world, ready("n1"), *work("w"))
     for _ in range(2):
-        await chain.seize(server.store, "a", "one")
+        await chain.raise_epoch(server.store, "a", "one")
     reading = Reading(server, "n1")
     waiting = asyncio.ensure_future(reading.next())
     await world.clock.sleep_ms(5_000)
@@ -181,7 +181,7 @@ async def test_who_hangs_up_is_forgotten(world: World) -> None:
     reading = Reading(server, "n1", "n2", "n1")
     await reading.next()
     await reading.lines.aclose()
-    assert server.board._at_node == {}
+    assert server.board._node_listeners == {}
 
 
 # -- the agent's end ---------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Net:
         self.scripts, self.asked = scripts, list[str]()
 
     async def request(self, to: str, body: bytes, /) -> bytes:
-        raise Unreached("nobody", "start it")
+        raise NotSent("nobody", "start it")
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         self.asked.append(to)
@@ -210,7 +210,7 @@ class Net:
 @scene
 async def test_after_a_stream_has_ended_or_failed_the_next_server_is_asked(world: World) -> None:
     word = msgspec.json.encode(AssignmentsUpdate("one", 7))
-    net = Net({"a": [word], "b": [word, Unheard("it was lost", "ask again")], "c": [b"garbled"]})
+    net = Net({"a": [word], "b": [word, ReplyLost("it was lost", "ask again")], "c": [b"garbled"]})
     feed = order_feed(net, ["a", "b", "c"])
     heard: list[str] = []
     for _ in range(4):

@@ -29,7 +29,7 @@ from remit.model.wire.exec_frames import (
     TerminalSize,
     encode_frame,
 )
-from remit.observation.watch_cache import Kept
+from remit.observation.watch_cache import CachedRow
 from remit.serve.components import replica_logs
 from remit.serve.components.replica_logs import AgentConnections
 from remit.world.net.rpc_client import SocketLink
@@ -384,11 +384,11 @@ def test_a_policy_may_close_the_replicas_of_some_work() -> None:
         closed = PolicyRule(match=PolicyMatch(tenants=("t1",)), exec=False, reason="cards are handled here")
         for number, rules, status in ((1, (closed,), 403), (2, (), 200), (3, (PolicyRule(priority_max=9),), 200)):
             revision = policy(number, *rules)
-            board._kinds.setdefault("policyrevision", {})[key(revision)] = Kept(key(revision), encode(revision), number, 0)
+            board._by_kind.setdefault("policyrevision", {})[key(revision)] = CachedRow(key(revision), encode(revision), number, 0)
             reply = await execute(asked, BEGIN)
             assert reply.status == status, reply
             if status == 403:
                 assert "cards are handled here" in reply.json["detail"]
-        board._kinds.pop("policyrevision")
+        board._by_kind.pop("policyrevision")
 
     scene(agent, test)

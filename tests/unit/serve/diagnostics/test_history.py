@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
+from remit.commitment.outcomes import BatchRecord, AuditEntry, batch_key, encode_batch
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode, key
 from remit.model.records import Decision, DecisionSpec, Event, EventSpec
@@ -18,8 +18,8 @@ from remit.store.protocol import HEAD, Commit, Head
 from tests.unit.serve.watch_cache_fixtures import Told
 
 
-def did(what: str, subject: str, code: str = "", who: str = "scheduler-1", role: str = "scheduler") -> Entry:
-    return Entry(f"one.1.{what}", "", what, subject, who, role, "", 0, 0, 0, 0, code, "it is full" if code else "", "")
+def did(what: str, subject: str, code: str = "", who: str = "scheduler-1", role: str = "scheduler") -> AuditEntry:
+    return AuditEntry(f"one.1.{what}", "", what, subject, who, role, "", 0, 0, 0, 0, code, "it is full" if code else "", "")
 
 
 def noted(name: str, regarding: str, reason: str, type_: Any = "Normal") -> Event:
@@ -34,14 +34,14 @@ class Scope(Told):
         super().__init__()
         self.sequence = 0
 
-    async def commit(self, *entries: Entry, notes: tuple[Event | Decision, ...] = ()) -> None:
+    async def commit(self, *entries: AuditEntry, notes: tuple[Event | Decision, ...] = ()) -> None:
         self.sequence += 1
         at = f"2026-01-01T00:00:{self.sequence:02d}Z"
         head = Head("one", 1, self.sequence, "a", 0, "")
-        batch = Batch(1, 1, 1, 1, at, entries)
+        batch = BatchRecord(1, 1, 1, 1, at, entries)
         puts = [(batch_key(self.sequence), encode_batch(batch)), (HEAD, encode_head(head))]
         await self.store.commit(Commit(puts=[*puts, *((key(note), encode(note)) for note in notes)]))
-        self.board.reached(head, self.sequence)
+        self.board.advance(head, self.sequence)
 
     async def told(self, regarding: str = "", limit: int = 100) -> list[HistoryEvent]:
         return (await list_events(self.looking(), regarding, limit))[1]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.commitment.outcomes import Batch, Entry, batch_key, encode_batch
+from remit.commitment.outcomes import BatchRecord, AuditEntry, batch_key, encode_batch
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import dec_hook, encode
 from remit.model.records import Decision, DecisionSpec
@@ -33,12 +33,12 @@ def scope() -> Told:
     return Told(ready("n1", "2"), tenant("t1"), *work("web"), *web, replica("web-api", 0), *work("web-api"))
 
 
-def entry(did: str, subject: str, code: str = "", actor: str = "s1", role: str = "scheduler") -> Entry:
-    return Entry(f"one.1.{did}", "", did, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", "")
+def entry(did: str, subject: str, code: str = "", actor: str = "s1", role: str = "scheduler") -> AuditEntry:
+    return AuditEntry(f"one.1.{did}", "", did, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", "")
 
 
-def batch(number: int, *entries: Entry) -> tuple[str, bytes]:
-    return batch_key(number), encode_batch(Batch(1, 1, 1, 1, f"2026-01-01T00:00:0{number}Z", entries))
+def batch(number: int, *entries: AuditEntry) -> tuple[str, bytes]:
+    return batch_key(number), encode_batch(BatchRecord(1, 1, 1, 1, f"2026-01-01T00:00:0{number}Z", entries))
 
 
 def decision(name: str, replica: str, reason: str = "no_room") -> Decision:
@@ -259,5 +259,5 @@ def test_of_many_batches_the_newest_are_read__and_none_twice(monkeypatch: pytest
 
 
 def batch_raw(number: int) -> tuple[str, bytes]:
-    entry = Entry("one.1.a", "", "bind", "replica/t1/web-0", "scheduler-1", "scheduler", "", 0, 0, 0, 0, "", "", "")
-    return batch_key(number), encode_batch(Batch(1, 1, 1, 1, "", (entry,)))
+    entry = AuditEntry("one.1.a", "", "bind", "replica/t1/web-0", "scheduler-1", "scheduler", "", 0, 0, 0, 0, "", "", "")
+    return batch_key(number), encode_batch(BatchRecord(1, 1, 1, 1, "", (entry,)))

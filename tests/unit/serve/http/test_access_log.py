@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from remit.commitment.outcomes import Entry
+from remit.commitment.outcomes import AuditEntry
 from remit.serve.http.request_telemetry import AccessLog, AccessLine, decision_logger
-from remit.world.structured_log import Chronicle, Level
+from remit.world.structured_log import StructuredLog, LogLevel
 
 
 class Log:
-    def __init__(self, level: Level = "info") -> None:
+    def __init__(self, level: LogLevel = "info") -> None:
         self._file = io.BytesIO()
-        self.log = Chronicle("server", wall=lambda: "now", now_ms=lambda: 0, form="json", level=level, file=self._file)
+        self.log = StructuredLog("server", wall=lambda: "now", now_ms=lambda: 0, form="json", level=level, file=self._file)
 
     def said(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._file.getvalue().splitlines()]
@@ -67,6 +67,6 @@ def test_each_decision_is_told_at_debug_with_what_joins_it_to_its_request() -> N
     log = Log("debug")
     tell = decision_logger(log.log)
     assert tell is not None
-    tell(Entry("op-1", "d", "bind", "replica/a/b-0", "s", "scheduler", "l", 1, 7, 3, 0, "no_room", "full", "t-1"))
+    tell(AuditEntry("op-1", "d", "bind", "replica/a/b-0", "s", "scheduler", "l", 1, 7, 3, 0, "no_room", "full", "t-1"))
     (said,) = log.said()
     assert (said["trace"], said["operation"], said["subject"], said["code"]) == ("t-1", "op-1", "replica/a/b-0", "no_room")

@@ -29,7 +29,7 @@ def test_a_start_counts_once_whether_it_was_told_to_run_or_was_quicker(then: tup
         passages = LifecycleMetrics(cast(Any, Deaf()), VirtualClock())
         rows = [None, *(at(phase) for phase in (Phase.PENDING, Phase.BOUND, Phase.STARTING, *then, Phase.RELEASED))]
         for old, new in pairwise(rows):
-            passages.changed("replica/t/a-0", old, new)
+            passages.on_change("replica/t/a-0", old, new)
         assert sum(passages.start_durations.counts) == 1
 
     run_virtually(scene())

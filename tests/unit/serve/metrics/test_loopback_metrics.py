@@ -10,8 +10,8 @@ import pytest
 
 from remit.model.counters import Histogram, BoundedCounter
 from remit.serve.metrics.exposition import MetricsRegistry, Sample, serve_metrics
-from remit.world.interfaces import NotServed
-from remit.world.net.connections import Listen
+from remit.world.interfaces import ListenFailed
+from remit.world.net.connections import ListenAddress
 
 
 def told() -> list[Sample]:
@@ -33,7 +33,7 @@ def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
         refused.value.close()
 
     async def main() -> None:
-        async with serve_metrics(MetricsRegistry(told), Listen("127.0.0.1", 0)) as url:
+        async with serve_metrics(MetricsRegistry(told), ListenAddress("127.0.0.1", 0)) as url:
             await asyncio.to_thread(look, url)
 
     asyncio.run(main())
@@ -42,10 +42,10 @@ def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
 def test_nobody_elsewhere_is_answered_without_a_token(host: str) -> None:
     async def main() -> None:
-        async with serve_metrics(MetricsRegistry(told), Listen(host, 0)):
+        async with serve_metrics(MetricsRegistry(told), ListenAddress(host, 0)):
             pytest.fail("it listens")
 
-    with pytest.raises(NotServed, match="token"):
+    with pytest.raises(ListenFailed, match="token"):
         asyncio.run(main())
 
 

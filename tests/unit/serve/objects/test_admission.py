@@ -153,7 +153,7 @@ async def test_a_limit_is_told_with_its_figure_and_its_cure(api: Api) -> None:
     await api.must("POST", WORKLOADS, workload("a"))
     reply = await api.ask("POST", WORKLOADS, workload("b"))
     assert (reply.status, reply.json["code"]) == (409, "limit")
-    assert "1 workloads of at most 1" in reply.json["detail"] and "spec.limits.workloads" in reply.json["detail"]
+    assert "uses 1 of 1 workloads" in reply.json["detail"] and "spec.limits.workloads" in reply.json["detail"]
 
 
 def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

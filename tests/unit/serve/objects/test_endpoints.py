@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from remit.model.kinds import Node
 from remit.model.objects import encode, key
 from remit.model.wire.api_types import EndpointItem
-from remit.observation.watch_cache import Board
+from remit.observation.watch_cache import WatchCache
 from remit.serve.objects import endpoints
 from remit.serve.objects.endpoints import EndpointIndex
 from remit.store.protocol import Row
@@ -149,8 +149,8 @@ def test_a_restored_scope__ends_every_watch() -> None:
         watch = book.watch(None)
         waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
-        told.board.begin(replace(HEAD_1, incarnation="two"), 9)
-        told.board.end()
+        told.board.begin_list(replace(HEAD_1, incarnation="two"), 9)
+        told.board.end_list()
         last = msgspec.json.decode(await waiting)
         await watch.aclose()
         return last
@@ -169,11 +169,11 @@ def test_whoever_hears_nothing__hears_that_somebody_is_there(monkeypatch: pytest
 def test_a_server_that_has_just_begun__does_not_pretend_to_know_what_was_before() -> None:
     """Somebody watched another server, or this one before it was restarted: what ended meanwhile nobody here has seen."""
     begun = Told()
-    begun.board = Board(begun.clock)
+    begun.board = WatchCache(begun.clock)
     book = EndpointIndex(begun.board, begun.clock)
-    begun.board.begin(HEAD_1, 7)
-    begun.board.page([Row(key(one), encode(one), 5) for one in (at("n1", ""), replica("web", 0, "serving", "n1"))])
-    begun.board.end()
+    begun.board.begin_list(HEAD_1, 7)
+    begun.board.add_page([Row(key(one), encode(one), 5) for one in (at("n1", ""), replica("web", 0, "serving", "n1"))])
+    begun.board.end_list()
     assert [one.replica for one in book.list_endpoints().items] == ["web-0"]
     (last,) = asyncio.run(lines(book, 6, 1))
     assert (last["type"], last["reason"]) == ("resync", "compacted")

@@ -39,15 +39,15 @@ def play() -> Iterator[Play]:
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(BudgetHolder(region, upper).play())
-            group.create_task(PolicyAdopter(region, upper).play())
+            group.create_task(BudgetHolder(region, upper).run())
+            group.create_task(PolicyAdopter(region, upper).run())
 
     async def meddling(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
         meddlers.append(Adversary(region, upper, mean_beats=2))
         async with asyncio.TaskGroup() as group:
             group.create_task(region.view.follow())
-            group.create_task(meddlers[-1].play())
+            group.create_task(meddlers[-1].run())
 
     scene.start("r1-controllers", controllers)
     scene.start("r1-meddler", meddling)
@@ -62,13 +62,13 @@ def test_every_code_but_the_one_of_our_own_bugs_has_a_mischief() -> None:
 def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
     for _ in range(12):
         play.scene.run(5)
-        unreached = sorted(set(ATTEMPTS_BY_CODE) - set(play.meddler.reached))
-        untried = sorted(name for name in LIMIT_ATTEMPTS if not play.meddler.tried.get(name))
+        unreached = sorted(set(ATTEMPTS_BY_CODE) - set(play.meddler.refusal_counts))
+        untried = sorted(name for name in LIMIT_ATTEMPTS if not play.meddler.attempt_counts.get(name))
         if not unreached and not untried:
             break
     assert not unreached
     assert not untried
-    assert Code.FAULT not in play.meddler.reached
+    assert Code.FAULT not in play.meddler.refusal_counts
     assert Code.FAULT.value not in play.scene.listener.codes()
 
 
@@ -91,7 +91,7 @@ def test_what_is_not_its_own_stays_as_it_was(play: Play) -> None:
 def test_it_takes_its_yard_away_when_it_is_told_to_be_quiet(play: Play) -> None:
     play.scene.run(10)
     assert play.scene.rows("r1", f"node/{NAME}")
-    play.meddler.seat.pace.quiet = True
+    play.meddler.context.timing.quiet = True
     play.scene.run(3)
     for kind in ("replica", "workload", "node", "grant", "tenant", "priorityclass"):
         left = [key for key in play.scene.rows("r1", f"{kind}/") if f"/{NAME}" in key]

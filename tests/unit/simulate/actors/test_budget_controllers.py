@@ -30,14 +30,14 @@ def scene() -> Iterator[Pair]:
     async def main(process: SimProcess) -> None:
         upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
         budgets = scene.budgets = BudgetHolder(region, upper)
-        assert isinstance(budgets.lender, BudgetIssuer)
-        scene.lender = budgets.lender
+        assert isinstance(budgets.issuer, BudgetIssuer)
+        scene.lender = budgets.issuer
         scene.note(budgets)
-        scene.note(budgets.lender)
+        scene.note(budgets.issuer)
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(budgets.play())
+            group.create_task(budgets.run())
 
     scene.start("r1-controllers", main)
     yield scene
@@ -117,7 +117,7 @@ def test_answers_are_lost__intents_keep_their_ids_and_slices_flow_when_answers_c
             scene.network.cut(name, "r1-controllers")
         scene.run(0.7)
         for name in servers:
-            scene.network.mend(name, "r1-controllers")
+            scene.network.heal(name, "r1-controllers")
         scene.run(0.5)
     assert scene.budgets.resumed + scene.lender.resumed > 0
     assert scene.budgets.abandoned + scene.lender.abandoned > 0
@@ -137,7 +137,7 @@ def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: s
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(BudgetHolder(region, upper).play())
+            group.create_task(BudgetHolder(region, upper).run())
 
     names = ["r1-controllers-1", "r1-controllers-2"]
     for name in names:
@@ -166,7 +166,7 @@ def test_a_scope_alone_plays_offers_only() -> None:
         scene.note(budgets[0])
         async with asyncio.TaskGroup() as group:
             group.create_task(seat.view.follow())
-            group.create_task(budgets[0].play())
+            group.create_task(budgets[0].run())
 
     scene.start("r1-controllers", main)
     scene.run(15)

@@ -30,8 +30,8 @@ def scene() -> Iterator[Scene]:
         async with asyncio.TaskGroup() as group:
             for seat in (upper, region):
                 group.create_task(seat.view.follow())
-            group.create_task(BudgetHolder(region, upper).play())
-            group.create_task(policies.play())
+            group.create_task(BudgetHolder(region, upper).run())
+            group.create_task(policies.run())
 
     scene.start("r1-controllers", main)
     yield scene
@@ -53,7 +53,7 @@ def test_what_is_published_above_is_adopted_on_a_lease_that_is_renewed_and_somet
         deadline = in_force(scene, "r1").spec.deadline
         assert deadline is not None
         clock = next(p.machine.clock for p in scene.processes.values() if p.machine.clock.boot() == deadline.boot)
-        assert deadline.at_ms <= clock.now_ms() + TTL_BEATS * scene.pace.beat_ms, "a lease begins when it was asked for"
+        assert deadline.at_ms <= clock.now_ms() + TTL_BEATS * scene.pace.heartbeat_ms, "a lease begins when it was asked for"
         lapsed, live = lapsed + (clock.now_ms() >= deadline.at_ms), live + (clock.now_ms() < deadline.at_ms)
     assert live > 4 * lapsed > 0
     assert scene.accepted(Adopt) > 20 and scene.accepted(Apply) > 10 and scene.accepted(Rollback) > 2
@@ -84,7 +84,7 @@ def test_a_scope_alone_publishes_for_itself() -> None:
         scene.note(policies.publisher)
         async with asyncio.TaskGroup() as group:
             group.create_task(seat.view.follow())
-            group.create_task(policies.play())
+            group.create_task(policies.run())
 
     scene.start("r1-controllers", main)
     scene.run(30)

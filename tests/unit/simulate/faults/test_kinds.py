@@ -57,25 +57,25 @@ class Trial:
     def traces(self) -> dict[str, Any]:
         """All that a fault may leave behind and that is not so in a calm world."""
         sim, found = self.sim, dict[str, Any]()
-        for (source, target), way in sim.network._ways.items():
+        for (source, target), way in sim.network._paths.items():
             if way.cuts or way.clogs or abs(way.slow_s) > 1e-9 or way.held:
                 found[f"way {source} > {target}"] = way
-        if any(sim._once_reserved.values()):
+        if any(sim._reservation_callbacks.values()):
             found["somebody waits for a reservation"] = True
         if sim.cluster.plugin.broken:
             found["plugin"] = True
-        if sim.network.weather != NetworkConditions():
-            found["weather"] = sim.network.weather
+        if sim.network.conditions != NetworkConditions():
+            found["weather"] = sim.network.conditions
         for scope, store in sim.cluster.stores.items():
-            if store.trouble != StoreFaults():
-                found[f"trouble of {scope}"] = store.trouble
+            if store.faults != StoreFaults():
+                found[f"trouble of {scope}"] = store.faults
             if store._no_watch_until_s > sim.loop.time():
                 found[f"no watch of {scope}"] = store._no_watch_until_s
         for process in sim.cluster.processes.values():
             if not process.alive or process.unit.frozen:
                 found[process.name] = "frozen" if process.alive else "dead"
             machine = process.machine
-            if machine.disk.full or machine.disk.failing or machine.disk.unsettling or machine.slow_disk_ms:
+            if machine.disk.full or machine.disk.failing or machine.disk.not_syncing or machine.slow_disk_ms:
                 found[f"disk of {machine.name}"] = True
             if abs(machine.slow_start_s) > 1e-9:
                 found[f"starts on {machine.name}"] = machine.slow_start_s
@@ -214,17 +214,17 @@ def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, e
     for seed in range(10):
         trial = Trial(scopes='["local"]')
         ended.append(trial)
-        processes = trial.sim.everyone("")
+        processes = trial.sim.all_processes("")
         one = Injection(0, 0.0, kind, 1.0)
 
         def victim(dead: str = "", one: Injection = one, trial: Trial = trial, seed: int = seed) -> str:
-            for process in trial.sim.everyone(""):
+            for process in trial.sim.all_processes(""):
                 process.kill()
-                process.come_to_life()
+                process.prepare_start()
                 if process.name == dead:
                     process.kill()
-            KINDS[kind].deed(trial.sim, stream(f"{seed}"), one)
-            hit = [each for each in trial.sim.everyone("") if (each.unit.frozen or not each.alive) and each.name != dead]
+            KINDS[kind].inject(trial.sim, stream(f"{seed}"), one)
+            hit = [each for each in trial.sim.all_processes("") if (each.unit.frozen or not each.alive) and each.name != dead]
             assert len(hit) == 1
             return hit[0].name
 
@@ -280,4 +280,4 @@ def test_observers_of_the_store_that_lags_are_those_who_fail_over(ended: list[Tr
         trial.run(10.000_1)
         for scope, store in trial.sim.cluster.stores.items():
             kept = watches[scope].keys() & store._watches.keys()
-            assert bool(kept) is not bool(store.trouble.lag_s)
+            assert bool(kept) is not bool(store.faults.lag_s)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from remit.simulate.world.disk import ProcessKilled, SimDisk
-from remit.world.interfaces import Busy, Disk, DiskError, Missing, NoRoom, Unsettled
-from remit.world.randomness import SeededChance
+from remit.world.interfaces import FileBusy, Disk, DiskError, FileMissing, DiskFull, NotDurable
+from remit.world.randomness import SeededRandomness
 
 HOME = Path("/var/lib/remit")
 JOURNAL = HOME / "journal"
-SEEDS = [SeededChance(str(seed)) for seed in range(40)]
+SEEDS = [SeededRandomness(str(seed)) for seed in range(40)]
 
 
 class Process:
@@ -62,12 +62,12 @@ def test_a_killed_process_lets_go_of_its_locks_and_never_of_anothers(disk: SimDi
     killed, other, third = Process(disk), Process(disk), Process(disk)
     dead_hold = killed.disk.lock(HOME / "lock")
     dead_hold.__enter__()
-    with pytest.raises(Busy), other.disk.lock(HOME / "lock"):
+    with pytest.raises(FileBusy), other.disk.lock(HOME / "lock"):
         pass
     killed.alive = False
     with other.disk.lock(HOME / "lock"):
         dead_hold.__exit__(None, None, None)  # its finally block, which runs late
-        with pytest.raises(Busy), third.disk.lock(HOME / "lock"):
+        with pytest.raises(FileBusy), third.disk.lock(HOME / "lock"):
             pass
     with third.disk.lock(HOME / "lock"):
         pass
@@ -76,7 +76,7 @@ def test_a_killed_process_lets_go_of_its_locks_and_never_of_anothers(disk: SimDi
 def test_a_crash_of_the_machine_ends_every_lock(disk: SimDisk) -> None:
     hold = Process(disk).disk.lock(HOME / "lock")
     hold.__enter__()
-    with pytest.raises(Busy), Process(disk).disk.lock(HOME / "lock"):
+    with pytest.raises(FileBusy), Process(disk).disk.lock(HOME / "lock"):
         pass
     disk.crash(SEEDS[0])
     with Process(disk).disk.lock(HOME / "lock"):
@@ -90,9 +90,9 @@ def test_what_was_not_forced_is_any_of_what_it_was_after_a_crash() -> None:
         process = Process(disk)
         process.disk.make_directory(HOME)
         process.disk.write_atomically(JOURNAL, b"old")
-        disk.unsettling = True
+        disk.not_syncing = True
         for data in (b"newer", b"newest"):
-            with pytest.raises(Unsettled):
+            with pytest.raises(NotDurable):
                 process.disk.write_atomically(JOURNAL, data)
         assert process.disk.read(JOURNAL) == b"newest"
         disk.crash(chance)
@@ -105,10 +105,10 @@ def test_what_was_written_again_is_settled() -> None:
         disk = SimDisk()
         process = Process(disk)
         process.disk.make_directory(HOME)
-        disk.unsettling = True
-        with pytest.raises(Unsettled):
+        disk.not_syncing = True
+        with pytest.raises(NotDurable):
             process.disk.write_atomically(JOURNAL, b"new")
-        disk.unsettling = False
+        disk.not_syncing = False
         process.disk.write_atomically(JOURNAL, b"new")
         disk.crash(chance)
         assert process.disk.read(JOURNAL) == b"new"
@@ -121,12 +121,12 @@ def test_an_unsettled_removal_or_directory_may_be_undone_whole() -> None:
         process = Process(disk)
         process.disk.make_directory(HOME)
         process.disk.write_atomically(JOURNAL, b"old")
-        disk.unsettling = True
-        with pytest.raises(Unsettled):
+        disk.not_syncing = True
+        with pytest.raises(NotDurable):
             process.disk.remove(JOURNAL)
-        with pytest.raises(Unsettled):
+        with pytest.raises(NotDurable):
             process.disk.make_directory(HOME / "more")
-        disk.unsettling = False
+        disk.not_syncing = False
         process.disk.write_atomically(HOME / "more" / "inside", b"")
         disk.crash(chance)
         after = Process(disk).disk
@@ -134,7 +134,7 @@ def test_an_unsettled_removal_or_directory_may_be_undone_whole() -> None:
         if after.exists(HOME / "more"):
             assert after.list(HOME / "more") == ("inside",)
         else:
-            with pytest.raises(Missing):
+            with pytest.raises(FileMissing):
                 after.read(HOME / "more" / "inside")
     assert found == {(), ("journal",), ("more",), ("journal", "more")}
 
@@ -144,10 +144,10 @@ def test_one_seed_is_one_crash() -> None:
         disk, listings = SimDisk(), list[tuple[str, ...]]()
         process = Process(disk)
         process.disk.make_directory(HOME)
-        chance = SeededChance(seed)
+        chance = SeededRandomness(seed)
         for turn in range(20):
-            disk.unsettling = True
-            with pytest.raises(Unsettled):
+            disk.not_syncing = True
+            with pytest.raises(NotDurable):
                 process.disk.write_atomically(HOME / f"{turn}", b"x")
             disk.crash(chance)
             listings.append(process.disk.list(HOME))
@@ -161,7 +161,7 @@ def test_a_full_disk_refuses_and_keeps_what_it_has(disk: SimDisk) -> None:
     process = Process(disk)
     process.disk.write_atomically(JOURNAL, b"x" * 60)
     assert process.disk.free_bytes(HOME) == 40
-    with pytest.raises(NoRoom):  # the new content lies beside the old one until it is whole
+    with pytest.raises(DiskFull):  # the new content lies beside the old one until it is whole
         process.disk.write_atomically(JOURNAL, b"y" * 41)
     assert process.disk.read(JOURNAL) == b"x" * 60
     disk.full = True
@@ -172,7 +172,7 @@ def test_a_full_disk_refuses_and_keeps_what_it_has(disk: SimDisk) -> None:
         lambda: process.disk.lock(HOME / "lock").__enter__(),
     ]
     for deed in refused:
-        with pytest.raises(NoRoom):
+        with pytest.raises(DiskFull):
             deed()
     process.disk.make_directory(HOME)
     process.disk.remove(JOURNAL)
@@ -197,7 +197,7 @@ def test_a_failing_disk_refuses_everything_and_nothing_changes(disk: SimDisk) ->
     for deed in refused:
         with pytest.raises(DiskError) as caught:
             deed()
-        assert not isinstance(caught.value, (Missing, NoRoom, Unsettled))
+        assert not isinstance(caught.value, (FileMissing, DiskFull, NotDurable))
     disk.failing = False
     assert process.disk.list(HOME) == ("journal",)
     assert process.disk.read(JOURNAL) == b"old"

@@ -7,8 +7,8 @@ from remit.simulate.world.network import Network
 from remit.simulate.world.power_loss import POWER_CUT_CALLS_MAX, SqliteStoreService
 from remit.simulate.world.store import CommitOrigin, StorePort
 from remit.store import chain
-from remit.store.memory import MemoryStore, Snapshot
-from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, Unanswered
+from remit.store.memory import MemoryStore, MemoryBackup
+from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, CommitOutcomeUnknown
 from remit.store.protocol import Watch as StoreWatch
 
 
@@ -26,32 +26,32 @@ class Cellar:
         self.loop.call_at(1e6, self.loop.stop)
         self.loop.root.context.copy().run(self.service.begin)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         keys = [key for key, _ in commit.puts if key != HEAD]
         self.heard.append((revision, "" if sent is None else sent.process, keys))
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         raise AssertionError("nothing is restored here")
 
     def port(self, name: str) -> tuple[StorePort, ExecutionUnit]:
-        unit = self.loop.unit(name)
+        unit = self.loop.new_unit(name)
         return StorePort(self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time())), unit
 
     async def write(self, port: StorePort, many: int) -> None:
-        place: chain.Place | None = None
+        place: chain.ChainPosition | None = None
         clock = self.loop
         for n in range(many):
             key = f"k{n:03}"
             try:
                 if place is None:
-                    place = await chain.seize(port, "writer", "durable")
+                    place = await chain.raise_epoch(port, "writer", "durable")
                 head = chain.advance(place.head, [(key, b"x" * 3_000)], ())
                 answer = await port.commit(chain.batch(place, head, [(key, b"x" * 3_000)]))
                 assert isinstance(answer, Committed | Conflict)
-                place = chain.Place(head, answer.revision) if isinstance(answer, Committed) else None
+                place = chain.ChainPosition(head, answer.revision) if isinstance(answer, Committed) else None
                 if isinstance(answer, Committed):
                     self.acknowledged[key] = answer.revision
-            except Unanswered:
+            except CommitOutcomeUnknown:
                 self.unanswered.append(key)
                 place = None
             except StoreError:

@@ -19,7 +19,7 @@ from remit.simulate.world.network import Network
 from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.store import StoreService, run_sync
 from remit.store.protocol import Commit
-from remit.world.interfaces import Order, Running
+from remit.world.interfaces import ProcessSpec, ProcessHandle
 from tests.unit.simulate.world_fixtures import Listener
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ def loop() -> SimLoop:
 
 
 def spawn(loop: SimLoop, work: Coroutine[Any, Any, None], name: str = "one") -> ExecutionUnit:
-    unit = loop.unit(name)
+    unit = loop.new_unit(name)
     loop.spawn(work, name=f"task of {name}", unit=unit)
     return unit
 
@@ -93,7 +93,7 @@ def test_timers_in_the_past_are_due_now(loop: SimLoop) -> None:
 def test_cancelled_timers_do_not_keep_the_loop_alive(loop: SimLoop) -> None:
     """Everybody waits for somebody, though a timeout of long ago would still be due some day."""
     handles = [loop.call_at(100.0 + n, loop.stop) for n in range(3)]
-    unit = loop.unit("killed")
+    unit = loop.new_unit("killed")
     loop.call_later(150.0, loop.stop, context=unit.context)
 
     async def waits() -> None:
@@ -103,7 +103,7 @@ def test_cancelled_timers_do_not_keep_the_loop_alive(loop: SimLoop) -> None:
         await forever()
 
     spawn(loop, waits())
-    with pytest.raises(Deadlock, match=r"^at 0\.000 s"):
+    with pytest.raises(Deadlock, match=r"^deadlock at 0\.000 s"):
         loop.run(50.0)
 
 
@@ -153,8 +153,8 @@ def test_between_processes_every_order_is_tried() -> None:
 def test_the_digest_tells_when_and_by_whom__and_what_was_noted() -> None:
     def digest(at_s: float, name: str, note: bytes) -> str:
         loop = SimLoop.seeded("same")
-        units = {name: loop.unit(name) for name in "ab"}
-        loop.call_later(at_s, loop.note, note, context=units[name].context)
+        units = {name: loop.new_unit(name) for name in "ab"}
+        loop.call_later(at_s, loop.add_to_digest, note, context=units[name].context)
         play(loop, 2.0)
         assert loop.digest() == loop.digest()
         return loop.digest()
@@ -204,7 +204,7 @@ async def main(name):
     await asyncio.gather(*futures, return_exceptions=True)
 
 for name in "abc":
-    loop.spawn(main(name), name=name, unit=loop.unit(name))
+    loop.spawn(main(name), name=name, unit=loop.new_unit(name))
 loop.call_later(60.0, loop.stop)
 loop.run(100.0)
 assert len(seen) == 3 * 60, len(seen)
@@ -264,7 +264,7 @@ class Scene:
         for deed in (
             lambda: world.link.request("neighbour", when.encode()),
             lambda: process.port(self.store).commit(Commit(puts=((when, b""),))),
-            lambda: world.runner.start(Order(("work", "-", "0"))),
+            lambda: world.runner.start(ProcessSpec(("work", "-", "0"))),
         ):
             with contextlib.suppress(Exception):
                 await deed()
@@ -292,10 +292,10 @@ class Scene:
             with contextlib.suppress(Exception):
                 process.world.disk.write_atomically(Path("/sleeper"), b"")
 
-    def traces(self) -> tuple[list[str], list[bytes], list[str], list[Running]]:
+    def traces(self) -> tuple[list[str], list[bytes], list[str], list[ProcessHandle]]:
         rows = run_sync(self.store.store.range("")).rows
         names = list(self.machine.disk.names(Path("/")))
-        return names, list(self.heard), [row.key for row in rows], [run.running for run in self.machine.machinery.runs.values()]
+        return names, list(self.heard), [row.key for row in rows], [run.running for run in self.machine.processes.runs.values()]
 
 
 def test_a_killed_process_runs_no_finally__not_even_at_the_end_of_the_run() -> None:
@@ -334,7 +334,7 @@ def test_cancelling_a_task_of_the_dead_wakes_nobody(loop: SimLoop) -> None:
         except asyncio.CancelledError:
             said.append("cancelled")
 
-    unit = loop.unit("dead")
+    unit = loop.new_unit("dead")
     task = unit.context.copy().run(loop.create_task, waits())
     loop.call_later(1.0, loop.kill, unit)
     loop.call_later(2.0, task.cancel)
@@ -363,7 +363,7 @@ def test_a_task_that_was_just_about_to_run_is_not_cleaned_up_either(loop: SimLoo
 
 def test_what_the_dead_had_scheduled_is_dropped__and_those_of_others_goes_on(loop: SimLoop) -> None:
     said: list[str] = []
-    units = {name: loop.unit(name) for name in ("dead", "living")}
+    units = {name: loop.new_unit(name) for name in ("dead", "living")}
     for name, unit in units.items():
         loop.call_later(2.0, said.append, f"timer of {name}", context=unit.context)
     loop.call_at(1.0, lambda: [loop.call_soon(said.append, name, context=unit.context) for name, unit in units.items()])
@@ -405,7 +405,7 @@ def test_a_frozen_process_catches_up_when_it_is_thawed__its_clock_has_gone_on(lo
 
 def test_a_process_that_two_hold_still_goes_on_when_both_let_go(loop: SimLoop) -> None:
     seen: list[float] = []
-    unit = loop.unit("one")
+    unit = loop.new_unit("one")
     loop.call_at(2.0, lambda: seen.append(loop.time()), context=unit.context)
     for at_s, deed in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
         loop.call_at(at_s, deed, unit)
@@ -415,7 +415,7 @@ def test_a_process_that_two_hold_still_goes_on_when_both_let_go(loop: SimLoop) -
 
 def test_a_process_killed_while_it_is_frozen_is_not_woken(loop: SimLoop) -> None:
     said: list[str] = []
-    unit = loop.unit("one")
+    unit = loop.new_unit("one")
     loop.call_at(2.0, said.append, "due", context=unit.context)
     for at_s, deed in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
         loop.call_at(at_s, deed, unit)
@@ -455,7 +455,7 @@ def test_threads_and_executors_are_refused(loop: SimLoop) -> None:
         "RuntimeError",
         "RuntimeError",
         "NotImplementedError",
-        "there are no threads in a simulated world: use world.offload",
+        "threads do not exist in the simulation: use world.offload",
     ]
 
 
@@ -473,7 +473,7 @@ def test_a_deadlock_names_who_waits_where(loop: SimLoop) -> None:
     with pytest.raises(Deadlock) as caught:
         loop.run(10.0)
     text = str(caught.value)
-    assert text.startswith("at 3.000 s nothing is ready and no timer is left:")
+    assert text.startswith("deadlock at 3.000 s: no callback is ready and no timer is set\n")
     assert "anna: task of anna waits at" in text
     assert "inner:" in text
     assert "ben: task of ben waits at forever:" in text
@@ -489,7 +489,7 @@ async def spinner() -> None:
 def test_time_that_is_not_let_go_on_is_told_with_who_holds_it(loop: SimLoop) -> None:
     spawn(loop, spinner(), "anna")
     spawn(loop, forever(), "ben")
-    with pytest.raises(Livelock, match=r"^time stands still at 3\.000 s: .* anna: task of anna at spinner:\d+"):
+    with pytest.raises(Livelock, match=r"^livelock at 3\.000 s: .* anna: task of anna at spinner:\d+"):
         loop.run(10.0)
 
 
@@ -498,7 +498,7 @@ def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
         loop.call_later(0.0, again)
 
     loop.call_at(1.0, again)
-    with pytest.raises(Livelock, match=r"^time stands still at 1\.000 s: .* world: .*again"):
+    with pytest.raises(Livelock, match=r"^livelock at 1\.000 s: .* world: .*again"):
         loop.run(10.0)
 
 
@@ -523,7 +523,7 @@ def test_a_callback_that_raises_is_told_with_its_process(loop: SimLoop) -> None:
     def bad() -> None:
         raise ValueError("bad")
 
-    loop.call_soon(bad, context=loop.unit("anna").context)
+    loop.call_soon(bad, context=loop.new_unit("anna").context)
     play(loop, 2.0)
     assert told == [("anna", "ValueError('bad')", "a callback failed")]
     assert [(unit.name, message) for unit, _, message in loop.failures] == [("anna", "a callback failed")]
@@ -537,7 +537,7 @@ def test_a_task_that_raises_is_told_with_its_process__whoever_spawned_it(loop: S
         await asyncio.sleep(1.0)
         raise ValueError("bad")
 
-    anna, ben = loop.unit("anna"), loop.unit("ben")
+    anna, ben = loop.new_unit("anna"), loop.new_unit("ben")
     loop.spawn(bad(), name="from outside", unit=anna)
     loop.call_soon(lambda: loop.spawn(bad(), name="from ben", unit=anna), context=ben.context)
     loop.call_soon(lambda: loop.spawn(bad(), name="his own"), context=ben.context)

@@ -11,7 +11,7 @@ import pytest
 
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import STREAM_GAP_S, RESET_S, Network, SimLink, NetworkConditions
-from remit.world.interfaces import Unheard, Unreached
+from remit.world.interfaces import ReplyLost, NotSent
 
 EVEN = NetworkConditions(delay_s=(0.01, 0.01))
 """Every message takes as long: what is sent first arrives first."""
@@ -25,7 +25,7 @@ class Town:
     def __init__(self, weather: NetworkConditions = EVEN, seed: str = "town") -> None:
         self.loop = SimLoop.seeded(seed)
         self.network = Network(self.loop, seed, weather)
-        self.units = {name: self.loop.unit(name) for name in "abc"}
+        self.units = {name: self.loop.new_unit(name) for name in "abc"}
         self.links = {name: SimLink(self.network, name, unit) for name, unit in self.units.items()}
         self.arrived: list[tuple[Any, float]] = []
         self.said: list[Any] = []
@@ -47,7 +47,7 @@ class Town:
 
     def kill(self, name: str) -> None:
         self.loop.kill(self.units[name])
-        self.network.died(self.units[name])
+        self.network.reset_connections(self.units[name])
 
     def serve(self, name: str, service: Answering) -> None:
         async def main() -> None:
@@ -64,7 +64,7 @@ class Town:
             since_s, said = self.loop.time(), "nothing"
             try:
                 said = (await self.links[source].request(target, b"?")).decode()
-            except (Unheard, Unreached) as error:
+            except (ReplyLost, NotSent) as error:
                 said = type(error).__name__
             self.said.append((said, round(self.loop.time() - since_s, 3)))
 
@@ -76,7 +76,7 @@ class Town:
                 async for item in self.links[source].stream(target, b"?"):
                     self.said.append(item.decode())
                 self.said.append("end")
-            except (Unheard, Unreached) as error:
+            except (ReplyLost, NotSent) as error:
                 self.said.append(type(error).__name__)
 
         self.play(source, main())
@@ -152,25 +152,25 @@ def test_worse_weather_adds_up_and_is_taken_back_in_any_order() -> None:
     changes = [{"loss": 0.1}, {"loss": 0.3, "repeat": 0.2}, {"tail_chance": 0.5, "tail_s": 2.0}]
     for order in permutations(range(3)):
         town = Town()
-        backs = [town.network.worsen(dict(one)) for one in changes]
-        now = town.network.weather
+        backs = [town.network.degrade(dict(one)) for one in changes]
+        now = town.network.conditions
         assert (now.loss, now.repeat, now.tail_chance, now.tail_s) == (0.3, 0.2, 0.5, 2.0)
         left = set(range(3))
         for index in order:
             backs[index]()
             left.discard(index)
-            now = town.network.weather
+            now = town.network.conditions
             assert now.loss == max([changes[one].get("loss", 0.0) for one in left], default=0.0)
             assert now.tail_s == (2.0 if 2 in left else 0.0)
-        assert town.network.weather == EVEN
+        assert town.network.conditions == EVEN
 
 
 def test_worse_weather_never_makes_a_bad_network_better() -> None:
     network = Town(NetworkConditions(loss=0.4)).network
-    back = network.worsen({"loss": 0.1})
-    assert network.weather.loss == 0.4
+    back = network.degrade({"loss": 0.1})
+    assert network.conditions.loss == 0.4
     back()
-    assert network.weather == NetworkConditions(loss=0.4)
+    assert network.conditions == NetworkConditions(loss=0.4)
 
 
 def test_one_seed_is_one_fate_of_every_message() -> None:
@@ -195,7 +195,7 @@ def test_a_cut_is_of_one_direction_and_of_what_is_sent_meanwhile() -> None:
     town.send("b", "a", "back")
     town.send("a", "c", "elsewhere")
     town.run(1.0)
-    town.network.mend("a", "b")
+    town.network.heal("a", "b")
     town.send("a", "b", "after")
     town.run(1.0)
     assert sorted(town.names()) == ["after", "back", "before", "elsewhere"]
@@ -206,10 +206,10 @@ def test_two_cuts_on_one_way_are_mended_one_by_one() -> None:
     town = Town()
     for _ in range(2):
         town.network.cut("a", "b")
-    town.network.mend("a", "b")
+    town.network.heal("a", "b")
     town.send("a", "b", "still cut")
     assert not town.network.reaches("a", "b")
-    town.network.mend("a", "b")
+    town.network.heal("a", "b")
     assert town.network.reaches("a", "b")
     town.send("a", "b", "open")
     town.run(1.0)
@@ -248,7 +248,7 @@ def test_what_a_clog_held_for_one_who_died_meanwhile_is_lost() -> None:
 
 def test_a_slow_way_takes_up_to_so_much_longer__others_do_not() -> None:
     town = Town()
-    town.network.way("a", "b").slow_s += 2.0
+    town.network.path("a", "b").slow_s += 2.0
     for _ in range(100):
         town.send("a", "b", "slow")
         town.send("b", "a", "fast")
@@ -286,7 +286,7 @@ def test_nobody_serves_there__unreached_after_a_moment() -> None:
     town = Town()
     town.ask("a", "b")
     town.run(5.0)
-    assert town.said == [("Unreached", RESET_S)]
+    assert town.said == [("NotSent", RESET_S)]
 
 
 def test_the_server_dies_while_it_works__unheard() -> None:
@@ -296,7 +296,7 @@ def test_the_server_dies_while_it_works__unheard() -> None:
     town.run(0.5)
     town.kill("b")
     town.run(5.0)
-    assert [said for said, _ in town.said] == ["Unheard"]
+    assert [said for said, _ in town.said] == ["ReplyLost"]
 
 
 def test_the_server_dies_while_the_request_is_under_way__the_caller_is_told() -> None:
@@ -308,7 +308,7 @@ def test_the_server_dies_while_the_request_is_under_way__the_caller_is_told() ->
     town.kill("b")
     town.run(60.0)
     assert service.asked == 0
-    assert [said for said, _ in town.said] == ["Unheard"]
+    assert [said for said, _ in town.said] == ["ReplyLost"]
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -382,9 +382,9 @@ def test_a_stream_with_a_lost_item_breaks__however_much_follows(every_s: float) 
     town.run(2.5 * every_s)
     town.network.cut("b", "a")
     town.run(every_s)
-    town.network.mend("b", "a")
+    town.network.heal("b", "a")
     town.run(4 * every_s + 2 * STREAM_GAP_S)
-    assert town.said == ["0", "1", "2", "Unheard"]
+    assert town.said == ["0", "1", "2", "ReplyLost"]
 
 
 def test_the_server_dies__its_streams_break() -> None:
@@ -394,7 +394,7 @@ def test_the_server_dies__its_streams_break() -> None:
     town.run(2.5)
     town.kill("b")
     town.run(1.0)
-    assert town.said == ["0", "1", "2", "Unheard"]
+    assert town.said == ["0", "1", "2", "ReplyLost"]
 
 
 def test_the_server_dies_while_a_stream_is_being_opened__the_caller_is_told() -> None:
@@ -404,11 +404,11 @@ def test_the_server_dies_while_a_stream_is_being_opened__the_caller_is_told() ->
     town.run(0.005)
     town.kill("b")
     town.run(60.0)
-    assert town.said == ["Unheard"]
+    assert town.said == ["ReplyLost"]
 
 
 def test_nobody_serves_there__the_stream_is_unreached() -> None:
     town = Town()
     town.follow("a", "b")
     town.run(5.0)
-    assert town.said == ["Unreached"]
+    assert town.said == ["NotSent"]

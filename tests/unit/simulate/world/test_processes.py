@@ -14,7 +14,7 @@ from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
 from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
 from remit.simulate.world.runner import SimProgram, parse_program
-from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
 
 PATH = Path("/note")
 
@@ -34,13 +34,13 @@ class House:
         self.loop.call_at(1e6, self.loop.stop)
         self.made.append(self)
 
-    def started(self, machine: str, order: Order, pid: int) -> None:
+    def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
         self.record.append(("started", pid, round(self.loop.time(), 3)))
 
-    def told_to_end(self, machine: str, pid: int, by: str) -> None:
+    def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
         self.told.append((pid, by))
 
-    def ended(self, machine: str, pid: int) -> None:
+    def program_ended(self, machine: str, pid: int) -> None:
         self.record.append(("ended", pid, round(self.loop.time(), 3)))
 
     def process(self, main: ProcessMain, name: str = "anna") -> SimProcess:
@@ -70,7 +70,7 @@ def test_each_start_is_a_new_world_with_fresh_ids_on_the_same_disk_and_clock(hou
         world = process.world
         worlds.append(world)
         ids.append((world.ids.incarnation(), world.ids.nonce()))
-        chances.append(world.chance.below(1 << 60))
+        chances.append(world.randomness.randrange(1 << 60))
         found.append(world.disk.read(PATH) if world.disk.exists(PATH) else b"")
         world.disk.write_atomically(PATH, b"%d" % process.starts)
         await asyncio.Event().wait()
@@ -129,7 +129,7 @@ def test_a_killed_process_is_silenced_and_has_not_ended_by_itself(house: House) 
         await asyncio.sleep(1.0)
 
     process = house.process(main)
-    process.on_silence = lambda silent: silenced.append(silent.name)
+    process.on_unresponsive = lambda silent: silenced.append(silent.name)
     process.start()
     process.kill()
     process.kill()
@@ -161,17 +161,17 @@ def test_a_process_that_was_frozen_and_killed_starts_awake(house: House) -> None
 
 
 def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> None:
-    left: list[Running] = []
+    left: list[ProcessHandle] = []
     said: list[Any] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         if process.starts == 1:
-            left.append(await runner.start(Order(("work", "30000", "3"))))
+            left.append(await runner.start(ProcessSpec(("work", "30000", "3"))))
             await asyncio.Event().wait()
-        said.append(runner.alive(left[0]))
+        said.append(runner.is_alive(left[0]))
         said.append(await runner.wait(left[0]))
-        said.append(runner.alive(left[0]))
+        said.append(runner.is_alive(left[0]))
 
     process = house.process(main)
     process.start()
@@ -181,24 +181,24 @@ def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> Non
     process.start()
     house.run(60.0)
     pid = left[0].pid
-    assert said == [True, Ended(), False], "only its parent learns how it ended"
+    assert said == [True, ExitStatus(), False], "only its parent learns how it ended"
     assert house.record == [("started", pid, 0.005), ("ended", pid, 30.005)]
 
 
 def test_its_starter_learns_how_it_ended(house: House) -> None:
-    said: list[Ended] = []
+    said: list[ExitStatus] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         for words in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
-            running = await runner.start(Order(words))
+            running = await runner.start(ProcessSpec(words))
             if words[1] == "-":
                 await runner.stop(running, grace_ms=2_000)
             said.append(await runner.wait(running))
 
     house.process(main).start()
     house.run(60.0)
-    assert said == [Ended(code=3), Ended(signal=15), Ended(signal=9)]
+    assert said == [ExitStatus(code=3), ExitStatus(signal=15), ExitStatus(signal=9)]
     spans = [round(end[2] - begin[2], 3) for begin, end in zip(house.record[::2], house.record[1::2], strict=True)]
     assert spans == [1.0, 0.2, 2.0]
     assert house.told == [(102, "anna#1"), (103, "anna#1")], "a program that ends by itself was told by nobody"
@@ -207,16 +207,16 @@ def test_its_starter_learns_how_it_ended(house: House) -> None:
 def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> None:
     async def main(process: SimProcess) -> None:
         for _ in range(3):
-            await process.world.runner.start(Order(("work", "-", "0")))
+            await process.world.runner.start(ProcessSpec(("work", "-", "0")))
         await asyncio.Event().wait()
 
     process = house.process(main)
     process.start()
     house.run(10.0)
     process.kill()
-    house.machine.machinery.power_cut()
+    house.machine.processes.power_cut()
     house.machine.clock.reboot()
-    assert house.machine.machinery.runs == {}
+    assert house.machine.processes.runs == {}
     assert [what for what, _, _ in house.record] == ["started"] * 3 + ["ended"] * 3
     assert house.told == []
     assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (0, "machine-1")
@@ -230,14 +230,14 @@ def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
-        running = await runner.start(Order(("work", "-", "0")))
-        other = Running(running.pid, "another time")
+        running = await runner.start(ProcessSpec(("work", "-", "0")))
+        other = ProcessHandle(running.pid, "another time")
         await runner.stop(other, grace_ms=10)
-        said.append((runner.alive(running), runner.alive(other), await runner.wait(other)))
+        said.append((runner.is_alive(running), runner.is_alive(other), await runner.wait(other)))
 
     house.process(main).start()
     house.run(5.0)
-    assert said == [(True, False, Ended())]
+    assert said == [(True, False, ExitStatus())]
 
 
 # Programs
@@ -281,7 +281,7 @@ def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:
 
     async def main(process: SimProcess) -> None:
         try:
-            await process.world.runner.start(Order(words))
+            await process.world.runner.start(ProcessSpec(words))
         except NotStarted as error:
             said.append(error.cure)
 
@@ -296,7 +296,7 @@ def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:
 
 
 def clock_run(loop: SimLoop, work: Coroutine[Any, Any, None]) -> None:
-    loop.spawn(work, name="clock", unit=loop.unit("anna"))
+    loop.spawn(work, name="clock", unit=loop.new_unit("anna"))
     loop.call_at(1e6, loop.stop)
     loop.run(1e5)
     assert not loop.failures, loop.failures

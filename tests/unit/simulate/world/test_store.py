@@ -12,21 +12,21 @@ from remit.simulate.world.event_loop import SimLoop, ExecutionUnit
 from remit.simulate.world.network import Network, NetworkConditions
 from remit.simulate.world.store import ANSWER_S_MAX, CommitOrigin, StorePort, StoreService, StoreFaults, run_sync
 from remit.store import chain
-from remit.store.memory import MemoryStore, Snapshot
+from remit.store.memory import MemoryStore, MemoryBackup
 from remit.store.protocol import (
-    Closed,
+    StoreClosed,
     Commit,
     Committed,
     Compacted,
     Conflict,
     Corrupt,
-    Event,
+    WatchEvent,
     Guard,
     Head,
     Invalid,
     NoSpace,
     StoreError,
-    Unanswered,
+    CommitOutcomeUnknown,
     Unavailable,
 )
 
@@ -49,14 +49,14 @@ class Shop:
         self.loop.call_at(1e6, self.loop.stop)
         self.made.append(self)
 
-    def applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
+    def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         self.heard.append((revision, "" if sent is None else sent.process, ",".join(key for key, _ in commit.puts)))
 
-    def restored(self, scope: str, store: MemoryStore, backup: Snapshot) -> None:
+    def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         self.restorations.append(scope)
 
     def port(self, name: str = "anna", *, observer: bool = False) -> StorePort:
-        unit = self.units.setdefault(name, self.loop.unit(name))
+        unit = self.units.setdefault(name, self.loop.new_unit(name))
         return StorePort(self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time()), observer=observer)
 
     def do(self, work: Coroutine[Any, Any, T], name: str = "anna") -> T:
@@ -122,13 +122,13 @@ def test_a_calm_store_answers_over_the_network() -> None:
 def test_the_witness_hears_every_applied_commit_once_and_in_order() -> None:
     """Also when the network repeats and reorders, and answers are lost."""
     shop = Shop(NetworkConditions(delay_s=(0.0, 0.5), repeat=0.5, loss=0.1))
-    shop.service.worsen({"lost_after": 0.2, "lost_before": 0.1, "applied_late": 0.2, "slow_s": 3.0})
+    shop.service.degrade({"lost_after": 0.2, "lost_before": 0.1, "applied_late": 0.2, "slow_s": 3.0})
     answers: list[object] = []
 
     async def ask(n: int) -> None:
         try:
             answers.append(await shop.port().commit(put(f"k{n}", Guard(f"k{n}", 0))))
-        except Unanswered as error:
+        except CommitOutcomeUnknown as error:
             answers.append(error)
 
     shop.port()
@@ -157,8 +157,8 @@ def test_a_store_does_not_take_one_request_for_two__though_the_network_repeats_i
 def test_lost_after__applied_and_unanswered() -> None:
     shop = Shop()
     shop.port()
-    shop.service.worsen({"lost_after": 1.0})
-    with pytest.raises(Unanswered):
+    shop.service.degrade({"lost_after": 1.0})
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
     assert shop.loop.time() == pytest.approx(ANSWER_S_MAX)
     assert shop.keys() == ["a"]
@@ -169,8 +169,8 @@ def test_lost_after__applied_and_unanswered() -> None:
 def test_lost_before__unanswered_and_never_applied() -> None:
     shop = Shop()
     shop.port()
-    shop.service.worsen({"lost_before": 1.0})
-    with pytest.raises(Unanswered):
+    shop.service.degrade({"lost_before": 1.0})
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
     shop.run(60.0)
     assert shop.keys() == []
@@ -180,8 +180,8 @@ def test_lost_before__unanswered_and_never_applied() -> None:
 def test_applied_late__unanswered_first_and_applied_some_seconds_later() -> None:
     shop = Shop()
     shop.port()
-    back = shop.service.worsen({"applied_late": 1.0})
-    with pytest.raises(Unanswered):
+    back = shop.service.degrade({"applied_late": 1.0})
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
     assert shop.keys() == [], "whoever looks now finds nothing yet"
     back()
@@ -193,8 +193,8 @@ def test_applied_late__unanswered_first_and_applied_some_seconds_later() -> None
 def test_applied_late__not_if_its_guards_hold_no_more() -> None:
     shop = Shop()
     first = shop.put("a", value=b"first")
-    back = shop.service.worsen({"applied_late": 1.0})
-    with pytest.raises(Unanswered):
+    back = shop.service.degrade({"applied_late": 1.0})
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a", Guard("a", first), value=b"late")))
     back()
     shop.put("a", Guard("a", first), value=b"meanwhile")
@@ -209,10 +209,10 @@ def test_applied_late__not_if_its_guards_hold_no_more() -> None:
 def test_applied_late__not_if_the_store_cannot_write_then(trouble: str) -> None:
     shop = Shop()
     shop.port()
-    shop.service.worsen({"applied_late": 1.0})
-    with pytest.raises(Unanswered):
+    shop.service.degrade({"applied_late": 1.0})
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
-    shop.service.worsen({trouble: True})
+    shop.service.degrade({trouble: True})
     shop.run(10.0)
     assert shop.keys() == []
 
@@ -220,9 +220,9 @@ def test_applied_late__not_if_the_store_cannot_write_then(trouble: str) -> None:
 def test_applied_late__not_through_a_cut() -> None:
     shop = Shop()
     shop.port()
-    shop.service.worsen({"applied_late": 1.0})
+    shop.service.degrade({"applied_late": 1.0})
     shop.network.cut("anna", shop.service.name)
-    with pytest.raises(Unanswered):
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
     shop.run(10.0)
     assert shop.keys() == []
@@ -231,7 +231,7 @@ def test_applied_late__not_through_a_cut() -> None:
 def test_slow__everything_takes_its_time() -> None:
     shop = Shop()
     shop.port()
-    shop.service.worsen({"slow_s": 3.0})
+    shop.service.degrade({"slow_s": 3.0})
     took = []
     for n in range(30):
         since_s = shop.loop.time()
@@ -244,8 +244,8 @@ def test_slow__everything_takes_its_time() -> None:
 @pytest.mark.parametrize(
     ("deed", "error"),
     [
-        (lambda port: port.commit(put("a")), Unanswered),
-        (lambda port: port.compact(1), Unanswered),
+        (lambda port: port.commit(put("a")), CommitOutcomeUnknown),
+        (lambda port: port.compact(1), CommitOutcomeUnknown),
         (lambda port: port.get("b"), Unavailable),
         (lambda port: port.range(""), Unavailable),
     ],
@@ -253,10 +253,10 @@ def test_slow__everything_takes_its_time() -> None:
 def test_slower_than_anybody_waits__only_what_may_have_changed_something_is_unanswered(
     deed: Callable[[StorePort], Coroutine[Any, Any, object]], error: type[StoreError]
 ) -> None:
-    """Unless it is `Unanswered`, nothing was applied: and what was asked too slowly happens all the same."""
+    """Unless it is `CommitOutcomeUnknown`, nothing was applied: and what was asked too slowly happens all the same."""
     shop = Shop()
     shop.put("b")
-    shop.service.worsen({"slow_s": 1_000.0})
+    shop.service.degrade({"slow_s": 1_000.0})
     with pytest.raises(error):
         shop.do(deed(shop.port()))
     assert shop.loop.time() == pytest.approx(0.02 + ANSWER_S_MAX)
@@ -265,7 +265,7 @@ def test_slower_than_anybody_waits__only_what_may_have_changed_something_is_unan
 def test_no_space__refused_and_nothing_applied__reads_and_compaction_go_on() -> None:
     shop = Shop()
     shop.put("a")
-    back = shop.service.worsen({"no_space": True})
+    back = shop.service.degrade({"no_space": True})
     with pytest.raises(NoSpace):
         shop.do(shop.port().commit(put("b")))
     assert shop.do(shop.port().revision()) == 1
@@ -279,7 +279,7 @@ def test_no_space__refused_and_nothing_applied__reads_and_compaction_go_on() -> 
 def test_away_or_damaged__nothing_is_served(trouble: str, error: type[StoreError]) -> None:
     shop = Shop()
     shop.put("a")
-    back = shop.service.worsen({trouble: True})
+    back = shop.service.degrade({trouble: True})
     port = shop.port()
     deeds: list[Callable[[], Coroutine[Any, Any, object]]] = [
         lambda: port.commit(put("b")),
@@ -302,7 +302,7 @@ def test_a_cut_between_a_process_and_its_store(way: tuple[str, str]) -> None:
     shop = Shop()
     shop.port()
     shop.network.cut(*way)
-    with pytest.raises(Unanswered):
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(put("a")))
     with pytest.raises(Unavailable):
         shop.do(shop.port().get("a"))
@@ -314,20 +314,20 @@ def test_a_dead_process_reaches_no_store() -> None:
     port = shop.port("dead")
     shop.port("anna")
     shop.loop.kill(shop.units["dead"])
-    with pytest.raises(Closed):
+    with pytest.raises(StoreClosed):
         shop.do(port.commit(put("a")))
     assert shop.keys() == []
 
 
 def test_troubles_add_up_and_are_taken_back_in_any_order() -> None:
     shop = Shop()
-    one = shop.service.worsen({"slow_s": 1.0, "away": True})
-    other = shop.service.worsen({"slow_s": 3.0, "lost_after": 0.5})
-    assert shop.service.trouble == StoreFaults(slow_s=3.0, away=True, lost_after=0.5)
+    one = shop.service.degrade({"slow_s": 1.0, "away": True})
+    other = shop.service.degrade({"slow_s": 3.0, "lost_after": 0.5})
+    assert shop.service.faults == StoreFaults(slow_s=3.0, away=True, lost_after=0.5)
     other()
-    assert shop.service.trouble == StoreFaults(slow_s=1.0, away=True)
+    assert shop.service.faults == StoreFaults(slow_s=1.0, away=True)
     one()
-    assert shop.service.trouble == StoreFaults()
+    assert shop.service.faults == StoreFaults()
 
 
 # Lagging members
@@ -339,7 +339,7 @@ def lagging() -> Shop:
     for n in range(10):
         shop.put(f"k{n}")
         shop.run(1.0)
-    shop.service.worsen({"lag_s": 5.0})
+    shop.service.degrade({"lag_s": 5.0})
     return shop
 
 
@@ -376,7 +376,7 @@ def test_a_watch_at_a_lagging_member_is_late_but_whole__and_catches_up() -> None
     for n in range(5):
         writer.write(f"k{n}")
         shop.run(1.0)
-    back = shop.service.worsen({"lag_s": 3.0})
+    back = shop.service.degrade({"lag_s": 3.0})
     watcher = Watcher(shop, after=1, observer=True)
     for n in range(5, 10):
         writer.write(f"k{n}")
@@ -398,13 +398,13 @@ class Chain:
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
         shop.port()
-        self.place = shop.do(chain.seize(shop.port(), "anna", "first"))
+        self.place = shop.do(chain.raise_epoch(shop.port(), "anna", "first"))
 
     def write(self, key: str) -> None:
         head = chain.advance(self.place.head, [(key, b"")], ())
         answer = self.shop.do(self.shop.port().commit(chain.batch(self.place, head, [(key, b"")])))
         assert isinstance(answer, Committed)
-        self.place = chain.Place(head, answer.revision)
+        self.place = chain.ChainPosition(head, answer.revision)
 
 
 class Watcher:
@@ -434,7 +434,7 @@ class Watcher:
         except StoreError as error:
             self.ended = type(error).__name__
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: WatchEvent) -> None:
         if event.revision <= self.revision:
             self.repeated += 1
             return
@@ -449,7 +449,7 @@ def watched(many: int = 40, **trouble: float) -> tuple[Shop, Watcher]:
     shop = Shop()
     writer = Chain(shop)
     watcher = Watcher(shop, after=writer.place.revision, head=writer.place.head)
-    back = shop.service.worsen(dict(trouble))
+    back = shop.service.degrade(dict(trouble))
     for n in range(many):
         writer.write(f"k{n}")
         shop.run(0.2)
@@ -496,7 +496,7 @@ def test_a_cut_loses_events__the_gap_shows_once_it_is_mended() -> None:
     shop.network.cut(shop.service.name, "ben")
     writer.write("a")
     shop.run(1.0)
-    shop.network.mend(shop.service.name, "ben")
+    shop.network.heal(shop.service.name, "ben")
     assert watcher.revisions == []
     writer.write("b")
     shop.run(1.0)
@@ -536,10 +536,10 @@ def test_a_closed_watch_ends__also_for_one_who_waits() -> None:
     shop = Shop()
     shop.port()
 
-    async def story() -> list[Event]:
+    async def story() -> list[WatchEvent]:
         watch = await shop.port().watch("", after=0)
 
-        async def all_of_it() -> list[Event]:
+        async def all_of_it() -> list[WatchEvent]:
             return [event async for event in watch]
 
         waiting = asyncio.ensure_future(all_of_it())
@@ -561,17 +561,17 @@ def test_restore__a_new_incarnation__old_watchers_end_and_a_late_commit_is_refus
     backup = run_sync(cast(MemoryStore, shop.service.store).backup())
     writer.write("b")
     watcher = Watcher(shop, after=writer.place.revision, head=writer.place.head)
-    back = shop.service.worsen({"applied_late": 1.0})
+    back = shop.service.degrade({"applied_late": 1.0})
     lost = chain.advance(writer.place.head, [("late", b"")], ())
-    with pytest.raises(Unanswered):
+    with pytest.raises(CommitOutcomeUnknown):
         shop.do(shop.port().commit(chain.batch(writer.place, lost, [("late", b"")])))
     back()
     shop.service.restore(backup, "second")
     shop.run(10.0)
     assert shop.restorations == ["scope"]
     assert shop.keys() == ["a", "head"]
-    assert watcher.ended == "Closed"
-    place = shop.do(chain.read_place(shop.port()))
+    assert watcher.ended == "StoreClosed"
+    place = shop.do(chain.read_position(shop.port()))
     assert place is not None
     assert place.head.incarnation == "second"
     assert place.revision > writer.place.revision

@@ -11,21 +11,21 @@ import msgspec
 import pytest
 
 from remit.store.protocol import Corrupt, NewerSchema
-from remit.store.sqlite.backup import LABEL, STORE, Label, closing, digest_of, opening, unpack
+from remit.store.sqlite.backup import LABEL, STORE, BackupLabel, archive_tail, file_digest, archive_head, extract_backup
 
 DATA = b"SQLite format 3\0" + bytes(range(256)) * 700
 
 
-def label(data: bytes = DATA) -> Label:
+def label(data: bytes = DATA) -> BackupLabel:
     taken = sha256(data).hexdigest()
-    return Label(
+    return BackupLabel(
         version="1", scope="local", incarnation="i", epoch=3, sequence=9, revision=7, taken="now", bytes=len(data), sha256=taken
     )
 
 
 def packed(data: bytes = DATA) -> bytes:
     one = label(data)
-    return opening(one) + data + closing(one)
+    return archive_head(one) + data + archive_tail(one)
 
 
 def put(tmp_path: Path, whole: bytes) -> tuple[Path, Path]:
@@ -37,8 +37,8 @@ def put(tmp_path: Path, whole: bytes) -> tuple[Path, Path]:
 def test_what_is_sent_arrives_and_any_tar_can_read_it(tmp_path: Path, size: int) -> None:
     data = (DATA * 2)[:size]
     file, into = put(tmp_path, packed(data))
-    assert unpack(file, into) == label(data)
-    assert into.read_bytes() == data and digest_of(into) == (size, sha256(data).hexdigest())
+    assert extract_backup(file, into) == label(data)
+    assert into.read_bytes() == data and file_digest(into) == (size, sha256(data).hexdigest())
     assert into.stat().st_mode & 0o777 == 0o600
     with tarfile.open(file) as tar:
         assert tar.getnames() == [LABEL, STORE]
@@ -48,7 +48,7 @@ def test_what_is_sent_arrives_and_any_tar_can_read_it(tmp_path: Path, size: int)
 def test_one_that_was_cut_off_is_refused_and_leaves_nothing(tmp_path: Path, cut: int) -> None:
     file, into = put(tmp_path, packed()[:cut])
     with pytest.raises(Corrupt):
-        unpack(file, into)
+        extract_backup(file, into)
     assert not into.exists()
 
 
@@ -58,7 +58,7 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, at: int) -> None:
     whole[at] ^= 0x20
     file, into = put(tmp_path, bytes(whole))
     with pytest.raises((Corrupt, NewerSchema)):
-        unpack(file, into)
+        extract_backup(file, into)
     assert not into.exists()
 
 
@@ -66,7 +66,7 @@ def test_one_of_a_later_remit_says_so(tmp_path: Path) -> None:
     said = msgspec.json.encode({"format": 99, "something": "new"})
     file, into = put(tmp_path, tar({LABEL: said, STORE: DATA}))
     with pytest.raises(NewerSchema, match="upgrade"):
-        unpack(file, into)
+        extract_backup(file, into)
 
 
 def test_a_link_or_a_device_or_another_name_is_not_followed(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_link_or_a_device_or_another_name_is_not_followed(tmp_path: Path) -> N
     for kind, name in ((tarfile.SYMTYPE, STORE), (tarfile.LNKTYPE, STORE), (tarfile.CHRTYPE, STORE), (tarfile.REGTYPE, "../x")):
         file, into = put(tmp_path, tar({LABEL: said, name: DATA}, kind))
         with pytest.raises(Corrupt):
-            unpack(file, into)
+            extract_backup(file, into)
         assert not into.exists() and sorted(path.name for path in tmp_path.iterdir()) == ["backup.tar"]
 
 

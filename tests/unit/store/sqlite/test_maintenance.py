@@ -9,19 +9,19 @@ import pytest
 
 from remit.store.protocol import Commit, Row
 from remit.store.sqlite import maintenance
-from remit.store.sqlite.database_file import File, create, first_id
-from remit.store.sqlite.maintenance import Upkeep, set_compacted, sweep
+from remit.store.sqlite.database_file import DatabaseFile, create_database, first_id
+from remit.store.sqlite.maintenance import Maintenance, set_compacted, sweep
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {"INDEX_SLICE_KEYS": 7, "SWEEP_SLICE_ROWS": 5, "SWEEP_READ_ROWS": 11, "SWEEP_KEYS_MAX": 13}.items():
         monkeypatch.setattr(maintenance, name, value)
-    create(tmp_path / "store.sqlite")
+    create_database(tmp_path / "store.sqlite")
     return tmp_path / "store.sqlite"
 
 
-def fill(file: File, commits: int = 60) -> dict[str, Row]:
+def fill(file: DatabaseFile, commits: int = 60) -> dict[str, Row]:
     for n in range(commits):
         deletes = [f"k{(n + 3) % 10}"] if n % 4 == 0 else []
         file.write([Commit(puts=[(f"k{n % 10}", b"%d" % n), (f"once/{n:03}", b"")], deletes=deletes)])
@@ -31,20 +31,20 @@ def fill(file: File, commits: int = 60) -> dict[str, Row]:
     return everything(file)
 
 
-def everything(file: File) -> dict[str, Row]:
+def everything(file: DatabaseFile) -> dict[str, Row]:
     return {row.key: row for row in file.range("", "", 10_000, 0).rows}
 
 
-def compaction(file: File, revision: int) -> Iterator[None]:
+def compaction(file: DatabaseFile, revision: int) -> Iterator[None]:
     set_compacted(file, revision)
-    care = Upkeep(file)
+    care = Maintenance(file)
     while not care.index_below(first_id(revision + 1)):
         yield
     yield from sweep(file)
 
 
 def test_compaction_leaves_one_version_of_each_living_key_and_nothing_else(path: Path) -> None:
-    file = File(path)
+    file = DatabaseFile(path)
     rows = fill(file)
     for _ in compaction(file, file.revision):
         assert everything(file) == rows
@@ -52,7 +52,7 @@ def test_compaction_leaves_one_version_of_each_living_key_and_nothing_else(path:
     assert file.db.execute("SELECT count(*) FROM keys").get == len(rows)
     assert file.recent.count == 0
     file.close()
-    again = File(path)
+    again = DatabaseFile(path)
     assert everything(again) == rows
     assert again.revision == file.revision
     again.close()
@@ -62,7 +62,7 @@ def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_fi
     cut, finished = 0, False
     rows: dict[str, Row] = {}
     while not finished:
-        file = File(path)
+        file = DatabaseFile(path)
         if not cut:
             rows = fill(file)
         assert everything(file) == rows
@@ -74,7 +74,7 @@ def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_fi
         file.close()
         cut += 1
     assert cut > 10
-    file = File(path)
+    file = DatabaseFile(path)
     assert everything(file) == rows
     assert file.db.execute("SELECT count(*) FROM log").get == len(rows)
     assert file.db.execute("SELECT count(*) FROM keys").get == len(rows)
@@ -83,7 +83,7 @@ def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_fi
 
 def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    file, sizes = File(path), []
+    file, sizes = DatabaseFile(path), []
     for round_ in range(8):
         for n in range(200):
             file.write([Commit(puts=[(f"k{n % 20}", b"%d" % round_ * 1_000)])])
@@ -97,12 +97,12 @@ def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "RECENT_VERSIONS_MAX", 50)
-    file = File(path)
-    care = Upkeep(file)
+    file = DatabaseFile(path)
+    care = Maintenance(file)
     counts = []
     for n in range(300):
         file.write([Commit(puts=[(f"k{n * 7919 % 500}/{m}", b"") for m in range(5)])])
-        if care.due():
+        if care.is_due():
             care.step(5)
         counts.append(file.recent.count)
     assert max(counts) < 150
@@ -112,7 +112,7 @@ def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypa
 
 def test_a_key_rewritten_while_a_pass_is_under_way_is_read_as_it_is_now(path: Path) -> None:
     """The pass indexes the version it began with; the newer one must stay in memory, and in its order."""
-    file = File(path)
+    file = DatabaseFile(path)
     file.write([Commit(puts=[(f"k{n}", b"old") for n in range(6)])])
     walk = maintenance.IndexPass(file)
     assert not walk.step(2)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.concurrency import Stop, Stopped
-from remit.world.files.archives import Unpacking
-from remit.world.files.artifacts import NotUnpacked, UnpackBounds, Unpacked
+from remit.world.concurrency import StopSignal, WorkStopped
+from remit.world.files.archives import Unpacker
+from remit.world.files.artifacts import NotUnpacked, UnpackLimits, UnpackResult
 
 Part = tuple[str, bytes] | tarfile.TarInfo
 
@@ -50,11 +50,11 @@ def tar(path: Path, *parts: Part, mode: str = "w") -> Path:
     return path
 
 
-def unpack(archive: Path, into: Path, bounds: UnpackBounds = UnpackBounds(), at: str = ".") -> Unpacked:
-    return Unpacking(into, "", bounds, Stop(), Path(at)).unpack(archive)
+def unpack(archive: Path, into: Path, bounds: UnpackLimits = UnpackLimits(), at: str = ".") -> UnpackResult:
+    return Unpacker(into, "", bounds, StopSignal(), Path(at)).unpack(archive)
 
 
-def refused(tmp_path: Path, *parts: Part, says: str, bounds: UnpackBounds = UnpackBounds()) -> None:
+def refused(tmp_path: Path, *parts: Part, says: str, bounds: UnpackLimits = UnpackLimits()) -> None:
     """And nothing is anywhere but in its directory."""
     room = tmp_path / "around" / "room"
     room.parent.mkdir()
@@ -134,7 +134,7 @@ def test_a_second_name_of_a_part_is_kept(tmp_path: Path) -> None:
 
 def test_of_a_root_links_may_say_anything__and_are_still_not_followed(tmp_path: Path) -> None:
     room = tmp_path / "room"
-    root = UnpackBounds(as_root=True)
+    root = UnpackLimits(as_root=True)
     unpack(tar(tmp_path / "a.tar", link("etc/alternatives/x", "/usr/bin/x"), link("up", "../../..")), room, root)
     assert (room / "etc/alternatives/x").readlink() == Path("/usr/bin/x")
     with pytest.raises(NotUnpacked, match="goes by a link"):
@@ -162,7 +162,7 @@ def test_no_right_of_another_user_is_kept_and_no_file_is_for_all_to_write(tmp_pa
 def test_all_of_it_belongs_to_the_works_user(tmp_path: Path) -> None:
     room = tmp_path / "room"
     archive = tar(tmp_path / "a.tar", ("sub/deep/x", b"x"), link("soft", "sub"), entry("d", tarfile.DIRTYPE))
-    Unpacking(room, "nobody", UnpackBounds(), Stop()).unpack(archive)
+    Unpacker(room, "nobody", UnpackLimits(), StopSignal()).unpack(archive)
     owners = {os.lstat(place).st_uid for place in (room, *room.rglob("*"))}
     assert len(owners) == 1
     assert owners != {0}
@@ -173,11 +173,11 @@ def test_all_of_it_belongs_to_the_works_user(tmp_path: Path) -> None:
 
 def test_too_many_parts_are_refused(tmp_path: Path) -> None:
     parts = [(f"f{number}", b"") for number in range(20)]
-    refused(tmp_path, *parts, says="more than 10 parts", bounds=UnpackBounds(files_max=10))
+    refused(tmp_path, *parts, says="more than 10 parts", bounds=UnpackLimits(files_max=10))
 
 
 def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ("big", bytes(2 << 20)), says="comes to more than 1 MiB", bounds=UnpackBounds(bytes_max=1 << 20))
+    refused(tmp_path, ("big", bytes(2 << 20)), says="comes to more than 1 MiB", bounds=UnpackLimits(bytes_max=1 << 20))
 
 
 @pytest.mark.parametrize("squeeze", [gzip.compress, bz2.compress, lzma.compress])
@@ -211,7 +211,7 @@ def test_a_hole_that_comes_to_too_much_is_refused(tmp_path: Path) -> None:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as out:
         out.addfile(info, io.BytesIO(bytes(512)))
     with pytest.raises(NotUnpacked):
-        unpack(path, tmp_path / "room", UnpackBounds(bytes_max=1 << 20))
+        unpack(path, tmp_path / "room", UnpackLimits(bytes_max=1 << 20))
 
 
 def test_an_archive_that_asks_for_gigabytes_to_be_read_is_refused(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ def _xz_with_dictionary(bits: int) -> bytes:
 
 
 def test_one_that_is_told_to_stop_stops(tmp_path: Path) -> None:
-    stop = Stop()
-    stop.now()
-    with pytest.raises(Stopped):
-        Unpacking(tmp_path / "room", "", UnpackBounds(), stop).unpack(tar(tmp_path / "a.tar", ("x", b"x")))
+    stop = StopSignal()
+    stop.stop()
+    with pytest.raises(WorkStopped):
+        Unpacker(tmp_path / "room", "", UnpackLimits(), stop).unpack(tar(tmp_path / "a.tar", ("x", b"x")))
 
 
 # -- forms ---------------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_every_form_of_tar_is_read(tmp_path: Path, mode: str) -> None:
     data = os.urandom(300_000)
     found = unpack(tar(tmp_path / "a", ("app/run", data), mode=mode), tmp_path / "room", at="opt")
     assert (tmp_path / "room/opt/app/run").read_bytes() == data
-    assert found == Unpacked(1, 300_000)
+    assert found == UnpackResult(1, 300_000)
 
 
 def test_a_second_archive_joins_the_first_in_one_directory(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def zipped(path: Path, name: str, content: bytes = b"x", mode: int = 0o100644) -
 def test_a_zip_is_read(tmp_path: Path) -> None:
     found = unpack(zipped(tmp_path / "a", "app/run", b"#!", 0o100755), tmp_path / "room")
     assert stat.S_IMODE((tmp_path / "room/app/run").stat().st_mode) == 0o755
-    assert found == Unpacked(1, 2)
+    assert found == UnpackResult(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_zip_whose_list_is_too_long_is_refused_before_it_is_read(tmp_path: Pat
 
 def test_a_file_is_put_in_its_place_and_replaces_nothing(tmp_path: Path) -> None:
     (tmp_path / "tool").write_bytes(b"#!/bin/sh\n")
-    made = Unpacking(tmp_path / "room", "", UnpackBounds(), Stop())
+    made = Unpacker(tmp_path / "room", "", UnpackLimits(), StopSignal())
     made.copy(tmp_path / "tool", Path("bin/tool"))
     assert stat.S_IMODE((tmp_path / "room/bin/tool").stat().st_mode) == 0o755
     with pytest.raises(NotUnpacked, match="cannot be put there"):
@@ -344,4 +344,4 @@ def test_a_file_is_not_put_through_a_link(tmp_path: Path) -> None:
     room = tmp_path / "room"
     unpack(tar(tmp_path / "a.tar", ("real/x", b""), link("way", "real")), room)
     with pytest.raises(NotUnpacked, match="goes by a link"):
-        Unpacking(room, "", UnpackBounds(), Stop()).copy(tmp_path / "a.tar", Path("way/tool"))
+        Unpacker(room, "", UnpackLimits(), StopSignal()).copy(tmp_path / "a.tar", Path("way/tool"))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from remit.world.files.disk import FileDisk, keep_apart
-from remit.world.interfaces import Busy, DiskError, Forbidden, NoRoom, Unsettled
+from remit.world.files.disk import FileDisk, hint_unrelated_subdirectories
+from remit.world.interfaces import FileBusy, DiskError, AccessDenied, DiskFull, NotDurable
 
 
 def refuse(code: int) -> Callable[..., Any]:
@@ -26,11 +26,11 @@ def refuse(code: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("call", "code", "kind"),
     [
-        ("write", errno.ENOSPC, NoRoom),
-        ("write", errno.EDQUOT, NoRoom),
+        ("write", errno.ENOSPC, DiskFull),
+        ("write", errno.EDQUOT, DiskFull),
         ("fsync", errno.EIO, DiskError),
-        ("ftruncate", errno.EROFS, Forbidden),
-        ("rename", errno.EACCES, Forbidden),
+        ("ftruncate", errno.EROFS, AccessDenied),
+        ("rename", errno.EACCES, AccessDenied),
     ],
 )
 def test_a_write_that_is_refused_leaves_the_old_content_and_nothing_else(
@@ -42,7 +42,7 @@ def test_a_write_that_is_refused_leaves_the_old_content_and_nothing_else(
         patch.setattr(os, call, refuse(code))
         with pytest.raises(kind) as caught:
             disk.write_atomically(path, b"new")
-    assert not isinstance(caught.value, Unsettled)
+    assert not isinstance(caught.value, NotDurable)
     assert caught.value.cure
     assert disk.read(path) == b"old"
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - also what list() would hide
@@ -57,7 +57,7 @@ def test_a_directory_that_cannot_be_forced_leaves_the_write_unsettled(tmp_path: 
             raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(Unsettled):
+    with pytest.raises(NotDurable):
         disk.write_atomically(path, b"new")
     assert disk.read(path) == b"new"
 
@@ -83,7 +83,7 @@ def test_a_second_writer_at_once_is_refused(tmp_path: Path) -> None:
     disk.write_atomically(path, b"old")
     with (tmp_path / ".file.writing").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Busy):
+        with pytest.raises(FileBusy):
             disk.write_atomically(path, b"new")
     assert disk.read(path) == b"old"
 
@@ -99,7 +99,7 @@ def test_a_neighbour_that_was_renamed_before_the_lock_is_not_truncated(tmp_path:
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(Busy):
+    with pytest.raises(FileBusy):
         FileDisk().write_atomically(path, b"ours")
     assert path.read_bytes() == b"theirs"
 
@@ -112,7 +112,7 @@ def test_many_writers_in_threads_never_publish_a_mixture(tmp_path: Path) -> None
             try:
                 disk.write_atomically(path, letter * 50_000)
                 written.append(1)
-            except Busy:
+            except FileBusy:
                 pass
             data = path.read_bytes() if path.exists() else b""
             if data and data != data[:1] * 50_000:
@@ -157,9 +157,9 @@ def test_an_error_inside_a_lock_is_not_taken_for_the_locks(tmp_path: Path) -> No
 def test_to_keep_directories_apart_is_a_hint__what_takes_none_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_apart(tmp_path)
-    keep_apart(tmp_path)
-    keep_apart(tmp_path / "absent")
+    hint_unrelated_subdirectories(tmp_path)
+    hint_unrelated_subdirectories(tmp_path)
+    hint_unrelated_subdirectories(tmp_path / "absent")
     monkeypatch.setattr(fcntl, "ioctl", refuse(errno.EOPNOTSUPP))
-    keep_apart(tmp_path)
+    hint_unrelated_subdirectories(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import trustme
 
-from remit.world.files.artifacts import FetchBounds, FileCarrier, NotFetched, Reach
+from remit.world.files.artifacts import FetchLimits, FileArtifactFetcher, NotFetched, FetchPermissions
 
 HERE = "127.0.0.1"
-LOOPBACK = Reach(hosts=("127.0.0.0/8",))
+LOOPBACK = FetchPermissions(hosts=("127.0.0.0/8",))
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -61,10 +61,10 @@ def digest(body: bytes) -> str:
 
 
 async def fetched(
-    source: str, to: Path, sha256: str, *, reach: Reach = LOOPBACK, carrier: FileCarrier | None = None, **bounds: int
+    source: str, to: Path, sha256: str, *, reach: FetchPermissions = LOOPBACK, carrier: FileArtifactFetcher | None = None, **bounds: int
 ) -> int:
-    return await (carrier or FileCarrier()).fetch(
-        source, to, sha256=sha256, reach=reach, bounds=FetchBounds(**bounds), tell=lambda come, total: None
+    return await (carrier or FileArtifactFetcher()).fetch(
+        source, to, sha256=sha256, permissions=reach, limits=FetchLimits(**bounds), on_progress=lambda come, total: None
     )
 
 
@@ -85,7 +85,7 @@ def play(scene: Callable[[Site], Awaitable[Any]]) -> None:
 def refused(scene: Callable[[Site], Awaitable[Any]], says: str, *, again: bool = False) -> None:
     with pytest.raises(NotFetched, match=says) as told:
         play(scene)
-    assert told.value.again is again
+    assert told.value.retryable is again
     assert told.value.cure
 
 
@@ -94,9 +94,9 @@ def test_what_is_served_is_fetched_and_told_of(tmp_path: Path) -> None:
 
     async def scene(site: Site) -> None:
         site.answers["/a?b=c"] = said(200, body)
-        carrier = FileCarrier()
+        carrier = FileArtifactFetcher()
         size = await carrier.fetch(
-            site.url("/a?b=c"), tmp_path / "a", sha256=digest(body), reach=LOOPBACK, tell=lambda *now: told.append(now)
+            site.url("/a?b=c"), tmp_path / "a", sha256=digest(body), permissions=LOOPBACK, on_progress=lambda *now: told.append(now)
         )
         assert size == len(body) == (tmp_path / "a").stat().st_size
         assert "Host: 127.0.0.1:" in site.heads[0]
@@ -202,7 +202,7 @@ def test_one_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 # -- where it may be fetched from ----------------------------------------------------------------------------------------------
 
 
-def named(**names: Sequence[str]) -> FileCarrier:
+def named(**names: Sequence[str]) -> FileArtifactFetcher:
     """Names come to this, one answer after another."""
     answers = {name.replace("_", "."): list(found) for name, found in names.items()}
 
@@ -210,7 +210,7 @@ def named(**names: Sequence[str]) -> FileCarrier:
         found = answers.get(host, [host])
         return [found.pop(0) if len(found) > 1 else found[0]]
 
-    return FileCarrier(resolve)
+    return FileArtifactFetcher(resolve)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_addresses_of_the_nodes_own_network_are_refused_without_a_connection(tmp
 
     async def scene(site: Site) -> None:
         try:
-            await fetched(site.url("/a", host), tmp_path / "a", digest(b""), reach=Reach())
+            await fetched(site.url("/a", host), tmp_path / "a", digest(b""), reach=FetchPermissions())
         finally:
             assert not site.asked
 
@@ -232,7 +232,7 @@ def test_a_name_that_comes_to_such_an_address_is_refused(tmp_path: Path) -> None
     async def scene(site: Site) -> None:
         try:
             carrier = named(good_example_org=["127.0.0.1"])
-            await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=Reach(), carrier=carrier)
+            await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier)
         finally:
             assert not site.asked
 
@@ -241,8 +241,8 @@ def test_a_name_that_comes_to_such_an_address_is_refused(tmp_path: Path) -> None
 
 def test_one_bad_address_among_good_ones_spoils_the_answer(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
-        carrier = FileCarrier(lambda host, port: ["93.184.216.34", "169.254.169.254"])
-        await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=Reach(), carrier=carrier)
+        carrier = FileArtifactFetcher(lambda host, port: ["93.184.216.34", "169.254.169.254"])
+        await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier)
 
     refused(scene, "169.254.169.254 is a link-local address")
 
@@ -257,7 +257,7 @@ def test_a_name_is_looked_up_once_a_connection__and_connected_to_as_it_was_looke
 
     async def scene(site: Site) -> None:
         site.answers["/a"] = said(200, b"good")
-        carrier = FileCarrier(resolve)
+        carrier = FileArtifactFetcher(resolve)
         assert await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b"good"), carrier=carrier) == 4
         assert looked == ["good.example.org"]
         site.answers["/b"] = said(302, b"", Location="/a")
@@ -282,7 +282,7 @@ def test_a_name_is_looked_up_once_a_connection__and_connected_to_as_it_was_looke
 def test_a_redirect_is_asked_all_of_it_again(tmp_path: Path, to: str, says: str) -> None:
     async def scene(site: Site) -> None:
         site.answers["/a"] = said(302, b"", Location=to)
-        only = Reach(hosts=(HERE,), directories=(Path("/etc"),))
+        only = FetchPermissions(hosts=(HERE,), directories=(Path("/etc"),))
         await fetched(site.url("/a"), tmp_path / "a", digest(b""), reach=only)
 
     refused(scene, says)
@@ -314,7 +314,7 @@ def test_from_https_nobody_is_led_to_http(tmp_path: Path) -> None:
         listening = await asyncio.start_server(site.serve, HERE, 0, ssl=server)
         port = listening.sockets[0].getsockname()[1]
         site.answers = {"/a": said(200, b"good"), "/b": said(302, b"", Location="http://secure.example.org/a")}
-        carrier = FileCarrier(lambda host, port: [HERE], client)
+        carrier = FileArtifactFetcher(lambda host, port: [HERE], client)
         source = f"https://secure.example.org:{port}"
         try:
             assert await fetched(f"{source}/a", tmp_path / "a", digest(b"good"), carrier=carrier) == 4
@@ -322,7 +322,7 @@ def test_from_https_nobody_is_led_to_http(tmp_path: Path) -> None:
                 await fetched(f"{source}/b", tmp_path / "b", digest(b"good"), carrier=carrier)
             with pytest.raises(NotFetched, match="does not prove who it is") as told:
                 await fetched(f"https://other.example.org:{port}/a", tmp_path / "c", digest(b"good"), carrier=carrier)
-            assert not told.value.again
+            assert not told.value.retryable
         finally:
             listening.close()
 
@@ -339,7 +339,7 @@ def test_a_file_of_the_node_is_read_only_below_what_it_lends_and_not_by_links(tm
     (tmp_path / "secret").write_bytes(b"good")
     (lent / "link").symlink_to(tmp_path / "secret")
     (lent / "up").symlink_to(tmp_path)
-    reach = Reach(directories=(lent,))
+    reach = FetchPermissions(directories=(lent,))
 
     async def get(path: Path) -> int:
         return await fetched(f"file:{path}", tmp_path / "got", digest(b"good"), reach=reach)

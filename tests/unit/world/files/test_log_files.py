@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.files.log_files import FileSpool
-from remit.world.interfaces import Missing, Piece
+from remit.world.files.log_files import FileLogFiles
+from remit.world.interfaces import FileMissing, LogChunk
 
-SPOOL = FileSpool()
+SPOOL = FileLogFiles()
 
 
 def names(place: Path) -> list[str]:
@@ -24,7 +24,7 @@ def test_a_writer_goes_on_at_the_beginning_and_a_reader_where_it_was(tmp_path: P
         told, at = b"", 0
         for n in range(50):
             os.write(out, b"line %03d\n" % n)
-            cut = SPOOL.rotate(tmp_path, "a.out", bytes_max=60, older=2)
+            cut = SPOOL.rotate(tmp_path, "a.out", bytes_max=60, rotated_max=2)
             assert cut == (n % 7 == 6)
             if n % 5 == 0:
                 while (piece := SPOOL.read(tmp_path, "a.out", at, 13)).data:
@@ -35,8 +35,8 @@ def test_a_writer_goes_on_at_the_beginning_and_a_reader_where_it_was(tmp_path: P
     assert told == b"".join(b"line %03d\n" % n for n in range(46))
     assert names(tmp_path) == ["a.out", "a.out@0000000000000315", "a.out@0000000000000378"]
     assert SPOOL.span(tmp_path, "a.out") == (315, 450)
-    assert SPOOL.read(tmp_path, "a.out", 0, 9) == Piece(315, b"line 035\n"), "what is gone is passed over"
-    assert SPOOL.read(tmp_path, "a.out", 10**9, 9) == Piece(450, b"")
+    assert SPOOL.read(tmp_path, "a.out", 0, 9) == LogChunk(315, b"line 035\n"), "what is gone is passed over"
+    assert SPOOL.read(tmp_path, "a.out", 10**9, 9) == LogChunk(450, b"")
 
 
 def test_while_somebody_writes_as_fast_as_it_can_every_line_is_whole_and_in_order(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_while_somebody_writes_as_fast_as_it_can_every_line_is_whole_and_in_orde
     told, at = b"", 0
     while True:
         last = over.is_set()
-        SPOOL.rotate(tmp_path, "a.out", bytes_max=30_000, older=3)
+        SPOOL.rotate(tmp_path, "a.out", bytes_max=30_000, rotated_max=3)
         while (piece := SPOOL.read(tmp_path, "a.out", at, 1 << 20)).data:
             told, at = told + piece.data, piece.start + len(piece.data)
         if last:
@@ -75,20 +75,20 @@ def test_links_pipes_and_directories_are_neither_read_nor_cut(tmp_path: Path) ->
     os.mkfifo(place / "b.out")
     (place / "c.out").mkdir()
     for name in ("a.out", "b.out", "c.out", "d.out"):
-        assert not SPOOL.rotate(place, name, bytes_max=0, older=1)
-        with pytest.raises(Missing):
+        assert not SPOOL.rotate(place, name, bytes_max=0, rotated_max=1)
+        with pytest.raises(FileMissing):
             SPOOL.span(place, name)
-        with pytest.raises(Missing):
+        with pytest.raises(FileMissing):
             SPOOL.read(place, name, 0, 10)
     (place / "e.out").write_text("mine")
     (place / "e.out@0000000000000000").symlink_to(secret)
     (place / ".e.out.copying").symlink_to(secret)
     assert SPOOL.read(place, "e.out", 0, 100).data == b"mine"
-    assert SPOOL.rotate(place, "e.out", bytes_max=3, older=1)
+    assert SPOOL.rotate(place, "e.out", bytes_max=3, rotated_max=1)
     assert secret.read_text() == "secret" * 100
     assert (place / "e.out@0000000000000000").read_text() == "mine"
     (tmp_path / "elsewhere").symlink_to(place)
-    with pytest.raises(Missing):
+    with pytest.raises(FileMissing):
         SPOOL.span(tmp_path / "elsewhere", "e.out")
 
 
@@ -98,7 +98,7 @@ def test_a_hole_of_any_size_is_not_copied(tmp_path: Path) -> None:
         file.truncate(1 << 40)
         file.seek(0, os.SEEK_END)
         file.write(b"the end")
-    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=1_000, older=1)
+    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=1_000, rotated_max=1)
     [piece] = [path for path in tmp_path.iterdir() if "@" in path.name]
     assert piece.stat().st_size < 3_000
     assert piece.read_bytes().endswith(b"the end")
@@ -111,7 +111,7 @@ def test_no_room_for_a_copy_costs_the_words_and_not_the_disk(tmp_path: Path, mon
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr("remit.world.files.log_files.os.write", full)
-    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=10, older=1)
+    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=10, rotated_max=1)
     assert names(tmp_path) == ["a.out"]
     assert (tmp_path / "a.out").read_bytes() == b""
 
@@ -123,12 +123,12 @@ def test_a_sweep_keeps_the_newest_and_whatever_is_named(tmp_path: Path) -> None:
             os.utime(tmp_path / name, (2_000_000_000 + n, 2_000_000_000 + n))
     (tmp_path / ".u0.1.out.copying").write_bytes(b"left behind")
     os.utime(tmp_path / ".u0.1.out.copying", (1, 1))
-    SPOOL.sweep(tmp_path, ["u1.1"], files=3, bytes_max=10**9, age_ms=10**15)
+    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=10**15)
     assert {name.removeprefix(".")[:4] for name in names(tmp_path)} == {"u1.1", "u3.1", "u4.1", "u5.1"}
-    SPOOL.sweep(tmp_path, ["u1.1"], files=3, bytes_max=60, age_ms=10**15)
+    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=60, age_ms_max=10**15)
     assert {name[:4] for name in names(tmp_path)} == {"u1.1", "u4.1", "u5.1"}
     os.utime(tmp_path / "u4.1.out", (1, 1))
     os.utime(tmp_path / "u4.1.err", (1, 1))
     os.utime(tmp_path / "u4.1.out@0000000000000000", (1, 1))
-    SPOOL.sweep(tmp_path, ["u1.1"], files=3, bytes_max=10**9, age_ms=60_000)
+    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=60_000)
     assert {name[:4] for name in names(tmp_path)} == {"u1.1", "u5.1"}

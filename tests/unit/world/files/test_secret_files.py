@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from remit.world.files.secret_files import MEMORY, FileVault
+from remit.world.files.secret_files import TMPFS, TmpfsSecretFiles
 from remit.world.interfaces import DiskError
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("a/b/y")
@@ -21,8 +21,8 @@ def memory(tmp_path: Path) -> Path:
     return place
 
 
-def vault(tmp_path: Path, memory: Path) -> FileVault:
-    return FileVault(tmp_path / "agent", tmp_path / "agent" / "vault", memory)
+def vault(tmp_path: Path, memory: Path) -> TmpfsSecretFiles:
+    return TmpfsSecretFiles(tmp_path / "agent", tmp_path / "agent" / "vault", memory)
 
 
 def mode(path: Path) -> int:
@@ -32,7 +32,7 @@ def mode(path: Path) -> int:
 def test_files_are_for_their_owner_alone_and_a_second_set_replaces_the_first(tmp_path: Path, memory: Path) -> None:
     one = vault(tmp_path, memory)
     place = one.put("u1.1", {X: b"1", Y: b"2"}, "")
-    assert place == one.place("u1.1") and place.is_relative_to(memory)
+    assert place == one.path_of("u1.1") and place.is_relative_to(memory)
     assert ((place / X).read_bytes(), (place / Y).read_bytes()) == (b"1", b"2")
     assert [mode(path) for path in (place / X, place / "a", place / "a/b", place)] == [0o400, 0o700, 0o700, 0o700]
     assert mode(place.parent) == (0o711 if os.geteuid() == 0 else 0o700)
@@ -58,7 +58,7 @@ def test_whoever_was_killed_half_way_leaves_nothing_that_is_not_found(tmp_path: 
 
 
 def test_two_agents_have_two_vaults_and_one_finds_its_own_again(tmp_path: Path, memory: Path) -> None:
-    one, other = vault(tmp_path, memory), FileVault(tmp_path / "b", tmp_path / "b" / "vault", memory)
+    one, other = vault(tmp_path, memory), TmpfsSecretFiles(tmp_path / "b", tmp_path / "b" / "vault", memory)
     one.put("u1.1", {X: b"1"}, "")
     assert other.names() == () and vault(tmp_path, memory).names() == ("u1.1",)
 
@@ -66,7 +66,7 @@ def test_two_agents_have_two_vaults_and_one_finds_its_own_again(tmp_path: Path, 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another's directory")
 def test_nothing_is_put_where_somebody_else_was_first(tmp_path: Path, memory: Path) -> None:
     one = vault(tmp_path, memory)
-    root = one.place("x").parent
+    root = one.path_of("x").parent
     root.mkdir()
     os.chown(root, 65534, 65534)
     with pytest.raises(DiskError, match="somebody else's"):
@@ -94,4 +94,4 @@ def test_without_memory_they_are_kept_below_and_that_is_told(tmp_path: Path) -> 
 
 
 def test_this_machine_has_memory_for_them(tmp_path: Path) -> None:
-    assert FileVault(tmp_path, tmp_path).in_memory == os.access(MEMORY, os.W_OK)
+    assert TmpfsSecretFiles(tmp_path, tmp_path).in_memory == os.access(TMPFS, os.W_OK)

@@ -15,29 +15,29 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from remit.law.certificate_identity import SERVER_IDENTITY, CertificateIdentity, agent_identity, identity_of
 from remit.world.files.disk import FileDisk
-from remit.world.interfaces import NotServed
+from remit.world.interfaces import ListenFailed
 from remit.world.net.certificates import (
     CertificateAuthority,
     KeyPair,
-    Lifespans,
-    NoCertificate,
+    CertificateLifetimes,
+    CertificateError,
     certificate_digest,
-    due_s,
+    renew_in_s,
     hosts_of,
     issued_by,
     key_digest,
-    left_s,
-    made_key,
+    remaining_s,
+    create_key,
     read_certificate,
-    request_for,
-    requested_digest,
+    create_request,
+    key_digest_of_request,
 )
-from remit.world.net.server_keys import OwnCertificate, Secured, TlsKeys, hosts_here
-from remit.world.net.tls import Trust, Unusable, answering, calling, calling_agents, mistrust
+from remit.world.net.server_keys import ProvidedCertificate, TlsOptions, TlsKeys, local_hosts
+from remit.world.net.tls import ClientTlsFiles, TlsFileError, server_context, client_context, agent_client_context, explain_tls_error
 
 
-def made(lifespans: Lifespans = Lifespans()) -> CertificateAuthority:
-    return CertificateAuthority(CertificateAuthority.made("test", lifespans), lifespans)
+def made(lifespans: CertificateLifetimes = CertificateLifetimes()) -> CertificateAuthority:
+    return CertificateAuthority(CertificateAuthority.create("test", lifespans), lifespans)
 
 
 def kept(directory: Path, name: str, *pieces: bytes) -> str:
@@ -77,23 +77,23 @@ class Ends:
     def __init__(self, root: Path) -> None:
         self.root, self.authority = root, made()
         self.ca = kept(root, "ca.pem", self.authority.pem)
-        server = self.authority.server(["localhost", "127.0.0.1"])
+        server = self.authority.issue_server(["localhost", "127.0.0.1"])
         self.server = kept(root, "server.pem", server.key, server.certificate)
-        caller = self.authority.caller(SERVER_IDENTITY)
+        caller = self.authority.issue_client(SERVER_IDENTITY)
         self.caller = kept(root, "caller.pem", caller.key, caller.certificate)
-        key = made_key()
-        pair = self.authority.agent(request_for(key), agent_identity(["n1"]))
+        key = create_key()
+        pair = self.authority.issue_agent(create_request(key), agent_identity(["n1"]))
         self.agent = kept(root, "agent.pem", key, pair.calling)
         self.listener = kept(root, "listener.pem", key, pair.answering)
 
     def answering(self, file: str, *, required: bool = False) -> ssl.SSLContext:
-        return answering(Path(file), Path(file), self.authority.pem, required=required)
+        return server_context(Path(file), Path(file), self.authority.pem, required=required)
 
     def calling(self, file: str = "") -> ssl.SSLContext:
-        return calling(Trust(self.ca, file, file))
+        return client_context(ClientTlsFiles(self.ca, file, file))
 
     def calling_agents(self, file: str) -> ssl.SSLContext:
-        return calling_agents(self.authority.pem, Trust("", file, file))
+        return agent_client_context(self.authority.pem, ClientTlsFiles("", file, file))
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_what_is_made_to_call_answers_nobody(ends: Ends, file: str) -> None:
     """A05: a client's certificate as a server's."""
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
         shaken(ends.calling(), ends.answering(getattr(ends, file)))
-    told = mistrust(refused.value, "localhost")
+    told = explain_tls_error(refused.value, "localhost")
     assert told is not None and "not a server's" in told[0]
     with pytest.raises(ssl.SSLCertVerificationError):  # nor an agent: that it names a node is not enough
         shaken(ends.calling_agents(ends.caller), ends.answering(getattr(ends, file)))
@@ -134,7 +134,7 @@ def test_what_an_agent_answers_with_is_no_server_to_whoever_looks_for_a_host(end
     """A05: the right authority and the right purpose, but it names no host."""
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
         shaken(ends.calling(), ends.answering(ends.listener))
-    told = mistrust(refused.value, "localhost")
+    told = explain_tls_error(refused.value, "localhost")
     assert told is not None and "--tls-name localhost" in told[1]
 
 
@@ -155,10 +155,10 @@ def test_another_authority_is_believed_by_nobody(ends: Ends, tmp_path: Path) -> 
     other = Ends(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
         shaken(other.calling(), ends.answering(ends.server))
-    told = mistrust(refused.value, "localhost")
+    told = explain_tls_error(refused.value, "localhost")
     assert told is not None and "--ca-file" in told[1]
     with pytest.raises(ssl.SSLError):  # its agent is turned away, too
-        context = calling(Trust(ends.ca, other.agent, other.agent))
+        context = client_context(ClientTlsFiles(ends.ca, other.agent, other.agent))
         shaken(context, ends.answering(ends.server))
 
 
@@ -173,34 +173,34 @@ def test_old_protocols_are_not_spoken(ends: Ends) -> None:
 
 
 def test_one_that_has_run_out_is_told_as_such(tmp_path: Path) -> None:
-    authority = made(Lifespans(server_s=-10))
-    pair = authority.server(["localhost"])
+    authority = made(CertificateLifetimes(server_s=-10))
+    pair = authority.issue_server(["localhost"])
     file = Path(kept(tmp_path, "server.pem", pair.key, pair.certificate))
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
-        shaken(calling(Trust(kept(tmp_path, "ca.pem", authority.pem))), answering(file, file, authority.pem))
-    told = mistrust(refused.value, "localhost")
+        shaken(client_context(ClientTlsFiles(kept(tmp_path, "ca.pem", authority.pem))), server_context(file, file, authority.pem))
+    told = explain_tls_error(refused.value, "localhost")
     assert told is not None and "run out" in told[0]
 
 
 def test_nobody_outlives_the_authority() -> None:
-    authority = made(Lifespans(authority_s=1_000, server_s=10_000))
-    assert left_s(authority.server(["x"]).certificate) <= 1_000
+    authority = made(CertificateLifetimes(authority_s=1_000, server_s=10_000))
+    assert remaining_s(authority.issue_server(["x"]).certificate) <= 1_000
 
 
 def test_a_third_before_its_end_it_is_due() -> None:
-    pair = made(Lifespans(server_s=300)).server(["x"])
-    assert 295 < left_s(pair.certificate) <= 300
-    assert 190 < due_s(pair.certificate) <= 200
+    pair = made(CertificateLifetimes(server_s=300)).issue_server(["x"])
+    assert 295 < remaining_s(pair.certificate) <= 300
+    assert 190 < renew_in_s(pair.certificate) <= 200
 
 
 def test_certificates_are_known_by_digest_and_by_key() -> None:
     authority = made()
-    key = made_key()
-    request = request_for(key)
-    first, second = authority.agent(request, agent_identity(["a"])), authority.agent(request, agent_identity(["b"]))
+    key = create_key()
+    request = create_request(key)
+    first, second = authority.issue_agent(request, agent_identity(["a"])), authority.issue_agent(request, agent_identity(["b"]))
     assert certificate_digest(first.calling) != certificate_digest(second.calling)
-    assert key_digest(first.calling) == key_digest(second.answering) == requested_digest(request)
-    assert requested_digest(request_for(made_key())) != requested_digest(request)
+    assert key_digest(first.calling) == key_digest(second.answering) == key_digest_of_request(request)
+    assert key_digest_of_request(create_request(create_key())) != key_digest_of_request(request)
     assert issued_by(first.calling, authority.pem) and not issued_by(first.calling, made().pem)
 
 
@@ -216,7 +216,7 @@ def test_whoever_signs_says_who_it_is() -> None:
         .sign(key, hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
-    for pem in made().agent(request, agent_identity(["n1"])):
+    for pem in made().issue_agent(request, agent_identity(["n1"])):
         found = read_certificate(pem)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert [one.value for one in names] == ["remit://node/n1"]
@@ -229,7 +229,7 @@ def _request(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
 
 
 def test_requests_that_are_none_are_refused_with_the_cure() -> None:
-    good = request_for(made_key())
+    good = create_request(create_key())
     lines = good.splitlines(keepends=True)
     turned = b"B" if lines[3][10:11] == b"A" else b"A"
     bad = [
@@ -242,24 +242,24 @@ def test_requests_that_are_none_are_refused_with_the_cure() -> None:
         b"x" * 20_000,
     ]
     for request in bad:
-        with pytest.raises(NoCertificate) as refused:
-            requested_digest(request)
+        with pytest.raises(CertificateError) as refused:
+            key_digest_of_request(request)
         assert "P-256" in refused.value.cure
 
 
 def test_keys_and_certificates_belong_together() -> None:
-    one, other = CertificateAuthority.made("a"), CertificateAuthority.made("b")
-    with pytest.raises(NoCertificate):
+    one, other = CertificateAuthority.create("a"), CertificateAuthority.create("b")
+    with pytest.raises(CertificateError):
         CertificateAuthority(KeyPair(one.certificate, other.key))
     for key in (b"", b"none", one.certificate):
-        with pytest.raises(NoCertificate):
+        with pytest.raises(CertificateError):
             CertificateAuthority(KeyPair(one.certificate, key))
 
 
 # -- the directory -------------------------------------------------------------------------------------------------------------
 
 
-def keyring(root: Path, secured: Secured = Secured(), listen: str = "127.0.0.1") -> TlsKeys:
+def keyring(root: Path, secured: TlsOptions = TlsOptions(), listen: str = "127.0.0.1") -> TlsKeys:
     return TlsKeys(root / "tls", FileDisk(), secured, listen)
 
 
@@ -278,25 +278,25 @@ def test_a_directory_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_new_name_makes_a_new_certificate_and_keeps_the_authority(tmp_path: Path) -> None:
     first = keyring(tmp_path)
-    second = keyring(tmp_path, Secured(("Remit.Example", "2001:DB8::1")), "10.1.2.3")
+    second = keyring(tmp_path, TlsOptions(("Remit.Example", "2001:DB8::1")), "10.1.2.3")
     assert second.ca == first.ca
     assert {"remit.example", "2001:db8::1", "10.1.2.3"} <= second.hosts
-    trust = Trust(str(second.ca_file))
-    shaken(calling(trust), second.context, "remit.example")
-    shaken(calling(trust), second.context, "10.1.2.3")
-    shaken(calling(trust), second.context, "2001:db8::1")
+    trust = ClientTlsFiles(str(second.ca_file))
+    shaken(client_context(trust), second.server_context, "remit.example")
+    shaken(client_context(trust), second.server_context, "10.1.2.3")
+    shaken(client_context(trust), second.server_context, "2001:db8::1")
 
 
 def test_what_is_due_is_renewed_and_whoever_comes_next_sees_it(tmp_path: Path) -> None:
-    keys = keyring(tmp_path, Secured(lifespans=Lifespans(server_s=10_000)))
-    before, file = keys.context, tmp_path / "tls" / "server.pem"
-    spent = CertificateAuthority(KeyPair(keys.ca, (tmp_path / "tls" / "ca.key").read_bytes()), Lifespans(server_s=-1)).server(
+    keys = keyring(tmp_path, TlsOptions(lifetimes=CertificateLifetimes(server_s=10_000)))
+    before, file = keys.server_context, tmp_path / "tls" / "server.pem"
+    spent = CertificateAuthority(KeyPair(keys.ca, (tmp_path / "tls" / "ca.key").read_bytes()), CertificateLifetimes(server_s=-1)).issue_server(
         sorted(keys.hosts)
     )
     file.write_bytes(spent.key + spent.certificate)
-    assert keys.renew() and keys.context is not before
-    assert due_s(file.read_bytes()) > 6_000
-    shaken(calling(Trust(str(keys.ca_file))), keys.context)
+    assert keys.renew() and keys.server_context is not before
+    assert renew_in_s(file.read_bytes()) > 6_000
+    shaken(client_context(ClientTlsFiles(str(keys.ca_file))), keys.server_context)
     assert not keys.renew()
 
 
@@ -309,12 +309,12 @@ def test_half_made_or_spoilt_files_are_made_again_but_never_the_authority(tmp_pa
         (tls / name).write_bytes(b"spoilt")
     assert keyring(tmp_path).ca == keys.ca
     (tls / "ca.key").unlink()
-    with pytest.raises(NotServed) as refused:
+    with pytest.raises(ListenFailed) as refused:
         keyring(tmp_path)
     assert "backup" in refused.value.cure
-    pair = CertificateAuthority.made("x", Lifespans(authority_s=-5))
+    pair = CertificateAuthority.create("x", CertificateLifetimes(authority_s=-5))
     (tls / "ca.pem").write_bytes(pair.certificate)
-    with pytest.raises(NotServed, match="run out"):
+    with pytest.raises(ListenFailed, match="run out"):
         keyring(tmp_path)
 
 
@@ -330,41 +330,41 @@ def test_one_of_somebody_elses_is_used_and_taken_up_when_it_changes(tmp_path: Pa
         leaf.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
 
     issue("own.example")
-    own = OwnCertificate(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "their-ca.pem")
-    keys = keyring(tmp_path, Secured(own=own))
+    own = ProvidedCertificate(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "their-ca.pem")
+    keys = keyring(tmp_path, TlsOptions(provided=own))
     assert "own.example" in keys.hosts and keys.ca_file == own.ca
-    trust = Trust(str(own.ca))
-    shaken(calling(trust), keys.context, "own.example")
+    trust = ClientTlsFiles(str(own.ca))
+    shaken(client_context(trust), keys.server_context, "own.example")
     issue("new.example")
     assert keys.renew() and "new.example" in keys.hosts
-    shaken(calling(trust), keys.context, "new.example")
+    shaken(client_context(trust), keys.server_context, "new.example")
     # Agents are signed for here all the same.
-    key = made_key()
-    pair = keys.authority.agent(request_for(key), agent_identity(["n1"]))
+    key = create_key()
+    pair = keys.authority.issue_agent(create_request(key), agent_identity(["n1"]))
     agent = kept(tmp_path, "agent.pem", key, pair.calling)
-    _, seen = shaken(calling(Trust(str(own.ca), agent, agent)), keys.context, "new.example")
+    _, seen = shaken(client_context(ClientTlsFiles(str(own.ca), agent, agent)), keys.server_context, "new.example")
     assert identity_of(seen) == CertificateIdentity("agent", ("n1",))
-    (tmp_path / "own.key").write_bytes(made_key())
-    with pytest.raises(NotServed, match="cannot be used"):
-        keyring(tmp_path, Secured(own=own))
+    (tmp_path / "own.key").write_bytes(create_key())
+    with pytest.raises(ListenFailed, match="cannot be used"):
+        keyring(tmp_path, TlsOptions(provided=own))
 
 
 def test_every_address_is_named_where_all_are_listened_at() -> None:
-    hosts = hosts_here("0.0.0.0", ["A.example"])
+    hosts = local_hosts("0.0.0.0", ["A.example"])
     assert {"localhost", "127.0.0.1", "::1", "a.example"} <= set(hosts) and "0.0.0.0" not in hosts
-    assert "10.0.0.9" in hosts_here("10.0.0.9")
+    assert "10.0.0.9" in local_hosts("10.0.0.9")
 
 
 def test_files_that_are_no_certificates_are_told_by_name(tmp_path: Path) -> None:
     for content in (b"", b"hello", made().pem[:100]):
         file = kept(tmp_path, "ca.pem", content)
-        with pytest.raises(Unusable, match=r"ca\.pem"):
-            calling(Trust(file))
-    with pytest.raises(Unusable):
-        calling(Trust(str(tmp_path / "nowhere")))
+        with pytest.raises(TlsFileError, match=r"ca\.pem"):
+            client_context(ClientTlsFiles(file))
+    with pytest.raises(TlsFileError):
+        client_context(ClientTlsFiles(str(tmp_path / "nowhere")))
     locked = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     )
     good = kept(tmp_path, "good.pem", made().pem)
-    with pytest.raises(Unusable, match="cannot be used"):  # and nobody is asked for it on the terminal
-        calling(Trust(good, kept(tmp_path, "pair.pem", made().server(["x"]).certificate, locked)))
+    with pytest.raises(TlsFileError, match="cannot be used"):  # and nobody is asked for it on the terminal
+        client_context(ClientTlsFiles(good, kept(tmp_path, "pair.pem", made().issue_server(["x"]).certificate, locked)))

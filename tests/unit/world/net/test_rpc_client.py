@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import NotServed, Unheard, Unreached
+from remit.world.interfaces import ListenFailed, ReplyLost, NotSent
 from remit.world.net import rpc_server
-from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, Address, Kind, address, framed
+from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, RpcAddress, FrameKind, parse_address, pack_frame
 from remit.world.net.rpc_client import SocketLink
 
 
@@ -53,14 +53,14 @@ async def until(holds: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("unix:/run/remit/a", Address(path="/run/remit/a")),
-        ("tcp:127.0.0.1:80", Address(host="127.0.0.1", port=80)),
-        ("tcp:127.9.9.9:65535", Address(host="127.9.9.9", port=65535)),
-        ("tcp:[::1]:80", Address(host="::1", port=80)),
+        ("unix:/run/remit/a", RpcAddress(path="/run/remit/a")),
+        ("tcp:127.0.0.1:80", RpcAddress(host="127.0.0.1", port=80)),
+        ("tcp:127.9.9.9:65535", RpcAddress(host="127.9.9.9", port=65535)),
+        ("tcp:[::1]:80", RpcAddress(host="::1", port=80)),
     ],
 )
-def test_addresses_on_this_machine_are_read(text: str, found: Address) -> None:
-    assert address(text) == found
+def test_addresses_on_this_machine_are_read(text: str, found: RpcAddress) -> None:
+    assert parse_address(text) == found
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_any_other_address_is_refused_with_a_cure(text: str) -> None:
 
 def test_a_name_without_an_address_reaches_nobody(tmp_path: Path) -> None:
     async def scene() -> None:
-        with pytest.raises(Unreached, match="no address is known for b"):
+        with pytest.raises(NotSent, match="no address is known for b"):
             await link_in(tmp_path).request("b", b"x")
 
     asyncio.run(scene())
@@ -91,7 +91,7 @@ def test_a_body_over_the_bound_is_not_sent_and_such_a_reply_is_not_either(tmp_pa
             with pytest.raises(ValueError, match="bytes"):
                 await asker.request("a", bytes(BODY_BYTES_MAX + 1))
             assert shop.begun == 0
-            with pytest.raises(Unheard):
+            with pytest.raises(ReplyLost):
                 await asker.request("a", b"large")
             assert len(await asker.request("a", bytes(BODY_BYTES_MAX))) == BODY_BYTES_MAX
 
@@ -127,7 +127,7 @@ def test_calls_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monk
         async with link_in(tmp_path).serve("a", shop), asyncio.TaskGroup() as group:
             waiting = [group.create_task(asker.request("a", b"wait")) for _ in range(5)]
             await until(lambda: shop.begun == 5)
-            with pytest.raises(Unreached, match="nothing more now"):
+            with pytest.raises(NotSent, match="nothing more now"):
                 await asker.request("a", b"one too many")
             assert shop.begun == 5
             shop.gate.set()
@@ -144,7 +144,7 @@ def test_bytes_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monk
     async def scene() -> None:
         asker = link_in(tmp_path)
         async with link_in(tmp_path).serve("a", Shop()):
-            with pytest.raises(Unreached):
+            with pytest.raises(NotSent):
                 await asker.request("a", b"x" * 11)
             for _ in range(5):
                 assert await asker.request("a", b"x" * 10) == b"x" * 10
@@ -157,11 +157,11 @@ def test_bytes_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monk
     [
         b"GET / HTTP/1.1\r\n\r\n" * 9,
         bytes(range(130, 194)),
-        struct.pack(">IBQ", BODY_BYTES_MAX + 1, Kind.REQUEST, 1),
+        struct.pack(">IBQ", BODY_BYTES_MAX + 1, FrameKind.REQUEST, 1),
         struct.pack(">IBQ", 0, 99, 1),
-        framed(Kind.TAKEN, 1, b"xyz"),
-        framed(Kind.STREAM, 1, b"0") * 2,
-        framed(Kind.REPLY, 1, b"x"),
+        pack_frame(FrameKind.TAKEN, 1, b"xyz"),
+        pack_frame(FrameKind.STREAM, 1, b"0") * 2,
+        pack_frame(FrameKind.REPLY, 1, b"x"),
     ],
 )
 def test_whoever_does_not_speak_this_is_dropped_and_others_are_not(tmp_path: Path, hostile: bytes) -> None:
@@ -194,7 +194,7 @@ def test_an_answerer_that_does_not_speak_this_is_no_answer(tmp_path: Path) -> No
         server = await asyncio.start_unix_server(babble, str(tmp_path / "a"))
         asker = link_in(tmp_path)
         for turn in (asker.request("a", b"x"), anext(asker.stream("a", b"x"))):
-            with pytest.raises(Unheard):
+            with pytest.raises(ReplyLost):
                 await turn
         server.close()
 
@@ -233,11 +233,11 @@ def test_a_killed_answerer_may_have_heard_what_was_under_way_and_has_not_heard_w
         asker, came = link_in(tmp_path), list[bytes]()
 
         async def ask() -> None:
-            with pytest.raises(Unheard, match="a did not answer"):
+            with pytest.raises(ReplyLost, match="a did not answer"):
                 await asker.request("a", b"x")
 
         async def read() -> None:
-            with pytest.raises(Unheard):
+            with pytest.raises(ReplyLost):
                 async for item in asker.stream("a", b"x"):
                     came.append(item)
 
@@ -248,7 +248,7 @@ def test_a_killed_answerer_may_have_heard_what_was_under_way_and_has_not_heard_w
             assert server.stdout.readline() == "heard\n"
             server.kill()
         server.wait()  # a dying process closes one socket after another, and may still let one in
-        with pytest.raises(Unreached, match="connection refused"):
+        with pytest.raises(NotSent, match="connection refused"):
             await asker.request("a", b"x")
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -263,7 +263,7 @@ def test_a_socket_that_a_killed_process_left_behind_is_no_obstacle(tmp_path: Pat
         server.close()
         assert (tmp_path / "a").is_socket()
         asker = link_in(tmp_path)
-        with pytest.raises(Unreached):
+        with pytest.raises(NotSent):
             await asker.request("a", b"x")
         async with link_in(tmp_path).serve("a", Shop()):
             assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
@@ -277,7 +277,7 @@ def test_where_one_cannot_listen_is_told_with_a_cure(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "a").write_text("a file of somebody's")
         for place in (tmp_path, tmp_path / "no", tmp_path / ("x" * 120)):
-            with pytest.raises(NotServed, match="use another address"):
+            with pytest.raises(ListenFailed, match="use another address"):
                 async with link_in(place).serve("a", Shop()):
                     pytest.fail("it serves")
         assert (tmp_path / "a").read_text() == "a file of somebody's"
@@ -313,14 +313,14 @@ def test_serving_may_itself_be_cancelled_and_leaves_nothing(tmp_path: Path) -> N
         serving.cancel()  # impatient: not even the second that requests under way are given
         with pytest.raises(asyncio.CancelledError):
             await serving
-        assert isinstance(await under_way, Unheard)
+        assert isinstance(await under_way, ReplyLost)
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         assert not (tmp_path / "a").exists()
 
     async def swallowed(request: Coroutine[Any, Any, bytes]) -> bytes | Exception:
         try:
             return await request
-        except Unheard as error:
+        except ReplyLost as error:
             return error
 
     asyncio.run(scene())

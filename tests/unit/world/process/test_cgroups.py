@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.interfaces import Limits, NotStarted, Order, Usage
+from remit.world.interfaces import Limits, NotStarted, ProcessSpec, Usage
 from remit.world.process import spawn
-from remit.world.process.cgroup_discovery import Mounted, find, mounted
-from remit.world.process.cgroups import V1, V2, Cgroups, GroupMark, Hierarchy, mark_of, shares, weight
+from remit.world.process.cgroup_discovery import CgroupMount, find_cgroups, parse_mounts
+from remit.world.process.cgroups import CgroupV1, CgroupV2, Cgroups, GroupId, CgroupHierarchy, parse_group_id, cpu_shares, cpu_weight
 
 HYBRID = """
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -33,11 +33,11 @@ def group(parent: Path, **files: str) -> str:
 
 
 def test_mounts_are_read_with_what_they_control() -> None:
-    assert mounted(HYBRID) == [
-        Mounted(1, Path("/sys/fs/cgroup/cpu,cpuacct"), ("cpu", "cpuacct")),
-        Mounted(1, Path("/sys/fs/cgroup/freezer"), ()),
-        Mounted(1, Path("/sys/fs/cgroup/systemd"), ()),
-        Mounted(2, Path("/mnt/a b"), ()),
+    assert parse_mounts(HYBRID) == [
+        CgroupMount(1, Path("/sys/fs/cgroup/cpu,cpuacct"), ("cpu", "cpuacct")),
+        CgroupMount(1, Path("/sys/fs/cgroup/freezer"), ()),
+        CgroupMount(1, Path("/sys/fs/cgroup/systemd"), ()),
+        CgroupMount(2, Path("/mnt/a b"), ()),
     ]
 
 
@@ -47,12 +47,12 @@ def test_mounts_are_read_with_what_they_control() -> None:
 def test_a_processor_is_1024_shares_and_the_scale_of_version_2_is_the_usual_one(
     milli: int, as_shares: int, as_weight: int
 ) -> None:
-    assert (shares(milli), weight(milli)) == (as_shares, as_weight)
+    assert (cpu_shares(milli), cpu_weight(milli)) == (as_shares, as_weight)
 
 
 def test_limits_in_version_1(tmp_path: Path) -> None:
     for sort in ("memory", "cpu", "pids"):
-        V1(tmp_path / sort, [sort]).limit(group(tmp_path / sort), LIMITS)
+        CgroupV1(tmp_path / sort, [sort]).limit(group(tmp_path / sort), LIMITS)
     assert written(tmp_path / "memory" / "g") == {
         "memory.limit_in_bytes": "1073741824",
         "memory.memsw.limit_in_bytes": "1073741824",
@@ -62,18 +62,18 @@ def test_limits_in_version_1(tmp_path: Path) -> None:
 
 
 def test_limits_in_version_2(tmp_path: Path) -> None:
-    V2(tmp_path, ["memory", "cpu", "pids"]).limit(group(tmp_path), LIMITS)
+    CgroupV2(tmp_path, ["memory", "cpu", "pids"]).limit(group(tmp_path), LIMITS)
     assert written(tmp_path / "g") == {
         "memory.max": "1073741824",
         "memory.swap.max": "0",
         "memory.oom.group": "1",
-        "cpu.weight": str(weight(1500)),
+        "cpu.weight": str(cpu_weight(1500)),
         "pids.max": "64",
     }
 
 
-@pytest.mark.parametrize("dialect", [V1, V2])
-def test_no_limit_is_not_a_limit_of_nothing(tmp_path: Path, dialect: type[Hierarchy]) -> None:
+@pytest.mark.parametrize("dialect", [CgroupV1, CgroupV2])
+def test_no_limit_is_not_a_limit_of_nothing(tmp_path: Path, dialect: type[CgroupHierarchy]) -> None:
     dialect(tmp_path, ["memory", "cpu", "pids"]).limit(group(tmp_path), Limits())
     assert written(tmp_path / "g") == {}
 
@@ -82,7 +82,7 @@ def test_what_is_taken_in_version_1_without_what_can_be_given_back(tmp_path: Pat
     name = group(tmp_path / "memory", memory_DOT_usage_in_bytes="5000\n", memory_DOT_stat="cache 9\ntotal_inactive_file 1000\n")
     group(tmp_path / "cpuacct", cpuacct_DOT_usage="1234567890\n")
     group(tmp_path / "pids", pids_DOT_current="3\n")
-    found = Cgroups([V1(tmp_path / sort, [sort]) for sort in ("memory", "cpuacct", "pids")])
+    found = Cgroups([CgroupV1(tmp_path / sort, [sort]) for sort in ("memory", "cpuacct", "pids")])
     assert found.usage(name) == Usage(1234, 4000, 3)
 
 
@@ -94,8 +94,8 @@ def test_what_is_taken_in_version_2(tmp_path: Path) -> None:
         cpu_DOT_stat="usage_usec 1234567\nuser_usec 5\n",
         pids_DOT_current="3\n",
     )
-    assert Cgroups([V2(tmp_path, ["memory", "cpu", "pids"])]).usage(name) == Usage(1234, 4000, 3)
-    assert Cgroups([V2(tmp_path, ["memory", "cpu", "pids"])]).usage("gone") == Usage()
+    assert Cgroups([CgroupV2(tmp_path, ["memory", "cpu", "pids"])]).usage(name) == Usage(1234, 4000, 3)
+    assert Cgroups([CgroupV2(tmp_path, ["memory", "cpu", "pids"])]).usage("gone") == Usage()
 
 
 @pytest.mark.parametrize(("count", "oom"), [("0", False), ("2", True)])
@@ -105,44 +105,44 @@ def test_the_evidence_of_an_end_for_memory(tmp_path: Path, count: str, oom: bool
         tmp_path / "old", memory_DOT_oom_control=f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n", memory_DOT_failcnt="9"
     )
     group(tmp_path / "older", memory_DOT_oom_control="oom_kill_disable 0\nunder_oom 0\n", memory_DOT_failcnt=f"{count}\n")
-    one = [V2(tmp_path / "new", ["memory"]), V1(tmp_path / "old", ["memory"]), V1(tmp_path / "older", ["memory"])]
-    assert [Cgroups([each]).oom("g") for each in one] == [oom] * 3
+    one = [CgroupV2(tmp_path / "new", ["memory"]), CgroupV1(tmp_path / "old", ["memory"]), CgroupV1(tmp_path / "older", ["memory"])]
+    assert [Cgroups([each]).had_oom_kill("g") for each in one] == [oom] * 3
 
 
 def test_the_version_is_named_by_what_limits_and_not_by_what_only_kills(tmp_path: Path) -> None:
-    kills = V2(tmp_path / "unified", [], kills=True)
+    kills = CgroupV2(tmp_path / "unified", [], supports_kill=True)
     assert Cgroups([]).name == "none"
     assert Cgroups([kills]).name == "v2"
-    hybrid = Cgroups([V1(tmp_path / "memory", ["memory"]), kills])
+    hybrid = Cgroups([CgroupV1(tmp_path / "memory", ["memory"]), kills])
     assert (hybrid.name, hybrid.controllers) == ("v1", ("kill", "memory"))
-    assert Cgroups([V2(tmp_path, ["memory"], kills=True)]).name == "v2"
+    assert Cgroups([CgroupV2(tmp_path, ["memory"], supports_kill=True)]).name == "v2"
 
 
 def test_where_nothing_is_mounted_there_are_none_and_the_reason_is_told() -> None:
-    found = find(mounts="")
+    found = find_cgroups(mounts="")
     assert (found.name, found.controllers) == ("none", ())
-    assert found.why == "no limit of cpu, memory, pids: no cgroups are mounted"
-    assert (found.names(), found.members("x"), found.holds(GroupMark("x", 1))) == ((), [], False)
+    assert found.reason == "no limit of cpu, memory, pids: no cgroups are mounted"
+    assert (found.names(), found.members("x"), found.is_current(GroupId("x", 1))) == ((), [], False)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "parent").write_text("a file")
-    found = find("parent", mounts=f"1 2 3 / {tmp_path} rw - cgroup cgroup rw,memory,pids,cpu,cpuacct")
+    found = find_cgroups("parent", mounts=f"1 2 3 / {tmp_path} rw - cgroup cgroup rw,memory,pids,cpu,cpuacct")
     assert found.name == "none"
-    assert f"{tmp_path}/parent cannot be used" in found.why
+    assert f"{tmp_path}/parent cannot be used" in found.reason
 
 
 @pytest.mark.parametrize(
-    ("text", "mark"), [("a.b#12", GroupMark("a.b", 12)), ("a", None), ("#1", None), ("a#", None), ("a#x", None)]
+    ("text", "mark"), [("a.b#12", GroupId("a.b", 12)), ("a", None), ("#1", None), ("a#", None), ("a#x", None)]
 )
-def test_what_was_written_down_is_read_again_or_is_nothing(text: str, mark: GroupMark | None) -> None:
-    assert mark_of(text) == mark
+def test_what_was_written_down_is_read_again_or_is_nothing(text: str, mark: GroupId | None) -> None:
+    assert parse_group_id(text) == mark
     assert mark is None or str(mark) == text
 
 
 def test_whoever_is_not_root_is_told_that_it_cannot_run_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1)
     with pytest.raises(NotStarted) as caught:
-        spawn.spawn(Order(("/bin/true",), user="nobody"))
+        spawn.spawn(ProcessSpec(("/bin/true",), user="nobody"))
     assert "may not run anything as 'nobody'" in caught.value.cause
     assert "run the agent as root" in caught.value.cure

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import Ended, NotStarted, Order, Running
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
 from remit.world.process import runner as module
 from remit.world.process.runner import ProcessRunner
 
 ENV = {"PATH": os.defpath}
 
 
-def shell(script: str, **env: str) -> Order:
-    return Order(("/bin/sh", "-c", script), {**ENV, **env})
+def shell(script: str, **env: str) -> ProcessSpec:
+    return ProcessSpec(("/bin/sh", "-c", script), {**ENV, **env})
 
 
 def runner() -> ProcessRunner:
@@ -57,8 +57,8 @@ print(json.dumps([os.getcwd(), Path("/proc/self/environ").read_text(), sys.argv[
 def test_it_gets_its_arguments_its_directory_and_no_environment_but_its_own(tmp_path: Path) -> None:
     async def scene() -> None:
         one, arguments = runner(), ["a b; $(c)", "", "*"]
-        running = await one.start(Order((sys.executable, "-c", TELLER, *arguments), {"B": "2"}, tmp_path))
-        assert await one.wait(running) == Ended(code=0)
+        running = await one.start(ProcessSpec((sys.executable, "-c", TELLER, *arguments), {"B": "2"}, tmp_path))
+        assert await one.wait(running) == ExitStatus(code=0)
 
     asyncio.run(scene())
     assert json.loads((tmp_path / "told").read_text()) == [str(tmp_path), "B=2\0", ["a b; $(c)", "", "*"]]
@@ -68,7 +68,7 @@ def test_its_streams_go_nowhere(tmp_path: Path) -> None:
     async def scene() -> None:
         one = runner()
         script = f"cat > {tmp_path}/in; told=$(readlink /proc/$$/fd/1 /proc/$$/fd/2); echo $told > {tmp_path}/out"
-        assert await one.wait(await one.start(shell(script))) == Ended(code=0)
+        assert await one.wait(await one.start(shell(script))) == ExitStatus(code=0)
         assert (tmp_path / "in").read_bytes() == b""
         assert (tmp_path / "out").read_text().split() == ["/dev/null", "/dev/null"]
 
@@ -84,8 +84,8 @@ def test_stopping_ends_the_whole_group_also_what_outlives_its_leader(tmp_path: P
         child = int(await text(tmp_path / "child"))
         await asyncio.sleep(0.2)
         if leader == "exit 0":
-            assert await one.wait(running) == Ended(code=0)
-            assert not one.alive(running)
+            assert await one.wait(running) == ExitStatus(code=0)
+            assert not one.is_alive(running)
         assert os.getpgid(child) == running.pid == os.getsid(child)
         assert not gone(child)
         await one.stop(running, grace_ms=200)
@@ -100,7 +100,7 @@ def test_the_number_of_a_dead_leader_is_kept_while_its_group_has_members_and_let
     async def scene() -> None:
         one = runner()
         running = await one.start(shell("sleep 600 & exit 0"))
-        assert await one.wait(running) == Ended(code=0)
+        assert await one.wait(running) == ExitStatus(code=0)
         assert listed(running.pid)
         await one.stop(running, grace_ms=10_000)
         assert not listed(running.pid)
@@ -113,26 +113,26 @@ def test_what_nobody_waited_for_is_reaped_by_the_next_start() -> None:
         one = runner()
         first = await one.start(shell("exit 3"))
         async with asyncio.timeout(10):
-            while one.alive(first):  # noqa: ASYNC110
+            while one.is_alive(first):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert listed(first.pid)
         second = await one.start(shell("exit 0"))
         assert not listed(first.pid)
-        assert [await one.wait(first), await one.wait(second)] == [Ended(code=3), Ended(code=0)]
+        assert [await one.wait(first), await one.wait(second)] == [ExitStatus(code=3), ExitStatus(code=0)]
 
     asyncio.run(scene())
 
 
 def test_the_memory_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ENDED_MAX", 2)
+    monkeypatch.setattr(module, "EXIT_STATUSES_MAX", 2)
 
     async def scene() -> None:
         one = runner()
         started = []
         for code in range(4):
             started.append(await one.start(shell(f"exit {code}")))
-            assert await one.wait(started[-1]) == Ended(code=code)
-        assert [await one.wait(running) for running in started] == [Ended(), Ended(), Ended(code=2), Ended(code=3)]
+            assert await one.wait(started[-1]) == ExitStatus(code=code)
+        assert [await one.wait(running) for running in started] == [ExitStatus(), ExitStatus(), ExitStatus(code=2), ExitStatus(code=3)]
 
     asyncio.run(scene())
 
@@ -142,7 +142,7 @@ def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
         one = runner()
         running = await one.start(shell("sleep 600"))
         os.kill(running.pid, signal.SIGABRT)
-        assert await one.wait(running) == Ended(signal=signal.SIGABRT)
+        assert await one.wait(running) == ExitStatus(signal=signal.SIGABRT)
         await one.stop(running, grace_ms=0)  # what it had begun
 
     asyncio.run(scene())
@@ -174,12 +174,12 @@ def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_anothe
         if end == "hang":
             starter.kill()
         starter.wait()
-    running = Running(int(pid), began)
+    running = ProcessHandle(int(pid), began)
 
     async def scene() -> None:
         one = runner()
         await asyncio.sleep(0.2)
-        assert one.alive(running)
+        assert one.is_alive(running)
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             wait = group.create_task(one.wait(running))
             await asyncio.sleep(0.1)
@@ -187,8 +187,8 @@ def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_anothe
             began_s = time.monotonic()
             await one.stop(running, grace_ms=9_000)
             assert time.monotonic() - began_s > 0.15, "it did not wait for the end"
-        assert wait.result() == Ended()
-        assert not one.alive(running)
+        assert wait.result() == ExitStatus()
+        assert not one.is_alive(running)
 
     asyncio.run(scene())
 
@@ -197,14 +197,14 @@ def test_another_boot_or_another_start_time_is_another_process() -> None:
     async def scene() -> None:
         one = runner()
         running = await one.start(shell("sleep 600"))
-        boot, _, ticks = running.began.rpartition("/")
+        boot, _, ticks = running.start_time.rpartition("/")
         assert boot == BootClock().boot()
         for began in (f"another-boot/{ticks}", f"{boot}/{int(ticks) - 1}"):
-            assert not one.alive(Running(running.pid, began))
-            assert await one.wait(Running(running.pid, began)) == Ended()
-            await one.stop(Running(running.pid, began), grace_ms=0)
+            assert not one.is_alive(ProcessHandle(running.pid, began))
+            assert await one.wait(ProcessHandle(running.pid, began)) == ExitStatus()
+            await one.stop(ProcessHandle(running.pid, began), grace_ms=0)
         await asyncio.sleep(0.05)
-        assert one.alive(running)
+        assert one.is_alive(running)
         await one.stop(running, grace_ms=0)
 
     asyncio.run(scene())
@@ -216,12 +216,12 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(tmp_path: Path) 
     garbled.write_bytes(b"\x00\x01\x02")
     garbled.chmod(0o755)
     told = [
-        (Order(("no-such-program",), ENV), "no-such-program cannot be run", "install it"),
-        (Order((str(plain),)), "permission denied", "make it executable"),
-        (Order((str(garbled),)), "exec format error", "built for this machine"),
-        (Order(("/bin/sh",), {}, tmp_path / "no"), f"the directory {tmp_path}/no cannot be entered", "make it"),
-        (Order(("/bin/sh", "a\0b")), "null", "mend the order"),
-        (Order(("/bin/sh", "x" * (1 << 22))), "argument list too long", "shorter"),
+        (ProcessSpec(("no-such-program",), ENV), "no-such-program cannot be run", "install it"),
+        (ProcessSpec((str(plain),)), "permission denied", "make it executable"),
+        (ProcessSpec((str(garbled),)), "exec format error", "built for this machine"),
+        (ProcessSpec(("/bin/sh",), {}, tmp_path / "no"), f"the directory {tmp_path}/no cannot be entered", "make it"),
+        (ProcessSpec(("/bin/sh", "a\0b")), "null", "mend the order"),
+        (ProcessSpec(("/bin/sh", "x" * (1 << 22))), "argument list too long", "shorter"),
     ]
 
     async def scene() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remit.world.interfaces import Mounted, Order
-from remit.world.process.isolation import sandboxed
+from remit.world.interfaces import BindMount, ProcessSpec
+from remit.world.process.isolation import bubblewrap_args
 
 ALWAYS = (
     *("/usr/bin/bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
@@ -13,31 +13,31 @@ ALWAYS = (
 )
 
 
-def words(order: Order) -> tuple[str, ...]:
-    return sandboxed(order, "/usr/bin/bwrap")
+def words(order: ProcessSpec) -> tuple[str, ...]:
+    return bubblewrap_args(order, "/usr/bin/bwrap")
 
 
 def test_the_program_comes_last_and_its_words_are_not_bubblewraps() -> None:
-    assert words(Order(("sh", "--bind", "x"))) == (*ALWAYS, "--", "sh", "--bind", "x")
+    assert words(ProcessSpec(("sh", "--bind", "x"))) == (*ALWAYS, "--", "sh", "--bind", "x")
 
 
 def test_it_ends_with_its_parent_only_if_ordered() -> None:
-    assert words(Order(("a",), with_parent=True)) == (*ALWAYS, "--die-with-parent", "--", "a")
+    assert words(ProcessSpec(("a",), with_parent=True)) == (*ALWAYS, "--die-with-parent", "--", "a")
 
 
 def test_outer_places_come_before_inner_ones_which_they_would_cover() -> None:
-    found = words(Order(("a",), writable=(Path("/srv/x/y"), Path("/srv/x"))))
+    found = words(ProcessSpec(("a",), writable=(Path("/srv/x/y"), Path("/srv/x"))))
     assert found == (*ALWAYS, "--bind", "/srv/x", "/srv/x", "--bind", "/srv/x/y", "/srv/x/y", "--", "a")
 
 
 def test_a_directory_that_the_sandbox_covers_stays_covered() -> None:
     """Work names where it begins: /dev/shm has the secrets of others, and /tmp whatever is there."""
-    seen = Order(("a",), directory=Path("/srv/x"))
+    seen = ProcessSpec(("a",), directory=Path("/srv/x"))
     assert words(seen) == (*ALWAYS, "--chdir", "/srv/x", "--", "a")
     for place in ("/tmp/x/y", "/dev/shm/x", "/proc/1"):
-        covered = Order(("a",), directory=Path(place))
+        covered = ProcessSpec(("a",), directory=Path(place))
         assert words(covered) == (*ALWAYS, "--chdir", place, "--", "a")
-    covered = Order(("a",), directory=Path("/tmp/x/y"))
+    covered = ProcessSpec(("a",), directory=Path("/tmp/x/y"))
     writable = covered._replace(writable=(Path("/tmp/x"),))
     assert words(writable) == (*ALWAYS, "--bind", "/tmp/x", "/tmp/x", "--chdir", "/tmp/x/y", "--", "a")
 
@@ -48,8 +48,8 @@ def test_a_root_of_its_own_is_shown_part_by_part__and_its_places_beside_it(tmp_p
     (tmp_path / "bin").symlink_to("usr/bin")
     (tmp_path / "pipe").symlink_to("/etc/shadow")
     room = Path("/srv/room")
-    mounts = (Mounted(Path("/srv/data"), Path("/work/data")), Mounted(room, Path("/work"), writable=True))
-    order = Order(("sh",), directory=Path("/work"), writable=(room,), root=tmp_path, mounts=mounts, sandbox="bwrap")
+    mounts = (BindMount(Path("/srv/data"), Path("/work/data")), BindMount(room, Path("/work"), writable=True))
+    order = ProcessSpec(("sh",), directory=Path("/work"), writable=(room,), root=tmp_path, mounts=mounts, sandbox="bwrap")
     found = words(order)
     assert found[1:13] == (
         *("--symlink", "usr/bin", "/bin", "--ro-bind", str(tmp_path / "etc"), "/etc"),
@@ -65,8 +65,8 @@ def test_a_root_of_its_own_is_shown_part_by_part__and_its_places_beside_it(tmp_p
 
 def test_a_mount_without_a_root_is_shown_where_it_was_asked_for_and_read_only_unless_said() -> None:
     room = Path("/srv/room")
-    mounts = (Mounted(Path("/lent"), room / "shared"), Mounted(Path("/other"), room / "own", writable=True))
-    found = words(Order(("a",), writable=(room,), mounts=mounts, sandbox="bwrap"))
+    mounts = (BindMount(Path("/lent"), room / "shared"), BindMount(Path("/other"), room / "own", writable=True))
+    found = words(ProcessSpec(("a",), writable=(room,), mounts=mounts, sandbox="bwrap"))
     assert found[len(ALWAYS) :] == (
         *("--bind", "/srv/room", "/srv/room", "--bind", "/other", "/srv/room/own"),
         *("--ro-bind", "/lent", "/srv/room/shared", "--", "a"),
@@ -75,7 +75,7 @@ def test_a_mount_without_a_root_is_shown_where_it_was_asked_for_and_read_only_un
 
 def test_of_what_is_hidden_only_its_own_is_shown(tmp_path: Path) -> None:
     room = tmp_path / "work" / "own"
-    found = words(Order(("a",), writable=(room,), hidden=(tmp_path, tmp_path / "not-there"), sandbox="bwrap"))
+    found = words(ProcessSpec(("a",), writable=(room,), hidden=(tmp_path, tmp_path / "not-there"), sandbox="bwrap"))
     assert found[len(ALWAYS) :] == (
         *("--tmpfs", str(tmp_path), "--bind", str(room), str(room)),
         *("--remount-ro", str(tmp_path), "--", "a"),
@@ -87,7 +87,7 @@ def test_what_another_user_cannot_reach_is_not_covered_for_it__it_could_not_be(t
     closed, open_ = tmp_path / "home" / "agent", Path("/usr/share")
     closed.mkdir(parents=True)
     closed.parent.chmod(0o700)
-    order = Order(("a",), hidden=(closed, open_), sandbox="bwrap", user="nobody")
-    mine, theirs = sandboxed(order, "/usr/bin/bwrap"), sandboxed(order, "/usr/bin/bwrap", other=True)
+    order = ProcessSpec(("a",), hidden=(closed, open_), sandbox="bwrap", user="nobody")
+    mine, theirs = bubblewrap_args(order, "/usr/bin/bwrap"), bubblewrap_args(order, "/usr/bin/bwrap", other=True)
     assert str(closed) in mine and str(open_) in mine
     assert str(closed) not in theirs and str(open_) in theirs
