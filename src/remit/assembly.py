@@ -1,6 +1,7 @@
 """Process wiring: builds server, scheduler, controllers and agent from a world, for production and simulation alike.
 
-Builds each from a world, so that the simulator and the program run the same code.
+Every component takes its clock, network, disk and randomness from the given `World`, so that the simulator and the program
+run the same code.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from remit.proposal.scheduler import LEASE, SchedulerTiming, Scheduler
 from remit.serve.auth.secrets import KEY_FILE_NAME as KEYS
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import ComponentService, OrderFeed
+from remit.serve.components.component_rpc import ComponentService, AssignmentFeed
 from remit.store.chain import ChainPosition
 from remit.store.protocol import Store
 from remit.store.sqlite.store import SqliteStore
@@ -46,7 +47,7 @@ from remit.world.concurrency import ThreadOffload, first_failure
 from remit.world.files.log_files import FileAppendLog
 from remit.world.interfaces import Clock, World
 from remit.world.net.connections import BoundSocket, ListenAddress
-from remit.world.net.tls import ClientTlsFiles
+from remit.world.net.tls import Trust
 from remit.world.production import production
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ AUDIT: Final = "audit"
 async def embedded_authority(
     directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Timing = Timing()
 ) -> AsyncIterator[Authority]:
-    """The authority of one scope on a SQLite store in `directory`, owned by this process. The caller runs it."""
+    """Open a SQLite store in `directory` and yield the authority of one scope on it. The caller runs the authority."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
     try:
         authority = await Authority.take_over(
@@ -89,7 +90,9 @@ async def run_server(
     tempo: Timing = Timing(),
     keys: Path | None = None,
 ) -> None:
-    """One of a scope's servers, for ever: it answers at its name, passes on while another leads, and leads when nobody does."""
+    """Run one of a scope's servers, for ever. It serves at its name, forwards while another server leads, and leads when none
+    does.
+    """
     one = build_server(
         store,
         world,
@@ -107,7 +110,7 @@ async def run_server(
 
 
 class ServerParts(NamedTuple):
-    """What a server is made of, whatever the way it is asked."""
+    """The components of a server, independent of the transport over which clients reach it."""
 
     standby: Standby
     cache: WatchCache
@@ -116,7 +119,7 @@ class ServerParts(NamedTuple):
     beat_ms: int
 
     async def run(self) -> None:
-        """For ever."""
+        """Run the reflector and the standby, for ever."""
         with first_failure():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.reflector.run(), name="board")
@@ -137,8 +140,9 @@ def build_server(
     place: ChainPosition | None = None,
     keys: Path | None = None,
 ) -> ServerParts:
-    """One of a scope's servers, which nobody can ask yet. `place`: where opening the store has raised the epoch already.
-    `keys`: the file of those that seal secrets; without one they are sealed for as long as this server lives.
+    """Build one of a scope's servers without making it reachable. `place` is the chain position if opening the store has
+    already raised the epoch. `keys` is the file of the keys that seal secrets; without it they are kept only for the life of
+    this server.
     """
     others = {peer: EndpointStub(world.link, peer) for peer in peers if peer != name}
     standby = Standby(
@@ -155,22 +159,22 @@ def build_server(
     )
     board = WatchCache(world.clock)
     follower = Reflector(store, store, world, board, idle_ms=5 * beat_ms)
-    door = ComponentService(standby, store, OrderFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
+    door = ComponentService(standby, store, AssignmentFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
     return ServerParts(standby, board, follower, door, beat_ms)
 
 
 class ApiServer(NamedTuple):
-    """A server that is asked over HTTP at `url`, while it runs."""
+    """A running server with an HTTP API at `url`."""
 
     url: str
-    build_server: ServerParts
+    parts: ServerParts
     desk: ServerContext
     ca_file: Path | None = None
-    """Of whom clients are told to believe it is this one; None: nobody in particular, or there is no TLS."""
+    """The CA certificate that clients should verify this server with; None without TLS, or if the system's CAs are enough."""
 
     @property
-    def trust(self) -> ClientTlsFiles:
-        return ClientTlsFiles(str(self.ca_file or ""))
+    def trust(self) -> Trust:
+        return Trust(str(self.ca_file or ""))
 
 
 @asynccontextmanager
@@ -188,14 +192,14 @@ async def api_server(
     tell: Callable[[str], None] = lambda _: None,
     log: StructuredLog | None = None,
 ) -> AsyncIterator[ApiServer]:
-    """A server on a SQLite store in `directory`, owned by this process, with its HTTP API, for as long as this lasts.
+    """Run a server with an HTTP API on a SQLite store in `directory`, for as long as the context lasts.
 
-    `token` is an admin's, made known here if it is not. Who did what is written down in `directory`/audit.
+    `token` is an admin token; it is registered if it is unknown. The audit log is written to `directory`/audit.
 
-    The order at the end is the promise: nothing new is taken, what was taken is answered, and only then does the authority stop
-    and the store close. So nothing that was acknowledged is lost, and nobody is left without an answer.
+    The shutdown order guarantees that nothing acknowledged is lost and that every accepted request is answered: the server
+    stops accepting requests, answers those in progress, and only then stops the authority and closes the store.
     """
-    # Only who serves over HTTP pays for loading what speaks it.
+    # Imported here so that processes without an HTTP API do not load the HTTP stack.
     from remit.serve.auth.enrollment import ensure_bootstrap_token
     from remit.serve.http.app import Application
     from remit.serve.http.route_table import ROUTES
@@ -219,7 +223,7 @@ async def api_server(
             one = build_server(
                 store, world, scope=scope, name=name, beat_ms=tempo.heartbeat_ms, tempo=tempo, place=store.position, keys=keys
             )
-            await world.offload(lambda: one.door.keyring.sealing_keys)  # a file of keys that cannot be used is told before anything
+            await world.offload(lambda: one.door.keyring.sealing_keys)  # fail early if the key file is unusable
             desk = ServerContext(
                 one.standby, store, one.cache, one.door, world,
                 cpu_offload=judging, snapshot_offload=looking, filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
@@ -239,7 +243,7 @@ async def api_server(
 
 @asynccontextmanager
 async def _background_tasks(one: ServerParts, desk: ServerContext, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """What a server does whether it is asked or not, for as long as this lasts."""
+    """Run the background tasks of a server for as long as the context lasts."""
     with first_failure():
         async with asyncio.TaskGroup() as group:
             running = (one.run(), _tune_when_loaded(one, desk.clock, desk.log), _sync_audit(desk), renewing)
@@ -257,7 +261,7 @@ async def _renew_certificates(tls: TlsKeys | None, world: World, tell: Callable[
 
 
 async def _tls_keys(directory: Path, world: World, secured: TlsOptions | None, listen: ListenAddress) -> TlsKeys | None:
-    """Only who speaks TLS pays for loading what makes certificates."""
+    """Load or create the server's TLS keys. Imported here so that servers without TLS do not load the certificate code."""
     if secured is None:
         return None
     from remit.world.net.server_keys import TlsKeys
@@ -266,7 +270,10 @@ async def _tls_keys(directory: Path, world: World, secured: TlsOptions | None, l
 
 
 async def _tune_when_loaded(one: ServerParts, clock: Clock, log: StructuredLog | None) -> None:
-    """Once more: by then the books and the board are there, and they are what is large."""
+    """Tune the interpreter again once the books and the cache, which hold most of the memory, are loaded.
+
+    Also warns if the scope was restored from a backup and is not confirmed yet.
+    """
     while one.standby.leading is None or not one.cache.is_current:
         await clock.sleep_ms(one.beat_ms)
     tune_interpreter()
@@ -275,11 +282,11 @@ async def _tune_when_loaded(one: ServerParts, clock: Clock, log: StructuredLog |
 
         waits = unconfirmed_after_restore(one.cache)
         if waits:
-            log.warning("this scope was restored from a backup, and waits until its nodes and peers report", **waits)
+            log.warning("this scope was restored from a backup and waits for reports of its nodes and peers", **waits)
 
 
 async def _sync_audit(desk: ServerContext) -> None:
-    """For ever: what was written down is forced to the disk, beside the event loop."""
+    """Sync the audit log to disk in a worker thread, for ever."""
     from remit.serve.diagnostics.audit_log import SYNC_INTERVAL_MS
 
     while True:
@@ -304,7 +311,7 @@ def build_scheduler(
     tell: OnMark = ignore_mark,
     stopwatch_ns: Callable[[], int] | None = None,
 ) -> Scheduler:
-    """One of a scope's schedulers, with these filters and those of whatever packages are installed. The caller runs it."""
+    """Build one of a scope's schedulers, with the given filters and those of installed packages. The caller runs it."""
     return Scheduler(
         store,
         linearizable,
@@ -335,23 +342,26 @@ def build_controllers(
     lease_for: Callable[[str], str] = str,
     failed: Callable[[RetriesExhausted], None] | None = None,
 ) -> ControllerSet:
-    """One copy of a scope's controllers, on one board; `client_for` makes each its own client. The caller runs it."""
+    """Build one instance of a scope's controllers over a shared watch cache; `client_for` makes a client for each. The caller
+    runs it.
+    """
     return ControllerSet(store, linearizable, client_for, world, name=name, timing=cadence, cache=board, lease_for=lease_for, on_failure=failed)
 
 
-# -- parts that are processes of their own -------------------------------------------------------------------------------------
+# -- components that run as processes of their own --------------------------------------------------------------------------
 
 
 def component_name(sort: str) -> str:
-    """What a part is called in records, if nobody says otherwise."""
+    """Return the default name of a component in records."""
     return f"{sort}-{os.getpid()}"
 
 
 @asynccontextmanager
 async def component_world(
-    servers: Sequence[str], token: str, trust: ClientTlsFiles = ClientTlsFiles(), log: Callable[[str], None] | None = None
+    servers: Sequence[str], token: str, trust: Trust = Trust(), log: Callable[[str], None] | None = None
 ) -> AsyncIterator[ScopeConnection]:
-    """The real world, in which a scope's servers are reached over HTTP. `tell` hears of one that does not know the token."""
+    """Yield a production world in which the scope's servers are reached over HTTP. `log` reports servers that reject the token.
+    """
     world = production()
     try:
         async with connect(servers, token, world, trust=trust, log=log) as connected:
@@ -368,7 +378,7 @@ async def run_scheduler(
     failed: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
-    """A scheduler over HTTP, for ever. What it counts is told by `metrics`."""
+    """Run a scheduler over HTTP, for ever. Its metrics are added to `metrics`."""
     tempo, rows = Timing(beat_ms), connected.store
     client = connected.client_for(Actor(name, Role.SCHEDULER))
     rhythm = SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
@@ -389,7 +399,7 @@ async def run_controllers(
     failed: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
-    """All controllers over HTTP, for ever. What they count is told by `metrics`."""
+    """Run all controllers over HTTP, for ever. Their metrics are added to `metrics`."""
     rows, cadence = connected.store, LoopTiming(beat_ms)
     tune_interpreter()
     crew = build_controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
@@ -404,10 +414,11 @@ SWITCH_INTERVAL_S: Final = 0.000_2
 
 
 def tune_interpreter() -> None:
-    """Books are large and have no cycles: what was loaded is set aside, and the collector looks for garbage less often.
+    """Reduce garbage collection work and the interpreter's thread switch interval.
 
-    And the thread that writes needs the interpreter a few times in each commit: it gets it soon, although the next batch is
-    being decided meanwhile. By default it would wait five milliseconds each time, which is longer than the commit itself.
+    The books are large and have no reference cycles: objects loaded so far are frozen and the collector runs less often. The
+    writer thread needs the interpreter lock a few times per commit while the next batch is being decided. With the default
+    switch interval it would wait five milliseconds each time, longer than the commit itself.
     """
     gc.collect()
     gc.freeze()

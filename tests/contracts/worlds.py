@@ -41,7 +41,7 @@ from remit.world.net.certificates import create_key, create_request
 from remit.world.net.connections import BoundSocket, ListenAddress
 from remit.world.net.rpc_client import SocketLink
 from remit.world.net.server_keys import TlsOptions, TlsKeys
-from remit.world.net.tls import LinkTls, ClientTlsFiles
+from remit.world.net.tls import LinkTls, Trust
 from remit.world.net.tls import server_context as tls_answering
 from remit.world.process.cgroup_discovery import parse_mounts
 from remit.world.process.runner import ProcessRunner
@@ -242,7 +242,7 @@ class _Http(HttpLink):
     _TOKEN: Final = "a-token"
 
     def __init__(self, ports: dict[str, int], keys: TlsKeys | None = None) -> None:
-        scheme, trust = ("http", ClientTlsFiles()) if keys is None else ("https", ClientTlsFiles(str(keys.ca_file)))
+        scheme, trust = ("http", Trust()) if keys is None else ("https", Trust(str(keys.ca_file)))
         super().__init__({name: f"{scheme}://127.0.0.1:{port}" for name, port in ports.items()}, self._TOKEN, trust=trust)
         self._ports, self._keys = ports, keys
 

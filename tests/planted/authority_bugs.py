@@ -36,7 +36,7 @@ TOLD = ("acknowledged_is_in_history", *ONCE)
 @bug(15, 16, scenario="restores", seed=2, expects=FENCED)
 def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
     """Whoever names a role acts in it, at whatever epoch of its lease."""
-    patch.setattr(decide, "claimant", lambda draft, actor: None)
+    patch.setattr(decide, "check_fence", lambda draft, actor: None)
 
 
 @bug(15, 18, scenario="takeovers", seed=3, expects=FENCED)
@@ -235,7 +235,7 @@ BESIDE = (
 @bug(2, 12, scenario="small-batches", expects=BESIDE)
 def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
     """A batch that is decided while another is being written does not know what that one changes."""
-    patch.setattr(batch.BatchBase, "draft", lambda self: Draft(self.books, self.moment))
+    patch.setattr(batch.BatchBase, "draft", lambda self: Draft(self.books, self.time))
     patch.setattr(Draft, "subtract", lambda self, before: None)
 
 

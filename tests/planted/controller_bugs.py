@@ -31,7 +31,7 @@ def two_drains_take_the_same_spare(patch: pytest.MonkeyPatch) -> None:
 @bug(20, scenario="drains", expects=("disruption_leaves_enough",))
 def a_rollout_takes_all_that_is_old(patch: pytest.MonkeyPatch) -> None:
     """A new generation takes the place of the old at once, ready or not."""
-    patch.setattr(rollout, "floor", lambda spec, wanted: 0)
+    patch.setattr(rollout, "available_min", lambda spec, wanted: 0)
 
 
 @bug(34, scenario="left-behind", expects=("the_last_endpoint_is_not_withdrawn",))

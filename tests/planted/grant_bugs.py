@@ -44,7 +44,7 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     lifeless, offers = placement.check_alive, BudgetHolder._offers
     patch.setattr(BudgetHolder, "_offers", hand_on)
     patch.setattr(placement, "check_alive", alone)
-    patch.setattr(grants, "lifeless", alone)
+    patch.setattr(grants, "check_alive", alone)
     patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
 
 

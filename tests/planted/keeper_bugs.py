@@ -81,11 +81,11 @@ def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     """What is started again within its attempt is told as the attempt's end, and started all the same."""
     following = NodeReconciler._reconcile_exited
 
-    def both(self: NodeReconciler, now_ms: int, copy: Any, order: Any, *args: Any) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, copy, order, *args):
+    def both(self: NodeReconciler, now_ms: int, attempt: Any, assignment: Any, *args: Any) -> Iterator[AgentAction]:
+        for deed in following(self, now_ms, attempt, assignment, *args):
             yield deed
             if isinstance(deed, StartAction):
-                yield ReportAction(copy, Move(copy.key, order.revision, "crash", copy.attempt, GONE))
+                yield ReportAction(attempt, Move(attempt.key, assignment.revision, "crash", attempt.number, GONE))
 
     patch.setattr(NodeReconciler, "_reconcile_exited", both)
     patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
@@ -96,8 +96,8 @@ def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -
     """An agent that comes back asks whether everything has started, also of what has been unwell since."""
     make = ProcessHealth.__init__
 
-    def anew(self: ProcessHealth, probes: Any, now_ms: int, of: int = 0, *, started: bool = False) -> None:
-        make(self, probes, now_ms, of)
+    def anew(self: ProcessHealth, probes: Any, now_ms: int, restarts: int = 0, *, started: bool = False) -> None:
+        make(self, probes, now_ms, restarts)
 
     patch.setattr(ProcessHealth, "__init__", anew)
 

@@ -288,7 +288,7 @@ def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
     place = placement.place
 
     def unasked(held: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
-        return place(held, operation, claim, replica, None if ask is None else ask._replace(open=True))
+        return place(held, operation, claim, replica, None if ask is None else ask._replace(placeable=True))
 
     patch.setattr(placement, "place", unasked)
 

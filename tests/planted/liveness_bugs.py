@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remit.agent.reconciler import AgentAction, StopAction, NodeReconciler
+from remit.agent.reconciler import AgentAction, NodeReconciler, StopAction
 from remit.commitment import authority, recovery
 from remit.commitment.standby import Standby
 from remit.correction.controllers.endpoints import EndpointController
@@ -24,13 +24,13 @@ from remit.model.kinds import Node, NodeHealth
 from remit.model.records import Phase
 from remit.observation.health import HeartbeatAges
 from remit.observation.reflector import Reflector
-from remit.observation.watch_cache import WatchCache, CachedRow
+from remit.observation.watch_cache import CachedRow, WatchCache
 from remit.proposal import attempts
 from remit.proposal.attempts import Attempt
 from remit.proposal.cycle import Cycle
 from remit.proposal.placement.funnel import Funnel
-from remit.proposal.proposals import Proposal
 from remit.proposal.proposals import DecisionOutcome as Word
+from remit.proposal.proposals import Proposal
 from remit.proposal.queue import backlog
 from remit.proposal.queue.backlog import Backlog
 from remit.proposal.quota import QuotaSource
@@ -194,7 +194,9 @@ def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkloadController, "_end_workload", leave)
 
 
-def _marks(patch: pytest.MonkeyPatch, change: Callable[[NodeController, Node, int, list[ReconcileResult]], Iterable[ReconcileResult]]) -> None:
+def _marks(
+    patch: pytest.MonkeyPatch, change: Callable[[NodeController, Node, int, list[ReconcileResult]], Iterable[ReconcileResult]]
+) -> None:
     """What is said of a node's health, changed."""
     ladder = NodeController._update_health
 

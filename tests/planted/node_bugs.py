@@ -11,7 +11,7 @@ from remit.agent.agent import Agent
 from remit.agent.assignments import Assignments
 from remit.agent.attempts import OK
 from remit.agent.keeper.keeper import DEADLINE_CHECK_MS, Keeper
-from remit.agent.reconciler import AgentAction, StopAction, NodeReconciler, ReportAction, StartAction
+from remit.agent.reconciler import AgentAction, NodeReconciler, ReportAction, StartAction, StopAction
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.commitment import recovery
 from remit.commitment.authority import Authority
@@ -78,11 +78,19 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
     """An agent starts what its orders show as bound, before its own `start` is committed."""
     following = NodeReconciler._reconcile_attempt
 
-    def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
-        generation = orders.spec_of(order.replica)
-        if order.replica.status.phase is Phase.BOUND and kept is None and generation is not None:
-            yield StartAction(copy, order.replica, generation, 0)
-        yield from following(self, now_ms, orders, copy, order, kept, may_act)
+    def hasty(
+        self: NodeReconciler,
+        now_ms: int,
+        assignments: Assignments,
+        attempt: Any,
+        assignment: Any,
+        record: Any,
+        holds_lease: bool,
+    ) -> Iterator[AgentAction]:
+        generation = assignments.spec_of(assignment.replica)
+        if assignment.replica.status.phase is Phase.BOUND and record is None and generation is not None:
+            yield StartAction(attempt, assignment.replica, generation, 0)
+        yield from following(self, now_ms, assignments, attempt, assignment, record, holds_lease)
 
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
 
@@ -118,11 +126,19 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports as stopped what it has only asked to stop."""
     following = NodeReconciler._reconcile_attempt
 
-    def hasty(self: NodeReconciler, now_ms: int, orders: Assignments, copy: Any, order: Any, kept: Any, may_act: bool) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, orders, copy, order, kept, may_act):
+    def hasty(
+        self: NodeReconciler,
+        now_ms: int,
+        assignments: Assignments,
+        attempt: Any,
+        assignment: Any,
+        record: Any,
+        holds_lease: bool,
+    ) -> Iterator[AgentAction]:
+        for deed in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
             yield deed
-            if isinstance(deed, StopAction) and order.replica.status.phase is Phase.STOPPING and may_act:
-                yield ReportAction(copy, Move(copy.key, order.revision, "stopped", copy.attempt, result=OK))
+            if isinstance(deed, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
+                yield ReportAction(attempt, Move(attempt.key, assignment.revision, "stopped", attempt.number, result=OK))
 
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
     patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)

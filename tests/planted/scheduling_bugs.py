@@ -84,7 +84,7 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     """A scheduler goes on past its term, and nobody asks for its epoch."""
     patch.setattr(LeaseHold, "is_valid", lambda self, now_ms: True)
     patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
-    patch.setattr(decide, "claimant", lambda draft, actor: None)
+    patch.setattr(decide, "check_fence", lambda draft, actor: None)
 
 
 @bug(

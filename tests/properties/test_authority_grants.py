@@ -375,7 +375,7 @@ class GrantsMachine(Asking):
             await region.must(region.actors["budgets"], Close(key.removeprefix("grant/")))
         for key in self.slices():
             await g.must(g.actors["budgets"], self.report(key), Close(key.removeprefix("grant/")))
-        assert not self.slices() and not g.books.grants["tenant/t1"].lent, "nothing was lost on the way"
+        assert not self.slices() and not g.books.grants["tenant/t1"].granted_on, "nothing was lost on the way"
 
     async def _lend_everything(self) -> None:
         """The whole quota, in one slice of a new name: there, drawn on, and back."""
@@ -389,7 +389,7 @@ class GrantsMachine(Asking):
             await region.must(*self.freeing(key))
         await region.must(region.actors["budgets"], ReturnCapacity(name, amounts(cpu=10)))
         await g.must(g.actors["budgets"], self.report(f"grant/{name}"))
-        assert not g.books.grants["tenant/t1"].lent
+        assert not g.books.grants["tenant/t1"].granted_on
         await region.must(region.actors["budgets"], Close(name))
         await g.must(g.actors["budgets"], self.report(f"grant/{name}"), Close(name))
 

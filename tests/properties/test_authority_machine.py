@@ -464,7 +464,7 @@ def books(kept: Any) -> dict[str, Any]:
     return {
         "free": {(n, name): left for n, ledger in kept.nodes.items() for name, left in ledger.free.items() if left},
         "used": {(g, name): n for g, ledger in kept.grants.items() for name, n in ledger.used.items() if n},
-        "lent": {(g, name): n for g, ledger in kept.grants.items() for name, n in ledger.lent.items() if n},
+        "lent": {(g, name): n for g, ledger in kept.grants.items() for name, n in ledger.granted_on.items() if n},
         "left": {(g, name): n for g, ledger in kept.grants.items() for name, n in ledger.amount.items() if n},
         "replicas": {name: revision for name, (revision, _) in kept.replicas.items()},
     }

@@ -415,7 +415,7 @@ class MindMachine(RuleBasedStateMachine):
 
     def _covered(self, key: str, count: int = 1) -> bool:
         work = self._work(key)
-        left = self.scope.books.grants[f"tenant/{work.tenant}"].left
+        left = self.scope.books.grants[f"tenant/{work.tenant}"].free
         needs = dict(work.spec.template.resources.pairs)
         gpus = sum(ask.count * 1000 + (400 if ask.share else 0) for ask in work.spec.template.devices)
         return all(left.get(name, 0) >= need * count for name, need in {**needs, "devices/gpu": gpus}.items() if need)

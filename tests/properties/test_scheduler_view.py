@@ -85,8 +85,8 @@ def sums_of_books(books: Any) -> dict[str, Any]:
     grants = books.grants
     return {
         "free": {(n, name): left for n, ledger in books.nodes.items() for name, left in ledger.free.items() if left},
-        "left": {(g, name): n for g, ledger in grants.items() for name, n in ledger.left.items() if n},
-        "lent": {(g, name): n for g, ledger in grants.items() for name, n in ledger.lent.items() if n},
+        "left": {(g, name): n for g, ledger in grants.items() for name, n in ledger.free.items() if n},
+        "lent": {(g, name): n for g, ledger in grants.items() for name, n in ledger.granted_on.items() if n},
         "amount": {(g, name): n for g, ledger in grants.items() for name, n in ledger.amount.items() if n},
         "replicas": {name: revision for name, (revision, _) in books.replicas.items()},
     }
@@ -230,7 +230,7 @@ class ViewMachine(AuthorityMachine):
             generation = view.shapes.info(view.replicas.at.generation[slot])
             ask = books.requirements_of((generation.tenant, generation.workload, generation.number))
             assert ask is not None
-            assert (ask.open, ask.gang) == (generation.open, generation.gang)
+            assert (ask.placeable, ask.gang) == (generation.open, generation.gang)
             for index in (*(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)), *owned_anti_affinity(ask)):
                 assert view.peers.total(index) == draft.total(index)
             fits = mask(translate_requirements(view.requirements_of(slot), view.columns), view.columns, view.peers, RULES)

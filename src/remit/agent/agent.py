@@ -20,17 +20,17 @@ from remit.agent.assignments import Assignments, StartQueue, slot_hold_ms
 from remit.agent.attempts import AttemptId, log_fields
 from remit.agent.callbacks import RunningAttempt
 from remit.agent.heartbeat import HeartbeatSender
-from remit.agent.hosted_node import ALL_KEYS, UnconfirmedWrites, LeaseContinuity, HostedNodeSpec, HostedNode
-from remit.agent.keeper.protocol import NO_START, ProcessRecord, KeeperClient, ProcessTable
+from remit.agent.hosted_node import ALL_KEYS, HostedNode, HostedNodeSpec, LeaseContinuity, UnconfirmedWrites
+from remit.agent.keeper.protocol import NO_START, KeeperClient, ProcessRecord, ProcessTable
 from remit.agent.preparation import PreparationProgress, Preparer
 from remit.agent.probe_runner import ProbeTarget, run_due_probes
-from remit.agent.reconciler import AgentAction, StopAction, ForgetAction, PrepareAction, ReportAction, StartAction
-from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, fence_ms, needs_preparation, build_order
+from remit.agent.reconciler import AgentAction, ForgetAction, PrepareAction, ReportAction, StartAction, StopAction
+from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, build_process_spec, fence_ms, needs_preparation
 from remit.agent.volumes import enforce_scratch_limits
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.law.timing import Timing
 from remit.model.claims import Accepted, Actor, Verdict
-from remit.model.counters import LONG_SECONDS_BUCKETS, Histogram, BoundedCounter
+from remit.model.counters import LONG_SECONDS_BUCKETS, BoundedCounter, Histogram
 from remit.model.records import GenerationSpec, Replica
 from remit.model.wire.agent_messages import AssignmentsUpdate
 from remit.world.concurrency import BatchedOffload
@@ -71,8 +71,8 @@ START_RESULTS: Final = ("begun", "late", "failed")
 class Agent:
     """The agent of one process. `run` does not return.
 
-    `revive` is called when the keeper does not answer and starts a new one if necessary. `tell` writes a line for operators
-    and `note` a debug line. `epochs` is the file that records the lease epochs this agent held (hosted_node.py).
+    `launch_keeper` is called when the keeper does not answer and starts a new one if necessary. `log` writes a line for
+    operators, `log_debug` a debug line. `epochs` is the file that records the lease epochs this agent held (hosted_node.py).
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Agent:
     ) -> None:
         self._world, self._client, self._feed, self._keeper = world, client, feed, keeper
         self._timing, self._launch_keeper, self._log, self._log_debug = timing, launch_keeper, log, log_debug
-        self._nodes = {one.node.metadata.name: HostedNode(one.settings, timing, one.node) for one in hosted}
+        self._nodes = {spec.node.metadata.name: HostedNode(spec.settings, timing, spec.node) for spec in hosted}
         self._default_settings = hosted[0].settings
         self._preparer = preparer or Preparer(world, ())
         self.assignments = Assignments(world.clock)
@@ -120,60 +120,68 @@ class Agent:
 
     def actor(self, node: str) -> Actor | None:
         """Return the actor for claims about `node`, or None while its lease is not held."""
-        tenure = self._nodes[node].lease_hold
-        return tenure.actor if tenure is not None and tenure.is_valid(self._world.clock.now_ms()) else None
+        lease_hold = self._nodes[node].lease_hold
+        return lease_hold.actor if lease_hold is not None and lease_hold.is_valid(self._world.clock.now_ms()) else None
 
-    def log_directories(self, copy: AttemptId) -> tuple[list[Path], bool]:
+    def log_directories(self, attempt: AttemptId) -> tuple[list[Path], bool]:
         """Return the directories that may contain the logs of an attempt, and whether more output can follow (it runs or is
         assigned).
         """
-        for site in self._nodes.values():
-            kept, ordered = site.records.get(copy), site.reconciler.is_assigned(self.assignments, copy)
-            if kept is not None or ordered:
-                return [site.settings.logs], ordered or (kept is not None and kept.alive)
-        return [site.settings.logs for site in self._nodes.values()], False
+        for hosted in self._nodes.values():
+            record, is_assigned = hosted.records.get(attempt), hosted.reconciler.is_assigned(self.assignments, attempt)
+            if record is not None or is_assigned:
+                return [hosted.settings.logs], is_assigned or (record is not None and record.alive)
+        return [hosted.settings.logs for hosted in self._nodes.values()], False
 
-    def running_attempt(self, copy: AttemptId) -> RunningAttempt | None:
-        """Return the process of an attempt and the order it was started with, for exec.
+    def running_attempt(self, attempt: AttemptId) -> RunningAttempt | None:
+        """Return the process of an attempt and the spec it was started with, for exec.
 
         None: it does not run on this agent, or should no longer run. Raises `NotStarted` while its inputs are being looked
         up again.
         """
-        for site in self._nodes.values():
-            kept, order = site.records.get(copy), self.assignments.get(copy.key)
-            if kept is None or not kept.alive or not kept.pid or order is None or not site.reconciler.is_assigned(self.assignments, copy):
+        for hosted in self._nodes.values():
+            record, assignment = hosted.records.get(attempt), self.assignments.get(attempt.key)
+            if (
+                record is None
+                or not record.alive
+                or not record.pid
+                or assignment is None
+                or not hosted.reconciler.is_assigned(self.assignments, attempt)
+            ):
                 continue
-            generation = self.assignments.spec_of(order.replica)
+            generation = self.assignments.spec_of(assignment.replica)
             if generation is not None:
-                prepared = self._inputs_of(site, copy, order.replica, generation)
-                if prepared is None:
+                inputs = self._inputs_of(hosted, attempt, assignment.replica, generation)
+                if inputs is None:
                     cause = "its secrets and configs are being fetched again after a restart of the agent"
                     raise NotStarted(cause, "retry in a few seconds")
-                like = build_order(site.settings, copy, order.replica, generation, kept.ports, prepared)
-                return RunningAttempt(site.name, kept.running, like)
+                spec = build_process_spec(hosted.settings, attempt, assignment.replica, generation, record.ports, inputs)
+                return RunningAttempt(hosted.name, record.running, spec)
         return None
 
     @property
     def held_nodes(self) -> int:
-        return sum(site.lease_hold is not None for site in self._nodes.values())
+        return sum(hosted.lease_hold is not None for hosted in self._nodes.values())
 
     def running_attempts(self) -> int:
         """Number of attempts with a live process, according to the keeper's last table."""
-        return sum(kept.alive for site in self._nodes.values() for kept in site.records.values())
+        return sum(record.alive for hosted in self._nodes.values() for record in hosted.records.values())
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._follow_keeper(), name="keeper")
             await self._wait_for_table()
-            known = {copy.file_name for site in self._nodes.values() for copy in site.records}
-            await self._preparer.remove_orphans([site.settings.work for site in self._nodes.values()], known)
+            known = {attempt.file_name for hosted in self._nodes.values() for attempt in hosted.records}
+            await self._preparer.remove_orphans([hosted.settings.work for hosted in self._nodes.values()], known)
             group.create_task(self._follow_assignments(), name="orders")
             group.create_task(self._heartbeats.run_leases(), name="leases")
             group.create_task(self._heartbeats.run_heartbeats(), name="beats")
             group.create_task(self._heartbeats.run_usage(), name="uses")
             group.create_task(self._heartbeats.run_renewals(), name="renewals")
-            group.create_task(enforce_scratch_limits(self._world, self._keeper, self.assignments, self._nodes, self._timing), name="scratch")
+            group.create_task(
+                enforce_scratch_limits(self._world, self._keeper, self.assignments, self._nodes, self._timing), name="scratch"
+            )
             await self._reconcile_due()
 
     async def _wait_for_table(self) -> None:
@@ -189,44 +197,44 @@ class Agent:
             await self._table_received.wait()
             self._log("the keeper has sent its process table; acquiring node leases")
 
-    # -- following assignments and the keeper ----------------------------------------------------------------------------------
+    # -- following assignments and the keeper --------------------------------------------------------------------------
 
     async def _follow_assignments(self) -> None:
-        nodes = tuple(site.name for site in self._nodes.values() if site.node is not None)
+        nodes = tuple(hosted.name for hosted in self._nodes.values() if hosted.node is not None)
         while True:
             with suppress(LinkError, TimeoutError):
-                async with aclosing(self._feed(nodes)) as told:
+                async with aclosing(self._feed(nodes)) as updates:
                     while True:
                         # Servers send at least one message per heartbeat interval. On timeout, drop the stream even if the
                         # connection is still open.
                         async with self._world.clock.timeout_ms(self._timing.unknown_ms):
-                            orders = await anext(told, None)
-                        if orders is None or not self._is_newer(orders):
+                            update = await anext(updates, None)
+                        if update is None or not self._is_newer(update):
                             break  # the stream ended, or this server is behind what the agent has already seen
-                        self._apply_assignments(orders)
+                        self._apply_assignments(update)
             await self._sleep_with_jitter(self._timing.heartbeat_ms // 4)
 
-    def _is_newer(self, told: AssignmentsUpdate) -> bool:
+    def _is_newer(self, update: AssignmentsUpdate) -> bool:
         """Return whether these assignments may replace the current ones.
 
         A lower revision is accepted only in a full list from a new store: a restored store continues after its last
         revision, so only a store created from scratch restarts at one. The incarnation must be the one that answers this
         agent's claims, so that a stale server cannot roll the agent back.
         """
-        if told.revision >= self.assignments.revision:
+        if update.revision >= self.assignments.revision:
             return True
-        return told.whole and self.assignments.incarnation != told.incarnation == self._client.incarnation
+        return update.whole and self.assignments.incarnation != update.incarnation == self._client.incarnation
 
-    def _apply_assignments(self, orders: AssignmentsUpdate) -> None:
-        if orders.revision < self.assignments.revision:
+    def _apply_assignments(self, update: AssignmentsUpdate) -> None:
+        if update.revision < self.assignments.revision:
             self._unconfirmed.clear()
-        for key, node in self.assignments.apply(orders).items():
+        for key, node in self.assignments.apply(update).items():
             self._backoff_until_ms.pop(key, None)
             self._failures.pop(key, None)
             self._enqueue(node, key)
-        for node in (*orders.nodes, *orders.nodes_gone) if not orders.whole else tuple(self._nodes):
+        for node in (*update.nodes, *update.nodes_gone) if not update.whole else tuple(self._nodes):
             self._enqueue(node)
-        if orders.whole:
+        if update.whole:
             self.assignments.drop_unused_generations()
         for key, node in self._unconfirmed.pop_confirmed(self.assignments.revision).items():
             self._enqueue(node, key)
@@ -243,114 +251,130 @@ class Agent:
 
     def _apply_table(self, table: ProcessTable) -> None:
         if table.whole:
-            for site in self._nodes.values():
-                site.records.clear()
-                self._enqueue(site.name)
-        for kept in table.kept:
-            self._apply_record(kept)
+            for hosted in self._nodes.values():
+                hosted.records.clear()
+                self._enqueue(hosted.name)
+        for record in table.kept:
+            self._apply_record(record)
         for gone in table.gone:
-            for site in self._nodes.values():
-                if site.records.pop(AttemptId(*gone), None) is not None:
-                    self._enqueue(site.name, gone[0])
+            for hosted in self._nodes.values():
+                if hosted.records.pop(AttemptId(*gone), None) is not None:
+                    self._enqueue(hosted.name, gone[0])
         self._table_received.set()
 
-    def _apply_record(self, kept: ProcessRecord) -> None:
-        site = self._nodes.get(kept.node)
-        if site is None:
+    def _apply_record(self, record: ProcessRecord) -> None:
+        hosted = self._nodes.get(record.node)
+        if hosted is None:
             # This node was hosted here under an earlier name. It gets no assignments, so its remaining processes are stopped.
-            place = self._default_settings._replace(node=kept.node, logs=self._default_settings.logs.parent / kept.node)
-            site = self._nodes[kept.node] = HostedNode(place, self._timing, None)
-            self._log(f"node {kept.node} is no longer hosted by this agent; stopping its remaining processes")
-        known = site.records.get(kept.attempt_id)
+            settings = self._default_settings._replace(node=record.node, logs=self._default_settings.logs.parent / record.node)
+            hosted = self._nodes[record.node] = HostedNode(settings, self._timing, None)
+            self._log(f"node {record.node} is no longer hosted by this agent; stopping its remaining processes")
+        known = hosted.records.get(record.attempt_id)
         # The reply to a start and the table report the same record: only a later stage counts as a change.
-        if known is None or (kept.stage >= known.stage and kept != known):
-            site.records[kept.attempt_id] = kept
-            self._enqueue(site.name, kept.key)
+        if known is None or (record.stage >= known.stage and record != known):
+            hosted.records[record.attempt_id] = record
+            self._enqueue(hosted.name, record.key)
 
-    # -- reconciling and claims
-    # -------------------------------------------------------------------------------------------------
+    # -- reconciling and claims ----------------------------------------------------------------------------------------
 
     async def _reconcile_due(self) -> None:
         """Reconcile every node with a due key, and resync every node periodically."""
         clock = self._world.clock
         while True:
             self._wake.clear()
-            now_ms, looks = clock.now_ms(), 0
-            says: list[tuple[Actor, ReportAction]] = []
-            for site in tuple(self._nodes.values()):
-                if (due_ms := site.next_run_ms()) is not None and due_ms <= now_ms:
-                    looks += self._reconcile_node(site, now_ms, says)
-            for first in range(0, len(says), CLAIM_BATCH_MAX):
-                self._spawn(self._report(says[first : first + CLAIM_BATCH_MAX]), "say")
-            for node, copy in self._start_queue.admit():
-                self._enqueue(node, copy.key)
-            if looks >= BURST_KEYS:  # collect the changes of a burst into one request; a single change is handled at once
+            now_ms, reconciled = clock.now_ms(), 0
+            reports: list[tuple[Actor, ReportAction]] = []
+            for hosted in tuple(self._nodes.values()):
+                if (next_ms := hosted.next_run_ms()) is not None and next_ms <= now_ms:
+                    reconciled += self._reconcile_node(hosted, now_ms, reports)
+            for first in range(0, len(reports), CLAIM_BATCH_MAX):
+                self._spawn(self._report(reports[first : first + CLAIM_BATCH_MAX]), "report")
+            for node, attempt in self._start_queue.admit():
+                self._enqueue(node, attempt.key)
+            if reconciled >= BURST_KEYS:  # collect the changes of a burst into one request; a single change is handled at once
                 await clock.sleep_ms(BURST_DELAY_MS)
-            dues_ms = [due_ms for site in self._nodes.values() if (due_ms := site.next_run_ms()) is not None]
-            until_ms = min(dues_ms, default=now_ms + self._timing.heartbeat_ms)
+            due_times_ms = [next_ms for hosted in self._nodes.values() if (next_ms := hosted.next_run_ms()) is not None]
+            until_ms = min(due_times_ms, default=now_ms + self._timing.heartbeat_ms)
             with suppress(TimeoutError):
                 async with clock.timeout_ms(max(1, until_ms - now_ms)):
                     await self._wake.wait()
 
-    def _reconcile_node(self, site: HostedNode, now_ms: int, says: list[tuple[Actor, ReportAction]]) -> int:
+    def _reconcile_node(self, hosted: HostedNode, now_ms: int, reports: list[tuple[Actor, ReportAction]]) -> int:
         """Reconcile the due keys of one node. Returns their number, or 0 for a full resync."""
-        keys = site.pop_due(now_ms)
+        keys = hosted.pop_due(now_ms)
         if keys is None:
-            sweep_ms = RESYNC_HEARTBEATS * self._timing.heartbeat_ms
-            site.enqueue(ALL_KEYS, now_ms + sweep_ms - self._rng.jitter_ms(sweep_ms // 4))
-        for deed in site.reconciler.reconcile(now_ms, self.assignments, site.records, holds_lease=site.holds_lease(now_ms), keys=keys):
-            self._perform(site, deed, now_ms, says)
-        for key, at_ms in site.reconciler.requeue_at_ms.items():
-            site.enqueue(key, at_ms)
-        if site.reconciler.preparations:
-            self._abandon_unneeded(site)
-        self._run_probes(site, keys)
+            resync_ms = RESYNC_HEARTBEATS * self._timing.heartbeat_ms
+            hosted.enqueue(ALL_KEYS, now_ms + resync_ms - self._rng.jitter_ms(resync_ms // 4))
+        for action in hosted.reconciler.reconcile(
+            now_ms, self.assignments, hosted.records, holds_lease=hosted.holds_lease(now_ms), keys=keys
+        ):
+            self._perform_action(hosted, action, now_ms, reports)
+        for key, at_ms in hosted.reconciler.requeue_at_ms.items():
+            hosted.enqueue(key, at_ms)
+        if hosted.reconciler.preparations:
+            self._abandon_unneeded(hosted)
+        self._run_probes(hosted, keys)
         return 0 if keys is None else len(keys)
 
     def _enqueue(self, name: str, key: str = ALL_KEYS, at_ms: int | None = None) -> None:
         """Schedule a reconcile of a replica, or of the whole node by default; now, or at `at_ms`."""
-        site = self._nodes.get(name)
-        if site is not None:
-            site.enqueue(key, self._world.clock.now_ms() if at_ms is None else at_ms)
+        hosted = self._nodes.get(name)
+        if hosted is not None:
+            hosted.enqueue(key, self._world.clock.now_ms() if at_ms is None else at_ms)
             self._wake.set()
 
-    def _run_probes(self, site: HostedNode, keys: Collection[str] | None) -> None:
+    def _run_probes(self, hosted: HostedNode, keys: Collection[str] | None) -> None:
         """Run the probes that are due for the running attempts among `keys` (None: all)."""
-        for copy, kept in site.records.items():
-            if keys is not None and copy.key not in keys:
+        for attempt, record in hosted.records.items():
+            if keys is not None and attempt.key not in keys:
                 continue
-            order = self.assignments.get(copy.key)
-            if not kept.alive or not kept.pid or order is None or not site.reconciler.is_assigned(self.assignments, copy):
+            assignment = self.assignments.get(attempt.key)
+            if (
+                not record.alive
+                or not record.pid
+                or assignment is None
+                or not hosted.reconciler.is_assigned(self.assignments, attempt)
+            ):
                 continue
-            generation = self.assignments.spec_of(order.replica)
-            prepared = NO_INPUTS if generation is None else self._inputs_of(site, copy, order.replica, generation)
-            if generation is not None and prepared is not None:
-                patient = ProbeTarget(site.settings, kept, order.replica, generation, site.reconciler.progress_of(copy), prepared)
-                tell = partial(self._enqueue, site.name, copy.key)
-                due_ms = run_due_probes(self._world, patient, self._spawn, tell)
-                if due_ms is not None:
-                    self._enqueue(site.name, copy.key, due_ms)
+            generation = self.assignments.spec_of(assignment.replica)
+            inputs = NO_INPUTS if generation is None else self._inputs_of(hosted, attempt, assignment.replica, generation)
+            if generation is not None and inputs is not None:
+                target = ProbeTarget(
+                    hosted.settings, record, assignment.replica, generation, hosted.reconciler.progress_of(attempt), inputs
+                )
+                on_result = partial(self._enqueue, hosted.name, attempt.key)
+                next_ms = run_due_probes(self._world, target, self._spawn, on_result)
+                if next_ms is not None:
+                    self._enqueue(hosted.name, attempt.key, next_ms)
 
-    def _perform(self, site: HostedNode, deed: AgentAction, now_ms: int, says: list[tuple[Actor, ReportAction]]) -> None:
-        match deed:
+    def _perform_action(
+        self, hosted: HostedNode, action: AgentAction, now_ms: int, reports: list[tuple[Actor, ReportAction]]
+    ) -> None:
+        match action:
             case ReportAction(_, move) if move.transition == "start" and not self._heartbeats.keeper_is_reachable:
                 # Without the keeper the start cannot be performed. Unclaimed, the replica is placed elsewhere after a timeout.
                 pass
-            case ReportAction(copy, _):
-                if site.lease_hold is not None and self._may_report(site, copy.key, now_ms) and self._is_end_certain(site, deed, now_ms):
-                    self._in_flight[copy.key] = None
-                    says.append((site.lease_hold.actor, deed))
+            case ReportAction(attempt, _):
+                if (
+                    hosted.lease_hold is not None
+                    and self._may_report(hosted, attempt.key, now_ms)
+                    and self._is_end_certain(hosted, action, now_ms)
+                ):
+                    self._in_flight[attempt.key] = None
+                    reports.append((hosted.lease_hold.actor, action))
             case PrepareAction():
-                self._prepare(site, deed)
-            case StartAction(copy):
-                if self._start_queue.may_start(copy, site.name):
-                    self._call_keeper_once("start", site.name, copy, now_ms, lambda: self._start(site, deed))
-            case StopAction(copy, grace_ms, why):
-                self._call_keeper_once("end", site.name, copy, now_ms, lambda: self._keeper.stop(copy, grace_ms, why))
-            case ForgetAction(copy):
-                self._call_keeper_once("leave", site.name, copy, now_ms, lambda: self._forget(site, copy))
+                self._prepare(hosted, action)
+            case StartAction(attempt):
+                if self._start_queue.may_start(attempt, hosted.name):
+                    self._call_keeper_once("start", hosted.name, attempt, now_ms, lambda: self._start(hosted, action))
+            case StopAction(attempt, grace_ms, result):
+                self._call_keeper_once(
+                    "stop", hosted.name, attempt, now_ms, lambda: self._keeper.stop(attempt, grace_ms, result)
+                )
+            case ForgetAction(attempt):
+                self._call_keeper_once("forget", hosted.name, attempt, now_ms, lambda: self._forget(hosted, attempt))
 
-    def _may_report(self, site: HostedNode, key: str, now_ms: int) -> bool:
+    def _may_report(self, hosted: HostedNode, key: str, now_ms: int) -> bool:
         """Return whether a claim about this replica may be sent now.
 
         Not while another is in flight, nor before the assignments show the last accepted one, nor during the backoff after a
@@ -360,38 +384,46 @@ class Agent:
             return False
         at_ms = self._backoff_until_ms.get(key, 0)
         if at_ms > now_ms:
-            self._enqueue(site.name, key, at_ms)
+            self._enqueue(hosted.name, key, at_ms)
         return at_ms <= now_ms
 
-    def _is_end_certain(self, site: HostedNode, say: ReportAction, now_ms: int) -> bool:
+    def _is_end_certain(self, hosted: HostedNode, report: ReportAction, now_ms: int) -> bool:
         """Return whether an end may be reported, that is, the keeper cannot start this attempt any more.
 
         A start requested earlier, perhaps by a previous agent process, may still be in progress in the keeper. So the agent
         blocks further starts first and reports the end only after the keeper confirmed that. A recorded process that exited
         and is not restarted needs no block.
         """
-        known = say.attempt in site.records and say.move.transition != "stopped"
-        if say.move.transition not in _TERMINAL_TRANSITIONS or known or site.reconciler.progress_of(say.attempt).start_blocked:
+        has_record = report.attempt in hosted.records and report.move.transition != "stopped"
+        if (
+            report.move.transition not in _TERMINAL_TRANSITIONS
+            or has_record
+            or hosted.reconciler.progress_of(report.attempt).start_blocked
+        ):
             return True
-        self._call_keeper_once("bar", site.name, say.attempt, now_ms, lambda: self._block_start(site, say.attempt))
+        self._call_keeper_once(
+            "block start", hosted.name, report.attempt, now_ms, lambda: self._block_start(hosted, report.attempt)
+        )
         return False
 
-    async def _block_start(self, site: HostedNode, copy: AttemptId) -> None:
-        kept = await self._keeper.block_start(copy)
-        site.reconciler.progress_of(copy).start_blocked = kept is None or not kept.alive
-        if kept is not None:
-            self._apply_record(kept)
+    async def _block_start(self, hosted: HostedNode, attempt: AttemptId) -> None:
+        record = await self._keeper.block_start(attempt)
+        hosted.reconciler.progress_of(attempt).start_blocked = record is None or not record.alive
+        if record is not None:
+            self._apply_record(record)
 
-    async def _report(self, says: Sequence[tuple[Actor, ReportAction]]) -> None:
+    async def _report(self, reports: Sequence[tuple[Actor, ReportAction]]) -> None:
         try:
-            verdicts = await self._heartbeats.submit([say.move for _, say in says], [actor for actor, _ in says])
-            for index, (actor, say) in enumerate(says):
-                self._log_debug(say.move.transition, reason=say.move.reason, **log_fields(_node_of(actor), say.attempt))
-                self._on_verdict(say.attempt.key, _node_of(actor), None if verdicts is None else verdicts[index])
+            verdicts = await self._heartbeats.submit([report.move for _, report in reports], [actor for actor, _ in reports])
+            for index, (actor, report) in enumerate(reports):
+                self._log_debug(
+                    report.move.transition, reason=report.move.reason, **log_fields(_node_of(actor), report.attempt)
+                )
+                self._on_verdict(report.attempt.key, _node_of(actor), None if verdicts is None else verdicts[index])
         finally:
-            for actor, say in says:
-                self._in_flight.pop(say.attempt.key, None)
-                self._enqueue(_node_of(actor), say.attempt.key)
+            for actor, report in reports:
+                self._in_flight.pop(report.attempt.key, None)
+                self._enqueue(_node_of(actor), report.attempt.key)
 
     def _on_verdict(self, key: str, node: str, verdict: Verdict | None) -> None:
         if isinstance(verdict, Accepted):
@@ -402,119 +434,136 @@ class Agent:
         pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS << min(failures - 1, 10))
         self._backoff_until_ms[key] = self._world.clock.now_ms() + pause_ms // 2 + self._rng.jitter_ms(pause_ms // 2)
 
-    # -- calls to the keeper ---------------------------------------------------------------------------------------------------
+    # -- calls to the keeper -------------------------------------------------------------------------------------------
 
-    def _call_keeper_once(self, what: str, node: str, copy: AttemptId, now_ms: int, deed: Callable[[], Awaitable[None]]) -> None:
-        """Call the keeper unless the same call is in progress or was made less than AGAIN_MS ago."""
-        asked_ms = self._keeper_calls.get((what, copy))
-        if asked_ms is not None and now_ms < asked_ms + KEEPER_RETRY_MS:
-            self._enqueue(node, copy.key, asked_ms + KEEPER_RETRY_MS)
+    def _call_keeper_once(
+        self, operation: str, node: str, attempt: AttemptId, now_ms: int, call: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Call the keeper unless the same call is in progress or was made less than KEEPER_RETRY_MS ago."""
+        called_ms = self._keeper_calls.get((operation, attempt))
+        if called_ms is not None and now_ms < called_ms + KEEPER_RETRY_MS:
+            self._enqueue(node, attempt.key, called_ms + KEEPER_RETRY_MS)
             return
         if len(self._keeper_calls) > KEEPER_CALLS_MAX:
             late_ms = now_ms - 2 * KEEPER_RETRY_MS
-            self._keeper_calls = {one: at_ms for one, at_ms in self._keeper_calls.items() if at_ms > late_ms}
-        self._keeper_calls[what, copy] = now_ms
-        if what == "start":
-            self._start_queue.mark_starting(copy)
-        self._spawn(self._call_keeper(what, node, copy, deed), f"{what} {copy.key}")
+            self._keeper_calls = {key: at_ms for key, at_ms in self._keeper_calls.items() if at_ms > late_ms}
+        self._keeper_calls[operation, attempt] = now_ms
+        if operation == "start":
+            self._start_queue.mark_starting(attempt)
+        self._spawn(self._call_keeper(operation, node, attempt, call), f"{operation} {attempt.key}")
 
-    async def _call_keeper(self, what: str, node: str, copy: AttemptId, deed: Callable[[], Awaitable[None]]) -> None:
+    async def _call_keeper(self, operation: str, node: str, attempt: AttemptId, call: Callable[[], Awaitable[None]]) -> None:
         try:
-            await deed()
-            if what != "end":  # a stop lasts for its grace period; keeping the entry prevents a repeated call until then
-                self._keeper_calls.pop((what, copy), None)
+            await call()
+            if operation != "stop":  # a stop lasts for its grace period; keeping the entry prevents a repeated call until then
+                self._keeper_calls.pop((operation, attempt), None)
         except WorldError as error:
-            self._keeper_calls[what, copy] = self._world.clock.now_ms()
-            if what == "start":
-                self._start_queue.release(copy)
+            self._keeper_calls[operation, attempt] = self._world.clock.now_ms()
+            if operation == "start":
+                self._start_queue.release(attempt)
                 self.starts.add("failed")
-            self._log(f"{what} {copy.key}: {error}", **log_fields(node, copy))
-        self._enqueue(node, copy.key)
+            self._log(f"{operation} {attempt.key}: {error}", **log_fields(node, attempt))
+        self._enqueue(node, attempt.key)
 
-    async def _release_slot(self, copy: AttemptId, after_ms: int) -> None:
-        await self._world.clock.sleep_ms(after_ms)
-        self._start_queue.release(copy)
+    async def _release_slot(self, attempt: AttemptId, delay_ms: int) -> None:
+        await self._world.clock.sleep_ms(delay_ms)
+        self._start_queue.release(attempt)
         self._wake.set()
 
-    async def _start(self, site: HostedNode, start: StartAction) -> None:
-        known, asked = site.records.get(start.attempt), start.generation.spec.template.ports
-        ports = known.ports if known is not None else await self._assign_ports({port.name: port.port for port in asked})
-        making = site.reconciler.preparations.get(start.attempt)
-        prepared = making.inputs if making is not None and making.inputs is not None else NO_INPUTS
-        order = build_order(site.settings, start.attempt, start.replica, start.generation, ports, prepared)
-        fence, rooms = fence_ms(start.generation), (site.settings.logs, site.settings.attempt_directory(start.attempt))
-        kept = await self._keeper.start(
-            order, restarts=start.restarts, fence_ms=fence, grace_ms=self._timing.kill_grace_ms, ports=ports, directories=rooms
+    async def _start(self, hosted: HostedNode, start: StartAction) -> None:
+        known, port_specs = hosted.records.get(start.attempt), start.generation.spec.template.ports
+        ports = known.ports if known is not None else await self._assign_ports({port.name: port.port for port in port_specs})
+        preparation = hosted.reconciler.preparations.get(start.attempt)
+        inputs = preparation.inputs if preparation is not None and preparation.inputs is not None else NO_INPUTS
+        spec = build_process_spec(hosted.settings, start.attempt, start.replica, start.generation, ports, inputs)
+        fence, directories = (
+            fence_ms(start.generation),
+            (hosted.settings.logs, hosted.settings.attempt_directory(start.attempt)),
         )
-        self._spawn(self._release_slot(start.attempt, slot_hold_ms(order)), f"turn of {start.attempt.key}")
-        if kept is not None and kept.number == NO_START:
-            raise DiskError(kept.failed, kept.cure)
-        self._keeper_calls.pop(("end", start.attempt), None)
-        self.starts.add("begun" if kept is not None else "late")
-        self._log_debug("process started", number=start.restarts, late=kept is None, **log_fields(site.name, start.attempt))
-        if kept is not None:
-            self._apply_record(kept)
+        record = await self._keeper.start(
+            spec,
+            restarts=start.restarts,
+            fence_ms=fence,
+            grace_ms=self._timing.kill_grace_ms,
+            ports=ports,
+            directories=directories,
+        )
+        self._spawn(self._release_slot(start.attempt, slot_hold_ms(spec)), f"slot of {start.attempt.key}")
+        if record is not None and record.number == NO_START:
+            raise DiskError(record.failed, record.cure)
+        self._keeper_calls.pop(("stop", start.attempt), None)
+        self.starts.add("begun" if record is not None else "late")
+        self._log_debug("process started", number=start.restarts, late=record is None, **log_fields(hosted.name, start.attempt))
+        if record is not None:
+            self._apply_record(record)
         else:  # the fencing deadline has passed, or the renewal has not reached the keeper yet
             await self._sleep_with_jitter(self._timing.heartbeat_ms // 4)
 
-    def _prepare(self, site: HostedNode, deed: PrepareAction) -> PreparationProgress:
-        making = site.reconciler.preparations[deed.attempt] = PreparationProgress(deed.restarts)
-        kept = site.records.get(deed.attempt)
-        runs = kept is not None and kept.alive
+    def _prepare(self, hosted: HostedNode, action: PrepareAction) -> PreparationProgress:
+        preparation = hosted.reconciler.preparations[action.attempt] = PreparationProgress(action.restarts)
+        record = hosted.records.get(action.attempt)
+        is_running = record is not None and record.alive
 
         async def prepare() -> None:
             began_ms = self._world.clock.now_ms()
-            await self._preparer.prepare(site.settings, deed.attempt, deed.replica, deed.generation, making, is_running=runs)
-            if deed.generation.spec.template.artifacts or deed.generation.spec.template.rootfs:
+            await self._preparer.prepare(
+                hosted.settings, action.attempt, action.replica, action.generation, preparation, is_running=is_running
+            )
+            if action.generation.spec.template.artifacts or action.generation.spec.template.rootfs:
                 self.fetches.add((self._world.clock.now_ms() - began_ms) / 1000)
-            self._enqueue(site.name)
+            self._enqueue(hosted.name)
 
-        making.task = self._create_task(prepare(), f"prepare {deed.attempt.key}")
-        return making
+        preparation.task = self._create_task(prepare(), f"prepare {action.attempt.key}")
+        return preparation
 
-    def _inputs_of(self, site: HostedNode, copy: AttemptId, replica: Replica, generation: GenerationSpec) -> PreparedInputs | None:
+    def _inputs_of(
+        self, hosted: HostedNode, attempt: AttemptId, replica: Replica, generation: GenerationSpec
+    ) -> PreparedInputs | None:
         """Return the prepared inputs of a running attempt, or None while they are being prepared.
 
         An agent that finds a process already running prepares its inputs again, for probes and exec sessions beside it.
         """
         if not needs_preparation(generation.spec.template):
             return NO_INPUTS
-        making = site.reconciler.preparations.get(copy)
-        if making is None:
-            making = self._prepare(site, PrepareAction(copy, replica, generation, site.records[copy].number))
-        return (making.inputs or NO_INPUTS) if making.is_done else None
+        preparation = hosted.reconciler.preparations.get(attempt)
+        if preparation is None:
+            preparation = self._prepare(hosted, PrepareAction(attempt, replica, generation, hosted.records[attempt].number))
+        return (preparation.inputs or NO_INPUTS) if preparation.is_done else None
 
-    def _abandon_unneeded(self, site: HostedNode) -> None:
-        mind = site.reconciler
-        for copy in [copy for copy in mind.preparations if copy not in site.records and not mind.should_run(self.assignments, copy)]:
-            task = mind.preparations.pop(copy).task
-            self._spawn(self._abandon(site.settings, copy, task), f"abandon {copy.key}")
+    def _abandon_unneeded(self, hosted: HostedNode) -> None:
+        reconciler = hosted.reconciler
+        for attempt in [
+            attempt
+            for attempt in reconciler.preparations
+            if attempt not in hosted.records and not reconciler.should_run(self.assignments, attempt)
+        ]:
+            task = reconciler.preparations.pop(attempt).task
+            self._spawn(self._abandon(hosted.settings, attempt, task), f"abandon {attempt.key}")
 
-    async def _abandon(self, place: NodeSettings, copy: AttemptId, task: asyncio.Task[None] | None) -> None:
+    async def _abandon(self, settings: NodeSettings, attempt: AttemptId, task: asyncio.Task[None] | None) -> None:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await self._preparer.abandon(place, copy)
+        await self._preparer.abandon(settings, attempt)
 
-    async def _assign_ports(self, wanted: dict[str, int]) -> dict[str, int]:
-        free = iter(await self._world.ports.find_free(sum(port == 0 for port in wanted.values())))
-        return {name: port or next(free) for name, port in wanted.items()}
+    async def _assign_ports(self, requested: dict[str, int]) -> dict[str, int]:
+        free = iter(await self._world.ports.find_free(sum(port == 0 for port in requested.values())))
+        return {name: port or next(free) for name, port in requested.items()}
 
-    async def _forget(self, site: HostedNode, copy: AttemptId) -> None:
-        await self._keeper.forget(copy)
-        site.records.pop(copy, None)
-        making = site.reconciler.preparations.pop(copy, None)
-        if making is not None and making.task is not None:
-            making.task.cancel()
-        self._preparer.forget(copy)
-        for known in (self._backoff_until_ms, self._failures):
-            known.pop(copy.key, None)
-        self._keeper_calls.pop(("end", copy), None)
+    async def _forget(self, hosted: HostedNode, attempt: AttemptId) -> None:
+        await self._keeper.forget(attempt)
+        hosted.records.pop(attempt, None)
+        preparation = hosted.reconciler.preparations.pop(attempt, None)
+        if preparation is not None and preparation.task is not None:
+            preparation.task.cancel()
+        self._preparer.forget(attempt)
+        for per_key in (self._backoff_until_ms, self._failures):
+            per_key.pop(attempt.key, None)
+        self._keeper_calls.pop(("stop", attempt), None)
         with suppress(DiskError):
-            await self._batched_offload(lambda: self._world.disk.remove_tree(site.settings.attempt_directory(copy)))
+            await self._batched_offload(lambda: self._world.disk.remove_tree(hosted.settings.attempt_directory(attempt)))
 
-    # -- helpers
-    # ----------------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _sleep_with_jitter(self, ms: int) -> None:
         await self._world.clock.sleep_ms(ms // 2 + self._rng.jitter_ms(max(1, ms // 2)))

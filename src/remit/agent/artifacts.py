@@ -18,12 +18,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import NotPrepared, PreparationContext, OnProgress
+from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext
 from remit.agent.run_spec import NO_INPUTS, PreparedInputs
 from remit.agent.setup import CACHE_FILES, CACHE_TREES
 from remit.model.artifacts import Artifact
 from remit.model.kinds import Template
-from remit.world.files.artifacts import FetchLimits, NotFetched, NotUnpacked, FetchPermissions, UnpackLimits
+from remit.world.files.artifacts import FetchLimits, FetchPermissions, NotFetched, NotUnpacked, UnpackLimits
 from remit.world.interfaces import DiskError, World
 
 CACHE_BYTES_MAX: Final = 10 << 30
@@ -68,94 +68,93 @@ class ArtifactCache:
         """Held while entries are added, removed or written to the index."""
 
     @asynccontextmanager
-    async def file(self, wanted: ArtifactRef, tell: OnProgress) -> AsyncGenerator[Path, None]:
+    async def file(self, ref: ArtifactRef, on_progress: OnProgress) -> AsyncGenerator[Path, None]:
         """Yield the path of the file, which stays in the cache within this context. Raises `NotFetched` and `NotPrepared`."""
-        name = f"{CACHE_FILES}/{wanted.name}"
+        name = f"{CACHE_FILES}/{ref.name}"
         with self._pinned(name):
-            async with self._locked(name, tell):
-                if not await self._is_intact(name, wanted.sha256):
-                    await self._fetch(name, wanted, tell)
+            async with self._locked(name, on_progress):
+                if not await self._is_intact(name, ref.sha256):
+                    await self._fetch(name, ref, on_progress)
                 await self._mark_used(name)
             yield self._root / name
 
-    async def tree(self, wanted: ArtifactRef, tell: OnProgress) -> Path:
+    async def tree(self, ref: ArtifactRef, on_progress: OnProgress) -> Path:
         """Return the directory of an unpacked archive, used as a root file system. The caller pins it."""
-        name = f"{CACHE_TREES}/{wanted.name}"
+        name = f"{CACHE_TREES}/{ref.name}"
         with self._pinned(name):
-            async with self._locked(name, tell):
-                known = await self._load_entries()
-                if name not in known or not await self._world.offload(partial(self._world.disk.exists, self._root / name)):
-                    await self._unpack(name, wanted, tell)
+            async with self._locked(name, on_progress):
+                entries = await self._load_entries()
+                if name not in entries or not await self._world.offload(partial(self._world.disk.exists, self._root / name)):
+                    await self._unpack(name, ref, on_progress)
                 await self._mark_used(name)
         return self._root / name
 
-    def pin(self, wanted: ArtifactRef) -> Callable[[], None]:
-        """Keep the tree of `wanted` in the cache until the returned function is called."""
-        pinned = self._pinned(f"{CACHE_TREES}/{wanted.name}")
+    def pin(self, ref: ArtifactRef) -> Callable[[], None]:
+        """Keep the tree of `ref` in the cache until the returned function is called."""
+        pinned = self._pinned(f"{CACHE_TREES}/{ref.name}")
         pinned.__enter__()
         return lambda: pinned.__exit__(None, None, None)
 
-    # -- fetching and unpacking
-    # ---------------------------------------------------------------------------------------------------
+    # -- fetching and unpacking ----------------------------------------------------------------------------------------
 
-    async def _fetch(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
-        to, coming = self._root / name, self._root / f"{name}{PARTIAL_SUFFIX}"
+    async def _fetch(self, name: str, ref: ArtifactRef, on_progress: OnProgress) -> None:
+        final, temporary = self._root / name, self._root / f"{name}{PARTIAL_SUFFIX}"
         bounds = FetchLimits()._replace(bytes_max=min(self._bytes_max, FetchLimits().bytes_max))
         until_ms = self._world.clock.now_ms() + bounds.total_ms
-        shown = wanted.source[:120]
+        source = ref.source[:120]
 
-        def told(come: int, total: int) -> None:
+        def report(received: int, total: int) -> None:
             of = f" of {_mib(total)}" if total else ""
-            tell(f"fetching {_mib(come)}{of} MiB of {shown}")
+            on_progress(f"fetching {_mib(received)}{of} MiB of {source}")
 
-        tell(f"fetching {shown}")
-        for number in range(1, FETCH_ATTEMPTS + 1):
+        on_progress(f"fetching {source}")
+        for attempt in range(1, FETCH_ATTEMPTS + 1):
             try:
-                left = bounds._replace(total_ms=max(1, until_ms - self._world.clock.now_ms()))
+                limits = bounds._replace(total_ms=max(1, until_ms - self._world.clock.now_ms()))
                 size = await self._world.artifacts.fetch(
-                    wanted.source, coming, sha256=wanted.sha256, permissions=self._permissions, limits=left, on_progress=told
+                    ref.source, temporary, sha256=ref.sha256, permissions=self._permissions, limits=limits, on_progress=report
                 )
                 break
             except NotFetched as error:
-                pause_ms = FETCH_BACKOFF_MS << (number - 1)
-                if not error.retryable or number == FETCH_ATTEMPTS or self._world.clock.now_ms() + pause_ms >= until_ms:
-                    raise NotPrepared(f"{shown} was not fetched: {error.cause}", error.cure) from error
-                tell(f"retrying to fetch {shown} after a failure ({error.cause})")
+                pause_ms = FETCH_BACKOFF_MS << (attempt - 1)
+                if not error.retryable or attempt == FETCH_ATTEMPTS or self._world.clock.now_ms() + pause_ms >= until_ms:
+                    raise NotPrepared(f"{source} was not fetched: {error.cause}", error.cure) from error
+                on_progress(f"retrying to fetch {source} after a failure ({error.cause})")
                 await self._world.clock.sleep_ms(pause_ms)
-        await self._publish(name, coming, to, CacheEntry(size))
+        await self._publish(name, temporary, final, CacheEntry(size))
 
-    async def _unpack(self, name: str, wanted: ArtifactRef, tell: OnProgress) -> None:
-        coming = self._root / f"{name}{PARTIAL_SUFFIX}"
-        async with self.file(wanted, tell) as archive:
-            tell(f"unpacking {wanted.source[:120]}")
-            await self._world.offload(partial(self._world.disk.remove_tree, coming))
+    async def _unpack(self, name: str, ref: ArtifactRef, on_progress: OnProgress) -> None:
+        temporary = self._root / f"{name}{PARTIAL_SUFFIX}"
+        async with self.file(ref, on_progress) as archive:
+            on_progress(f"unpacking {ref.source[:120]}")
+            await self._world.offload(partial(self._world.disk.remove_tree, temporary))
             try:
-                unpacked = await self._world.artifacts.unpack(archive, coming, below=coming, limits=ROOTFS_BOUNDS)
+                unpacked = await self._world.artifacts.unpack(archive, temporary, below=temporary, limits=ROOTFS_BOUNDS)
             except BaseException:
-                await self._world.offload(partial(self._world.disk.remove_tree, coming))
+                await self._world.offload(partial(self._world.disk.remove_tree, temporary))
                 raise
-            await self._publish(name, coming, self._root / name, CacheEntry(unpacked.bytes))
+            await self._publish(name, temporary, self._root / name, CacheEntry(unpacked.bytes))
 
-    async def _publish(self, name: str, coming: Path, to: Path, entry: CacheEntry) -> None:
-        """Move a complete entry to its final name, after evicting least recently used entries to make room."""
-        known = await self._load_entries()
+    async def _publish(self, name: str, temporary: Path, final: Path, entry: CacheEntry) -> None:
+        """Move a complete entry to its final name, after evicting least recently used entries."""
+        entries = await self._load_entries()
         async with self._index_lock:
-            await self._remove(to)
-            if not await self._evict_for(known, entry.bytes):
-                await self._remove(coming)
+            await self._remove(final)
+            if not await self._evict_for(entries, entry.bytes):
+                await self._remove(temporary)
                 cause = f"{_mib(entry.bytes)} MiB do not fit in the artifact cache of {_mib(self._bytes_max)} MiB"
                 cure = "raise the agent's --artifact-cache, or use fewer or smaller artifacts at the same time"
                 raise NotPrepared(cause, cure)
-            await self._world.artifacts.publish(coming, to)
-            entry.stamp = await self._world.artifacts.change_stamp(to)
-            known[name] = entry
+            await self._world.artifacts.publish(temporary, final)
+            entry.stamp = await self._world.artifacts.change_stamp(final)
+            entries[name] = entry
 
     async def _is_intact(self, name: str, sha256: str) -> bool:
         """Return whether the cached file is unchanged. An unchanged stamp is proof; otherwise (moved or restored files) it is
         hashed.
         """
-        known, path = await self._load_entries(), self._root / name
-        entry, stamp = known.get(name), await self._world.artifacts.change_stamp(path)
+        entries, path = await self._load_entries(), self._root / name
+        entry, stamp = entries.get(name), await self._world.artifacts.change_stamp(path)
         if entry is None or not stamp:
             return False
         if stamp == entry.stamp:
@@ -166,18 +165,17 @@ class ArtifactCache:
                 return True
         return False
 
-    # -- index and eviction
-    # -------------------------------------------------------------------------------------------------------
+    # -- index and eviction --------------------------------------------------------------------------------------------
 
-    async def _evict_for(self, known: dict[str, CacheEntry], wanted: int) -> bool:
-        total = sum(one.bytes for one in known.values())
-        for name in sorted(known, key=lambda name: known[name].used):
-            if total + wanted <= self._bytes_max:
+    async def _evict_for(self, entries: dict[str, CacheEntry], size: int) -> bool:
+        total = sum(entry.bytes for entry in entries.values())
+        for name in sorted(entries, key=lambda name: entries[name].used):
+            if total + size <= self._bytes_max:
                 break
             if name not in self._pins:
-                total -= known.pop(name).bytes
+                total -= entries.pop(name).bytes
                 await self._remove(self._root / name)
-        return total + wanted <= self._bytes_max
+        return total + size <= self._bytes_max
 
     async def _remove(self, path: Path) -> None:
         """Remove a file or a tree."""
@@ -186,49 +184,48 @@ class ArtifactCache:
             await self._world.offload(partial(self._world.disk.remove, path))
 
     async def _mark_used(self, name: str) -> None:
-        known = await self._load_entries()
+        entries = await self._load_entries()
         self._uses += 1
-        known[name].used = self._uses
+        entries[name].used = self._uses
         async with self._index_lock:
             with suppress(DiskError):  # a lost index only causes files to be fetched again
-                written = msgspec.json.encode(known)
-                await self._world.offload(partial(self._world.disk.write_atomically, self._root / INDEX, written))
+                data = msgspec.json.encode(entries)
+                await self._world.offload(partial(self._world.disk.write_atomically, self._root / INDEX, data))
 
     async def _load_entries(self) -> dict[str, CacheEntry]:
         if self._entries is None:
             async with self._index_lock:
                 if self._entries is None:  # another task may have read it meanwhile
                     entries = await self._world.offload(self._read_index)
-                    self._uses = max((one.used for one in entries.values()), default=0)
+                    self._uses = max((entry.used for entry in entries.values()), default=0)
                     self._entries = entries
         return self._entries
 
     def _read_index(self) -> dict[str, CacheEntry]:
         """Read the index and remove all entries it does not name: they are incomplete, or of an unknown tenant."""
-        disk, found = self._world.disk, {}
+        disk, index = self._world.disk, {}
         with suppress(DiskError, msgspec.DecodeError):
-            found = msgspec.json.decode(disk.read(self._root / INDEX), type=dict[str, CacheEntry])
-        kept: dict[str, CacheEntry] = {}
-        for sort in (CACHE_FILES, CACHE_TREES):
-            disk.make_directory(self._root / sort, durably=False)
-            for name in disk.list(self._root / sort):
-                place = f"{sort}/{name}"
-                if place in found:
-                    kept[place] = found[place]
+            index = msgspec.json.decode(disk.read(self._root / INDEX), type=dict[str, CacheEntry])
+        entries: dict[str, CacheEntry] = {}
+        for kind in (CACHE_FILES, CACHE_TREES):
+            disk.make_directory(self._root / kind, durably=False)
+            for name in disk.list(self._root / kind):
+                path = f"{kind}/{name}"
+                if path in index:
+                    entries[path] = index[path]
                 else:
-                    disk.remove_tree(self._root / place)
+                    disk.remove_tree(self._root / path)
                     with suppress(DiskError):
-                        disk.remove(self._root / place)
-        return kept
+                        disk.remove(self._root / path)
+        return entries
 
-    # -- locks and pins
-    # -----------------------------------------------------------------------------------------------------------
+    # -- locks and pins ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _locked(self, name: str, tell: OnProgress) -> AsyncGenerator[None, None]:
+    async def _locked(self, name: str, on_progress: OnProgress) -> AsyncGenerator[None, None]:
         lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked():
-            tell("waiting for another replica that is fetching the same file")
+            on_progress("waiting for another replica that is fetching the same file")
         async with lock:
             yield
         if name not in self._pins or self._pins[name] <= 1:
@@ -257,11 +254,13 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f}" if size >= 10 << 20 else f"{size / (1 << 20):.1f}"
 
 
-_INSTALL_BWRAP: Final = "install bubblewrap on the node (apt install bubblewrap), or restrict the workload to nodes that have it"
+_INSTALL_BWRAP: Final = (
+    "install bubblewrap on the node (apt install bubblewrap), or restrict the workload to nodes that have it"
+)
 
 
 class ArtifactStep:
-    """Implements `preparation.Step`. Each artifact is copied from the cache, so that a process can modify its own copy only."""
+    """Implements `PreparationStep`. Each artifact is copied from the cache, so that a process can modify its own copy only."""
 
     def __init__(self, world: World, cache: ArtifactCache) -> None:
         self._world, self._cache = world, cache
@@ -269,31 +268,31 @@ class ArtifactStep:
     def applies_to(self, template: Template, /) -> bool:
         return bool(template.artifacts)
 
-    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        if subject.is_new:
-            for number, artifact in enumerate(subject.template.artifacts):
+    async def prepare(self, context: PreparationContext, directory: Path, on_progress: OnProgress, /) -> PreparedInputs:
+        if context.is_new:
+            for index, artifact in enumerate(context.template.artifacts):
                 try:
-                    await self._place(subject, artifact, room, tell)
+                    await self._place(context, artifact, directory, on_progress)
                 except NotUnpacked as error:
-                    cause = f"template.artifacts[{number}] cannot be placed: {error.cause}"
+                    cause = f"template.artifacts[{index}] cannot be placed: {error.cause}"
                     raise NotPrepared(cause, error.cure) from error
         return NO_INPUTS
 
-    def forget(self, copy: AttemptId, /) -> None:
+    def forget(self, attempt: AttemptId, /) -> None:
         pass
 
     def retain_only(self, known: Collection[str], /) -> None:
         pass
 
-    async def _place(self, subject: PreparationContext, artifact: Artifact, room: Path, tell: OnProgress) -> None:
-        user, carrier = subject.user, self._world.artifacts
-        wanted = ArtifactRef(subject.replica.metadata.tenant, artifact.source, artifact.sha256)
-        async with self._cache.file(wanted, tell) as file:
+    async def _place(self, context: PreparationContext, artifact: Artifact, directory: Path, on_progress: OnProgress) -> None:
+        user, artifacts = context.user, self._world.artifacts
+        ref = ArtifactRef(context.replica.metadata.tenant, artifact.source, artifact.sha256)
+        async with self._cache.file(ref, on_progress) as file:
             if artifact.unpack:
-                tell(f"unpacking {artifact.source[:120]}")
-                await carrier.unpack(file, room / artifact.path, below=room, user=user)
+                on_progress(f"unpacking {artifact.source[:120]}")
+                await artifacts.unpack(file, directory / artifact.path, below=directory, user=user)
             else:
-                await carrier.place(file, room / _file_path(artifact), below=room, user=user)
+                await artifacts.place(file, directory / _file_path(artifact), below=directory, user=user)
 
 
 def _file_path(artifact: Artifact) -> PurePosixPath:
@@ -306,7 +305,7 @@ def _file_path(artifact: Artifact) -> PurePosixPath:
 
 
 class RootfsStep:
-    """Implements `preparation.Step`. A root file system is unpacked once and mounted read-only, shared by all attempts of a
+    """Implements `PreparationStep`. A root file system is unpacked once and mounted read-only, shared by all attempts of a
     tenant.
     """
 
@@ -317,8 +316,8 @@ class RootfsStep:
     def applies_to(self, template: Template, /) -> bool:
         return template.rootfs is not None
 
-    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        root = subject.template.rootfs
+    async def prepare(self, context: PreparationContext, directory: Path, on_progress: OnProgress, /) -> PreparedInputs:
+        root = context.template.rootfs
         if root is None:
             return NO_INPUTS
         if not self._world.runner.isolation_support().sandbox:
@@ -329,18 +328,18 @@ class RootfsStep:
                 cure = "start the agent with --host-path for that directory, or use a permitted one"
                 raise NotPrepared(f"root directory {root.directory} is not permitted on this node", cure)
             return PreparedInputs(root=found)
-        wanted = ArtifactRef(subject.replica.metadata.tenant, root.source, root.sha256)
-        if subject.attempt not in self._pins:
-            self._pins[subject.attempt] = self._cache.pin(wanted)
+        ref = ArtifactRef(context.replica.metadata.tenant, root.source, root.sha256)
+        if context.attempt not in self._pins:
+            self._pins[context.attempt] = self._cache.pin(ref)
         try:
-            return PreparedInputs(root=await self._cache.tree(wanted, tell))
+            return PreparedInputs(root=await self._cache.tree(ref, on_progress))
         except NotUnpacked as error:
             raise NotPrepared(f"template.rootfs cannot be unpacked: {error.cause}", error.cure) from error
 
-    def forget(self, copy: AttemptId, /) -> None:
-        let_go = self._pins.pop(copy, None)
-        if let_go is not None:
-            let_go()
+    def forget(self, attempt: AttemptId, /) -> None:
+        unpin = self._pins.pop(attempt, None)
+        if unpin is not None:
+            unpin()
 
     def retain_only(self, known: Collection[str], /) -> None:
         pass

@@ -54,44 +54,46 @@ class Assignments:
 
     def on_node(self, node: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Assignment]]:
         """Iterate over the replicas of a node, or over those of `keys` that are on it."""
-        here = self._by_node.get(node, {})
-        return ((key, self._replicas[key]) for key in (tuple(here) if keys is None else keys) if key in here)
+        on_node = self._by_node.get(node, {})
+        return ((key, self._replicas[key]) for key in (tuple(on_node) if keys is None else keys) if key in on_node)
 
     def spec_of(self, replica: Replica) -> GenerationSpec | None:
         meta, spec = replica.metadata, replica.spec
         return self._generations.get(generation_name(meta.tenant, spec.workload, spec.generation))
 
-    def apply(self, told: AssignmentsUpdate) -> dict[str, str]:
+    def apply(self, update: AssignmentsUpdate) -> dict[str, str]:
         """Apply a message. Returns the keys of changed replicas and the nodes they are, or were, on."""
-        gone = tuple(self._replicas.keys() - {row.key for row in told.replicas}) if told.whole else told.gone
-        if told.whole:
+        removed = tuple(self._replicas.keys() - {row.key for row in update.replicas}) if update.whole else update.gone
+        if update.whole:
             self._nodes.clear()
             self._generations.clear()
-        news = {key: old.replica.status.node for key in sorted(gone) if (old := self._replicas.get(key)) is not None}
-        for key in news:
+        changed = {key: old.replica.status.node for key in sorted(removed) if (old := self._replicas.get(key)) is not None}
+        for key in changed:
             self._forget(key)
-        for generation in told.generations:
+        for generation in update.generations:
             self._generations[_generation_name_of(generation)] = generation.spec
-        for row in told.replicas:
+        for row in update.replicas:
             self._forget(row.key)
             self._replicas[row.key] = Assignment(row.replica, row.revision)
             self._by_node.setdefault(row.replica.status.node, {})[row.key] = None
-            news[row.key] = row.replica.status.node
-        for name, (node, revision) in told.nodes.items():
+            changed[row.key] = row.replica.status.node
+        for name, (node, revision) in update.nodes.items():
             self._nodes[name] = node, revision
-        for name in told.nodes_gone:
+        for name in update.nodes_gone:
             self._nodes.pop(name, None)
-        self.incarnation, self.revision = told.incarnation, told.revision
-        self._as_of_ms = self._clock.now_ms() - told.age_ms
-        return news
+        self.incarnation, self.revision = update.incarnation, update.revision
+        self._as_of_ms = self._clock.now_ms() - update.age_ms
+        return changed
 
     def drop_unused_generations(self) -> None:
         """Drop generations that no replica on these nodes belongs to."""
-        wanted: Mapping[str, None] = dict.fromkeys(
-            generation_name(one.replica.metadata.tenant, one.replica.spec.workload, one.replica.spec.generation)
-            for one in self._replicas.values()
+        used: Mapping[str, None] = dict.fromkeys(
+            generation_name(
+                assignment.replica.metadata.tenant, assignment.replica.spec.workload, assignment.replica.spec.generation
+            )
+            for assignment in self._replicas.values()
         )
-        for name in [name for name in self._generations if name not in wanted]:
+        for name in [name for name in self._generations if name not in used]:
             del self._generations[name]
 
     def _forget(self, key: str) -> None:
@@ -124,9 +126,9 @@ REPORTED_MAX: Final = 50
 WAITING_FOR_SLOT: Final = "waiting for a start slot: other processes are being started on this machine"
 
 
-def slot_hold_ms(order: ProcessSpec) -> int:
+def slot_hold_ms(spec: ProcessSpec) -> int:
     """Return how long a start keeps its slot after the keeper reported it."""
-    return SANDBOX_SETUP_MS if order.sandbox == "bwrap" else 0
+    return SANDBOX_SETUP_MS if spec.sandbox == "bwrap" else 0
 
 
 class StartQueue:
@@ -139,21 +141,21 @@ class StartQueue:
         self._queue: dict[AttemptId, str] = {}
         """Waiting attempts with their node, in FIFO order."""
 
-    def may_start(self, copy: AttemptId, node: str) -> bool:
+    def may_start(self, attempt: AttemptId, node: str) -> bool:
         """Return whether the attempt may start now or is already starting. If not, it is queued."""
-        if copy in self._starting or copy in self._admitted or (not self._queue and self._free_slots > 0):
+        if attempt in self._starting or attempt in self._admitted or (not self._queue and self._free_slots > 0):
             return True
-        self._queue.setdefault(copy, node)
+        self._queue.setdefault(attempt, node)
         return False
 
-    def mark_starting(self, copy: AttemptId) -> None:
-        self._admitted.pop(copy, None)
-        self._queue.pop(copy, None)
-        self._starting[copy] = None
+    def mark_starting(self, attempt: AttemptId) -> None:
+        self._admitted.pop(attempt, None)
+        self._queue.pop(attempt, None)
+        self._starting[attempt] = None
 
-    def release(self, copy: AttemptId) -> None:
+    def release(self, attempt: AttemptId) -> None:
         """Release the slot of an attempt, whether it started or failed."""
-        self._starting.pop(copy, None)
+        self._starting.pop(attempt, None)
 
     def admit(self) -> list[tuple[str, AttemptId]]:
         """Admit waiting attempts to the free slots. Returns them with their nodes.
@@ -161,20 +163,20 @@ class StartQueue:
         An attempt admitted by the previous call that has not started since loses its slot.
         """
         self._admitted.clear()
-        called = [(node, copy) for copy, node in islice(self._queue.items(), max(0, self._free_slots))]
-        for _, copy in called:
-            del self._queue[copy]
-            self._admitted[copy] = None
-        return called
+        admitted = [(node, attempt) for attempt, node in islice(self._queue.items(), max(0, self._free_slots))]
+        for _, attempt in admitted:
+            del self._queue[attempt]
+            self._admitted[attempt] = None
+        return admitted
 
     def waiting_by_node(self) -> dict[str, list[AttemptId]]:
         """Return the first waiting attempts of each node."""
-        found: dict[str, list[AttemptId]] = {}
-        for copy, node in self._queue.items():
-            there = found.setdefault(node, [])
-            if len(there) < REPORTED_MAX:
-                there.append(copy)
-        return found
+        waiting: dict[str, list[AttemptId]] = {}
+        for attempt, node in self._queue.items():
+            attempts = waiting.setdefault(node, [])
+            if len(attempts) < REPORTED_MAX:
+                attempts.append(attempt)
+        return waiting
 
     @property
     def _free_slots(self) -> int:

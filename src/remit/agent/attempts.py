@@ -71,9 +71,9 @@ def attempt_from_env(env: Mapping[str, str]) -> AttemptId:
     return AttemptId(env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]))
 
 
-def log_fields(node: str, copy: AttemptId) -> dict[str, object]:
+def log_fields(node: str, attempt: AttemptId) -> dict[str, object]:
     """Return the fields that identify an attempt in a structured log line."""
-    return {"node": node, "replica": copy.key, "attempt": copy.number, "uid": copy.uid}
+    return {"node": node, "replica": attempt.key, "attempt": attempt.number, "uid": attempt.uid}
 
 
 def result_of(ended: ExitStatus) -> str:

@@ -28,10 +28,10 @@ import msgspec
 from msgspec import Struct
 
 from remit.agent.attempts import AttemptId
-from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest, LogsRequest
-from remit.model.wire.exec_frames import ExecStarted, ExecExit, ExecFrameType, ExecRejected
-from remit.model.wire.exec_frames import TerminalSize as Asked
-from remit.world.interfaces import ExitStatus, FileMissing, NotStarted, ProcessSpec, LogChunk, ProcessHandle, LogFiles, World
+from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest, LogsRequest
+from remit.model.wire.exec_frames import ExecExit, ExecFrameType, ExecRejected, ExecStarted
+from remit.model.wire.exec_frames import TerminalSize as RequestedSize
+from remit.world.interfaces import ExitStatus, FileMissing, LogChunk, LogFiles, NotStarted, ProcessHandle, ProcessSpec, World
 from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
 
 CHUNK_BYTES: Final = 64 << 10
@@ -60,62 +60,66 @@ class LogService:
         raise CallbackRejected("logs are streamed; open a stream instead of a request")
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        asked = self._decode_request(body)
-        copy = AttemptId(asked.key, asked.uid, asked.attempt)
-        names = [name for name, end in zip(copy.log_names, ("stdout", "stderr"), strict=True) if asked.stream in (end, "both")]
-        directory = await self._find_directory(copy, names, follow=asked.follow)
+        request = self._decode_request(body)
+        attempt = AttemptId(request.key, request.uid, request.attempt)
+        names = [
+            name for name, end in zip(attempt.log_names, ("stdout", "stderr"), strict=True) if request.stream in (end, "both")
+        ]
+        directory = await self._find_directory(attempt, names, follow=request.follow)
         yield b""  # an empty item tells the caller that the request was accepted
         if directory is None:
-            yield f"-- no logs of attempt {copy.number} are stored: it has not started, or is too old --\n".encode()
+            yield f"-- no logs of attempt {attempt.number} are stored: it has not started, or is too old --\n".encode()
             return
-        positions = {name: await self._tail_offset(directory, name, asked.tail) for name in names}
+        positions = {name: await self._tail_offset(directory, name, request.tail) for name in names}
         while True:
             # Checked before the files are read, so that the last output is not missed.
-            over = not asked.follow or not self._find_logs(copy)[1]
+            is_last = not request.follow or not self._find_logs(attempt)[1]
             for name in names:
                 async for data in self._new_output(directory, name, positions):
                     yield data
-            if over:
+            if is_last:
                 return
             await self._world.clock.sleep_ms(LOG_POLL_MS)
 
     def _decode_request(self, body: bytes) -> LogsRequest:
         try:
-            asked = _logs_decoder.decode(body)
+            request = _logs_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise CallbackRejected(f"the request cannot be decoded ({error}); run server and agent at the same version") from error
-        if not hmac.compare_digest(asked.token.encode(), self._token):
+            raise CallbackRejected(
+                f"the request cannot be decoded ({error}); run server and agent at the same version"
+            ) from error
+        if not hmac.compare_digest(request.token.encode(), self._token):
             raise CallbackRejected("the token is not this agent's callback token")
-        if not _UID.fullmatch(asked.uid) or asked.attempt < 0:
+        if not _UID.fullmatch(request.uid) or request.attempt < 0:
             raise CallbackRejected("key, uid and attempt do not name an attempt of a replica")
-        return asked
+        return request
 
-    async def _find_directory(self, copy: AttemptId, names: list[str], *, follow: bool) -> Path | None:
+    async def _find_directory(self, attempt: AttemptId, names: list[str], *, follow: bool) -> Path | None:
         """Return the directory that contains any of these files; None if there is none. With `follow`, wait until one appears.
         """
         while True:
-            places, goes_on = self._find_logs(copy)
-            for directory in places:
+            directories, may_continue = self._find_logs(attempt)
+            for directory in directories:
                 for name in names:
                     with suppress(FileMissing):
                         await self._world.offload(partial(self._log_files.span, directory, name))
                         return directory
-            if not goes_on or not follow:
+            if not may_continue or not follow:
                 return None
             await self._world.clock.sleep_ms(LOG_POLL_MS)
 
     async def _new_output(self, directory: Path, name: str, positions: dict[str, int]) -> AsyncGenerator[bytes, None]:
         """Yield the bytes written since the last call. `positions` holds the offset up to which each file was sent."""
         while True:
-            piece = await self._read(directory, name, positions[name])
-            if not piece.data:
+            chunk = await self._read(directory, name, positions[name])
+            if not chunk.data:
                 return
-            if piece.start > positions[name]:
-                yield f"-- {piece.start - positions[name]} bytes were removed by log rotation --\n".encode()
+            if chunk.start > positions[name]:
+                yield f"-- {chunk.start - positions[name]} bytes were removed by log rotation --\n".encode()
             # End at the last complete line, so that lines of the two streams do not mix. The rest follows with the next chunk.
-            whole = piece.data.rfind(b"\n") + 1 if len(piece.data) == CHUNK_BYTES else len(piece.data)
-            data = piece.data[: whole or len(piece.data)]
-            positions[name] = piece.start + len(data)
+            complete = chunk.data.rfind(b"\n") + 1 if len(chunk.data) == CHUNK_BYTES else len(chunk.data)
+            data = chunk.data[: complete or len(chunk.data)]
+            positions[name] = chunk.start + len(data)
             yield data
 
     async def _tail_offset(self, directory: Path, name: str, tail: int | None) -> int:
@@ -126,28 +130,28 @@ class LogService:
             return 0
         if tail is None:
             return first
-        left, at, last = min(max(tail, 0), TAIL_LINES_MAX), end, True
-        while left and at > first:
-            start = max(first, at - CHUNK_BYTES)
-            data = await self._read_range(directory, name, start, at)
+        remaining, position, last = min(max(tail, 0), TAIL_LINES_MAX), end, True
+        while remaining and position > first:
+            start = max(first, position - CHUNK_BYTES)
+            data = await self._read_range(directory, name, start, position)
             # The newline at the end of the file starts no line.
             cut = len(data) - 1 if last and data.endswith(b"\n") else len(data)
             last = False
             while (cut := data.rfind(b"\n", 0, cut)) >= 0:
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     return start + cut + 1
-            at = start
-        return first if left else end
+            position = start
+        return first if remaining else end
 
     async def _read_range(self, directory: Path, name: str, start: int, end: int) -> bytes:
         """Read a range, also across rotated files. Stops where bytes were removed by rotation."""
         data = b""
         while start + len(data) < end:
-            piece = await self._read(directory, name, start + len(data))
-            if not piece.data or piece.start != start + len(data):
+            chunk = await self._read(directory, name, start + len(data))
+            if not chunk.data or chunk.start != start + len(data):
                 break
-            data += piece.data
+            data += chunk.data
         return data[: end - start]
 
     async def _read(self, directory: Path, name: str, start: int) -> LogChunk:
@@ -175,11 +179,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RunningAttempt(NamedTuple):
-    """A running attempt: its node, its process, and the order it was started with."""
+    """A running attempt: its node, its process, and the spec it was started with."""
 
     node: str
-    running: ProcessHandle
-    order: ProcessSpec
+    process: ProcessHandle
+    spec: ProcessSpec
 
 
 FindAttempt = Callable[[AttemptId], RunningAttempt | None]
@@ -206,104 +210,109 @@ class ExecService:
         return len(self._sessions)
 
     async def request(self, body: bytes, /) -> bytes:
-        fed = self._decode_request(_feed_decoder, body)
-        talk = self._sessions.get(fed.session)
-        if talk is None or talk.session is None:
+        message = self._decode_request(_feed_decoder, body)
+        state = self._sessions.get(message.session)
+        if state is None or state.session is None:
             return b""  # the session has ended meanwhile, as its stream reports
-        talk.active_ms = self._world.clock.now_ms()
-        if fed.window is not None:
-            talk.session.resize(_window(fed.window))
-        await talk.session.write(fed.data)
-        if fed.over:
-            talk.session.close_input()
+        state.active_ms = self._world.clock.now_ms()
+        if message.window is not None:
+            state.session.resize(_window(message.window))
+        await state.session.write(message.data)
+        if message.over:
+            state.session.close_input()
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        asked = self._decode_request(_exec_decoder, body)
-        if asked.session in self._sessions:
+        request = self._decode_request(_exec_decoder, body)
+        if request.session in self._sessions:
             raise CallbackRejected("a session of that name is in progress")
-        copy = AttemptId(asked.key, asked.uid, asked.attempt)
-        tenant = asked.key.split("/")[1] if asked.key.count("/") == 2 else ""
-        if (full := self._limit_reached(tenant)) is not None:
-            yield _frame(ExecFrameType.REFUSED, full)
+        attempt = AttemptId(request.key, request.uid, request.attempt)
+        tenant = request.key.split("/")[1] if request.key.count("/") == 2 else ""
+        if (rejection := self._limit_reached(tenant)) is not None:
+            yield _frame(ExecFrameType.REFUSED, rejection)
             return
-        talk = self._sessions[asked.session] = _ExecState(tenant, self._world.clock.now_ms())
+        state = self._sessions[request.session] = _ExecState(tenant, self._world.clock.now_ms())
         try:
             try:
-                found = self._find(copy)
-                if found is not None:
-                    talk.session = await self._start(found, asked)
+                running = self._find(attempt)
+                if running is not None:
+                    state.session = await self._start(running, request)
             except NotStarted as error:
                 yield _frame(ExecFrameType.REFUSED, ExecRejected(NOT_STARTED, error.cause, error.cure))
                 return
-            if found is None or talk.session is None:
-                cause, cure = f"attempt {copy.number} does not run on this node", "look up its node (remit get replicas), and retry"
+            if running is None or state.session is None:
+                cause, cure = (
+                    f"attempt {attempt.number} does not run on this node",
+                    "look up its node (remit get replicas), and retry",
+                )
                 yield _frame(ExecFrameType.REFUSED, ExecRejected(GONE, cause, cure))
                 return
-            yield _frame(ExecFrameType.STARTED, ExecStarted(asked.key.rpartition("/")[2], copy.number, found.node))
-            async for item in self._output(talk, talk.session, found.running):
+            yield _frame(ExecFrameType.STARTED, ExecStarted(request.key.rpartition("/")[2], attempt.number, running.node))
+            async for item in self._output(state, state.session, running.process):
                 yield item
         finally:
-            del self._sessions[asked.session]
-            if talk.session is not None:
-                await talk.session.close()
+            del self._sessions[request.session]
+            if state.session is not None:
+                await state.session.close()
 
     def _decode_request(self, decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         try:
-            asked = decoder.decode(body)
+            request = decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise CallbackRejected(f"the request cannot be decoded ({error}); run server and agent at the same version") from error
-        if not hmac.compare_digest(asked.token.encode(), self._token):
+            raise CallbackRejected(
+                f"the request cannot be decoded ({error}); run server and agent at the same version"
+            ) from error
+        if not hmac.compare_digest(request.token.encode(), self._token):
             raise CallbackRejected("the token is not this agent's callback token")
-        return asked
+        return request
 
     def _limit_reached(self, tenant: str) -> ExecRejected | None:
         cure = "end a session that is not needed, or retry later"
         if len(self._sessions) >= SESSIONS_MAX:
             return ExecRejected(FULL, f"this node has reached its limit of {SESSIONS_MAX} exec sessions", cure)
-        if sum(talk.tenant == tenant for talk in self._sessions.values()) >= TENANT_SESSIONS_MAX:
+        if sum(state.tenant == tenant for state in self._sessions.values()) >= TENANT_SESSIONS_MAX:
             return ExecRejected(FULL, f"this tenant has reached its limit of {TENANT_SESSIONS_MAX} sessions on this node", cure)
         return None
 
-    async def _start(self, found: RunningAttempt, asked: ExecRequest) -> ExecSession:
-        begin, env = asked.begin, dict(found.order.env)
-        if begin.window is not None and begin.terminal:
-            env["TERM"] = begin.terminal
-        order = found.order._replace(argv=begin.argv, env=env, stdout=None, stderr=None)
-        window = None if begin.window is None else _window(begin.window)
-        session = await self._world.runner.start_exec(found.running, order, window=window)
-        if not begin.stdin and window is None:
+    async def _start(self, running: RunningAttempt, request: ExecRequest) -> ExecSession:
+        command, env = request.begin, dict(running.spec.env)
+        if command.window is not None and command.terminal:
+            env["TERM"] = command.terminal
+        spec = running.spec._replace(argv=command.argv, env=env, stdout=None, stderr=None)
+        window = None if command.window is None else _window(command.window)
+        session = await self._world.runner.start_exec(running.process, spec, window=window)
+        if not command.stdin and window is None:
             session.close_input()
         return session
 
-    async def _output(self, talk: _ExecState, session: ExecSession, beside: ProcessHandle) -> AsyncGenerator[bytes, None]:
+    async def _output(self, state: _ExecState, session: ExecSession, process: ProcessHandle) -> AsyncGenerator[bytes, None]:
         """Yield output frames until the session has ended and its output is complete, then the exit status."""
-        clock, why, ending_ms, silent = self._world.clock, "", 0, False
+        clock, reason, ended_ms, output_closed = self._world.clock, "", 0, False
         reading: asyncio.Future[CommandOutput | None] = asyncio.ensure_future(session.read())
         waiting: asyncio.Future[ExitStatus] = asyncio.ensure_future(session.wait())
         try:
-            while not (silent and ending_ms):
+            while not (output_closed and ended_ms):
                 now_ms = clock.now_ms()
-                if not ending_ms and (waiting.done() or now_ms >= _limit_ms(talk)):
-                    why = "" if waiting.done() else _limit_reason(talk, now_ms)
-                    ending_ms = now_ms
+                if not ended_ms and (waiting.done() or now_ms >= _limit_ms(state)):
+                    reason = "" if waiting.done() else _limit_reason(state, now_ms)
+                    ended_ms = now_ms
                     await session.kill_all()  # also its descendants, which may hold its output streams open
-                until_ms = ending_ms + OUTPUT_DRAIN_MS if ending_ms else _limit_ms(talk)
-                await self._wait_until(until_ms, [*([] if silent else [reading]), *([] if ending_ms else [waiting])])
-                if not silent and reading.done():
-                    said = reading.result()
-                    if said is None:
-                        silent = True  # it closed its output and may still run
+                until_ms = ended_ms + OUTPUT_DRAIN_MS if ended_ms else _limit_ms(state)
+                await self._wait_until(until_ms, [*([] if output_closed else [reading]), *([] if ended_ms else [waiting])])
+                if not output_closed and reading.done():
+                    output = reading.result()
+                    if output is None:
+                        output_closed = True  # it closed its output and may still run
                         continue
-                    talk.active_ms = clock.now_ms()
-                    yield bytes((ExecFrameType.STDERR if said.stream == "stderr" else ExecFrameType.STDOUT,)) + said.data
+                    state.active_ms = clock.now_ms()
+                    yield bytes((ExecFrameType.STDERR if output.stream == "stderr" else ExecFrameType.STDOUT,)) + output.data
                     reading = asyncio.ensure_future(session.read())
-                elif ending_ms and clock.now_ms() >= until_ms:
+                elif ended_ms and clock.now_ms() >= until_ms:
                     break
-            ended = await session.wait()
-            if not why and ended.signal is not None and not self._world.runner.is_alive(beside):
-                why = "its replica ended"
-            yield _frame(ExecFrameType.EXITED, ExecExit(ended.code, ended.signal, why))
+            status = await session.wait()
+            if not reason and status.signal is not None and not self._world.runner.is_alive(process):
+                reason = "its replica ended"
+            yield _frame(ExecFrameType.EXITED, ExecExit(status.code, status.signal, reason))
         finally:
             for task in (reading, waiting):
                 task.cancel()
@@ -317,22 +326,22 @@ class ExecService:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _limit_ms(talk: _ExecState) -> int:
-    return min(talk.active_ms + IDLE_MS_MAX, talk.started_ms + SESSION_MS_MAX)
+def _limit_ms(state: _ExecState) -> int:
+    return min(state.active_ms + IDLE_MS_MAX, state.started_ms + SESSION_MS_MAX)
 
 
-def _limit_reason(talk: _ExecState, now_ms: int) -> str:
-    if now_ms >= talk.started_ms + SESSION_MS_MAX:
+def _limit_reason(state: _ExecState, now_ms: int) -> str:
+    if now_ms >= state.started_ms + SESSION_MS_MAX:
         return f"the session reached its limit of {SESSION_MS_MAX // 3_600_000} hours"
     return f"no input or output for {IDLE_MS_MAX // 60_000} minutes"
 
 
-def _frame(part: ExecFrameType, what: msgspec.Struct) -> bytes:
-    return bytes((part,)) + _encode(what)
+def _frame(frame_type: ExecFrameType, payload: msgspec.Struct) -> bytes:
+    return bytes((frame_type,)) + _encode(payload)
 
 
-def _window(asked: Asked) -> PtySize:
-    return PtySize(asked.rows, asked.columns)
+def _window(request: RequestedSize) -> PtySize:
+    return PtySize(request.rows, request.columns)
 
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
@@ -359,8 +368,8 @@ class CallbackService:
         return await self._log_service.request(body)
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        answered = self._exec_service.stream(body) if _message_type(body) == "exec" else self._log_service.stream(body)
-        async with aclosing(answered) as items:
+        service_stream = self._exec_service.stream(body) if _message_type(body) == "exec" else self._log_service.stream(body)
+        async with aclosing(service_stream) as items:
             async for item in items:
                 yield item
 

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from remit.client.http_transport import HttpResponse, UntrustedCertificate, HttpTransport
+from remit.client.http_transport import HttpResponse, HttpTransport, UntrustedCertificate
 from remit.client.retry import RetryPolicy
-from remit.model.identity import TOKEN_PREFIX, JoinResponse, JoinRequest, RenewRequest, token_digest
-from remit.world.interfaces import Disk, LinkError, FileMissing, ReplyLost, World, WorldError
-from remit.world.net.tls import LinkTls, ClientTlsFiles, server_context, unverified_context
+from remit.model.identity import TOKEN_PREFIX, JoinRequest, JoinResponse, RenewRequest, token_digest
+from remit.world.interfaces import Disk, FileMissing, LinkError, ReplyLost, World, WorldError
+from remit.world.net.tls import LinkTls, Trust, server_context, unverified_context
 
 if TYPE_CHECKING:
     import ssl
@@ -70,7 +70,7 @@ class PendingIdentity(NamedTuple):
 
 
 class Credentials(NamedTuple):
-    """Stored credentials of an agent, in `place`."""
+    """Stored credentials of an agent, in `directory`."""
 
     directory: Path
 
@@ -87,11 +87,11 @@ class Credentials(NamedTuple):
         return (self.directory / "token").read_text().strip()
 
     @property
-    def trust(self) -> ClientTlsFiles:
+    def client_tls(self) -> Trust:
         if not self.uses_tls:
-            return ClientTlsFiles()
+            return Trust()
         ca, calling = self.directory / "servers.pem", str(self.directory / "calling.pem")
-        return ClientTlsFiles(str(ca) if ca.exists() else "", calling, calling)
+        return Trust(str(ca) if ca.exists() else "", calling, calling)
 
     def pending_identity(self, world: World, *, uses_tls: bool, replace: bool = False) -> PendingIdentity:
         """Return the identity of a join in progress, or create a new one. It is on disk when this returns."""
@@ -100,14 +100,18 @@ class Credentials(NamedTuple):
             token, _, key = world.disk.read(file).partition(b"\n")
             if not replace and token.startswith(TOKEN_PREFIX.encode()) and bool(key) == uses_tls:
                 return PendingIdentity(token.decode(), key)
-        made = PendingIdentity(TOKEN_PREFIX + "".join(world.ids.nonce() for _ in range(TOKEN_NONCES)), new_key() if uses_tls else b"")
+        identity = PendingIdentity(
+            TOKEN_PREFIX + "".join(world.ids.nonce() for _ in range(TOKEN_NONCES)), new_key() if uses_tls else b""
+        )
         world.disk.make_directory(self.directory)
-        world.disk.write_atomically(file, made.token.encode() + b"\n" + made.key)
-        return made
+        world.disk.write_atomically(file, identity.token.encode() + b"\n" + identity.key)
+        return identity
 
-    def save(self, disk: Disk, *, key: bytes, response: JoinResponse, valid_from: str = "", token: str = "", servers: bytes = b"") -> None:
-        """Store credentials. The token is written last: without it the other files are ignored. `begun` is when the token's
-        validity began.
+    def save(
+        self, disk: Disk, *, key: bytes, response: JoinResponse, valid_from: str = "", token: str = "", servers: bytes = b""
+    ) -> None:
+        """Store credentials. The token is written last: without it the other files are ignored. `valid_from` is when the
+        token's validity began.
         """
         disk.make_directory(self.directory)
         if valid_from:
@@ -150,20 +154,20 @@ def new_key() -> bytes:
     return create_key()
 
 
-def _is_server(bearer: CertificateIdentity) -> bool:
-    return bearer.role == "server"
+def _is_server(identity: CertificateIdentity) -> bool:
+    return identity.role == "server"
 
 
 class JoinTarget(NamedTuple):
     """Where and how to join: `urls` of the servers of one scope, a join token, and the nodes to host.
 
-    `digest` identifies the servers' CA if no CA file is given.
+    `ca_digest` identifies the servers' CA if no CA file is given.
     """
 
     urls: tuple[str, ...]
     token: str
     nodes: tuple[str, ...]
-    trust: ClientTlsFiles = ClientTlsFiles()
+    client_tls: Trust = Trust()
     ca_digest: str = ""
 
     @property
@@ -179,69 +183,74 @@ async def join(credentials: Credentials, target: JoinTarget, world: World, log: 
     """
     from remit.world.net.certificates import create_request
 
-    failures, who = 0, credentials.pending_identity(world, uses_tls=target.uses_tls)
+    failures, identity = 0, credentials.pending_identity(world, uses_tls=target.uses_tls)
     while True:
         try:
             trust = await _resolve_trust(credentials, target, world.disk)
-            request = create_request(who.key).decode() if who.key else ""
-            asked = msgspec.json.encode(JoinRequest(digest=token_digest(who.token), nodes=target.nodes, request=request))
-            begun = world.clock.wall()
-            said = await request_any(target.urls, "/v1/join", target.token, trust, asked, world)
-            credentials.save(world.disk, key=who.key, response=said, valid_from=begun, token=who.token)
+            request = create_request(identity.key).decode() if identity.key else ""
+            body = msgspec.json.encode(JoinRequest(digest=token_digest(identity.token), nodes=target.nodes, request=request))
+            valid_from = world.clock.wall()
+            response = await request_any(target.urls, "/v1/join", target.token, trust, body, world)
+            credentials.save(world.disk, key=identity.key, response=response, valid_from=valid_from, token=identity.token)
             return
         except NotJoined as error:
             if error.field != "digest" or failures:
                 raise
             # The server knows this token's digest as revoked or expired: join with a new token.
-            who = credentials.pending_identity(world, uses_tls=target.uses_tls, replace=True)
+            identity = credentials.pending_identity(world, uses_tls=target.uses_tls, replace=True)
             failures += 1
         except UntrustedCertificate:
             raise
         except LinkError as error:
             failures += 1
             log(f"not joined yet: {error}")
-            await world.clock.sleep_ms(JOIN_RETRY.base_ms + JOIN_RETRY.backoff_ms(failures, 2 * JOIN_RETRY.cap_ms, world.randomness))
+            await world.clock.sleep_ms(
+                JOIN_RETRY.base_ms + JOIN_RETRY.backoff_ms(failures, 2 * JOIN_RETRY.cap_ms, world.randomness)
+            )
 
 
-async def _resolve_trust(credentials: Credentials, place: JoinTarget, disk: Disk) -> ClientTlsFiles:
+async def _resolve_trust(credentials: Credentials, target: JoinTarget, disk: Disk) -> Trust:
     """Return which CA to trust when joining. A CA found by its digest is stored."""
-    if not place.uses_tls or not (place.ca_digest or place.trust.ca_file):
-        return place.trust
-    if place.ca_digest:
-        servers = await _fetch_pinned_ca(place.urls, place.ca_digest)
+    if not target.uses_tls or not (target.ca_digest or target.client_tls.ca_file):
+        return target.client_tls
+    if target.ca_digest:
+        servers = await _fetch_pinned_ca(target.urls, target.ca_digest)
     else:
-        servers = Path(place.trust.ca_file).read_bytes()  # noqa: ASYNC240
+        servers = Path(target.client_tls.ca_file).read_bytes()  # noqa: ASYNC240
     credentials.save(disk, key=b"", response=JoinResponse("", ""), servers=servers)
-    return ClientTlsFiles(str(credentials.directory / "servers.pem"))
+    return Trust(str(credentials.directory / "servers.pem"))
 
 
-async def request_any(urls: Sequence[str], path: str, token: str, trust: ClientTlsFiles, body: bytes, world: World) -> JoinResponse:
+async def request_any(urls: Sequence[str], path: str, token: str, client_tls: Trust, body: bytes, world: World) -> JoinResponse:
     """Return the answer of the first server that gives one. Raises `NotJoined` for a refusal, or the error of the last server.
     """
-    failed: LinkError = ReplyLost("no server is given", "pass one with --server")
+    failure: LinkError = ReplyLost("no server is given", "pass one with --server")
     for url in urls:
         try:
             async with world.clock.timeout_ms(ANSWER_TIMEOUT_MS):
-                return await _request(url, path, token, trust, body)
+                return await _request(url, path, token, client_tls, body)
         except TimeoutError:
-            failed = ReplyLost(f"{url} did not answer within {ANSWER_TIMEOUT_MS // 1000} s", "check the server's log")
+            failure = ReplyLost(f"{url} did not answer within {ANSWER_TIMEOUT_MS // 1000} s", "check the server's log")
         except LinkError as error:
-            failed = error
-    raise failed
+            failure = error
+    raise failure
 
 
-async def _request(url: str, path: str, token: str, trust: ClientTlsFiles, body: bytes) -> JoinResponse:
-    wire = HttpTransport(token, trust)
+async def _request(url: str, path: str, token: str, client_tls: Trust, body: bytes) -> JoinResponse:
+    transport = HttpTransport(token, client_tls)
     try:
-        answer: HttpResponse = await wire.call("POST", url + path, body)
+        answer: HttpResponse = await transport.call("POST", url + path, body)
     finally:
-        await wire.close()
+        await transport.close()
     if answer.status != 200:
         problem = answer.problem()
-        said, cure = problem.detail or f"the server answered with status {answer.status}", problem.cure or "check the server's log"
+        detail, cure = (
+            problem.detail or f"the server answered with status {answer.status}",
+            problem.cure or "check the server's log",
+        )
         if answer.status in TRANSIENT_STATUSES:
-            raise ReplyLost(f"{url}: {said}", cure)
-        raise NotJoined(said, cure, status=answer.status, field=problem.field)
+            raise ReplyLost(f"{url}: {detail}", cure)
+        raise NotJoined(detail, cure, status=answer.status, field=problem.field)
     try:
         return _response_decoder.decode(answer.body)
     except msgspec.DecodeError as error:
@@ -255,25 +264,35 @@ async def _fetch_pinned_ca(urls: Sequence[str], digest: str) -> bytes:
     """
     from remit.world.net.certificates import CertificateError, certificate_digest
 
-    failed: WorldError = NotJoined("no server is given", "pass one with --server")
+    failure: WorldError = NotJoined("no server is given", "pass one with --server")
     for url in urls:
-        wire = HttpTransport("none-is-needed")
-        wire.disable_verification(unverified_context())
+        transport = HttpTransport("none-is-needed")
+        transport.disable_verification(unverified_context())
         try:
-            answer = await wire.call("GET", f"{url}/v1/ca")
+            answer = await transport.call("GET", f"{url}/v1/ca")
             if certificate_digest(answer.body) == digest:
                 return answer.body
-            failed = NotJoined(f"the CA of {url} does not match --ca-digest", "check the address and the digest")
+            failure = NotJoined(f"the CA of {url} does not match --ca-digest", "check the address and the digest")
         except CertificateError:
-            failed = NotJoined(f"{url} returned no CA certificate", "check the address, or pass --ca-file")
+            failure = NotJoined(f"{url} returned no CA certificate", "check the address, or pass --ca-file")
         except LinkError as error:
-            failed = error
+            failure = error
         finally:
-            await wire.close()
-    raise failed
+            await transport.close()
+    raise failure
 
 
-__all__ = ["PendingIdentity", "Credentials", "LinkError", "NotJoined", "JoinTarget", "TokenTerm", "request_any", "join", "new_key"]
+__all__ = [
+    "PendingIdentity",
+    "Credentials",
+    "LinkError",
+    "NotJoined",
+    "JoinTarget",
+    "TokenTerm",
+    "request_any",
+    "join",
+    "new_key",
+]
 
 
 CHECK_S_MAX: Final = 3_600.0
@@ -296,18 +315,18 @@ class RemainingValidity(NamedTuple):
 def remaining_validity(credentials: Credentials, world: World) -> RemainingValidity:
     """Return the earliest expiry of token and certificate. Without a known expiry, renewal is due at once. Raises `WorldError`.
     """
-    found: list[RemainingValidity] = []
+    validities: list[RemainingValidity] = []
     with suppress(FileMissing, msgspec.DecodeError, ValueError):
         term = _term_decoder.decode(world.disk.read(credentials.directory / "term"))
-        now, begun, ends = map(datetime.fromisoformat, (world.clock.wall(), term.begun, term.ends))
-        left_s = (ends - now).total_seconds()
-        found = [RemainingValidity(left_s - (ends - begun).total_seconds() / RENEW_FRACTION, left_s)]
+        now, valid_from, ends = map(datetime.fromisoformat, (world.clock.wall(), term.begun, term.ends))
+        expires_in_s = (ends - now).total_seconds()
+        validities = [RemainingValidity(expires_in_s - (ends - valid_from).total_seconds() / RENEW_FRACTION, expires_in_s)]
     if credentials.uses_tls:
         from remit.world.net import certificates
 
         pem = world.disk.read(credentials.directory / "calling.pem")
-        found.append(RemainingValidity(certificates.renew_in_s(pem), certificates.remaining_s(pem)))
-    return min(found, default=RemainingValidity(0.0, math.inf))
+        validities.append(RemainingValidity(certificates.renew_in_s(pem), certificates.remaining_s(pem)))
+    return min(validities, default=RemainingValidity(0.0, math.inf))
 
 
 def have_expired(credentials: Credentials, world: World) -> bool:
@@ -316,24 +335,32 @@ def have_expired(credentials: Credentials, world: World) -> bool:
 
 
 async def run_renewals(
-    credentials: Credentials, urls: Sequence[str], world: World, on_certificates: Callable[[ClientTlsFiles], None], log: Callable[[str], None]
+    credentials: Credentials,
+    urls: Sequence[str],
+    world: World,
+    on_certificates: Callable[[Trust], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Renew credentials before they expire, until cancelled. `shown` is called with new certificates, if TLS is used."""
+    """Renew credentials before they expire, until cancelled. `on_certificates` is called with new certificates, if TLS is used.
+    """
     failures = 0
     while True:
-        left_s = math.inf
+        expires_in_s = math.inf
         try:
-            due_s, left_s = remaining_validity(credentials, world)
-            if due_s <= 0:
+            renew_in_s, expires_in_s = remaining_validity(credentials, world)
+            if renew_in_s <= 0:
                 await renew(credentials, urls, world)
                 if credentials.uses_tls:
-                    on_certificates(credentials.trust)
-                due_s, left_s = remaining_validity(credentials, world)
+                    on_certificates(credentials.client_tls)
+                renew_in_s, expires_in_s = remaining_validity(credentials, world)
             failures = 0
-            await world.clock.sleep_ms(int(min(CHECK_S_MAX, max(CHECK_S_MIN, due_s)) * 1000))
+            await world.clock.sleep_ms(int(min(CHECK_S_MAX, max(CHECK_S_MIN, renew_in_s)) * 1000))
         except WorldError as error:
             failures += 1
-            log(f"credentials not renewed, they {_expiry_text(left_s)}: {error}" + (f"; {REJOIN_HINT}" if left_s <= 0 else ""))
+            log(
+                f"credentials not renewed ({_expiry_text(expires_in_s)}): {error}"
+                + (f"; {REJOIN_HINT}" if expires_in_s <= 0 else "")
+            )
             await world.clock.sleep_ms(renewal_backoff_ms(failures, world))
 
 
@@ -348,16 +375,18 @@ async def renew(credentials: Credentials, urls: Sequence[str], world: World) -> 
     from remit.world.net.certificates import create_request
 
     key = new_key() if credentials.uses_tls else b""
-    asked = msgspec.json.encode(RenewRequest(create_request(key).decode() if key else ""))
-    begun = world.clock.wall()
-    said = await request_any(urls, "/v1/renew", credentials.token, credentials.trust, asked, world)
-    credentials.save(world.disk, key=key, response=said, valid_from=begun)
-    return said
+    body = msgspec.json.encode(RenewRequest(create_request(key).decode() if key else ""))
+    valid_from = world.clock.wall()
+    response = await request_any(urls, "/v1/renew", credentials.token, credentials.client_tls, body, world)
+    credentials.save(world.disk, key=key, response=response, valid_from=valid_from)
+    return response
 
 
-def _expiry_text(left_s: float) -> str:
-    if left_s == math.inf:
+def _expiry_text(expires_in_s: float) -> str:
+    if expires_in_s == math.inf:
         return "their expiry is unknown"
-    if left_s <= 0:
-        return "have expired"
-    return f"expire in {left_s / 86_400:.1f} days" if left_s > 86_400 else f"expire in {left_s / 60:.0f} minutes"
+    if expires_in_s <= 0:
+        return "they have expired"
+    return (
+        f"they expire in {expires_in_s / 86_400:.1f} days" if expires_in_s > 86_400 else f"they expire in {expires_in_s / 60:.0f} minutes"
+    )

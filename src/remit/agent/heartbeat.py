@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from remit.agent.assignments import WAITING_FOR_SLOT, Assignments, StartQueue
 from remit.agent.attempts import AttemptId
-from remit.agent.hosted_node import LeaseContinuity, HostedNode
-from remit.agent.keeper.protocol import ProcessRecord, KeeperClient, ProcessUsage
+from remit.agent.hosted_node import HostedNode, LeaseContinuity
+from remit.agent.keeper.protocol import KeeperClient, ProcessRecord, ProcessUsage
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.lease_holder import LeaseHold
 from remit.law.timing import Timing
@@ -38,24 +38,24 @@ class UsageMeter:
         self._last: dict[tuple[str, int], tuple[int, int]] = {}
         self._cpu_milli: dict[tuple[str, int], int] = {}
 
-    def is_due(self, now_ms: int, tempo: Timing) -> bool:
-        return self._measured_ms is None or now_ms - self._measured_ms >= MEASURE_HEARTBEATS * tempo.heartbeat_ms
+    def is_due(self, now_ms: int, timing: Timing) -> bool:
+        return self._measured_ms is None or now_ms - self._measured_ms >= MEASURE_HEARTBEATS * timing.heartbeat_ms
 
-    def record(self, now_ms: int, uses: Sequence[ProcessUsage]) -> None:
-        passed_ms = 0 if self._measured_ms is None else now_ms - self._measured_ms
+    def record(self, now_ms: int, usages: Sequence[ProcessUsage]) -> None:
+        elapsed_ms = 0 if self._measured_ms is None else now_ms - self._measured_ms
         last, self._last, self._cpu_milli = self._last, {}, {}
-        for use in uses:
-            one = use.uid, use.attempt
-            self._last[one] = use.cpu_ms, use.memory_bytes
-            before = last.get(one)
-            if before is not None and passed_ms > 0:
-                self._cpu_milli[one] = max(0, use.cpu_ms - before[0]) * 1000 // passed_ms
+        for usage in usages:
+            key = usage.uid, usage.attempt
+            self._last[key] = usage.cpu_ms, usage.memory_bytes
+            before = last.get(key)
+            if before is not None and elapsed_ms > 0:
+                self._cpu_milli[key] = max(0, usage.cpu_ms - before[0]) * 1000 // elapsed_ms
         self._measured_ms = now_ms
 
-    def usage_of(self, copy: AttemptId) -> tuple[int, int]:
+    def usage_of(self, attempt: AttemptId) -> tuple[int, int]:
         """Return the CPU usage in thousandths of a processor, and the memory in bytes."""
-        one = copy.uid, copy.number
-        return self._cpu_milli.get(one, 0), self._last.get(one, (0, 0))[1]
+        key = attempt.uid, attempt.number
+        return self._cpu_milli.get(key, 0), self._last.get(key, (0, 0))[1]
 
 
 MESSAGE_CHARS_MAX = 200
@@ -64,7 +64,7 @@ MESSAGE_CHARS_MAX = 200
 class HeartbeatSender:
     """Leases and heartbeats of all nodes an agent hosts.
 
-    `touch(node)` schedules a reconcile of a node; `tell` writes a line for operators.
+    `enqueue(node)` schedules a reconcile of a node; `log` writes a line for operators.
     """
 
     def __init__(
@@ -104,138 +104,155 @@ class HeartbeatSender:
                 self._on_failure(error)
             return None
 
-    # -- leases ----------------------------------------------------------------------------------------------------------
+    # -- leases --------------------------------------------------------------------------------------------------------
 
     async def run_leases(self) -> None:
         """Acquire missing leases and register nodes, until cancelled."""
         while True:
             now_ms = self._world.clock.now_ms()
-            without = [site for site in self._registered() if not site.holds_lease(now_ms)]
-            if without:
-                await self._acquire(without)
+            missing = [hosted for hosted in self._registered() if not hosted.holds_lease(now_ms)]
+            if missing:
+                await self._acquire(missing)
             if self._assignments.is_loaded:
-                await self._register([site for site in self._registered() if site.lease_hold is not None])
-            pause_ms = self._timing.heartbeat_ms // (2 if without else 1)
+                await self._register([hosted for hosted in self._registered() if hosted.lease_hold is not None])
+            pause_ms = self._timing.heartbeat_ms // (2 if missing else 1)
             await self._world.clock.sleep_ms(pause_ms // 2 + self._rng.jitter_ms(max(1, pause_ms // 2)))
 
     def _registered(self) -> list[HostedNode]:
-        return [site for site in self._nodes.values() if site.node is not None]
+        return [hosted for hosted in self._nodes.values() if hosted.node is not None]
 
-    async def _acquire(self, sites: Sequence[HostedNode]) -> None:
+    async def _acquire(self, nodes: Sequence[HostedNode]) -> None:
         sent_ms = self._world.clock.now_ms()
-        claims = [Acquire(site.lease_name, Duration(self._timing.lease_ms)) for site in sites]
-        verdicts = await self.submit(claims, [Actor(self._name, Role.AGENT)] * len(sites))
-        taken: dict[str, int] = {}
-        since: dict[str, int] = {}
-        for site, verdict in zip(sites, verdicts or (), strict=False):
-            self._log_refusal(site.lease_name, verdict)
+        claims = [Acquire(hosted.lease_name, Duration(self._timing.lease_ms)) for hosted in nodes]
+        verdicts = await self.submit(claims, [Actor(self._name, Role.AGENT)] * len(nodes))
+        epochs: dict[str, int] = {}
+        revisions: dict[str, int] = {}
+        for hosted, verdict in zip(nodes, verdicts or (), strict=False):
+            self._log_refusal(hosted.lease_name, verdict)
             if isinstance(verdict, Accepted):
-                taken[site.name], since[site.name] = verdict.number, verdict.revision
-        follows = await self._continuity.record_acquired(taken)
-        for name, epoch in taken.items():
-            site, now_ms = self._nodes[name], self._world.clock.now_ms()
-            site.reconciler.on_lease_acquired(now_ms, continuous=name in follows, revision=since[name])
-            site.lease_hold = LeaseHold(Actor(self._name, Role.AGENT, site.lease_name, epoch), self._timing.lease_ms, sent_ms)
-        self._on_renewed(dict.fromkeys(taken, sent_ms))
-        for name in taken:
+                epochs[hosted.name], revisions[hosted.name] = verdict.number, verdict.revision
+        continuous = await self._continuity.record_acquired(epochs)
+        for name, epoch in epochs.items():
+            hosted, now_ms = self._nodes[name], self._world.clock.now_ms()
+            hosted.reconciler.on_lease_acquired(now_ms, continuous=name in continuous, revision=revisions[name])
+            hosted.lease_hold = LeaseHold(
+                Actor(self._name, Role.AGENT, hosted.lease_name, epoch), self._timing.lease_ms, sent_ms
+            )
+        self._on_renewed(dict.fromkeys(epochs, sent_ms))
+        for name in epochs:
             self._enqueue(name)
 
-    async def _register(self, sites: Sequence[HostedNode]) -> None:
+    async def _register(self, nodes: Sequence[HostedNode]) -> None:
         """Register nodes that do not exist yet or whose capacity, devices or address changed. Fields set by operators stay as
         they are.
         """
         claims: list[Apply] = []
         actors: list[Actor] = []
-        for site in sites:
-            declared = None if site.node is None else _registration(site.node, self._assignments.node(site.name))
-            if declared is not None and site.lease_hold is not None:
-                claims.append(declared)
-                actors.append(site.lease_hold.actor)
+        for hosted in nodes:
+            registration = None if hosted.node is None else _registration(hosted.node, self._assignments.node(hosted.name))
+            if registration is not None and hosted.lease_hold is not None:
+                claims.append(registration)
+                actors.append(hosted.lease_hold.actor)
         for claim, verdict in zip(claims, await self.submit(claims, actors) or () if claims else (), strict=False):
             self._log_refusal(f"node {claim.thing.metadata.name}", verdict)
 
-    def _log_refusal(self, what: str, verdict: Verdict) -> None:
+    def _log_refusal(self, subject: str, verdict: Verdict) -> None:
         """Log a refusal once per reason, because an operator may have to act on it. Refusals that resolve themselves are not
         logged.
         """
         code = f"{verdict.code}" if isinstance(verdict, Refused) else ""
-        if isinstance(verdict, Refused) and code != self._refusals.get(what) and code not in _TRANSIENT_REFUSALS:
-            self._log(f"{what}: {verdict.detail}")
-        self._refusals[what] = code
+        if isinstance(verdict, Refused) and code != self._refusals.get(subject) and code not in _TRANSIENT_REFUSALS:
+            self._log(f"{subject}: {verdict.detail}")
+        self._refusals[subject] = code
 
-    # -- heartbeats ------------------------------------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     async def run_heartbeats(self) -> None:
         """Send heartbeats at a fixed rate, until cancelled."""
         while True:
-            began_ms = self._world.clock.now_ms()
+            started_ms = self._world.clock.now_ms()
             waiting = self._start_queue.waiting_by_node()
-            beats = [beat for site in self._registered() if (beat := self._heartbeat_of(site, waiting.get(site.name, ()))) is not None]
-            if beats:
-                await self._send(beats)
-            passed_ms = self._world.clock.now_ms() - began_ms
+            heartbeats = [
+                heartbeat
+                for hosted in self._registered()
+                if (heartbeat := self._heartbeat_of(hosted, waiting.get(hosted.name, ()))) is not None
+            ]
+            if heartbeats:
+                await self._send(heartbeats)
+            elapsed_ms = self._world.clock.now_ms() - started_ms
             await self._world.clock.sleep_ms(
-                max(1, self._timing.heartbeat_ms - passed_ms - self._rng.jitter_ms(self._timing.heartbeat_ms // 16))
+                max(1, self._timing.heartbeat_ms - elapsed_ms - self._rng.jitter_ms(self._timing.heartbeat_ms // 16))
             )
 
-    async def _send(self, beats: Sequence[NodeHeartbeat]) -> None:
+    async def _send(self, heartbeats: Sequence[NodeHeartbeat]) -> None:
         try:
-            held, sent_ms = await self._client.heartbeat(beats, deadline_ms=max(500, 2 * self._timing.heartbeat_ms))
+            holds, sent_ms = await self._client.heartbeat(heartbeats, deadline_ms=max(500, 2 * self._timing.heartbeat_ms))
         except RetriesExhausted:
             return
         renewed = {}
-        for beat, mine in zip(beats, held, strict=True):
-            site = self._nodes[beat.state.node]
-            if site.lease_hold is None or site.lease_hold.actor != beat.actor:
+        for heartbeat, is_held in zip(heartbeats, holds, strict=True):
+            hosted = self._nodes[heartbeat.state.node]
+            if hosted.lease_hold is None or hosted.lease_hold.actor != heartbeat.actor:
                 continue
-            if mine:
-                could_act = site.holds_lease(self._world.clock.now_ms())
-                site.lease_hold.on_renewed(sent_ms)
-                renewed[site.name] = sent_ms
-                if not could_act:  # what changed while the lease was not held could not be reported: reconcile again
-                    self._enqueue(site.name)
+            if is_held:
+                held_before = hosted.holds_lease(self._world.clock.now_ms())
+                hosted.lease_hold.on_renewed(sent_ms)
+                renewed[hosted.name] = sent_ms
+                if not held_before:  # what changed while the lease was not held could not be reported: reconcile again
+                    self._enqueue(hosted.name)
             else:
-                site.lease_hold.mark_lost()
+                hosted.lease_hold.mark_lost()
         self._on_renewed(renewed)
 
-    def _heartbeat_of(self, site: HostedNode, waiting: Sequence[AttemptId]) -> NodeHeartbeat | None:
-        if site.lease_hold is None:
+    def _heartbeat_of(self, hosted: HostedNode, waiting: Sequence[AttemptId]) -> NodeHeartbeat | None:
+        if hosted.lease_hold is None:
             return None
-        alive = [kept for kept in site.records.values() if kept.alive]
+        alive = [record for record in hosted.records.values() if record.alive]
         incarnation = self._assignments.incarnation
-        if site.settled_incarnation != incarnation and all(site.reconciler.is_assigned(self._assignments, kept.attempt_id) for kept in alive):
-            site.settled_incarnation = incarnation
-        runs = tuple(self._run_state(site, kept) for kept in alive)
-        if site.reconciler.preparations:
+        if hosted.settled_incarnation != incarnation and all(
+            hosted.reconciler.is_assigned(self._assignments, record.attempt_id) for record in alive
+        ):
+            hosted.settled_incarnation = incarnation
+        runs = tuple(self._run_state(hosted, record) for record in alive)
+        if hosted.reconciler.preparations:
             runs += tuple(
-                RunState(*copy, said=one.message[:MESSAGE_CHARS_MAX])
-                for copy, one in site.reconciler.preparations.items()
-                if not one.is_done and not ((kept := site.records.get(copy)) is not None and kept.alive)
+                RunState(*attempt, said=preparation.message[:MESSAGE_CHARS_MAX])
+                for attempt, preparation in hosted.reconciler.preparations.items()
+                if not preparation.is_done and not ((record := hosted.records.get(attempt)) is not None and record.alive)
             )
-        runs += tuple(RunState(*copy, said=WAITING_FOR_SLOT) for copy in waiting if site.reconciler.should_run(self._assignments, copy))
+        runs += tuple(
+            RunState(*attempt, said=WAITING_FOR_SLOT)
+            for attempt in waiting
+            if hosted.reconciler.should_run(self._assignments, attempt)
+        )
         cpu, memory = sum(run.cpu_milli for run in runs), sum(run.memory_bytes for run in runs)
-        settled = incarnation if site.settled_incarnation == incarnation else ""
-        return NodeHeartbeat(site.lease_hold.actor, NodeState(site.name, settled, cpu, memory, runs))
+        settled = incarnation if hosted.settled_incarnation == incarnation else ""
+        return NodeHeartbeat(hosted.lease_hold.actor, NodeState(hosted.name, settled, cpu, memory, runs))
 
-    def _run_state(self, site: HostedNode, kept: ProcessRecord) -> RunState:
-        cpu_milli, memory = self._usage.usage_of(kept.attempt_id)
-        course = site.reconciler.progress.get(kept.attempt_id)
-        said = course.health.failure_message[:MESSAGE_CHARS_MAX] if course is not None and course.health is not None else ""
-        return RunState(kept.key, kept.uid, kept.attempt, kept.pid, kept.number, cpu_milli, memory, said)
+    def _run_state(self, hosted: HostedNode, record: ProcessRecord) -> RunState:
+        cpu_milli, memory = self._usage.usage_of(record.attempt_id)
+        progress = hosted.reconciler.progress.get(record.attempt_id)
+        message = (
+            progress.health.failure_message[:MESSAGE_CHARS_MAX] if progress is not None and progress.health is not None else ""
+        )
+        return RunState(record.key, record.uid, record.attempt, record.pid, record.number, cpu_milli, memory, message)
 
     async def run_usage(self) -> None:
         """Measure resource usage, until cancelled. A task of its own, so that a stopped keeper delays no heartbeat."""
         while True:
-            await self._measure(self._world.clock.now_ms())
+            await self._measure_usage(self._world.clock.now_ms())
             await self._world.clock.sleep_ms(self._timing.heartbeat_ms)
 
-    async def _measure(self, now_ms: int) -> None:
-        if self.keeper_is_reachable and self._usage.is_due(now_ms, self._timing) and any(site.records for site in self._nodes.values()):
+    async def _measure_usage(self, now_ms: int) -> None:
+        if (
+            self.keeper_is_reachable
+            and self._usage.is_due(now_ms, self._timing)
+            and any(hosted.records for hosted in self._nodes.values())
+        ):
             with suppress(LinkError):
                 self._usage.record(now_ms, await self._keeper.usage(timeout_ms=self._timing.heartbeat_ms))
 
-    # -- forwarding renewals to the keeper
-    # --------------------------------------------------------------------------------------
+    # -- forwarding renewals to the keeper -----------------------------------------------------------------------------
 
     def _on_renewed(self, sent_ms: Mapping[str, int]) -> None:
         for name, at_ms in sent_ms.items():
@@ -254,15 +271,15 @@ class HeartbeatSender:
             sent_ms, self._renewed_ms = self._renewed_ms, {}
             try:
                 await self._keeper.confirm_renewals(sent_ms, timeout_ms=2 * self._timing.heartbeat_ms)
-                answers = True
+                reachable = True
             except LinkError:
                 self._renewed_ms = {**sent_ms, **self._renewed_ms}
-                answers = False
-            if answers != self.keeper_is_reachable:
-                self.keeper_is_reachable = answers
+                reachable = False
+            if reachable != self.keeper_is_reachable:
+                self.keeper_is_reachable = reachable
                 self._log(
                     "the keeper answers again"
-                    if answers
+                    if reachable
                     else "the keeper does not answer: no process can be started or stopped until it does"
                 )
                 for name in self._nodes:
@@ -273,12 +290,12 @@ _TRANSIENT_REFUSALS = frozenset({"revision", "exists", "stale_epoch", "lease_exp
 """Refusals that the next attempt resolves by itself."""
 
 
-def _registration(node: Node, found: tuple[Node, int] | None) -> Apply | None:
-    if found is None:
+def _registration(node: Node, current: tuple[Node, int] | None) -> Apply | None:
+    if current is None:
         return Apply(node, expect=0)
-    there, revision = found
-    own, spec = node.spec, there.spec
-    wanted = replace(spec, capacity=own.capacity, devices=own.devices, address=own.address, port=own.port)
-    if wanted == spec or there.metadata.deleting:
+    existing, revision = current
+    own, spec = node.spec, existing.spec
+    desired = replace(spec, capacity=own.capacity, devices=own.devices, address=own.address, port=own.port)
+    if desired == spec or existing.metadata.deleting:
         return None
-    return Apply(replace(there, spec=wanted), expect=revision)
+    return Apply(replace(existing, spec=desired), expect=revision)

@@ -86,10 +86,10 @@ class UnconfirmedWrites:
 
     def pop_confirmed(self, revision: int) -> dict[str, str]:
         """Remove the writes that are visible at `revision`. Returns their keys and nodes."""
-        reached = {key: node for key, (at, node) in self._writes.items() if at <= revision}
-        for key in reached:
+        confirmed = {key: node for key, (at, node) in self._writes.items() if at <= revision}
+        for key in confirmed:
             del self._writes[key]
-        return reached
+        return confirmed
 
     def clear(self) -> None:
         """Forget all writes. Called when a different store takes over, whose revisions cannot be compared with the old ones."""
@@ -115,13 +115,13 @@ class LeaseContinuity:
             return frozenset(epochs)
         if self._known is None:
             self._known = await self._world.offload(lambda: _read_epochs(self._world, path))
-        follows = frozenset(node for node, epoch in epochs.items() if self._known.get(node, 0) == epoch - 1)
+        continuous = frozenset(node for node, epoch in epochs.items() if self._known.get(node, 0) == epoch - 1)
         self._known |= epochs
         data = msgspec.json.encode(self._known, order="sorted")
         # After a failed write the next agent on this directory cannot prove continuity, and waits for fences instead.
         with suppress(DiskError):
             await self._world.offload(lambda: self._world.disk.write_atomically(path, data))
-        return follows
+        return continuous
 
 
 def _read_epochs(world: World, path: Path) -> dict[str, int]:

@@ -1,14 +1,14 @@
 """Preparation of an attempt before its start: step framework, secret and config delivery.
 
-Preparation runs between the committed `start` and the keeper's start order, as part of the phase `starting`; heartbeats
+Preparation runs between the committed `start` and the start by the keeper, as part of the phase `starting`; heartbeats
 report its progress. The attempt's directory is assembled under a temporary name and renamed when complete. So it exists with
-all its contents or not at all, even if the agent is killed meanwhile. Templates without inputs skip preparation. The order
-is built in run_spec.py.
+all its contents or not at all, even if the agent is killed meanwhile. Templates without inputs skip preparation. The spec of
+the process is built in run_spec.py.
 
 Secrets and configs are fetched at each start, so a start gets their current content. Files are stored in memory
-(world/files/secret_files.py) and mounted or linked into the attempt's directory; variables are passed in the order. Neither
-is written to disk, to the keeper's journal or into a command: `$(NAME)` does not expand secret variables. While a secret or
-config is missing, the attempt waits and reports what it waits for.
+(world/files/secret_files.py) and mounted or linked into the attempt's directory; variables are passed in the process spec.
+Neither is written to disk, to the keeper's journal or into a command: `$(NAME)` does not expand secret variables. While a
+secret or config is missing, the attempt waits and reports what it waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple, Protocol
 
 from remit.agent.attempts import AttemptId
-from remit.agent.run_spec import ROOTFS_HOME, NO_INPUTS, RESERVED_PREFIX, NodeSettings, PreparedInputs, is_sandboxed, user_of
+from remit.agent.run_spec import NO_INPUTS, RESERVED_PREFIX, ROOTFS_HOME, NodeSettings, PreparedInputs, is_sandboxed, user_of
 from remit.client.rpc import MaterialSource
 from remit.model.claims import Actor
 from remit.model.kinds import Mount, Template
@@ -30,7 +30,7 @@ from remit.model.metadata import ENV_NAME
 from remit.model.records import GenerationSpec, Replica
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.world.files.secret_files import SecretFiles
-from remit.world.interfaces import DiskError, LinkError, BindMount, World, WorldError
+from remit.world.interfaces import BindMount, DiskError, LinkError, World, WorldError
 
 INCOMPLETE_SUFFIX: Final = ".making"
 """Suffix of a directory that is not complete yet. No attempt has such a name."""
@@ -44,9 +44,9 @@ class NotPrepared(WorldError):
 
 
 class PreparationProgress:
-    """Progress of the preparation of one attempt. It is done when `prepared` or `failed` is set."""
+    """Progress of the preparation of one attempt. It is done when `inputs` or `failure` is set."""
 
-    __slots__ = ("failure", "restarts", "inputs", "message", "task")
+    __slots__ = ("failure", "inputs", "message", "restarts", "task")
 
     def __init__(self, restarts: int = 0) -> None:
         self.restarts = restarts
@@ -61,13 +61,13 @@ class PreparationProgress:
     def is_done(self) -> bool:
         return self.inputs is not None or bool(self.failure)
 
-    def report(self, said: str) -> None:
-        self.message = said
+    def report(self, message: str) -> None:
+        self.message = message
 
 
 class PreparationContext(NamedTuple):
-    """The attempt that a step prepares. `fresh`: the directory is new and has only the contents of earlier steps. Otherwise it existed
-    before, with all inputs and everything the process changed.
+    """The attempt that a step prepares. `is_new`: the directory is new and has only the contents of earlier steps. Otherwise it
+    existed before, with all inputs and everything the process changed.
     """
 
     settings: NodeSettings
@@ -93,13 +93,13 @@ class PreparationStep(Protocol):
 
     def applies_to(self, template: Template, /) -> bool: ...
 
-    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        """Put the input into `room`, or return what the order needs. May be cancelled at any time and called again, after a
-        restart of the agent, the process, or both. Raises `WorldError`, which is reported as the reason.
+    async def prepare(self, context: PreparationContext, directory: Path, on_progress: OnProgress, /) -> PreparedInputs:
+        """Put the input into `directory`, or return what the process spec needs. May be cancelled at any time and called again,
+        after a restart of the agent, the process, or both. Raises `WorldError`, which is reported as the reason.
         """
         ...
 
-    def forget(self, copy: AttemptId, /) -> None:
+    def forget(self, attempt: AttemptId, /) -> None:
         """Release what is held for an attempt that has ended or is no longer needed."""
         ...
 
@@ -117,29 +117,38 @@ class Preparer:
         self._world, self._steps = world, tuple(steps)
 
     async def prepare(
-        self, settings: NodeSettings, attempt: AttemptId, replica: Replica, generation: GenerationSpec, progress: PreparationProgress, *, is_running: bool = False
+        self,
+        settings: NodeSettings,
+        attempt: AttemptId,
+        replica: Replica,
+        generation: GenerationSpec,
+        progress: PreparationProgress,
+        *,
+        is_running: bool = False,
     ) -> None:
-        """Prepare an attempt. Raises only on cancellation; the outcome is stored in `making`."""
-        room = settings.attempt_directory(attempt)
-        beside = room.with_name(room.name + INCOMPLETE_SUFFIX)
+        """Prepare an attempt. Raises only on cancellation; the outcome is stored in `progress`."""
+        directory = settings.attempt_directory(attempt)
+        temporary = directory.with_name(directory.name + INCOMPLETE_SUFFIX)
         try:
-            fresh = not await self._world.offload(lambda: self._world.disk.exists(room))
-            if fresh:
-                await self._world.offload(lambda: self._recreate(beside))
-            subject, prepared = PreparationContext(settings, attempt, replica, generation, fresh, is_running), NO_INPUTS
+            is_new = not await self._world.offload(lambda: self._world.disk.exists(directory))
+            if is_new:
+                await self._world.offload(lambda: self._recreate(temporary))
+            context, inputs = PreparationContext(settings, attempt, replica, generation, is_new, is_running), NO_INPUTS
             for step in self._steps:
-                if step.applies_to(subject.template):
-                    prepared = prepared.merged_with(await step.prepare(subject, beside if fresh else room, progress.report))
-            if fresh:
-                await self._world.artifacts.publish(beside, room)
-            progress.message, progress.inputs = "", prepared
+                if step.applies_to(context.template):
+                    inputs = inputs.merged_with(
+                        await step.prepare(context, temporary if is_new else directory, progress.report)
+                    )
+            if is_new:
+                await self._world.artifacts.publish(temporary, directory)
+            progress.message, progress.inputs = "", inputs
         except WorldError as error:
             progress.message, progress.failure = "", f"{error.cause}; {error.cure}"
-            await self._world.offload(lambda: self._world.disk.remove_tree(beside))
+            await self._world.offload(lambda: self._world.disk.remove_tree(temporary))
 
-    def forget(self, copy: AttemptId) -> None:
+    def forget(self, attempt: AttemptId) -> None:
         for step in self._steps:
-            step.forget(copy)
+            step.forget(attempt)
 
     async def remove_orphans(self, works: Sequence[Path], known: Collection[str]) -> None:
         """Remove directories of attempts that the keeper does not know: the agent that should have removed them was killed."""
@@ -152,17 +161,17 @@ class Preparer:
         for step in self._steps:
             step.retain_only(known)
 
-    async def abandon(self, place: NodeSettings, copy: AttemptId) -> None:
+    async def abandon(self, settings: NodeSettings, attempt: AttemptId) -> None:
         """Remove everything prepared for an attempt that was not started."""
-        self.forget(copy)
-        room = place.attempt_directory(copy)
+        self.forget(attempt)
+        directory = settings.attempt_directory(attempt)
         with suppress(DiskError):
-            for path in (room.with_name(room.name + INCOMPLETE_SUFFIX), room):
+            for path in (directory.with_name(directory.name + INCOMPLETE_SUFFIX), directory):
                 await self._world.offload(partial(self._world.disk.remove_tree, path))
 
-    def _recreate(self, room: Path) -> None:
-        self._world.disk.remove_tree(room)
-        self._world.disk.make_directory(room, durably=False)
+    def _recreate(self, directory: Path) -> None:
+        self._world.disk.remove_tree(directory)
+        self._world.disk.make_directory(directory, durably=False)
 
 
 MATERIAL_WAIT_MS: Final = 300_000
@@ -182,13 +191,13 @@ class DeliveredData(NamedTuple):
     secret_env: dict[str, str]
 
     def __repr__(self) -> str:
-        return f"Delivered({len(self.files)} files, {len(self.env) + len(self.secret_env)} variables)"
+        return f"DeliveredData({len(self.files)} files, {len(self.env) + len(self.secret_env)} variables)"
 
 
 class SecretAndConfigStep:
-    """Delivers secrets and configs. Implements `preparation.Step`.
+    """Delivers secrets and configs. Implements `PreparationStep`.
 
-    `speaks`, set by the builder, returns the actor for requests about a node, or None while its lease is not held.
+    `actor_for`, set by the builder, returns the actor for requests about a node, or None while its lease is not held.
     """
 
     def __init__(self, world: World, source: MaterialSource, secret_files: SecretFiles) -> None:
@@ -200,22 +209,22 @@ class SecretAndConfigStep:
     def applies_to(self, template: Template, /) -> bool:
         return bool(template.secrets or template.configs)
 
-    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        template, name = subject.template, subject.attempt.file_name
-        delivered = plan_delivery(template, await self._fetch_material(subject, tell))
+    async def prepare(self, context: PreparationContext, directory: Path, on_progress: OnProgress, /) -> PreparedInputs:
+        template, name = context.template, context.attempt.file_name
+        delivered = plan_delivery(template, await self._fetch_material(context, on_progress))
         if not delivered.files:
             return PreparedInputs(env=delivered.env, secret_env=delivered.secret_env)
-        if not (subject.is_running and self._secret_files.has(name)):  # a running process keeps the files it was started with
+        if not (context.is_running and self._secret_files.has(name)):  # a running process keeps the files it was started with
             self._stored.add(name)
-            await self._world.offload(partial(self._secret_files.put, name, delivered.files, subject.user))
-        mounts = await self._expose(subject, room, self._secret_files.path_of(name))
+            await self._world.offload(partial(self._secret_files.put, name, delivered.files, context.user))
+        mounts = await self._expose(context, directory, self._secret_files.path_of(name))
         return PreparedInputs(delivered.env, mounts, secret_env=delivered.secret_env)
 
-    def forget(self, copy: AttemptId, /) -> None:
-        if copy.file_name in self._stored:
-            self._stored.discard(copy.file_name)
+    def forget(self, attempt: AttemptId, /) -> None:
+        if attempt.file_name in self._stored:
+            self._stored.discard(attempt.file_name)
             with suppress(DiskError):  # the next agent retries
-                self._secret_files.remove(copy.file_name)
+                self._secret_files.remove(attempt.file_name)
 
     def retain_only(self, known: Collection[str], /) -> None:
         for name in self._secret_files.names():
@@ -224,64 +233,69 @@ class SecretAndConfigStep:
                 with suppress(DiskError):
                     self._secret_files.remove(name)
 
-    async def _fetch_material(self, subject: PreparationContext, tell: OnProgress) -> SecretMaterial:
+    async def _fetch_material(self, context: PreparationContext, on_progress: OnProgress) -> SecretMaterial:
         """Fetch secrets and configs, and wait until all are available. Raises `NotPrepared`."""
         until_ms, pause_ms, clock = self._world.clock.now_ms() + MATERIAL_WAIT_MS, MATERIAL_POLL_MS, self._world.clock
-        tell("fetching its secrets and configs")
+        on_progress("fetching its secrets and configs")
         while True:
-            actor = self.actor_for(subject.settings.node)
+            actor = self.actor_for(context.settings.node)
             if actor is None:
-                why, cure = NO_DELIVERY, "nothing to do: it is retried once the node's lease is held"
+                reason, cure = NO_DELIVERY, "nothing to do: it is retried once the node's lease is held"
             else:
                 try:
-                    found = await self._source(SecretMaterialRequest(actor, subject.attempt.key, subject.attempt.uid, subject.attempt.number))
-                    if not found.failed:
-                        return found
-                    why, cure = found.why, found.cure
+                    material = await self._source(
+                        SecretMaterialRequest(actor, context.attempt.key, context.attempt.uid, context.attempt.number)
+                    )
+                    if not material.failed:
+                        return material
+                    reason, cure = material.why, material.cure
                 except LinkError as error:
-                    why, cure = f"{NO_DELIVERY} ({error.cause})", error.cure
+                    reason, cure = f"{NO_DELIVERY} ({error.cause})", error.cure
             if clock.now_ms() >= until_ms:
-                raise NotPrepared(why, cure)
-            tell(f"waiting another {(until_ms - clock.now_ms()) // 1000} s: {why}; {cure}")
+                raise NotPrepared(reason, cure)
+            on_progress(f"waiting another {(until_ms - clock.now_ms()) // 1000} s: {reason}; {cure}")
             await clock.sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, MATERIAL_POLL_MS_MAX)
 
-    async def _expose(self, subject: PreparationContext, room: Path, place: Path) -> tuple[BindMount, ...]:
+    async def _expose(self, context: PreparationContext, directory: Path, secret_directory: Path) -> tuple[BindMount, ...]:
         """Make the files visible to the process, by mounts in a sandbox and by links otherwise."""
-        template, carrier = subject.template, self._world.artifacts
+        template, artifacts = context.template, self._world.artifacts
         mounts: list[BindMount] = []
         for path in outermost_paths(template):
             if path.is_absolute():
-                mounts.append(BindMount(place / _path_in_secrets(path), Path(path)))
-            elif is_sandboxed(template, subject.settings):
-                home = ROOTFS_HOME if template.rootfs is not None else subject.settings.attempt_directory(subject.attempt)
-                if subject.is_new:
-                    await carrier.make_directory(room / path, below=room, user=subject.user)
-                mounts.append(BindMount(place / path, home / path))
-            elif subject.is_new:
-                await carrier.symlink(room / path, place / path, below=room)
+                mounts.append(BindMount(secret_directory / _path_in_secrets(path), Path(path)))
+            elif is_sandboxed(template, context.settings):
+                home = ROOTFS_HOME if template.rootfs is not None else context.settings.attempt_directory(context.attempt)
+                if context.is_new:
+                    await artifacts.make_directory(directory / path, below=directory, user=context.user)
+                mounts.append(BindMount(secret_directory / path, home / path))
+            elif context.is_new:
+                await artifacts.symlink(directory / path, secret_directory / path, below=directory)
         return tuple(mounts)
 
 
 def plan_delivery(template: Template, material: SecretMaterial) -> DeliveredData:
     """Return which content goes where. Raises `NotPrepared` with the names of what is wrong, never with a value."""
     delivered = DeliveredData({}, {}, {})
-    for kind, mounts, given in (("secret", template.secrets, material.secrets), ("config", template.configs, material.configs)):
+    for kind, mounts, contents in (
+        ("secret", template.secrets, material.secrets),
+        ("config", template.configs, material.configs),
+    ):
         for mount in mounts:
-            if mount.name not in given:
+            if mount.name not in contents:
                 raise NotPrepared(f"the server did not send {kind} {mount.name}", "run server and agent at the same version")
             if mount.path:
-                _add_files(delivered.files, kind, mount, given[mount.name])
+                _add_files(delivered.files, kind, mount, contents[mount.name])
             else:
-                into = delivered.secret_env if kind == "secret" else delivered.env
-                into.update(_checked_variables(kind, mount, given[mount.name]))
+                env = delivered.secret_env if kind == "secret" else delivered.env
+                env.update(_checked_variables(kind, mount, contents[mount.name]))
     return delivered
 
 
 def _add_files(files: dict[PurePosixPath, bytes], kind: str, mount: Mount, data: Mapping[str, str]) -> None:
     for key, value in data.items():
         path = _path_in_secrets(PurePosixPath(mount.path)) / key
-        if path in files or any(one in files for one in path.parents) or any(path in one.parents for one in files):
+        if path in files or any(other in files for other in path.parents) or any(path in other.parents for other in files):
             raise NotPrepared(f"{kind} {mount.name}: another file is already at {path}", "give one of them a different path")
         files[path] = value.encode()
 
@@ -296,9 +310,9 @@ def _checked_variables(kind: str, mount: Mount, data: Mapping[str, str]) -> dict
 
 def outermost_paths(template: Template) -> Iterator[PurePosixPath]:
     """Yield the mount directories, without those inside another one."""
-    paths = sorted({PurePosixPath(one.path) for one in (*template.secrets, *template.configs) if one.path})
+    paths = sorted({PurePosixPath(other.path) for other in (*template.secrets, *template.configs) if other.path})
     for path in paths:
-        if not any(one in path.parents for one in paths):
+        if not any(other in path.parents for other in paths):
             yield path
 
 

@@ -42,17 +42,19 @@ class ProbeState:
 
 
 class ProcessHealth:
-    """Probe states of one process. `of` counts the restarts within the attempt. `started`: its startup probe has passed before.
+    """Probe states of one process. `restarts` counts those within the attempt. `started`: its startup probe has passed before.
     """
 
     def __init__(self, probes: Probes, now_ms: int, restarts: int = 0, *, started: bool = False) -> None:
         self.restarts = restarts
-        wanted: tuple[tuple[ProbeName, Probe | None], ...] = (
+        configured: tuple[tuple[ProbeName, Probe | None], ...] = (
             ("start", None if started else probes.start),
             ("ready", probes.ready),
             ("live", probes.live),
         )
-        self.states: dict[ProbeName, ProbeState] = {which: ProbeState(probe, now_ms) for which, probe in wanted if probe is not None}
+        self.states: dict[ProbeName, ProbeState] = {
+            name: ProbeState(probe, now_ms) for name, probe in configured if probe is not None
+        }
 
     @property
     def has_started(self) -> bool:
@@ -74,31 +76,31 @@ class ProcessHealth:
 
     @property
     def is_dead(self) -> bool:
-        ended_by = [self.states[which] for which in ("start", "live") if which in self.states]
-        return any(one.is_decided and not one.passed for one in ended_by)
+        fatal = [self.states[name] for name in ("start", "live") if name in self.states]
+        return any(state.is_decided and not state.passed for state in fatal)
 
     @property
     def failure_message(self) -> str:
-        return next((f"{which} probe failed: {one.detail}" for which, one in self.states.items() if one.failures), "")
+        return next((f"{name} probe failed: {state.detail}" for name, state in self.states.items() if state.failures), "")
 
     def due_probes(self, now_ms: int) -> Iterator[ProbeName]:
-        for which, one in self.states.items():
-            if one.next_run_ms <= now_ms and self._is_enabled(which, one):
-                yield which
+        for name, state in self.states.items():
+            if state.next_run_ms <= now_ms and self._is_enabled(name, state):
+                yield name
 
     def next_run_ms(self) -> int | None:
-        return min((one.next_run_ms for which, one in self.states.items() if self._is_enabled(which, one)), default=None)
+        return min((state.next_run_ms for name, state in self.states.items() if self._is_enabled(name, state)), default=None)
 
-    def _is_enabled(self, which: ProbeName, one: ProbeState) -> bool:
-        return not one.passed if which == "start" else self.has_started
+    def _is_enabled(self, name: ProbeName, state: ProbeState) -> bool:
+        return not state.passed if name == "start" else self.has_started
 
-    def mark_running(self, which: ProbeName, now_ms: int) -> None:
+    def mark_running(self, name: ProbeName, now_ms: int) -> None:
         """Mark a probe as running, so that it is not started again before its timeout."""
-        one = self.states[which]
-        one.next_run_ms = now_ms + int(one.probe.timeout) + int(one.probe.period)
+        state = self.states[name]
+        state.next_run_ms = now_ms + int(state.probe.timeout) + int(state.probe.period)
 
-    def record(self, which: ProbeName, ok: bool, detail: str, now_ms: int) -> None:
-        self.states[which].record(ok, detail, now_ms)
+    def record(self, name: ProbeName, ok: bool, detail: str, now_ms: int) -> None:
+        self.states[name].record(ok, detail, now_ms)
 
 
 STABLE_RUN_MS: Final = 60_000

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from remit.agent.assignments import Assignments, Assignment
+from remit.agent.assignments import Assignment, Assignments
 from remit.agent.attempts import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, AttemptId, attempt_of, result_of
 from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.preparation import PreparationProgress
@@ -35,7 +35,6 @@ from remit.world.interfaces import ExitStatus
 RENEWALS_MAX: Final = 128
 
 _TERMINAL: Final = (Phase.RELEASED, Phase.FAILED, Phase.FINISHED)
-_RUNS: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING)
 
 
 class ReportAction(NamedTuple):
@@ -46,7 +45,7 @@ class ReportAction(NamedTuple):
 
 
 class StartAction(NamedTuple):
-    """Have the keeper start a process. `number` counts the restarts within the attempt; 0 is the first start."""
+    """Have the keeper start a process. `restarts` counts the restarts within the attempt; 0 is the first start."""
 
     attempt: AttemptId
     replica: Replica
@@ -55,7 +54,7 @@ class StartAction(NamedTuple):
 
 
 class PrepareAction(NamedTuple):
-    """Prepare the inputs of start `number`; the process starts once they are ready (preparation.py)."""
+    """Prepare the inputs of the start after `restarts` restarts; the process starts once they are ready (preparation.py)."""
 
     attempt: AttemptId
     replica: Replica
@@ -64,7 +63,7 @@ class PrepareAction(NamedTuple):
 
 
 class StopAction(NamedTuple):
-    """Have the keeper stop a process and its descendants. `why`, if given, is reported as the result instead of the exit
+    """Have the keeper stop a process and its descendants. `result`, if given, is reported instead of the exit
     status.
     """
 
@@ -85,7 +84,7 @@ AgentAction = ReportAction | PrepareAction | StartAction | StopAction | ForgetAc
 class AttemptProgress:
     """State of an attempt that is not in the keeper's table. In memory only: it starts empty with the agent."""
 
-    __slots__ = ("start_claimed_ms", "start_blocked", "bound_incarnation", "health")
+    __slots__ = ("bound_incarnation", "health", "start_blocked", "start_claimed_ms")
 
     def __init__(self) -> None:
         self.start_claimed_ms: int | None = None
@@ -98,8 +97,8 @@ class AttemptProgress:
 
 
 class NodeReconciler:
-    """Decides for one node. `look` may be called at any time and as often as needed; it returns the actions for the current
-    state.
+    """Decides for one node. `reconcile` may be called at any time and as often as needed; it returns the actions for the
+    current state.
     """
 
     def __init__(self, node: str, timing: Timing) -> None:
@@ -117,14 +116,14 @@ class NodeReconciler:
     def on_lease_acquired(self, now_ms: int, *, continuous: bool, revision: int = 0) -> None:
         """Record that the node's lease was acquired at `revision`.
 
-        `follows`: no agent with another keeper held the lease since this data directory did. Attempts that were declared
+        `continuous`: no agent with another keeper held the lease since this data directory did. Attempts that were declared
         lost because the lease had no holder were declared lost before `revision`.
         """
         self._lease_revision = revision
         if not continuous:
             self._takeover_ms = now_ms
-            for course in self.progress.values():
-                course.bound_incarnation = ""
+            for progress in self.progress.values():
+                progress.bound_incarnation = ""
 
     def on_lease_renewed(self, sent_ms: int) -> None:
         """Record that a renewal of the node's lease, sent at `sent_ms`, was accepted."""
@@ -134,19 +133,19 @@ class NodeReconciler:
         return self.progress.setdefault(attempt, AttemptProgress())
 
     def is_assigned(self, assignments: Assignments, attempt: AttemptId) -> bool:
-        found = assignments.get(attempt.key)
-        if found is None or attempt_of(attempt.key, found.replica) != attempt:
+        assignment = assignments.get(attempt.key)
+        if assignment is None or attempt_of(attempt.key, assignment.replica) != attempt:
             return False
-        status = found.replica.status
+        status = assignment.replica.status
         return status.node == self.node and status.phase not in _TERMINAL
 
     def should_run(self, assignments: Assignments, attempt: AttemptId) -> bool:
         """Return whether the attempt should run, or may have to run again."""
-        found = assignments.get(attempt.key)
-        leaving = found is not None and found.replica.status.phase in (Phase.DRAINING, Phase.STOPPING)
+        assignment = assignments.get(attempt.key)
+        leaving = assignment is not None and assignment.replica.status.phase in (Phase.DRAINING, Phase.STOPPING)
         return not leaving and self.is_assigned(assignments, attempt)
 
-    # -- reconcile -----------------------------------------------------------------------------------------------------------
+    # -- reconcile -----------------------------------------------------------------------------------------------------
 
     def reconcile(
         self,
@@ -159,60 +158,72 @@ class NodeReconciler:
     ) -> list[AgentAction]:
         """Return the actions for `keys` (None: all replicas of this node).
 
-        `kept` is the part of the keeper's table that belongs to this node; `may_act` tells whether the node's lease is held.
-        No action is returned before the first assignments arrive, because a running process may have an assignment.
+        `records` is the part of the keeper's table that belongs to this node; `holds_lease` tells whether the node's lease
+        is held. No action is returned before the first assignments arrive, because a running process may have an assignment.
         """
         self._assignments_revision = assignments.revision
         self.requeue_at_ms.clear()
         if not assignments.is_loaded:
             return []
-        deeds: list[AgentAction] = [
-            StopAction(copy, self.timing.kill_grace_ms) if one.alive else ForgetAction(copy)
-            for copy, one in records.items()
-            if (keys is None or copy.key in keys) and not self.is_assigned(assignments, copy)
+        actions: list[AgentAction] = [
+            StopAction(attempt, self.timing.kill_grace_ms) if record.alive else ForgetAction(attempt)
+            for attempt, record in records.items()
+            if (keys is None or attempt.key in keys) and not self.is_assigned(assignments, attempt)
         ]
-        for key, order in assignments.on_node(self.node, keys):
-            copy = attempt_of(key, order.replica)
-            deeds += self._reconcile_attempt(now_ms, assignments, copy, order, records.get(copy), holds_lease)
+        for key, assignment in assignments.on_node(self.node, keys):
+            attempt = attempt_of(key, assignment.replica)
+            actions += self._reconcile_attempt(now_ms, assignments, attempt, assignment, records.get(attempt), holds_lease)
         if keys is None:
-            for copy in [copy for copy in self.progress if copy not in records and not self.is_assigned(assignments, copy)]:
-                del self.progress[copy]
-        return deeds
+            for attempt in [
+                attempt for attempt in self.progress if attempt not in records and not self.is_assigned(assignments, attempt)
+            ]:
+                del self.progress[attempt]
+        return actions
 
     def _reconcile_attempt(
-        self, now_ms: int, orders: Assignments, copy: AttemptId, order: Assignment, kept: ProcessRecord | None, may_act: bool
+        self,
+        now_ms: int,
+        assignments: Assignments,
+        attempt: AttemptId,
+        assignment: Assignment,
+        record: ProcessRecord | None,
+        holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        replica, generation = order.replica, orders.spec_of(order.replica)
+        replica, generation = assignment.replica, assignments.spec_of(assignment.replica)
         match replica.status.phase:
-            case Phase.BOUND if may_act:
-                course = self.progress_of(copy)
-                course.start_claimed_ms = now_ms
+            case Phase.BOUND if holds_lease:
+                progress = self.progress_of(attempt)
+                progress.start_claimed_ms = now_ms
                 if self._assignments_revision >= self._lease_revision:
-                    course.bound_incarnation = orders.incarnation
-                yield self._report(copy, order, "start")
+                    progress.bound_incarnation = assignments.incarnation
+                yield self._report(attempt, assignment, "start")
             case Phase.STARTING | Phase.RUNNING | Phase.READY | Phase.SERVING if generation is not None:
-                yield from self._reconcile_active(now_ms, orders, copy, order, generation, kept, may_act)
-            case Phase.DRAINING if may_act:
-                yield self._report(copy, order, "stop")
-            case Phase.STOPPING if kept is not None and kept.alive:
+                yield from self._reconcile_active(now_ms, assignments, attempt, assignment, generation, record, holds_lease)
+            case Phase.DRAINING if holds_lease:
+                yield self._report(attempt, assignment, "stop")
+            case Phase.STOPPING if record is not None and record.alive:
                 grace_ms = self.timing.kill_grace_ms if generation is None else int(generation.spec.template.stop_grace)
-                yield StopAction(copy, grace_ms)
-            case Phase.STOPPING if kept is None and self._may_run_under_previous_keeper(now_ms, orders, copy, generation):
+                yield StopAction(attempt, grace_ms)
+            case Phase.STOPPING if record is None and self._may_run_under_previous_keeper(
+                now_ms, assignments, attempt, generation
+            ):
                 pass
-            case Phase.STOPPING if may_act:
-                ended = ExitStatus(code=0) if kept is None or kept.ended is None else kept.ended
-                yield self._report(copy, order, "stopped", result=_result(kept, ended))
-            case Phase.UNKNOWN if may_act and not self._is_marked_silent(orders):
-                yield self._report(copy, order, "resume")
+            case Phase.STOPPING if holds_lease:
+                ended = ExitStatus(code=0) if record is None or record.ended is None else record.ended
+                yield self._report(attempt, assignment, "stopped", result=_result(record, ended))
+            case Phase.UNKNOWN if holds_lease and not self._is_marked_silent(assignments):
+                yield self._report(attempt, assignment, "resume")
 
-    def _is_marked_silent(self, orders: Assignments) -> bool:
+    def _is_marked_silent(self, assignments: Assignments) -> bool:
         """Return whether this node is marked unknown or lost. A resumed replica would be marked unknown again at once, so the
         node has to become healthy first.
         """
-        found = orders.node(self.node)
-        return found is not None and found[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
+        node_row = assignments.node(self.node)
+        return node_row is not None and node_row[0].status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST)
 
-    def _may_run_under_previous_keeper(self, now_ms: int, orders: Assignments, copy: AttemptId, generation: GenerationSpec | None) -> bool:
+    def _may_run_under_previous_keeper(
+        self, now_ms: int, assignments: Assignments, attempt: AttemptId, generation: GenerationSpec | None
+    ) -> bool:
         """Return whether the keeper of a previous holder of this node may still be running this attempt.
 
         This node's own keeper has no record of it. An attempt that was still bound while this agent held the lease cannot
@@ -221,155 +232,186 @@ class NodeReconciler:
         fence = 0 if generation is None else fence_ms(generation)
         if self._takeover_ms is None or not fence:
             return False
-        course = self.progress.get(copy)
-        if course is not None and course.bound_incarnation == orders.incarnation:
+        progress = self.progress.get(attempt)
+        if progress is not None and progress.bound_incarnation == assignments.incarnation:
             return False
         until_ms = self._takeover_ms + lost_after_ms(fence, self.timing)
         if now_ms < until_ms:
-            self._requeue_at(copy.key, until_ms)
+            self._requeue_at(attempt.key, until_ms)
         return now_ms < until_ms
 
-    # -- attempts that run or should run -------------------------------------------------------------------------------------
+    # -- attempts that run or should run -------------------------------------------------------------------------------
 
     def _reconcile_active(
         self,
         now_ms: int,
-        orders: Assignments,
-        copy: AttemptId,
-        order: Assignment,
+        assignments: Assignments,
+        attempt: AttemptId,
+        assignment: Assignment,
         generation: GenerationSpec,
-        kept: ProcessRecord | None,
-        may_act: bool,
+        record: ProcessRecord | None,
+        holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        phase = order.replica.status.phase
-        if kept is None:
-            void = phase is Phase.STARTING and self._may_have_been_lost(now_ms, copy, generation)
-            if (void or phase is not Phase.STARTING) and self._may_run_under_previous_keeper(now_ms, orders, copy, generation):
+        phase = assignment.replica.status.phase
+        if record is None:
+            may_be_lost = phase is Phase.STARTING and self._may_have_been_lost(now_ms, attempt, generation)
+            if (may_be_lost or phase is not Phase.STARTING) and self._may_run_under_previous_keeper(
+                now_ms, assignments, attempt, generation
+            ):
                 return
             if phase is not Phase.STARTING:
                 # It ran, and no record of it is left: its exit status is unknown.
-                yield from self._report_end(copy, order, generation.spec, kept, ExitStatus(), may_act)
-            elif void:
-                if may_act:
-                    yield self._report(copy, order, "crash", result=GONE, reason="not started in time")
-            elif may_act:
-                yield from self._prepare_and_start(copy, order, generation, 0, may_act)
-        elif kept.ended is None:
-            yield from self._reconcile_running(now_ms, copy, order, generation.spec, kept, may_act)
+                yield from self._report_end(attempt, assignment, generation.spec, record, ExitStatus(), holds_lease)
+            elif may_be_lost:
+                if holds_lease:
+                    yield self._report(attempt, assignment, "crash", result=GONE, reason="not started in time")
+            elif holds_lease:
+                yield from self._prepare_and_start(attempt, assignment, generation, 0, holds_lease)
+        elif record.ended is None:
+            yield from self._reconcile_running(now_ms, attempt, assignment, generation.spec, record, holds_lease)
         else:
-            yield from self._reconcile_exited(now_ms, copy, order, generation, kept, kept.ended, may_act)
+            yield from self._reconcile_exited(now_ms, attempt, assignment, generation, record, record.ended, holds_lease)
 
-    def _prepare_and_start(self, copy: AttemptId, order: Assignment, generation: GenerationSpec, number: int, may_act: bool) -> Iterator[AgentAction]:
+    def _prepare_and_start(
+        self, attempt: AttemptId, assignment: Assignment, generation: GenerationSpec, restarts: int, holds_lease: bool
+    ) -> Iterator[AgentAction]:
         """Prepare the inputs, then start. A failed preparation ends the attempt; the next one may be placed on another node."""
-        making = self.preparations.get(copy) if needs_preparation(generation.spec.template) else _NO_PREPARATION
-        if making is None or (making.is_done and making.restarts < number and uses_secrets_or_configs(generation.spec.template)):
+        preparation = self.preparations.get(attempt) if needs_preparation(generation.spec.template) else _NO_PREPARATION
+        if preparation is None or (
+            preparation.is_done and preparation.restarts < restarts and uses_secrets_or_configs(generation.spec.template)
+        ):
             # Secrets and configs may have changed since the last start: each start gets their current content.
-            yield PrepareAction(copy, order.replica, generation, number)
-        elif making.inputs is not None:
-            yield StartAction(copy, order.replica, generation, number)
-        elif making.failure and may_act:
-            yield self._report(copy, order, "crash", result=NOT_STARTED, reason=making.failure)
+            yield PrepareAction(attempt, assignment.replica, generation, restarts)
+        elif preparation.inputs is not None:
+            yield StartAction(attempt, assignment.replica, generation, restarts)
+        elif preparation.failure and holds_lease:
+            yield self._report(attempt, assignment, "crash", result=NOT_STARTED, reason=preparation.failure)
 
-    def _may_have_been_lost(self, now_ms: int, copy: AttemptId, generation: GenerationSpec) -> bool:
+    def _may_have_been_lost(self, now_ms: int, attempt: AttemptId, generation: GenerationSpec) -> bool:
         """Return whether renewals paused, since `start` was claimed, for long enough that the scope may have declared the
         attempt lost.
         """
         fence = fence_ms(generation)
         if not fence:
             return False
-        asked_ms = self.progress_of(copy).start_claimed_ms
-        return asked_ms is None or self._had_renewal_gap(asked_ms, now_ms, fence)
+        claimed_ms = self.progress_of(attempt).start_claimed_ms
+        return claimed_ms is None or self._had_renewal_gap(claimed_ms, now_ms, fence)
 
     def _had_renewal_gap(self, since_ms: int, now_ms: int, fence: int) -> bool:
         later_ms = now_ms
-        for at_ms in reversed(self._renewals):
+        for sent_ms in reversed(self._renewals):
             if later_ms <= since_ms:
                 return False
-            if later_ms - at_ms >= fence:
+            if later_ms - sent_ms >= fence:
                 return True
-            later_ms = at_ms
+            later_ms = sent_ms
         return False
 
     def _reconcile_running(
-        self, now_ms: int, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord, may_act: bool
+        self,
+        now_ms: int,
+        attempt: AttemptId,
+        assignment: Assignment,
+        spec: WorkloadSpec,
+        record: ProcessRecord,
+        holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        course, phase = self.progress_of(copy), order.replica.status.phase
+        progress, phase = self.progress_of(attempt), assignment.replica.status.phase
         grace_ms = int(spec.template.stop_grace)
-        until_ms = kept.since_ms + int(spec.timeout)
+        until_ms = record.since_ms + int(spec.timeout)
         if spec.timeout and now_ms >= until_ms:
-            yield StopAction(copy, grace_ms, TIMEOUT)
+            yield StopAction(attempt, grace_ms, TIMEOUT)
             return
         if spec.timeout:
-            self._requeue_at(copy.key, until_ms)
-        health = course.health if course.health is not None and course.health.restarts == kept.number else None
+            self._requeue_at(attempt.key, until_ms)
+        health = progress.health if progress.health is not None and progress.health.restarts == record.number else None
         if health is not None and health.is_dead:
-            yield StopAction(copy, grace_ms, UNWELL)
+            yield StopAction(attempt, grace_ms, UNWELL)
             return
         started = not spec.template.probes.start or (health is not None and health.has_started)
         ready = not spec.template.probes.ready or (health is not None and health.is_ready)
-        if not may_act or not kept.pid:
+        if not holds_lease or not record.pid:
             return
         if phase is Phase.STARTING and started:
-            yield self._report(copy, order, "run", ports=kept.ports)
+            yield self._report(attempt, assignment, "run", ports=record.ports)
         elif phase is Phase.RUNNING and spec.type != "job" and ready and started:
-            yield self._report(copy, order, "ready")
+            yield self._report(attempt, assignment, "ready")
         elif phase in (Phase.READY, Phase.SERVING) and health is not None and health.is_unready:
-            yield self._report(copy, order, "unready", reason=health.failure_message)
+            yield self._report(attempt, assignment, "unready", reason=health.failure_message)
 
     def _reconcile_exited(
-        self, now_ms: int, copy: AttemptId, order: Assignment, generation: GenerationSpec, kept: ProcessRecord, ended: ExitStatus, may_act: bool
+        self,
+        now_ms: int,
+        attempt: AttemptId,
+        assignment: Assignment,
+        generation: GenerationSpec,
+        record: ProcessRecord,
+        ended: ExitStatus,
+        holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        spec, phase = generation.spec, order.replica.status.phase
-        again = spec.template.restart
-        when = again.when or ("never" if spec.type == "job" else "always")
+        spec, phase = generation.spec, assignment.replica.status.phase
+        policy = spec.template.restart
+        when = policy.when or ("never" if spec.type == "job" else "always")
         pause_ms, fence = None, fence_ms(generation)
-        given_up = bool(fence) and self._had_renewal_gap(kept.since_ms, now_ms, fence)
-        if kept.why not in (TIMEOUT, SCRATCH_FULL) and not kept.fenced and not kept.failed and not given_up:
+        may_be_lost = bool(fence) and self._had_renewal_gap(record.since_ms, now_ms, fence)
+        if record.why not in (TIMEOUT, SCRATCH_FULL) and not record.fenced and not record.failed and not may_be_lost:
             pause_ms = restart_after_ms(
-                when, failed=_result(kept, ended) != OK, restarts=kept.number, ran_ms=kept.ended_ms - kept.since_ms,
-                backoff_ms=int(again.backoff), backoff_max_ms=int(again.backoff_max), limit=again.limit,
+                when, failed=_result(record, ended) != OK, restarts=record.number, ran_ms=record.ended_ms - record.since_ms,
+                backoff_ms=int(policy.backoff), backoff_max_ms=int(policy.backoff_max), limit=policy.limit,
             )  # fmt: skip
         if pause_ms is None:
-            yield from self._report_end(copy, order, spec, kept, ended, may_act)
+            yield from self._report_end(attempt, assignment, spec, record, ended, holds_lease)
         elif phase in (Phase.READY, Phase.SERVING):
-            if may_act:
-                yield self._report(copy, order, "unready", reason=f"the process ended ({_result(kept, ended)}) and is restarted")
+            if holds_lease:
+                yield self._report(
+                    attempt, assignment, "unready", reason=f"the process ended ({_result(record, ended)}) and is restarted"
+                )
         elif fence and self._assignments_revision < self._lease_revision:
-            self._requeue_at(copy.key, now_ms + self.timing.heartbeat_ms)
-        elif now_ms >= kept.ended_ms + pause_ms:
-            yield from self._prepare_and_start(copy, order, generation, kept.number + 1, may_act)
+            self._requeue_at(attempt.key, now_ms + self.timing.heartbeat_ms)
+        elif now_ms >= record.ended_ms + pause_ms:
+            yield from self._prepare_and_start(attempt, assignment, generation, record.number + 1, holds_lease)
         else:
-            self._requeue_at(copy.key, kept.ended_ms + pause_ms)
+            self._requeue_at(attempt.key, record.ended_ms + pause_ms)
 
     def _report_end(
-        self, copy: AttemptId, order: Assignment, spec: WorkloadSpec, kept: ProcessRecord | None, ended: ExitStatus, may_act: bool
+        self,
+        attempt: AttemptId,
+        assignment: Assignment,
+        spec: WorkloadSpec,
+        record: ProcessRecord | None,
+        ended: ExitStatus,
+        holds_lease: bool,
     ) -> Iterator[AgentAction]:
         """Report the end of the attempt."""
-        if not may_act:
+        if not holds_lease:
             return
-        phase, result = order.replica.status.phase, _result(kept, ended)
+        phase, result = assignment.replica.status.phase, _result(record, ended)
         if result != OK:
-            yield self._report(copy, order, "crash", result=result, reason=self._end_reason(copy, spec, kept, result))
+            yield self._report(
+                attempt, assignment, "crash", result=result, reason=self._end_reason(attempt, spec, record, result)
+            )
         elif phase is Phase.SERVING:
-            yield self._report(copy, order, "unready", reason="the process ended")
+            yield self._report(attempt, assignment, "unready", reason="the process ended")
         else:
-            yield self._report(copy, order, "finish", result=OK)
+            yield self._report(attempt, assignment, "finish", result=OK)
 
-    def _end_reason(self, copy: AttemptId, spec: WorkloadSpec, kept: ProcessRecord | None, result: str) -> str:
+    def _end_reason(self, attempt: AttemptId, spec: WorkloadSpec, record: ProcessRecord | None, result: str) -> str:
         """Return an explanation of the result for people."""
-        if kept is None:
+        if record is None:
             return ""
-        if kept.failed:
-            return f"{kept.failed}; {kept.cure}"
-        if kept.fenced:
+        if record.failed:
+            return f"{record.failed}; {record.cure}"
+        if record.fenced:
             return "stopped by the fence: no lease renewal was accepted for longer than the workload's fence"
         if result == OOM:
-            return f"out of memory: the process exceeded its memory limit ({_memory_limit(spec)}); raise template.resources.memory"
+            return (
+                f"out of memory: the process exceeded its memory limit ({_memory_limit(spec)}); raise template.resources.memory"
+            )
         if result == SCRATCH_FULL:
             return "a scratch volume exceeded its size; write less to it, or raise its size in template.volumes"
         if result == TIMEOUT:
             return f"ran longer than its timeout of {spec.timeout}"
-        health = self.progress_of(copy).health
+        health = self.progress_of(attempt).health
         return health.failure_message if result == UNWELL and health is not None else ""
 
     def _requeue_at(self, key: str, at_ms: int) -> None:
@@ -377,25 +419,27 @@ class NodeReconciler:
 
     def _report(
         self,
-        copy: AttemptId,
-        order: Assignment,
+        attempt: AttemptId,
+        assignment: Assignment,
         transition: str,
         *,
         result: str = "",
         reason: str = "",
         ports: Mapping[str, int] | None = None,
     ) -> ReportAction:
-        return ReportAction(copy, Move(copy.key, order.revision, transition, copy.number, result, reason[:500], dict(ports or {})))
+        return ReportAction(
+            attempt, Move(attempt.key, assignment.revision, transition, attempt.number, result, reason[:500], dict(ports or {}))
+        )
 
 
 _NO_PREPARATION: Final = PreparationProgress()
 _NO_PREPARATION.inputs = NO_INPUTS
 
 
-def _result(kept: ProcessRecord | None, ended: ExitStatus) -> str:
-    if kept is not None and kept.failed:
+def _result(record: ProcessRecord | None, ended: ExitStatus) -> str:
+    if record is not None and record.failed:
         return NOT_STARTED
-    return kept.why if kept is not None and kept.why else result_of(ended)
+    return record.why if record is not None and record.why else result_of(ended)
 
 
 def _memory_limit(spec: WorkloadSpec) -> str:

@@ -9,8 +9,8 @@ Modules that only the agent needs are imported inside functions, so that the kee
 
 Processes that run as another user must reach their directory. So the root, `work` and the unpacked trees in `cache` are
 passable (mode 711) and everything else is private. If a parent directory is closed to others, `work` is a symbolic link to a
-place outside (world/process/isolation.py). The root and `logs` are marked with `hint_unrelated_subdirectories`, because the contents of their
-subdirectories are unrelated.
+place outside (world/process/isolation.py). The root and `logs` are marked with `hint_unrelated_subdirectories`, because the
+contents of their subdirectories are unrelated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remit.world.process.isolation import make_reachable
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
     from remit.agent.callbacks import CallbackService
-    from remit.agent.preparation import SecretAndConfigStep, Preparer
+    from remit.agent.preparation import Preparer, SecretAndConfigStep
     from remit.client.authority_client import AuthorityClient, RetriesExhausted
     from remit.law.timing import Timing
     from remit.model.kinds import Node
@@ -149,11 +149,14 @@ class AgentDirectory(NamedTuple):
         self.root.chmod(PASSABLE)
         make_reachable(self._work_path)
         passable = (self.root, self.work, self.cache, self.cache / CACHE_TREES)
-        for place, mode in (*((one, PASSABLE) for one in passable), *((one, PRIVATE) for one in private)):
-            place.mkdir(parents=True, exist_ok=True)
-            place.chmod(mode)
-            if place in (self.root, self.logs):
-                hint_unrelated_subdirectories(place)
+        for path, mode in (
+            *((directory, PASSABLE) for directory in passable),
+            *((directory, PRIVATE) for directory in private),
+        ):
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(mode)
+            if path in (self.root, self.logs):
+                hint_unrelated_subdirectories(path)
 
 
 def _discard(*words: object, **fields: object) -> None:
@@ -161,7 +164,8 @@ def _discard(*words: object, **fields: object) -> None:
 
 
 class HostPermissions(NamedTuple):
-    """Permissions of workloads on this machine: directories for `file:` artifacts, non-public artifact hosts, host paths to mount.
+    """Permissions of workloads on this machine: directories for `file:` artifacts, non-public artifact hosts, host paths to
+    mount.
     """
 
     artifact_directories: tuple[Path, ...] = ()
@@ -176,8 +180,8 @@ class HostPermissions(NamedTuple):
 
 def build_keeper(world: World, directory: AgentDirectory, bounds: LogBounds, log: Callable[[str], None]) -> Keeper:
     """Build a keeper. The caller serves it under the name `KEEPER` and runs it."""
-    sayings = LogRetention(world, FileLogFiles(), directory.logs, bounds)
-    return Keeper(world, directory.journal, sayings, work_directory=directory.work, log=log)
+    log_retention = LogRetention(world, FileLogFiles(), directory.logs, bounds)
+    return Keeper(world, directory.journal, log_retention, work_directory=directory.work, log=log)
 
 
 def build_agent(
@@ -209,31 +213,38 @@ def build_agent(
     from remit.client.rpc import material_source, order_feed
 
     permissions = permissions or HostPermissions()
-    kept = build_secret_files(directory)
-    if not kept.in_memory:
+    secret_files = build_secret_files(directory)
+    if not secret_files.in_memory:
         log(f"no /dev/shm on this machine: secrets of running replicas are stored on disk, in {directory.secrets}")
-    delivering = SecretAndConfigStep(world, material_source(world.link, world.randomness.shuffled(servers), world.clock), kept)
+    secret_step = SecretAndConfigStep(
+        world, material_source(world.link, world.randomness.shuffled(servers), world.clock), secret_files
+    )
     names = [node.metadata.name for node in nodes]
-    root, rooms = directory.root.absolute(), directory.work.absolute()
-    hidden = (root, *(() if root in rooms.parents else (rooms,)), *permissions.hidden_paths)
-    places = [NodeSettings(one, scope, directory.logs / one, directory.work, sandbox, hidden=hidden, user=permissions.user) for one in names]
-    made = Agent(
+    root, work = directory.root.absolute(), directory.work.absolute()
+    hidden = (root, *(() if root in work.parents else (work,)), *permissions.hidden_paths)
+    settings = [
+        NodeSettings(
+            node_name, scope, directory.logs / node_name, directory.work, sandbox, hidden_paths=hidden, user=permissions.user
+        )
+        for node_name in names
+    ]
+    agent = Agent(
         world,
         client,
         order_feed(world.link, world.randomness.shuffled(servers), callback_token),
         KeeperClient(world.link, KEEPER, world.clock),
-        [HostedNodeSpec(node, place) for node, place in zip(nodes, places, strict=True)],
+        [HostedNodeSpec(node, node_settings) for node, node_settings in zip(nodes, settings, strict=True)],
         name=name,
         timing=timing,
-        preparer=_build_preparer(world, directory, permissions, delivering),
+        preparer=_build_preparer(world, directory, permissions, secret_step),
         epochs=directory.epochs,
         launch_keeper=launch_keeper,
         on_failure=on_failure,
         log=log,
         log_debug=log_debug,
     )
-    delivering.actor_for = made.actor
-    return made
+    secret_step.actor_for = agent.actor
+    return agent
 
 
 def build_secret_files(directory: AgentDirectory) -> TmpfsSecretFiles:
@@ -243,20 +254,34 @@ def build_secret_files(directory: AgentDirectory) -> TmpfsSecretFiles:
     return TmpfsSecretFiles(directory.root, directory.secrets)
 
 
-def _build_preparer(world: World, directory: AgentDirectory, lends: HostPermissions, delivering: SecretAndConfigStep) -> Preparer:
-    from remit.agent.artifacts import ArtifactStep, RootfsStep, ArtifactCache
+def _build_preparer(
+    world: World, directory: AgentDirectory, permissions: HostPermissions, secret_step: SecretAndConfigStep
+) -> Preparer:
+    from remit.agent.artifacts import ArtifactCache, ArtifactStep, RootfsStep
     from remit.agent.preparation import Preparer
     from remit.agent.volumes import VolumeStep
     from remit.world.files.artifacts import FetchPermissions
 
-    shelf = ArtifactCache(world, directory.cache, FetchPermissions(lends.artifact_directories, lends.artifact_hosts), lends.cache_bytes)
+    cache = ArtifactCache(
+        world,
+        directory.cache,
+        FetchPermissions(permissions.artifact_directories, permissions.artifact_hosts),
+        permissions.cache_bytes,
+    )
     # Secrets and configs come last, so that they are current at the start and not as old as a long fetch.
-    steps = (ArtifactStep(world, shelf), RootfsStep(world, shelf, lends.host_paths), VolumeStep(world, lends.host_paths), delivering)
+    steps = (
+        ArtifactStep(world, cache),
+        RootfsStep(world, cache, permissions.host_paths),
+        VolumeStep(world, permissions.host_paths),
+        secret_step,
+    )
     return Preparer(world, steps)
 
 
 def build_callbacks(world: World, agent: Agent, token: str) -> CallbackService:
     """Build the callback service for logs and exec. `token` is the callback token that the agent announces to servers."""
-    from remit.agent.callbacks import CallbackService, LogService, ExecService
+    from remit.agent.callbacks import CallbackService, ExecService, LogService
 
-    return CallbackService(LogService(world, FileLogFiles(), token, agent.log_directories), ExecService(world, token, agent.running_attempt))
+    return CallbackService(
+        LogService(world, FileLogFiles(), token, agent.log_directories), ExecService(world, token, agent.running_attempt)
+    )

@@ -15,12 +15,12 @@ from remit.agent.assignments import Assignments
 from remit.agent.attempts import SCRATCH_FULL, AttemptId
 from remit.agent.hosted_node import HostedNode
 from remit.agent.keeper.protocol import KeeperClient
-from remit.agent.preparation import NotPrepared, PreparationContext, OnProgress
-from remit.agent.run_spec import ROOTFS_HOME, NO_INPUTS, NodeSettings, PreparedInputs, is_sandboxed
+from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext
+from remit.agent.run_spec import NO_INPUTS, ROOTFS_HOME, NodeSettings, PreparedInputs, is_sandboxed
 from remit.law.timing import Timing
 from remit.model.artifacts import HostPath, Volume
 from remit.model.kinds import Template
-from remit.world.interfaces import LinkError, BindMount, World
+from remit.world.interfaces import BindMount, LinkError, World
 
 VOLUMES_DIRECTORY: Final = ".volumes"
 """Directory inside an attempt's directory for scratch volumes that are mounted at an absolute path."""
@@ -31,7 +31,7 @@ CHECK_HEARTBEATS: Final = 5
 
 
 class VolumeStep:
-    """Implements `preparation.Step`. `lent` are the host directories that workloads may mount, if a policy permits it too."""
+    """Implements `PreparationStep`. `host_paths` are the directories that workloads may mount, if a policy permits it too."""
 
     def __init__(self, world: World, host_paths: tuple[Path, ...]) -> None:
         self._world, self._host_paths = world, host_paths
@@ -39,46 +39,48 @@ class VolumeStep:
     def applies_to(self, template: Template, /) -> bool:
         return bool(template.volumes)
 
-    async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
-        prepared = NO_INPUTS
-        for volume in subject.template.volumes:
+    async def prepare(self, context: PreparationContext, directory: Path, tell: OnProgress, /) -> PreparedInputs:
+        inputs = NO_INPUTS
+        for volume in context.template.volumes:
             if volume.host is None:
-                prepared = prepared.merged_with(await self._prepare_scratch(subject, volume, room))
+                inputs = inputs.merged_with(await self._prepare_scratch(context, volume, directory))
             else:
-                prepared = prepared.merged_with(await self._mount_host_path(subject, volume, volume.host, room))
-        return prepared
+                inputs = inputs.merged_with(await self._mount_host_path(context, volume, volume.host, directory))
+        return inputs
 
-    def forget(self, copy: AttemptId, /) -> None:
+    def forget(self, attempt: AttemptId, /) -> None:
         pass
 
     def retain_only(self, known: Collection[str], /) -> None:
         pass
 
-    async def _prepare_scratch(self, subject: PreparationContext, volume: Volume, room: Path) -> PreparedInputs:
-        inside = scratch_path(volume)
-        if subject.is_new:
-            await self._world.artifacts.make_directory(room / inside, below=room, user=subject.user)
+    async def _prepare_scratch(self, context: PreparationContext, volume: Volume, directory: Path) -> PreparedInputs:
+        relative = scratch_path(volume)
+        if context.is_new:
+            await self._world.artifacts.make_directory(directory / relative, below=directory, user=context.user)
         if not PurePosixPath(volume.path).is_absolute():
             return NO_INPUTS
-        there = subject.settings.attempt_directory(subject.attempt) / inside
-        return PreparedInputs(mounts=(BindMount(there, Path(volume.path), writable=True),))
+        host_directory = context.settings.attempt_directory(context.attempt) / relative
+        return PreparedInputs(mounts=(BindMount(host_directory, Path(volume.path), writable=True),))
 
-    async def _mount_host_path(self, subject: PreparationContext, volume: Volume, host: HostPath, room: Path) -> PreparedInputs:
-        found = await self._world.artifacts.resolve_allowed(Path(host.path), self._host_paths)
-        if found is None:
+    async def _mount_host_path(
+        self, context: PreparationContext, volume: Volume, host: HostPath, directory: Path
+    ) -> PreparedInputs:
+        source = await self._world.artifacts.resolve_allowed(Path(host.path), self._host_paths)
+        if source is None:
             cure = "start the agent with --host-path for that directory, or use a permitted one"
             raise NotPrepared(f"host path {host.path} is not permitted on this node", cure)
         path = PurePosixPath(volume.path)
-        if is_sandboxed(subject.template, subject.settings):
-            home = ROOTFS_HOME if subject.template.rootfs is not None else subject.settings.attempt_directory(subject.attempt)
-            if subject.is_new and not path.is_absolute():
-                await self._world.artifacts.make_directory(room / path, below=room, user=subject.user)
-            return PreparedInputs(mounts=(BindMount(found, home / path, writable=not host.read_only),))
+        if is_sandboxed(context.template, context.settings):
+            home = ROOTFS_HOME if context.template.rootfs is not None else context.settings.attempt_directory(context.attempt)
+            if context.is_new and not path.is_absolute():
+                await self._world.artifacts.make_directory(directory / path, below=directory, user=context.user)
+            return PreparedInputs(mounts=(BindMount(source, home / path, writable=not host.read_only),))
         if host.read_only:
             cure = "set readOnly: false, or restrict the workload to nodes with bubblewrap"
             raise NotPrepared(f"host path {host.path} cannot be mounted read-only without a sandbox", cure)
-        if subject.is_new:
-            await self._world.artifacts.symlink(room / path, found, below=room)
+        if context.is_new:
+            await self._world.artifacts.symlink(directory / path, source, below=directory)
         return NO_INPUTS
 
 
@@ -88,27 +90,29 @@ def scratch_path(volume: Volume) -> PurePosixPath:
     return PurePosixPath(VOLUMES_DIRECTORY) / volume.name if path.is_absolute() else path
 
 
-async def enforce_scratch_limits(world: World, keeping: KeeperClient, orders: Assignments, sites: Mapping[str, HostedNode], tempo: Timing) -> None:
+async def enforce_scratch_limits(
+    world: World, keeper: KeeperClient, assignments: Assignments, nodes: Mapping[str, HostedNode], timing: Timing
+) -> None:
     """Stop processes that exceed the size of a scratch volume, until cancelled."""
     while True:
-        await world.clock.sleep_ms(CHECK_HEARTBEATS * tempo.heartbeat_ms)
-        for site in tuple(sites.values()):
-            for copy in tuple(site.reconciler.preparations):
-                kept, order = site.records.get(copy), orders.get(copy.key)
-                generation = None if order is None else orders.spec_of(order.replica)
-                if kept is None or not kept.alive or generation is None:
+        await world.clock.sleep_ms(CHECK_HEARTBEATS * timing.heartbeat_ms)
+        for hosted in tuple(nodes.values()):
+            for attempt in tuple(hosted.reconciler.preparations):
+                record, assignment = hosted.records.get(attempt), assignments.get(attempt.key)
+                generation = None if assignment is None else assignments.spec_of(assignment.replica)
+                if record is None or not record.alive or generation is None:
                     continue
                 template = generation.spec.template
-                if await _exceeds_scratch_limit(world, site.settings, copy, template):
+                if await _exceeds_scratch_limit(world, hosted.settings, attempt, template):
                     with suppress(LinkError):
-                        await keeping.stop(copy, int(template.stop_grace), SCRATCH_FULL)
+                        await keeper.stop(attempt, int(template.stop_grace), SCRATCH_FULL)
 
 
-async def _exceeds_scratch_limit(world: World, place: NodeSettings, copy: AttemptId, template: Template) -> bool:
+async def _exceeds_scratch_limit(world: World, settings: NodeSettings, attempt: AttemptId, template: Template) -> bool:
     """Return whether any scratch volume of the attempt exceeds its size."""
-    room = place.attempt_directory(copy)
-    for one in template.volumes:
-        most = one.scratch.bytes_max if one.scratch is not None else 0
-        if most and await world.artifacts.size(room / scratch_path(one)) > most:
+    directory = settings.attempt_directory(attempt)
+    for volume in template.volumes:
+        limit = volume.scratch.bytes_max if volume.scratch is not None else 0
+        if limit and await world.artifacts.size(directory / scratch_path(volume)) > limit:
             return True
     return False

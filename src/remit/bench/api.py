@@ -19,7 +19,18 @@ import uvloop
 from remit.assembly import component_world
 from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, bench_processes, cpu_spent
 from remit.bench.load.hollow_agents import split_nodes
-from remit.bench.load.http_load import TENANT, LoadLauncher, ServerTarget, measure_load, measure_raw_store, create_requests, measure_echo, job_manifests, start_server, create_tokens
+from remit.bench.load.http_load import (
+    TENANT,
+    LoadLauncher,
+    ServerTarget,
+    create_requests,
+    create_tokens,
+    job_manifests,
+    measure_echo,
+    measure_load,
+    measure_raw_store,
+    start_server,
+)
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.rpc import EndpointCall
 from remit.law.timing import Timing
@@ -62,88 +73,109 @@ def measure(quick: bool, data: Path | None) -> BenchReport:
 
 async def _measure(sizes: ApiSizes, directory: Path) -> BenchReport:
     rows: list[dict[str, Any]] = [await measure_raw_store(directory / "yardstick")]
-    async with bench_processes(directory) as running:
-        loads = LoadLauncher(running, directory)
-        rows.append(await measure_echo(loads, running, sizes.creates))
-        server = await start_server(running, directory, BEAT_MS)
-        rows += await _requests(loads, running, server, sizes)
-        rows += await _fan_out(loads, running, server, sizes)
-        rows.append(await _heartbeats(loads, running, server, sizes))
+    async with bench_processes(directory) as processes:
+        launcher = LoadLauncher(processes, directory)
+        rows.append(await measure_echo(launcher, processes, sizes.creates))
+        server = await start_server(processes, directory, BEAT_MS)
+        rows += await _requests(launcher, processes, server, sizes)
+        rows += await _fan_out(launcher, processes, server, sizes)
+        rows.append(await _heartbeats(launcher, processes, server, sizes))
     named = {row["what"]: row for row in rows}
     beats = named["heartbeats"]
     aims = [
-        BenchAim(f"deliveries to {WATCHERS} watchers", "1/CPU-s", 45_000, named["fan-out, one at a time"]["per_cpu_s"], "higher"),
+        BenchAim(
+            f"deliveries to {WATCHERS} watchers", "1/CPU-s", 45_000, named["fan-out, one at a time"]["per_cpu_s"], "higher"
+        ),
         BenchAim(f"p99 of {AGENTS:,} agents' heartbeats", "ms", 200, beats["p99_ms"], "lower"),
         BenchAim("processor for them", "cores", 0.5, beats["cores"], "lower"),
     ]
     return BenchReport("api", rows, aims)
 
 
-async def _requests(loads: LoadLauncher, running: BenchProcesses, server: ServerTarget, sizes: ApiSizes) -> list[dict[str, Any]]:
-    at = f"/v1/tenants/{TENANT}/workloads"
+async def _requests(
+    launcher: LoadLauncher, processes: BenchProcesses, server: ServerTarget, sizes: ApiSizes
+) -> list[dict[str, Any]]:
+    path = f"/v1/tenants/{TENANT}/workloads"
     print_progress(f"create: {sizes.creates:,} workloads, one request each ...")
-    rows = [await measure_load(loads, running, server, "create", create_requests(server, job_manifests("new", sizes.creates)), connections=CONNECTIONS)]
-    gets = [server.request("GET", f"{at}/new-{index}") for index in range(sizes.creates)]
-    lists = [server.request("GET", f"{at}?limit={LIST_LIMIT}")]
-    for what, requests in (("get", gets), (f"list, {LIST_LIMIT} at a time", lists)):
-        print_progress(f"{what}: for {sizes.reads_s} s ...")
-        rows.append(await measure_load(loads, running, server, what, requests, connections=CONNECTIONS, for_s=sizes.reads_s))
+    rows = [
+        await measure_load(
+            launcher,
+            processes,
+            server,
+            "create",
+            create_requests(server, job_manifests("new", sizes.creates)),
+            connections=CONNECTIONS,
+        )
+    ]
+    gets = [server.request("GET", f"{path}/new-{index}") for index in range(sizes.creates)]
+    lists = [server.request("GET", f"{path}?limit={LIST_LIMIT}")]
+    for name, requests in (("get", gets), (f"list, {LIST_LIMIT} at a time", lists)):
+        print_progress(f"{name}: for {sizes.reads_s} s ...")
+        rows.append(
+            await measure_load(launcher, processes, server, name, requests, connections=CONNECTIONS, for_s=sizes.reads_s)
+        )
     return rows
 
 
-async def _fan_out(loads: LoadLauncher, running: BenchProcesses, server: ServerTarget, sizes: ApiSizes) -> list[dict[str, Any]]:
+async def _fan_out(
+    launcher: LoadLauncher, processes: BenchProcesses, server: ServerTarget, sizes: ApiSizes
+) -> list[dict[str, Any]]:
     """Measure changes one at a time, each delivered to all watchers before the next; then as many as possible, which are
     batched.
     """
     path = f"/v1/tenants/{TENANT}/workloads?watch=true"
-    words = server.host, str(server.port), server.token, path, str(WATCHERS)
-    listening = await running.start("watchers", *words, module="remit.bench.load.watch_clients")
-    await listening.line()
+    args = server.host, str(server.port), server.token, path, str(WATCHERS)
+    watchers = await processes.start("watchers", *args, module="remit.bench.load.watch_clients")
+    await watchers.read_line()
     rows = []
-    for what, prefix, per_s in (("fan-out, one at a time", "slow", CHANGES_PER_S), ("fan-out, a flood", "fast", 0)):
-        print_progress(f"{what}: {sizes.changes} changes to {WATCHERS} watchers ...")
-        load = await loads.ready(server, create_requests(server, job_manifests(prefix, sizes.changes)), connections=8, per_s=per_s)
-        listening.tell("count")
-        known, before, start = int(await listening.line()), running.cpu_s(), CLOCK.now_ns()
-        load.begin()
-        await load.done()
-        wanted, until = known + sizes.changes * WATCHERS, CLOCK.now_ns() + DELIVERY_MS_MAX * 1_000_000
-        count = known
-        while count < wanted:
+    for name, prefix, per_s in (("fan-out, one at a time", "slow", CHANGES_PER_S), ("fan-out, a flood", "fast", 0)):
+        print_progress(f"{name}: {sizes.changes} changes to {WATCHERS} watchers ...")
+        load = await launcher.prepare(
+            server, create_requests(server, job_manifests(prefix, sizes.changes)), connections=8, per_s=per_s
+        )
+        watchers.send_line("count")
+        count_before, before, start = int(await watchers.read_line()), processes.cpu_s(), CLOCK.now_ns()
+        load.start()
+        await load.result()
+        expected, until = count_before + sizes.changes * WATCHERS, CLOCK.now_ns() + DELIVERY_MS_MAX * 1_000_000
+        count = count_before
+        while count < expected:
             await asyncio.sleep(0.01)
-            listening.tell("count")
-            count = int(await listening.line())
+            watchers.send_line("count")
+            count = int(await watchers.read_line())
             if CLOCK.now_ns() > until:
-                raise BenchProcessError(f"{what}: only {count - known} of {wanted - known} deliveries arrived")
-        cpu, seconds = cpu_spent(before, running.cpu_s()), (CLOCK.now_ns() - start) / 1e9
-        await load.end()
-        told = wanted - known
+                raise BenchProcessError(f"{name}: only {count - count_before} of {expected - count_before} deliveries arrived")
+        cpu, seconds = cpu_spent(before, processes.cpu_s()), (CLOCK.now_ns() - start) / 1e9
+        await load.stop()
+        deliveries = expected - count_before
         rows.append(
             {
-                "what": what,
-                "deliveries": told,
-                "per_s": told / seconds,
-                "per_cpu_s": told / max(cpu["server"], CPU_TICK_S),
-                "server_us": cpu["server"] * 1e6 / told,
-                "watchers_us": cpu["watchers"] * 1e6 / told,
+                "what": name,
+                "deliveries": deliveries,
+                "per_s": deliveries / seconds,
+                "per_cpu_s": deliveries / max(cpu["server"], CPU_TICK_S),
+                "server_us": cpu["server"] * 1e6 / deliveries,
+                "watchers_us": cpu["watchers"] * 1e6 / deliveries,
             }
         )
-    await listening.end()
-    del running.by_name["watchers"]
+    await watchers.stop()
+    del processes.by_name["watchers"]
     return rows
 
 
-async def _heartbeats(loads: LoadLauncher, running: BenchProcesses, server: ServerTarget, sizes: ApiSizes) -> dict[str, Any]:
+async def _heartbeats(
+    launcher: LoadLauncher, processes: BenchProcesses, server: ServerTarget, sizes: ApiSizes
+) -> dict[str, Any]:
     """Measure heartbeats of all agents at the usual rate, one request per agent."""
     print_progress(f"heartbeats: {AGENTS:,} agents for {sizes.beats_s} s ...")
-    hosts = [[one.metadata.name for one in host] for host in split_nodes(AGENTS, min(TOKENS, AGENTS))]
+    hosts = [[node.metadata.name for node in host] for host in split_nodes(AGENTS, min(TOKENS, AGENTS))]
     requests = []
     for token, nodes in zip(await create_tokens(server, [("agent", nodes) for nodes in hosts]), hosts, strict=True):
         agent = ServerTarget(server.url, token)
         requests += [agent.request("POST", "/v1/ask", body) for body in await _heartbeat_bodies(agent, nodes)]
     per_s = AGENTS * 1000 / BEAT_MS
     row = await measure_load(
-        loads, running, server, "heartbeats", requests, connections=4 * CONNECTIONS, per_s=per_s, for_s=sizes.beats_s
+        launcher, processes, server, "heartbeats", requests, connections=4 * CONNECTIONS, per_s=per_s, for_s=sizes.beats_s
     )
     return {**row, "cores": row["server_us"] * per_s / 1e6}  # at the nominal rate, even if the load fell behind it
 

@@ -120,8 +120,16 @@ def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
 
 
 @bench.command("end-to-end")
-@click.option("--nodes", type=click.IntRange(1, 10_000), default=5_000, show_default=True, help="Number of simulated nodes, each with a lease.")
-@click.option("--jobs", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Number of jobs in each run.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 10_000),
+    default=5_000,
+    show_default=True,
+    help="Number of simulated nodes, each with a lease.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(100, 100_000), default=10_000, show_default=True, help="Number of jobs in each run."
+)
 @click.option("--quick", is_flag=True, help="Run at most 2,000 jobs each, for a rough result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout; progress goes to stderr.")
 @click.option("--data", type=DIRECTORY, default=None, help="Existing directory for the data, on a real disk.")
@@ -166,7 +174,13 @@ def api(quick: bool, as_json: bool, data: Path | None) -> None:
 @click.option("--quick", is_flag=True, help="Flood for a shorter time, for a rough result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout; progress goes to stderr.")
 @click.option("--data", type=DIRECTORY, default=None, help="Existing directory for the data, on a real disk.")
-@click.option("--rate", type=click.IntRange(1, 20_000), default=1_000, show_default=True, help="Create requests per second of the flooding tenant.")
+@click.option(
+    "--rate",
+    type=click.IntRange(1, 20_000),
+    default=1_000,
+    show_default=True,
+    help="Create requests per second of the flooding tenant.",
+)
 def flood(quick: bool, as_json: bool, data: Path | None, rate: int) -> None:
     """Latency of other tenants and of the heartbeats of 50 agents while one tenant creates a thousand objects per second.
 
@@ -211,16 +225,16 @@ class SeedsParam(click.ParamType[tuple[int, ...]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        found: dict[int, None] = {}
+        seeds: dict[int, None] = {}
         for part in str(value).split(","):
             first, dash, last = part.strip().partition("-")
             if not (first.isdecimal() and (last.isdecimal() or not dash)) or max(len(first), len(last)) > 9:
                 self.fail(f"{part!r} is not a number or a range such as 42-51", param, ctx)
             ends = int(first), int(last or first)
-            if not 0 <= ends[1] - ends[0] < self.most or len(found) > self.most:
+            if not 0 <= ends[1] - ends[0] < self.most or len(seeds) > self.most:
                 self.fail(f"{part!r} is a descending range, or there are more than {self.most} seeds", param, ctx)
-            found.update(dict.fromkeys(range(ends[0], ends[1] + 1)))
-        return tuple(found)
+            seeds.update(dict.fromkeys(range(ends[0], ends[1] + 1)))
+        return tuple(seeds)
 
 
 POLICY_NAMES: Final = ("random", "dotprod", "clustering", "packing", "bestfit", "fgd", "default")
@@ -234,8 +248,12 @@ POLICY_NAMES: Final = ("random", "dotprod", "clustering", "packing", "bestfit", 
     help="Directory with openb_nodes_gpu.csv and, for each workload W, openb_pods_W.csv or openb_pods_W.csv.gz.",
 )
 @click.option("--workload", "workloads", multiple=True, default=("default",), show_default=True, help="Workload W; repeatable.")
-@click.option("--policy", "policies", multiple=True, type=click.Choice(POLICY_NAMES), help="Measure only this policy; repeatable.")
-@click.option("--seeds", type=SeedsParam(), default="42-51", show_default=True, help="Seeds, one run for each, such as 42-51 or 1,3,5-7.")
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(POLICY_NAMES), help="Measure only this policy; repeatable."
+)
+@click.option(
+    "--seeds", type=SeedsParam(), default="42-51", show_default=True, help="Seeds, one run for each, such as 42-51 or 1,3,5-7."
+)
 @click.option("--quick", is_flag=True, help="Use the first two seeds, and only the policies bestfit, fgd and default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout; progress goes to stderr.")
 def packing(

@@ -74,7 +74,7 @@ _CLOCK = BootClock()
 
 class BindTarget(NamedTuple):
     replica: str
-    at: int
+    revision: int
     node: str
     devices: dict[str, int]
 
@@ -112,20 +112,22 @@ async def _measure(quick: bool, replicas: int, directory: Path) -> BenchReport:
     fsync = _measure_fsync_ms(directory / "fsync", 300 if quick else 1_000)
     try:
         for batch, binds in counts.items():
-            print_progress(f"batch {batch}: {binds:,} binds through the authority, alternating with the same rows in the raw store ...")
+            print_progress(
+                f"batch {batch}: {binds:,} binds through the authority, alternating with the same rows in the raw store ..."
+            )
             runs[batch] = await _bind_all(directory / f"batch-{batch}", world, batch, binds)
             rows.append(_row(runs[batch]))
     finally:
         await world.offload.close()
     print_progress(f"memory: {replicas:,} replicas, in a separate process ...")
-    held = _memory_in_child(directory / "memory", replicas)
-    rows.append({"replicas": replicas, **held})
+    memory = _memory_in_child(directory / "memory", replicas)
+    rows.append({"replicas": replicas, **memory})
     single = _quantile(runs[1].waits_ms, 0.99)
     aims = [
         BenchAim("binds at batch 256", "1/s", 30_000, runs[256].rate, "higher"),
         BenchAim("of the raw store's rate at batch 256", "", 0.35, runs[256].rate / runs[256].raw_rate, "higher"),
         BenchAim("p99 of a single claim, in p99s of one fsync", "fsyncs", 4, single / _quantile(fsync, 0.99), "lower"),
-        BenchAim("memory a replica", "bytes", 2_048, held["bytes_a_replica"], "lower"),
+        BenchAim("memory a replica", "bytes", 2_048, memory["bytes_a_replica"], "lower"),
     ]
     rows[0]["fsync_p50_ms"], rows[0]["fsync_p99_ms"] = _quantile(fsync, 0.5), _quantile(fsync, 0.99)
     return BenchReport("commit", rows, aims)
@@ -151,21 +153,27 @@ def _cluster(replicas: int) -> list[AnyObject]:
     """Return nodes with GPUs in three zones, a tenant, a residency policy, and workloads, a tenth of them with device shares.
     """
     zones = ("eu-a", "eu-b", "eu-c")
-    room = -(-replicas // NODES) + WORKLOADS
+    node_capacity = -(-replicas // NODES) + WORKLOADS
     nodes: list[AnyObject] = [
         Node(
             metadata=Metadata(name=f"node-{i}", labels={"disk": "ssd"}),
             spec=NodeSpec(
                 region="eu",
                 zone=zones[i % 3],
-                capacity=Amount({"cpu": 1_000 * room, "memory": (1 << 30) * room}),
+                capacity=Amount({"cpu": 1_000 * node_capacity, "memory": (1 << 30) * node_capacity}),
                 devices=tuple(Device(name=f"gpu-{d}", kind="gpu", model="A10") for d in range(8)),
             ),
         )
         for i in range(NODES)
     ]
     rule = PolicyRule(match=PolicyMatch(tenants=("acme",)), allow=PolicyAllow(regions=("eu",)))
-    everything = Amount({"cpu": 1_000 * room * NODES, "memory": (1 << 30) * room * NODES, "devices/gpu": 8 * WHOLE_DEVICE * NODES})
+    everything = Amount(
+        {
+            "cpu": 1_000 * node_capacity * NODES,
+            "memory": (1 << 30) * node_capacity * NODES,
+            "devices/gpu": 8 * WHOLE_DEVICE * NODES,
+        }
+    )
     return [
         *nodes,
         Tenant(metadata=Metadata(name="acme"), spec=TenantSpec(quota=everything)),
@@ -196,24 +204,24 @@ class ClaimClient:
     def __init__(self, authority: Authority, role: Role) -> None:
         self.authority = authority
         self.actor = Actor(f"bench-{role}", role)
-        self.asked = 0
+        self.submitted = 0
 
-    async def lease(self) -> ClaimClient:
+    async def acquire_lease(self) -> ClaimClient:
         if self.actor.role is not Role.OPERATOR:
-            (answer,) = await self.ask([Acquire(self.actor.role, Duration(3_600_000))])
-            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role.value, require_accepted(answer))
+            (verdict,) = await self.submit([Acquire(self.actor.role, Duration(3_600_000))])
+            self.actor = Actor(self.actor.name, self.actor.role, self.actor.role.value, require_accepted(verdict))
         return self
 
-    async def operations(self, claims: Iterable[Any], seen: int = 0) -> list[Operation]:
+    async def operations(self, claims: Iterable[Any], revision: int = 0) -> list[Operation]:
         status = await self.authority.status()
-        operations, nonce, evidence = [], self.actor.role.value, Evidence(seen, 5)
+        operations, nonce, evidence = [], self.actor.role.value, Evidence(revision, 5)
         for claim in claims:
-            self.asked += 1
-            name = operation_id(status.incarnation, status.window, f"{nonce}{self.asked}")
+            self.submitted += 1
+            name = operation_id(status.incarnation, status.window, f"{nonce}{self.submitted}")
             operations.append(Operation(name, self.actor, claim, evidence))
         return operations
 
-    async def ask(self, claims: Iterable[Any]) -> list[Verdict]:
+    async def submit(self, claims: Iterable[Any]) -> list[Verdict]:
         return await self.authority.submit(await self.operations(claims))
 
 
@@ -226,28 +234,28 @@ def require_accepted(verdict: Verdict) -> int:
 @asynccontextmanager
 async def _running_authority(directory: Path, world: World) -> AsyncIterator[Authority]:
     async with embedded_authority(directory, world) as authority, asyncio.TaskGroup() as group:
-        running = group.create_task(authority.run())
+        task = group.create_task(authority.run())
         try:
             yield authority
         finally:
-            running.cancel()
+            task.cancel()
 
 
 async def _populate(authority: Authority, replicas: int) -> None:
     """Create the cluster and its replicas, all pending."""
     operator = ClaimClient(authority, Role.OPERATOR)
-    nodes = await ClaimClient(authority, Role.NODES).lease()
-    workloads = await ClaimClient(authority, Role.WORKLOADS).lease()
-    for verdict in await operator.ask(Apply(thing) for thing in _cluster(replicas)):
+    nodes = await ClaimClient(authority, Role.NODES).acquire_lease()
+    workloads = await ClaimClient(authority, Role.WORKLOADS).acquire_lease()
+    for verdict in await operator.submit(Apply(obj) for obj in _cluster(replicas)):
         require_accepted(verdict)
-    known = [authority.books.objects[name] for name in authority.books.keys("node/")]
-    for verdict in await nodes.ask(Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known):
+    rows = [authority.books.objects[name] for name in authority.books.keys("node/")]
+    for verdict in await nodes.submit(Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in rows):
         require_accepted(verdict)
-    each = -(-replicas // WORKLOADS)
+    per_workload = -(-replicas // WORKLOADS)
     for shape in range(WORKLOADS):
-        for first in range(0, each, 10_000):
-            count = min(10_000, each - first)
-            for verdict in await workloads.ask([Spawn("acme", f"work-{shape}", 1, first, count)]):
+        for first in range(0, per_workload, 10_000):
+            count = min(10_000, per_workload - first)
+            for verdict in await workloads.submit([Spawn("acme", f"work-{shape}", 1, first, count)]):
                 require_accepted(verdict)
 
 
@@ -271,18 +279,20 @@ async def _bind_all(directory: Path, world: World, batch: int, binds: int) -> Co
             recorder = RecordingStore(authority.store)
             authority.store = recorder
             await _populate(authority, binds)
-            scheduler = await ClaimClient(authority, Role.SCHEDULER).lease()
+            scheduler = await ClaimClient(authority, Role.SCHEDULER).acquire_lease()
             targets = _targets(authority, list(authority.books.replicas)[:binds])
-            revision = await _write_all(raw, raw.position.revision, recorder.taken())
+            revision = await _write_all(raw, raw.position.revision, recorder.take())
             tune_interpreter()
             waits: list[float] = []
             spent = raw_spent = rows = size = 0
-            part = -(-len(targets) // (ROUNDS * batch)) * batch
-            for at in range(0, len(targets), part):
+            round_size = -(-len(targets) // (ROUNDS * batch)) * batch
+            for start_index in range(0, len(targets), round_size):
                 start = _CLOCK.now_ns()
-                await _bind(scheduler, targets[at : at + part], batch, waits, 1 if batch == 1 else IN_FLIGHT)
+                await _bind(
+                    scheduler, targets[start_index : start_index + round_size], batch, waits, 1 if batch == 1 else IN_FLIGHT
+                )
                 spent += _CLOCK.now_ns() - start
-                commits = recorder.taken()
+                commits = recorder.take()
                 start = _CLOCK.now_ns()
                 revision = await _write_all(raw, revision, commits)
                 raw_spent += _CLOCK.now_ns() - start
@@ -300,13 +310,16 @@ async def _bind(scheduler: ClaimClient, targets: Sequence[BindTarget], batch: in
     slots = iter(range(0, len(targets), batch))
 
     async def work() -> None:
-        for at in slots:
-            claims = [Bind(t.replica, t.at, t.node, "tenant/acme", t.devices, 1) for t in targets[at : at + batch]]
-            operations = await scheduler.operations(claims, seen=1)
-            asked = _CLOCK.now_ns()
+        for start_index in slots:
+            claims = [
+                Bind(t.replica, t.revision, t.node, "tenant/acme", t.devices, 1)
+                for t in targets[start_index : start_index + batch]
+            ]
+            operations = await scheduler.operations(claims, revision=1)
+            submitted = _CLOCK.now_ns()
             for verdict in await scheduler.authority.submit(operations):
                 require_accepted(verdict)
-            waits.append((_CLOCK.now_ns() - asked) / 1e6)
+            waits.append((_CLOCK.now_ns() - submitted) / 1e6)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(in_flight):
@@ -325,13 +338,13 @@ class RecordingStore:
 
     async def commit(self, commit: Commit) -> Committed | Conflict:
         self.commits.append(commit)
-        answer: Committed | Conflict = await self._store.commit(commit)
-        return answer
+        result: Committed | Conflict = await self._store.commit(commit)
+        return result
 
-    def taken(self) -> list[Commit]:
+    def take(self) -> list[Commit]:
         """Return the commits since the last call."""
-        taken, self.commits = self.commits, []
-        return taken
+        commits, self.commits = self.commits, []
+        return commits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -340,10 +353,10 @@ class RecordingStore:
 async def _write_all(store: SqliteStore, revision: int, commits: Sequence[Commit]) -> int:
     """Write the recorded rows with the raw store alone."""
     for commit in commits:
-        answer = await store.commit(Commit((Guard(HEAD, revision),), commit.puts, commit.deletes))
-        if not isinstance(answer, Committed):
-            raise RuntimeError(f"another writer changed the raw store: {answer}")
-        revision = answer.revision
+        result = await store.commit(Commit((Guard(HEAD, revision),), commit.puts, commit.deletes))
+        if not isinstance(result, Committed):
+            raise RuntimeError(f"another writer changed the raw store: {result}")
+        revision = result.revision
     return revision
 
 
@@ -363,8 +376,8 @@ def _memory_in_child(directory: Path, replicas: int) -> dict[str, Any]:
     """Measure memory in a fresh process, so that earlier measurements do not influence it."""
     child = [sys.executable, "-m", "remit.bench.commit", str(directory), str(replicas)]
     done = subprocess.run(child, stdout=subprocess.PIPE, check=True)  # noqa: S603 (our own interpreter and module)
-    held: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    return held
+    memory: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return memory
 
 
 async def _memory_main(directory: Path, replicas: int) -> dict[str, Any]:
@@ -383,12 +396,12 @@ async def _measure_memory(directory: Path, world: World, replicas: int) -> dict[
     before = _resident_bytes()
     async with _running_authority(directory, world) as authority:
         await _populate(authority, replicas)
-        scheduler = await ClaimClient(authority, Role.SCHEDULER).lease()
+        scheduler = await ClaimClient(authority, Role.SCHEDULER).acquire_lease()
         targets = iter(list(authority.books.replicas)[:replicas])
         bound = 0
-        while part := [name for name, _ in zip(targets, range(20_000), strict=False)]:
-            await _bind(scheduler, _targets(authority, part, bound), 256, [], IN_FLIGHT)
-            bound += len(part)
+        while names := [name for name, _ in zip(targets, range(20_000), strict=False)]:
+            await _bind(scheduler, _targets(authority, names, bound), 256, [], IN_FLIGHT)
+            bound += len(names)
             print_progress(f"  {bound:,} bound, {(_resident_bytes() - before) >> 20:,} MiB")
         gc.collect()
         grown = _resident_bytes() - before

@@ -23,9 +23,27 @@ import uvloop
 
 from remit.assembly import component_world
 from remit.bench.growth_chart import ChartLine, draw
-from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, cpu_micros, bench_processes, quantile, cpu_spent
+from remit.bench.load.bench_processes import (
+    CLOCK,
+    BenchProcessError,
+    BenchProcesses,
+    bench_processes,
+    cpu_micros,
+    cpu_spent,
+    quantile,
+)
 from remit.bench.load.hollow_agents import HeartbeatStats, split_nodes
-from remit.bench.load.http_load import LoadLauncher, ServerTarget, apply_requests, measure_raw_store, create_requests, measure_echo, job_manifests, start_server, create_tokens
+from remit.bench.load.http_load import (
+    LoadLauncher,
+    ServerTarget,
+    apply_requests,
+    create_requests,
+    create_tokens,
+    job_manifests,
+    measure_echo,
+    measure_raw_store,
+    start_server,
+)
 from remit.bench.load.load_generator import LoadResult
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.remote_store import RemoteStore
@@ -59,7 +77,7 @@ class EndToEndSizes(NamedTuple):
     nodes: int
     jobs: int
     steady_s: int
-    echoes: int
+    echo_requests: int
 
 
 def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path | None = None) -> BenchReport:
@@ -77,12 +95,12 @@ def measure(quick: bool, nodes: int, count: int, data: Path | None, plot: Path |
 
 async def _measure(sizes: EndToEndSizes, directory: Path) -> BenchReport:
     rows: list[dict[str, Any]] = [await measure_raw_store(directory / "yardstick")]
-    async with bench_processes(directory) as running:
-        loads = LoadLauncher(running, directory)
-        rows.append(await measure_echo(loads, running, sizes.echoes))
+    async with bench_processes(directory) as processes:
+        launcher = LoadLauncher(processes, directory)
+        rows.append(await measure_echo(launcher, processes, sizes.echo_requests))
         print_progress(f"starting a cluster of {sizes.nodes:,} nodes, each component in its own process ...")
-        async with _cluster(running, directory, sizes.nodes) as cluster:
-            rows += await _run_all(cluster, loads, sizes)
+        async with _cluster(processes, directory, sizes.nodes) as cluster:
+            rows += await _run_all(cluster, launcher, sizes)
     named = {row["what"]: row for row in rows}
     echo = named["yardstick: plain ASGI echo"]["per_s"]
     for row in rows:
@@ -106,19 +124,19 @@ async def _measure(sizes: EndToEndSizes, directory: Path) -> BenchReport:
 class EndToEndCluster:
     """The processes of the cluster, and what this process observes of it."""
 
-    def __init__(self, running: BenchProcesses, server: ServerTarget, seen: RowWatcher) -> None:
-        self.running, self.server, self.seen = running, server, seen
+    def __init__(self, processes: BenchProcesses, server: ServerTarget, watcher: RowWatcher) -> None:
+        self.processes, self.server, self.watcher = processes, server, watcher
 
-    async def fared(self) -> HeartbeatStats:
-        hollow = self.running.by_name["hollow"]
-        hollow.tell("fared")
-        return msgspec.json.decode(await hollow.line(), type=HeartbeatStats)
+    async def heartbeat_stats(self) -> HeartbeatStats:
+        hollow = self.processes.by_name["hollow"]
+        hollow.send_line("fared")
+        return msgspec.json.decode(await hollow.read_line(), type=HeartbeatStats)
 
-    async def start(self) -> None:
+    async def report_started(self) -> None:
         """Let the agents report all bound replicas as started. A replica that stays bound too long would be placed again."""
-        hollow = self.running.by_name["hollow"]
-        hollow.tell("start")
-        await hollow.line()
+        hollow = self.processes.by_name["hollow"]
+        hollow.send_line("start")
+        await hollow.read_line()
 
 
 class RowWatcher:
@@ -133,9 +151,9 @@ class RowWatcher:
     async def follow(self, rows: RemoteStore) -> None:
         watch = await rows.watch("", after=await rows.revision())
         async for event in watch:
-            self._take(event)
+            self._apply(event)
 
-    def _take(self, event: WatchEvent) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         now_ns = CLOCK.now_ns()
         if event.span is not None:
             self.commits += event.span.last - event.span.first + 1
@@ -150,14 +168,14 @@ class RowWatcher:
                 self.ready[key] = None
             self.changed_ns = now_ns if not key.startswith("batch/") else self.changed_ns
 
-    async def until(self, enough: int, what: dict[str, Any]) -> None:
+    async def wait_for(self, count: int, items: dict[str, Any]) -> None:
         until_ns = CLOCK.now_ns() + BOUND_MS_MAX * 1_000_000
-        while len(what) < enough:
+        while len(items) < count:
             if CLOCK.now_ns() > until_ns:
-                raise BenchProcessError(f"only {len(what)} of {enough} arrived within {BOUND_MS_MAX // 1000} s")
+                raise BenchProcessError(f"only {len(items)} of {count} arrived within {BOUND_MS_MAX // 1000} s")
             await asyncio.sleep(0.002)
 
-    async def quiet(self) -> None:
+    async def wait_until_quiet(self) -> None:
         """Wait until nothing but the authority's own heartbeat is written."""
         until_ns = CLOCK.now_ns() + QUIET_MS_MAX * 1_000_000
         while CLOCK.now_ns() - self.changed_ns < QUIET_MS * 1_000_000 and CLOCK.now_ns() < until_ns:
@@ -165,28 +183,30 @@ class RowWatcher:
 
 
 @asynccontextmanager
-async def _cluster(running: BenchProcesses, directory: Path, nodes: int) -> AsyncIterator[EndToEndCluster]:
-    server = await start_server(running, directory, BEAT_MS)
+async def _cluster(processes: BenchProcesses, directory: Path, nodes: int) -> AsyncIterator[EndToEndCluster]:
+    server = await start_server(processes, directory, BEAT_MS)
     url, hosts = server.url, split_nodes(nodes, min(AGENTS, nodes))
     own: list[tuple[TokenRole, Sequence[str]]] = [("scheduler", ()), ("scheduler", ()), ("controllers", ())]
-    mine, *theirs = await create_tokens(server, [*own, *(("agent", [one.metadata.name for one in host]) for host in hosts)])
+    own_token, *tokens = await create_tokens(
+        server, [*own, *(("agent", [node.metadata.name for node in host]) for host in hosts)]
+    )
     files = [directory / name for name in ("scheduler.token", "controllers.token", "agents.tokens")]
-    for file, text in zip(files, (theirs[0], theirs[1], "\n".join(theirs[2:])), strict=True):
+    for file, text in zip(files, (tokens[0], tokens[1], "\n".join(tokens[2:])), strict=True):
         _write_secret(file, text)
-    async with component_world((url,), mine) as connected, asyncio.TaskGroup() as group:
-        seen = RowWatcher()
-        following = group.create_task(seen.follow(connected.store))
-        asking = "--server", url, "--beat", f"{BEAT_MS}ms", "--token-file"
-        await running.start("scheduler", "scheduler", *asking, str(files[0]))
-        await running.start("controllers", "controllers", *asking, str(files[1]))
-        words = url, str(files[2]), str(nodes), str(BEAT_MS)
-        hollow = await running.start("hollow", *words, module="remit.bench.load.hollow_agents")
-        await hollow.line()
-        await seen.until(nodes, seen.ready)
+    async with component_world((url,), own_token) as connected, asyncio.TaskGroup() as group:
+        watcher = RowWatcher()
+        follow_task = group.create_task(watcher.follow(connected.store))
+        server_options = "--server", url, "--beat", f"{BEAT_MS}ms", "--token-file"
+        await processes.start("scheduler", "scheduler", *server_options, str(files[0]))
+        await processes.start("controllers", "controllers", *server_options, str(files[1]))
+        args = url, str(files[2]), str(nodes), str(BEAT_MS)
+        hollow = await processes.start("hollow", *args, module="remit.bench.load.hollow_agents")
+        await hollow.read_line()
+        await watcher.wait_for(nodes, watcher.ready)
         gc.collect()
         gc.freeze()
-        yield EndToEndCluster(running, server, seen)
-        following.cancel()
+        yield EndToEndCluster(processes, server, watcher)
+        follow_task.cancel()
 
 
 def _write_secret(file: Path, text: str) -> None:
@@ -197,65 +217,69 @@ def _write_secret(file: Path, text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------ the runs
 
 
-async def _run_all(cluster: EndToEndCluster, loads: LoadLauncher, sizes: EndToEndSizes) -> list[dict[str, Any]]:
+async def _run_all(cluster: EndToEndCluster, launcher: LoadLauncher, sizes: EndToEndSizes) -> list[dict[str, Any]]:
     server, count = cluster.server, sizes.jobs
     rows = []
-    for what, prefix, own in (("one request a job", "single", False), ("one request a job, no spec twice", "own", True)):
-        print_progress(f"{what}: {count:,} jobs ...")
-        requests = create_requests(server, job_manifests(prefix, count, own=own))
-        rows.append(await _run(cluster, loads, what, requests, count, connections=CONNECTIONS))
+    for name, prefix, own in (("one request a job", "single", False), ("one request a job, no spec twice", "own", True)):
+        print_progress(f"{name}: {count:,} jobs ...")
+        requests = create_requests(server, job_manifests(prefix, count, unique=own))
+        rows.append(await _run(cluster, launcher, name, requests, count, connections=CONNECTIONS))
     print_progress(f"in batches of {BATCH}: {count:,} jobs ...")
     requests = apply_requests(server, job_manifests("batch", count), BATCH)
-    rows.append(await _run(cluster, loads, "in batches", requests, count, connections=BATCH_CONNECTIONS))
+    rows.append(await _run(cluster, launcher, "in batches", requests, count, connections=BATCH_CONNECTIONS))
     steady = STEADY_PER_S * sizes.steady_s
     print_progress(f"steady: {STEADY_PER_S} jobs per second for {sizes.steady_s} s ...")
     requests = create_requests(server, job_manifests("steady", steady))
-    rows.append(await _run(cluster, loads, "steady", requests, steady, connections=CONNECTIONS, per_s=STEADY_PER_S))
+    rows.append(await _run(cluster, launcher, "steady", requests, steady, connections=CONNECTIONS, per_s=STEADY_PER_S))
     return rows
 
 
-async def _run(cluster: EndToEndCluster, loads: LoadLauncher, what: str, requests: Sequence[bytes], count: int, **how: Any) -> dict[str, Any]:
-    seen, running = cluster.seen, cluster.running
-    await seen.quiet()
-    await cluster.fared()
-    load = await loads.ready(cluster.server, requests, **how)
-    enough, before = len(seen.bound_ns) + count, running.cpu_s()
-    rows, commits_ = seen.rows, seen.commits
-    known = set(seen.bound_ns)
-    load.begin()
-    found = await load.done()
-    wrong = [status for status in found.status if status >= 300]
-    if wrong:
-        raise BenchProcessError(f"{what}: {len(wrong)} of {len(found.status)} requests failed with status {wrong[0]}: {found.problem}")
-    await seen.until(enough, seen.bound_ns)
-    cpu = cpu_spent(before, running.cpu_s())
-    written = {"rows_per_job": (seen.rows - rows) / count, "commits": seen.commits - commits_}
-    fared = await cluster.fared()
-    await load.end()
-    await cluster.start()
-    bound = {key: at for key, at in seen.bound_ns.items() if key not in known}
-    seconds = (max(bound.values()) - min(found.sent_ns)) / 1e9
+async def _run(
+    cluster: EndToEndCluster, launcher: LoadLauncher, name: str, requests: Sequence[bytes], count: int, **load_options: Any
+) -> dict[str, Any]:
+    watcher, processes = cluster.watcher, cluster.processes
+    await watcher.wait_until_quiet()
+    await cluster.heartbeat_stats()
+    load = await launcher.prepare(cluster.server, requests, **load_options)
+    enough, before = len(watcher.bound_ns) + count, processes.cpu_s()
+    rows, commits_ = watcher.rows, watcher.commits
+    bound_before = set(watcher.bound_ns)
+    load.start()
+    result = await load.result()
+    failures = [status for status in result.status if status >= 300]
+    if failures:
+        raise BenchProcessError(
+            f"{name}: {len(failures)} of {len(result.status)} requests failed with status {failures[0]}: {result.problem}"
+        )
+    await watcher.wait_for(enough, watcher.bound_ns)
+    cpu = cpu_spent(before, processes.cpu_s())
+    written = {"rows_per_job": (watcher.rows - rows) / count, "commits": watcher.commits - commits_}
+    stats = await cluster.heartbeat_stats()
+    await load.stop()
+    await cluster.report_started()
+    bound = {key: at_ns for key, at_ns in watcher.bound_ns.items() if key not in bound_before}
+    seconds = (max(bound.values()) - min(result.sent_ns)) / 1e9
     return {
-        "what": what,
+        "what": name,
         "jobs": count,
         "seconds": seconds,
         "jobs_per_s": count / seconds,
-        "accepted_per_s": count / ((max(found.done_ns) - min(found.sent_ns)) / 1e9),
-        **_latencies(found, bound, count),
+        "accepted_per_s": count / ((max(result.done_ns) - min(result.sent_ns)) / 1e9),
+        **_latencies(result, bound, count),
         **cpu_micros(cpu, count),
         "cpu_s": sum(cpu.values()),
         **written,
-        "beat_p99_ms": fared.p99_ms,
-        "beats_lost": fared.lost,
+        "beat_p99_ms": stats.p99_ms,
+        "beats_lost": stats.lost,
     }
 
 
-def _latencies(found: LoadResult, bound: dict[str, int], count: int) -> dict[str, float]:
+def _latencies(result: LoadResult, bound: dict[str, int], count: int) -> dict[str, float]:
     """Return the latency from request to bind, if each request is one job."""
-    if len(found.which) != count:
+    if len(result.which) != count:
         return {}
-    sent = dict(zip(found.which, found.sent_ns, strict=True))
-    waits = [(at - sent[int(key.split("-")[-2])]) / 1e6 for key, at in bound.items()]
+    sent = dict(zip(result.which, result.sent_ns, strict=True))
+    waits = [(at_ns - sent[int(key.split("-")[-2])]) / 1e6 for key, at_ns in bound.items()]
     return {**{name: quantile(waits, 1 - 1 / among) for name, among in QUANTILES.items()}, "max_ms": max(waits)}
 
 
@@ -263,8 +287,8 @@ def latency_chart(rows: Sequence[dict[str, Any]]) -> str:
     """Draw the latency quantiles of the runs in which each request is one job."""
     lines = [
         ChartLine(name, [(among, row[quantile_]) for quantile_, among in QUANTILES.items()])
-        for name, what in CHART_LINES.items()
+        for name, row_name in CHART_LINES.items()
         for row in rows
-        if row["what"] == what and "p50_ms" in row
+        if row["what"] == row_name and "p50_ms" in row
     ]
     return draw("From a request to its durable bind", "one job in this many is slower", "milliseconds", lines)

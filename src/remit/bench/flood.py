@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from remit.assembly import component_world
-from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, bench_processes, quantile, cpu_spent
+from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, bench_processes, cpu_spent, quantile
 from remit.bench.load.http_load import LoadLauncher, ServerTarget, job_manifest
 from remit.bench.load.load_generator import LoadResult
 from remit.bench.report import BenchAim, BenchReport, print_progress
@@ -29,7 +29,7 @@ from remit.client.http_link import ScopeConnection
 from remit.client.rpc import EndpointCall
 from remit.law.timing import Timing
 from remit.model.claims import Accepted, Acquire, Actor, Role
-from remit.model.identity import Token, TokenRole, TokenSpec, token_digest, expiry_after
+from remit.model.identity import Token, TokenRole, TokenSpec, expiry_after, token_digest
 from remit.model.kinds import Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import enc_hook
@@ -61,12 +61,12 @@ QUICK: Final = FloodSizes(2.0, 5.0)
 class FloodSetup(NamedTuple):
     """One server with its load generators, and the tokens they use."""
 
-    running: BenchProcesses
-    loads: LoadLauncher
+    processes: BenchProcesses
+    launcher: LoadLauncher
     agents: ServerTarget
     flooder: ServerTarget
     other: ServerTarget
-    beats: Sequence[bytes]
+    heartbeats: Sequence[bytes]
 
 
 def measure(quick: bool, data: Path | None, rate: int = RATE) -> BenchReport:
@@ -78,11 +78,11 @@ def measure(quick: bool, data: Path | None, rate: int = RATE) -> BenchReport:
 
 
 async def _measure(sizes: FloodSizes, directory: Path, rate: int) -> BenchReport:
-    async with _setup(directory) as asking:
+    async with _setup(directory) as setup:
         rows = []
-        for what, seconds, flood in (("before", sizes.calm_s, 0), ("flood", sizes.flood_s, rate), ("after", sizes.calm_s, 0)):
-            print_progress(f"{what}: for {seconds} s ...")
-            rows.append(await _run_phase(asking, what, seconds, flood))
+        for phase, seconds, flood in (("before", sizes.calm_s, 0), ("flood", sizes.flood_s, rate), ("after", sizes.calm_s, 0)):
+            print_progress(f"{phase}: for {seconds} s ...")
+            rows.append(await _run_phase(setup, phase, seconds, flood))
     _, during, after = rows
     aims = [
         BenchAim("others' p99 during the flood", "ms", P99_MS, during["others_p99_ms"], "lower"),
@@ -95,15 +95,17 @@ async def _measure(sizes: FloodSizes, directory: Path, rate: int) -> BenchReport
 
 @asynccontextmanager
 async def _setup(directory: Path) -> AsyncIterator[FloodSetup]:
-    async with bench_processes(directory) as running:
+    async with bench_processes(directory) as processes:
         data = directory / "data"
-        part = await running.start("server", "server", "--data", str(data), "--listen", "127.0.0.1:0")
-        url = (await part.line()).partition(" at ")[2].partition(",")[0]
+        server_process = await processes.start("server", "server", "--data", str(data), "--listen", "127.0.0.1:0")
+        url = (await server_process.read_line()).partition(" at ")[2].partition(",")[0]
         async with Api(url, (data / TOKEN_NAME).read_text().strip()) as api:
             flooder, other = [await _create_tenant(api, url, name) for name in (FLOODER, OTHER)]
             nodes = tuple(f"node-{index}" for index in range(AGENTS))
             agents = await _create_token(api, url, "agent", nodes=nodes)
-        yield FloodSetup(running, LoadLauncher(running, directory), agents, flooder, other, await _heartbeat_requests(agents, nodes))
+        yield FloodSetup(
+            processes, LoadLauncher(processes, directory), agents, flooder, other, await _heartbeat_requests(agents, nodes)
+        )
 
 
 async def _create_tenant(api: Api, url: str, tenant: str) -> ServerTarget:
@@ -112,11 +114,11 @@ async def _create_tenant(api: Api, url: str, tenant: str) -> ServerTarget:
     return await _create_token(api, url, "member", tenant=tenant)
 
 
-async def _create_token(api: Api, url: str, role: TokenRole, **whose: Any) -> ServerTarget:
+async def _create_token(api: Api, url: str, role: TokenRole, **spec_fields: Any) -> ServerTarget:
     """Create a token of this role. Returns the server with it."""
     token = new_token(RandomIds())
-    spec = TokenSpec(role=role, digest=token_digest(token), expires=expiry_after(CLOCK.wall(), TOKEN_MS), **whose)
-    await api.create(Token(metadata=Metadata(name=f"{role}-{whose.get('tenant', 'nodes')}"), spec=spec))
+    spec = TokenSpec(role=role, digest=token_digest(token), expires=expiry_after(CLOCK.wall(), TOKEN_MS), **spec_fields)
+    await api.create(Token(metadata=Metadata(name=f"{role}-{spec_fields.get('tenant', 'nodes')}"), spec=spec))
     return ServerTarget(url, token)
 
 
@@ -133,44 +135,48 @@ async def _build_heartbeats(server: ServerTarget, connected: ScopeConnection, no
     for lease, verdict in zip(leases, await client.submit_many([Acquire(lease, ttl) for lease in leases]), strict=True):
         if not isinstance(verdict, Accepted):
             raise BenchProcessError(f"{lease}: {verdict.detail}")
-        beat = NodeHeartbeat(Actor("hollow", Role.AGENT, lease, verdict.number), NodeState(lease.partition("/")[2], client.incarnation))
+        beat = NodeHeartbeat(
+            Actor("hollow", Role.AGENT, lease, verdict.number), NodeState(lease.partition("/")[2], client.incarnation)
+        )
         requests.append(server.request("POST", "/v1/ask", msgspec.json.encode(EndpointCall(beats=(beat,)), enc_hook=enc_hook)))
     return requests
 
 
-async def _run_phase(asking: FloodSetup, what: str, seconds: float, rate: int) -> dict[str, Any]:
+async def _run_phase(setup: FloodSetup, phase: str, seconds: float, rate: int) -> dict[str, Any]:
     """Run all loads at once, for `seconds`."""
-    loads, running = asking.loads, asking.running
+    launcher, processes = setup.launcher, setup.processes
     plans = {
-        "others": (asking.other, _moderate_requests(asking.other, what, int(seconds * MODERATE_PER_S)), 8, MODERATE_PER_S, 0.0),
-        "beats": (asking.agents, asking.beats, 16, AGENTS * 1_000 / BEAT_MS, seconds),
+        "others": (setup.other, _moderate_requests(setup.other, phase, int(seconds * MODERATE_PER_S)), 8, MODERATE_PER_S, 0.0),
+        "beats": (setup.agents, setup.heartbeats, 16, AGENTS * 1_000 / BEAT_MS, seconds),
     }
     if rate:
-        plans["flood"] = (asking.flooder, _flood_requests(asking.flooder, int(seconds * rate)), CONNECTIONS, rate, 0.0)
+        plans["flood"] = (setup.flooder, _flood_requests(setup.flooder, int(seconds * rate)), CONNECTIONS, rate, 0.0)
     ready = {
-        name: await loads.ready(server, requests, connections=connections, per_s=per_s, for_s=for_s, name=name)
+        name: await launcher.prepare(server, requests, connections=connections, per_s=per_s, for_s=for_s, name=name)
         for name, (server, requests, connections, per_s, for_s) in plans.items()
     }
-    before = running.cpu_s()
+    before = processes.cpu_s()
     for load in ready.values():
-        load.begin()
-    found = {name: await load.done() for name, load in ready.items()}
-    cpu = cpu_spent(before, running.cpu_s())
+        load.start()
+    results = {name: await load.result() for name, load in ready.items()}
+    cpu = cpu_spent(before, processes.cpu_s())
     for load in ready.values():
-        await load.end()
-    return {"what": what, "seconds": seconds, "server_cores": cpu["server"] / seconds, **_phase_row(found)}
+        await load.stop()
+    return {"what": phase, "seconds": seconds, "server_cores": cpu["server"] / seconds, **_phase_row(results)}
 
 
-def _phase_row(found: dict[str, LoadResult]) -> dict[str, Any]:
+def _phase_row(results: dict[str, LoadResult]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name in ("others", "beats"):
-        one = found[name]
-        waits, good = one.latencies_ms(), sum(status < 300 for status in one.status)
-        row[f"{name}_answered"] = good / len(one.status)
+        result = results[name]
+        waits, good = result.latencies_ms(), sum(status < 300 for status in result.status)
+        row[f"{name}_answered"] = good / len(result.status)
         row |= {f"{name}_p50_ms": quantile(waits, 0.5), f"{name}_p99_ms": quantile(waits, 0.99)}
-        if good < len(one.status):
-            print_progress(f"{name}: {len(one.status) - good} of {len(one.status)} requests failed: {one.problem[-300:]}")
-    flood = found.get("flood")
+        if good < len(result.status):
+            print_progress(
+                f"{name}: {len(result.status) - good} of {len(result.status)} requests failed: {result.problem[-300:]}"
+            )
+    flood = results.get("flood")
     if flood is not None:
         span_s = (max(flood.done_ns) - min(flood.sent_ns)) / 1e9
         row["flood_per_s"] = len(flood.status) / span_s
@@ -186,14 +192,15 @@ def _flood_requests(server: ServerTarget, count: int) -> list[bytes]:
 
 
 def _moderate_requests(server: ServerTarget, prefix: str, count: int) -> list[bytes]:
-    at = f"/v1/tenants/{OTHER}/workloads"
-    reads = server.request("GET", at), server.request("GET", f"/v1/tenants/{OTHER}")
+    path = f"/v1/tenants/{OTHER}/workloads"
+    reads = server.request("GET", path), server.request("GET", f"/v1/tenants/{OTHER}")
     return [
-        _create_request(server, OTHER, f"{prefix}-{index}", index) if index % 3 == 0 else reads[index % 2] for index in range(count)
+        _create_request(server, OTHER, f"{prefix}-{index}", index) if index % 3 == 0 else reads[index % 2]
+        for index in range(count)
     ]
 
 
 def _create_request(server: ServerTarget, tenant: str, name: str, index: int) -> bytes:
-    thing = job_manifest(name, index)
-    thing["metadata"]["tenant"] = tenant
-    return server.request("POST", f"/v1/tenants/{tenant}/workloads", msgspec.json.encode(thing))
+    manifest = job_manifest(name, index)
+    manifest["metadata"]["tenant"] = tenant
+    return server.request("POST", f"/v1/tenants/{tenant}/workloads", msgspec.json.encode(manifest))

@@ -37,7 +37,7 @@ class LogAxis(NamedTuple):
     start: float
     end: float
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         return self.start + (log10(value) - self.low) / (self.high - self.low) * (self.end - self.start)
 
     @property
@@ -56,12 +56,12 @@ def draw(title: str, across: str, upwards: str, lines: Sequence[ChartLine]) -> s
         raise ValueError("nothing to draw: no line has a point")
     x = axis([point[0] for line in lines for point in line.points], LEFT, RIGHT)
     y = axis([point[1] for line in lines for point in line.points], BOTTOM, TOP)
-    said = f"{upwards} over {across}, both logarithmic: " + "; ".join(_describe(line) for line in lines)
+    description = f"{upwards} over {across}, both logarithmic: " + "; ".join(_describe(line) for line in lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="title desc"'
         " font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">",
         f'  <title id="title">{escape(title)}</title>',
-        f'  <desc id="desc">{escape(said)}</desc>',
+        f'  <desc id="desc">{escape(description)}</desc>',
         *_style(len(lines)),
         f'  <rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>',
         f'  <text class="name" x="{LEFT}" y="36">{escape(title)}</text>',
@@ -76,11 +76,11 @@ def draw(title: str, across: str, upwards: str, lines: Sequence[ChartLine]) -> s
 
 
 def _describe(line: ChartLine) -> str:
-    return f"{line.name}: " + ", ".join(f"{value:.3g} at {at:,.0f}" for at, value in line.points)
+    return f"{line.name}: " + ", ".join(f"{value:.3g} at {x:,.0f}" for x, value in line.points)
 
 
 def _style(lines: int) -> list[str]:
-    light, dark = ([_colour_rules(at, shade) for at in range(lines)] for shade in (0, 1))
+    light, dark = ([_colour_rules(index, shade) for index in range(lines)] for shade in (0, 1))
     return [
         "  <style>",
         "    /* Own background: viewers that ignore colour schemes show the light picture, which is readable on any page. */",
@@ -96,20 +96,20 @@ def _style(lines: int) -> list[str]:
     ]
 
 
-def _colour_rules(at: int, shade: int) -> str:
-    colour = COLOURS[at % len(COLOURS)][shade]
-    return f"    .line-{at} {{ stroke: {colour} }} .text-{at} {{ fill: {colour} }}"
+def _colour_rules(index: int, shade: int) -> str:
+    colour = COLOURS[index % len(COLOURS)][shade]
+    return f"    .line-{index} {{ stroke: {colour} }} .text-{index} {{ fill: {colour} }}"
 
 
 def _grid(x: LogAxis, y: LogAxis) -> list[str]:
     across = [
-        f'  <path class="grid" d="M{x.place(10**tick):.1f} {TOP}V{BOTTOM}"/>'
-        f'<text class="say" x="{x.place(10**tick):.1f}" y="{BOTTOM + 22}" text-anchor="middle">{_tick_label(tick)}</text>'
+        f'  <path class="grid" d="M{x.position(10**tick):.1f} {TOP}V{BOTTOM}"/>'
+        f'<text class="say" x="{x.position(10**tick):.1f}" y="{BOTTOM + 22}" text-anchor="middle">{_tick_label(tick)}</text>'
         for tick in x.ticks
     ]
     up = [
-        f'  <path class="grid" d="M{LEFT} {y.place(10**tick):.1f}H{RIGHT}"/>'
-        f'<text class="say" x="{LEFT - 8}" y="{y.place(10**tick) + 5:.1f}" text-anchor="end">{_tick_label(tick)}</text>'
+        f'  <path class="grid" d="M{LEFT} {y.position(10**tick):.1f}H{RIGHT}"/>'
+        f'<text class="say" x="{LEFT - 8}" y="{y.position(10**tick) + 5:.1f}" text-anchor="end">{_tick_label(tick)}</text>'
         for tick in y.ticks
     ]
     return across + up
@@ -121,27 +121,29 @@ def _tick_label(tick: int) -> str:
 
 def _curves(lines: Sequence[ChartLine], x: LogAxis, y: LogAxis) -> list[str]:
     parts = []
-    for at, (line, label) in enumerate(zip(lines, _spread_labels([y.place(line.points[-1][1]) for line in lines]), strict=True)):
-        places = [(x.place(across), y.place(value)) for across, value in line.points]
+    for index, (line, label) in enumerate(
+        zip(lines, _spread_labels([y.position(line.points[-1][1]) for line in lines]), strict=True)
+    ):
+        places = [(x.position(across), y.position(value)) for across, value in line.points]
         path = "M" + "L".join(f"{across:.1f} {value:.1f}" for across, value in places)
         end_x, end_y = places[-1]
         parts += [
-            f'  <path class="line line-{at}" stroke-dasharray="{DASHES[at % len(DASHES)]}" d="{path}"/>',
-            *(f'  <circle class="text-{at}" cx="{across:.1f}" cy="{value:.1f}" r="3.5"/>' for across, value in places),
-            f'  <path class="line line-{at}" style="stroke-width: 1" d="M{end_x:.1f} {end_y:.1f}L{RIGHT + 22} {label:.1f}"/>',
-            f'  <text class="text text-{at}" x="{RIGHT + 28}" y="{label + 5:.1f}">{escape(line.name)}</text>',
+            f'  <path class="line line-{index}" stroke-dasharray="{DASHES[index % len(DASHES)]}" d="{path}"/>',
+            *(f'  <circle class="text-{index}" cx="{across:.1f}" cy="{value:.1f}" r="3.5"/>' for across, value in places),
+            f'  <path class="line line-{index}" style="stroke-width: 1" d="M{end_x:.1f} {end_y:.1f}L{RIGHT + 22} {label:.1f}"/>',
+            f'  <text class="text text-{index}" x="{RIGHT + 28}" y="{label + 5:.1f}">{escape(line.name)}</text>',
         ]
     return parts
 
 
-def _spread_labels(wanted: Sequence[float]) -> list[float]:
+def _spread_labels(preferred: Sequence[float]) -> list[float]:
     """Move label positions apart by LABEL_GAP, keeping their order and staying as close as possible to the given positions."""
-    found = list(wanted)
-    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
-    for before, at in pairwise(order):
-        found[at] = max(found[at], found[before] + LABEL_GAP)
+    positions = list(preferred)
+    order = sorted(range(len(preferred)), key=lambda at: preferred[at])
+    for before, index in pairwise(order):
+        positions[index] = max(positions[index], positions[before] + LABEL_GAP)
     below: float = BOTTOM
-    for at in reversed(order):
-        found[at] = min(found[at], below)
-        below = found[at] - LABEL_GAP
-    return found
+    for index in reversed(order):
+        positions[index] = min(positions[index], below)
+        below = positions[index] - LABEL_GAP
+    return positions

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final, NamedTuple, Protocol
 
-from remit.bench.packing_baselines import BASELINES, ArrivalOrder, TraceNode, TracePod, PodTrace, draw_arrivals, read_trace
+from remit.bench.packing_baselines import BASELINES, ArrivalOrder, PodTrace, TraceNode, TracePod, draw_arrivals, read_trace
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.law.fit import Requirements
 from remit.law.requirements import compile_requirements
@@ -42,7 +42,7 @@ PUBLISHED: Final[dict[tuple[str, str], tuple[float, float]]] = {
 
 
 class PackingPolicy(Protocol):
-    def place(self, sort: int) -> bool:
+    def place(self, pod_type: int) -> bool:
         """Place one more pod of this type. Returns whether it fit."""
         ...
 
@@ -50,8 +50,8 @@ class PackingPolicy(Protocol):
 class PackingOutcome(NamedTuple):
     """Result of one seed: percentage of GPUs allocated at each of the POINTS, and percentage of non-GPU pods placed."""
 
-    given: tuple[float, ...]
-    others: float
+    allocated_pct: tuple[float, ...]
+    non_gpu_placed_pct: float
 
 
 def measure(
@@ -62,47 +62,53 @@ def measure(
     traces = [read_trace(directory, workload) for workload in dict.fromkeys(workloads)]
     rows = []
     for trace in traces:
-        for policy in (one for one in POLICIES if one in policies):
+        for policy in (name for name in POLICIES if name in policies):
             rows.append(_row(trace, policy, seeds))
-            found = ", ".join(f"{rows[-1][f'alloc_pct_at_{point}']:.2f} % at {point} %" for point in POINTS)
-            print_progress(f"{trace.workload}: {policy} allocates {found} ({rows[-1]['seconds']:.0f} s) ...")
+            summary = ", ".join(f"{rows[-1][f'alloc_pct_at_{point}']:.2f} % at {point} %" for point in POINTS)
+            print_progress(f"{trace.workload}: {policy} allocates {summary} ({rows[-1]['seconds']:.0f} s) ...")
     return BenchReport("packing", rows, _aims(rows))
 
 
 def _row(trace: PodTrace, policy: str, seeds: Sequence[int]) -> dict[str, Any]:
-    began = cpu_s()
-    found = []
+    started_s = cpu_s()
+    outcomes = []
     for seed in seeds:
         arrivals = draw_arrivals(trace, seed)
-        found.append(replay(trace, arrivals, RemitPolicy(trace, arrivals) if policy == REMIT_POLICY else BASELINES[policy](trace, arrivals)))
+        outcomes.append(
+            replay(
+                trace, arrivals, RemitPolicy(trace, arrivals) if policy == REMIT_POLICY else BASELINES[policy](trace, arrivals)
+            )
+        )
     row: dict[str, Any] = {"policy": policy, "workload": trace.workload}
-    for at, point in enumerate(POINTS):
-        given = [one.given[at] for one in found]
-        row[f"alloc_pct_at_{point}"] = fmean(given)
-        row[f"alloc_pct_at_{point}_sd"] = row["sd"] = stdev(given) if len(given) > 1 else 0.0
-    row["non_gpu_placed_pct"] = fmean(one.others for one in found)
-    return {**row, "seeds": len(seeds), "seconds": cpu_s() - began}
+    for index, point in enumerate(POINTS):
+        allocated = [outcome.allocated_pct[index] for outcome in outcomes]
+        row[f"alloc_pct_at_{point}"] = fmean(allocated)
+        row[f"alloc_pct_at_{point}_sd"] = row["sd"] = stdev(allocated) if len(allocated) > 1 else 0.0
+    row["non_gpu_placed_pct"] = fmean(outcome.non_gpu_placed_pct for outcome in outcomes)
+    return {**row, "seeds": len(seeds), "seconds": cpu_s() - started_s}
 
 
 def replay(trace: PodTrace, arrivals: ArrivalOrder, policy: PackingPolicy) -> PackingOutcome:
-    asked = given = others = placed = 0
+    requested = allocated = non_gpu = non_gpu_placed = 0
     readings: list[tuple[float, float]] = []
-    for sort in arrivals.coming:
-        pod = trace.sorts[sort]
-        found = policy.place(sort)
-        asked += pod.asked
-        given += pod.asked if found else 0
-        others += not pod.gpus
-        placed += found and not pod.gpus
-        readings.append((100 * asked / trace.capacity, 100 * given / trace.capacity))
-    return PackingOutcome(tuple(_reading_at(point, readings) for point in POINTS), 100 * placed / others if others else 100.0)
+    for pod_type in arrivals.arrivals:
+        pod = trace.pod_types[pod_type]
+        placed_now = policy.place(pod_type)
+        requested += pod.gpu_request
+        allocated += pod.gpu_request if placed_now else 0
+        non_gpu += not pod.gpus
+        non_gpu_placed += placed_now and not pod.gpus
+        readings.append((100 * requested / trace.capacity, 100 * allocated / trace.capacity))
+    return PackingOutcome(
+        tuple(_reading_at(point, readings) for point in POINTS), 100 * non_gpu_placed / non_gpu if non_gpu else 100.0
+    )
 
 
 def _reading_at(point: int, readings: Sequence[tuple[float, float]]) -> float:
     """Return the mean of the readings that round to this point, as in the publication; without any, the last reading before it.
     """
-    near = [given for asked, given in readings if round(asked) == point]
-    return fmean(near) if near else next((given for asked, given in reversed(readings) if asked < point), 0.0)
+    near = [allocated for requested, allocated in readings if round(requested) == point]
+    return fmean(near) if near else next((allocated for requested, allocated in reversed(readings) if requested < point), 0.0)
 
 
 def _aims(rows: Sequence[dict[str, Any]]) -> list[BenchAim]:
@@ -133,33 +139,33 @@ class RemitPolicy:
     """
 
     def __init__(self, trace: PodTrace, arrivals: ArrivalOrder) -> None:
-        nodes = [_node(at, machine) for at, machine in enumerate(arrivals.machines)]
+        nodes = [_node(index, machine) for index, machine in enumerate(arrivals.nodes)]
         self.columns = NodeColumns(NodeFree(node, dict(node.spec.capacity.pairs), {}) for node in nodes)
-        self._asks = [_requirements(at, pod) for at, pod in enumerate(trace.sorts)]
+        self._requirements = [_requirements(index, pod) for index, pod in enumerate(trace.pod_types)]
         self._fragmentation = Fragmentation(self.columns)
         scores = (*DEFAULT_SCORES, self._fragmentation.score)
         self.kernel = Kernel(self.columns, ColumnPeerCounts(self.columns, {}), scores=scores)
 
-    def place(self, sort: int) -> bool:
-        kernel, ask = self.kernel, self._asks[sort]
-        self._fragmentation.arrived(ask)
+    def place(self, pod_type: int) -> bool:
+        kernel, requirements = self.kernel, self._requirements[pod_type]
+        self._fragmentation.arrived(requirements)
         self._fragmentation.update_weights()
-        one = kernel.class_for(sort, ask)
-        row = kernel.best_row(one)
+        class_ = kernel.class_for(pod_type, requirements)
+        row = kernel.best_row(class_)
         if row < 0:
             return False
-        kernel.post(one, row, kernel.choose_devices(one, row))
+        kernel.post(class_, row, kernel.choose_devices(class_, row))
         return True
 
 
-def _node(at: int, machine: TraceNode) -> Node:
+def _node(index: int, machine: TraceNode) -> Node:
     devices = tuple(Device(name=f"gpu-{place}", kind="gpu", model=machine.model) for place in range(machine.gpus))
     capacity = Amount({"cpu": machine.cpu, "memory": machine.memory_mib << 20})
     spec = NodeSpec(region="trace", zone="trace", capacity=capacity, devices=devices)
-    return Node(metadata=Metadata(name=f"node-{at}"), spec=spec, status=NodeStatus(health=NodeHealth.READY))
+    return Node(metadata=Metadata(name=f"node-{index}"), spec=spec, status=NodeStatus(health=NodeHealth.READY))
 
 
-def _requirements(at: int, pod: TracePod) -> Requirements:
+def _requirements(index: int, pod: TracePod) -> Requirements:
     devices: tuple[DeviceRequest, ...] = ()
     if pod.gpus and pod.share < WHOLE_DEVICE:
         devices = (DeviceRequest(kind="gpu", share=f"{pod.share}m", models=pod.models),)
@@ -167,4 +173,4 @@ def _requirements(at: int, pod: TracePod) -> Requirements:
         devices = (DeviceRequest(kind="gpu", count=pod.gpus, models=pod.models),)
     resources = Amount({"cpu": pod.cpu, "memory": pod.memory_mib << 20})
     template = Template(command=("serve",), resources=resources, devices=devices)
-    return compile_requirements("trace", f"pod-{at}", {}, WorkloadSpec(type="service", template=template), ())
+    return compile_requirements("trace", f"pod-{index}", {}, WorkloadSpec(type="service", template=template), ())

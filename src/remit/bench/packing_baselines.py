@@ -51,7 +51,7 @@ class TracePod(NamedTuple):
     models: tuple[str, ...]
 
     @property
-    def asked(self) -> int:
+    def gpu_request(self) -> int:
         """Requested GPUs in thousandths."""
         return self.gpus * self.share
 
@@ -60,40 +60,40 @@ class PodTrace(NamedTuple):
     """`sorts` are the distinct pods; `pods` lists the index into them for each pod of the trace."""
 
     workload: str
-    machines: list[TraceNode]
-    sorts: list[TracePod]
+    nodes: list[TraceNode]
+    pod_types: list[TracePod]
     pods: list[int]
 
     @property
     def capacity(self) -> int:
         """GPUs of the cluster, in thousandths."""
-        return sum(one.gpus for one in self.machines) * WHOLE_DEVICE
+        return sum(node.gpus for node in self.nodes) * WHOLE_DEVICE
 
 
 class ArrivalOrder(NamedTuple):
     """Arrivals of one seed: pod types in order of arrival, and the order of the nodes, in which the first of equals is taken.
     """
 
-    coming: list[int]
-    machines: list[TraceNode]
-    lots: SeededRandomness
+    arrivals: list[int]
+    nodes: list[TraceNode]
+    rng: SeededRandomness
     """For policies with random choices."""
 
 
 def draw_arrivals(trace: PodTrace, seed: int) -> ArrivalOrder:
-    lots = SeededRandomness(f"bench packing/{seed}")
-    coming = lots.shuffled(trace.pods)
-    asked = [one.asked for one in trace.sorts]
-    total, wanted = sum(asked[sort] for sort in coming), OFFERED_LOAD * trace.capacity
-    while total > wanted:
-        total -= asked[coming.pop(lots.randrange(len(coming)))]
+    rng = SeededRandomness(f"bench packing/{seed}")
+    arrivals = rng.shuffled(trace.pods)
+    requests = [pod.gpu_request for pod in trace.pod_types]
+    total, offered = sum(requests[pod_type] for pod_type in arrivals), OFFERED_LOAD * trace.capacity
+    while total > offered:
+        total -= requests[arrivals.pop(rng.randrange(len(arrivals)))]
     while True:
-        sort = lots.choice(trace.pods)
-        if total + trace.sorts[sort].share > wanted:  # the share of one GPU, even for pods with several: as published
+        pod_type = rng.choice(trace.pods)
+        if total + trace.pod_types[pod_type].share > offered:  # the share of one GPU, even for pods with several: as published
             break
-        total += asked[sort]
-        coming.append(sort)
-    return ArrivalOrder(coming, lots.shuffled(trace.machines), lots.stream("policy"))
+        total += requests[pod_type]
+        arrivals.append(pod_type)
+    return ArrivalOrder(arrivals, rng.shuffled(trace.nodes), rng.stream("policy"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- the files
@@ -101,25 +101,25 @@ def draw_arrivals(trace: PodTrace, seed: int) -> ArrivalOrder:
 
 def read_trace(directory: Path, workload: str) -> PodTrace:
     """Read a trace. Raises click.UsageError with the file, the problem and the fix."""
-    machines = [machine for _, machine in _read_nodes(_find_file(directory, NODES_FILE))]
+    nodes = [machine for _, machine in _read_nodes(_find_file(directory, NODES_FILE))]
     pods = list(_read_pods(_find_file(directory, f"openb_pods_{workload}.csv")))
-    if not sum(machine.gpus for machine in machines):
+    if not sum(machine.gpus for machine in nodes):
         raise click.UsageError(f"{directory / NODES_FILE}: no node has a GPU; packing needs a trace with GPUs")
     if not any(pod.gpus for pod in pods):
         raise click.UsageError(f"workload {workload!r} in {directory}: no pod requests a GPU; choose another workload")
-    sorts = sorted(set(pods))
-    at = {pod: place for place, pod in enumerate(sorts)}
-    return PodTrace(workload, machines, sorts, [at[pod] for pod in pods])
+    pod_types = sorted(set(pods))
+    index_of = {pod: place for place, pod in enumerate(pod_types)}
+    return PodTrace(workload, nodes, pod_types, [index_of[pod] for pod in pods])
 
 
 def _find_file(directory: Path, name: str) -> Path:
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
-    there = sorted(path.name for path in directory.glob("openb_*"))
+    files = sorted(path.name for path in directory.glob("openb_*"))
     raise click.UsageError(
         f"{directory / name} and {name}.gz do not exist; "
-        + (f"the directory contains {', '.join(there)}" if there else "pass the directory of the trace files with --trace")
+        + (f"the directory contains {', '.join(files)}" if files else "pass the directory of the trace files with --trace")
     )
 
 
@@ -148,7 +148,7 @@ def _read_pods(path: Path) -> Iterator[TracePod]:
 
 def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the rows with their line numbers."""
-    seen = False
+    has_rows = False
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -156,11 +156,11 @@ def _read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
             if missing:
                 raise _file_error(path, 1, f"missing column {', '.join(missing)}; expected a header with {', '.join(columns)}")
             for row in reader:
-                seen = True
+                has_rows = True
                 yield reader.line_num, row
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise click.UsageError(f"{path} cannot be read as {'gzipped ' if path.suffix == '.gz' else ''}CSV: {error}") from error
-    if not seen:
+    if not has_rows:
         raise _file_error(path, 2, "no rows below the header; expected one line per item")
 
 
@@ -171,8 +171,8 @@ def _whole_number(path: Path, line: int, row: dict[str, str], name: str, most: i
     return int(text)
 
 
-def _file_error(path: Path, line: int, what: str) -> click.UsageError:
-    return click.UsageError(f"{path}, line {line}: {what}; correct the file, or choose another with --trace or --workload")
+def _file_error(path: Path, line: int, problem: str) -> click.UsageError:
+    return click.UsageError(f"{path}, line {line}: {problem}; correct the file, or choose another with --trace or --workload")
 
 
 CPU_MAX: Final = 128_000
@@ -186,113 +186,113 @@ _DOES_NOT_FIT: Final = -1.0
 class BaselinePolicy:
     """Base of the policies. Nodes are columns; the scores of each pod type are cached and updated only for changed nodes."""
 
-    def __init__(self, trace: PodTrace, course: ArrivalOrder) -> None:
-        machines = course.machines
-        self.trace, self.lots = trace, course.lots
-        self.models = sorted({one.model for one in machines})
-        self.cpu: Ints = np.array([one.cpu for one in machines], dtype=np.int64)
-        self.memory: Ints = np.array([one.memory_mib for one in machines], dtype=np.int64)
-        self.gpus: Ints = np.array([one.gpus for one in machines], dtype=np.int64)
-        self.model: Ints = np.array([self.models.index(one.model) for one in machines], dtype=np.int64)
+    def __init__(self, trace: PodTrace, arrivals: ArrivalOrder) -> None:
+        nodes = arrivals.nodes
+        self.trace, self.rng = trace, arrivals.rng
+        self.models = sorted({node.model for node in nodes})
+        self.cpu: Ints = np.array([node.cpu for node in nodes], dtype=np.int64)
+        self.memory: Ints = np.array([node.memory_mib for node in nodes], dtype=np.int64)
+        self.gpus: Ints = np.array([node.gpus for node in nodes], dtype=np.int64)
+        self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
         places = np.arange(int(self.gpus.max(initial=1)))
-        self.left: Ints = np.where(places < self.gpus[:, None], WHOLE_DEVICE, 0)
-        self.whole, self.total, self.most = self.gpus.copy(), self.left.sum(axis=1), self.left.max(axis=1)
+        self.free: Ints = np.where(places < self.gpus[:, None], WHOLE_DEVICE, 0)
+        self.free_gpus, self.free_total, self.free_max = self.gpus.copy(), self.free.sum(axis=1), self.free.max(axis=1)
         self._changed = ChangeLog()
-        self._numbers: dict[int, tuple[int, Floats, Ints]] = {}
-        self.begin()
+        self._scores: dict[int, tuple[int, Floats, Ints]] = {}
+        self.set_up()
 
-    def begin(self) -> None:
+    def set_up(self) -> None:
         """Set up the state of a policy."""
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
         """Return the score of each of these rows, and the GPU that a share would use. The pod fits on all of them."""
         raise NotImplementedError
 
-    def took(self, row: int, pod: TracePod) -> None:
+    def on_placed(self, row: int, pod: TracePod) -> None:
         """Update the state of a policy after the pod was placed on the row."""
 
-    def place(self, sort: int) -> bool:
-        pod = self.trace.sorts[sort]
-        row, at = self._best(sort, pod)
+    def place(self, pod_type: int) -> bool:
+        pod = self.trace.pod_types[pod_type]
+        row, device = self._best(pod_type, pod)
         if row < 0:
             return False
         self.cpu[row] -= pod.cpu
         self.memory[row] -= pod.memory_mib
-        left = self.left[row]
+        free = self.free[row]
         if pod.gpus and pod.share < WHOLE_DEVICE:
-            left[at] -= pod.share
+            free[device] -= pod.share
         elif pod.gpus:
-            left[np.flatnonzero(left == WHOLE_DEVICE)[: pod.gpus]] = 0
-        self.whole[row], self.total[row], self.most[row] = (left == WHOLE_DEVICE).sum(), left.sum(), left.max()
+            free[np.flatnonzero(free == WHOLE_DEVICE)[: pod.gpus]] = 0
+        self.free_gpus[row], self.free_total[row], self.free_max[row] = (free == WHOLE_DEVICE).sum(), free.sum(), free.max()
         self._changed.add(row)
-        self.took(row, pod)
+        self.on_placed(row, pod)
         return True
 
-    def _best(self, sort: int, pod: TracePod) -> tuple[int, int]:
-        if sort not in self._numbers:
-            self._numbers[sort] = -1, np.zeros(len(self.cpu)), np.zeros(len(self.cpu), dtype=np.int64)
-        seen, numbers, devices = self._numbers[sort]
-        touched = self._changed.since(seen) if seen >= 0 else None
+    def _best(self, pod_type: int, pod: TracePod) -> tuple[int, int]:
+        if pod_type not in self._scores:
+            self._scores[pod_type] = -1, np.zeros(len(self.cpu)), np.zeros(len(self.cpu), dtype=np.int64)
+        seen_count, scores, devices = self._scores[pod_type]
+        touched = self._changed.since(seen_count) if seen_count >= 0 else None
         rows = np.arange(len(self.cpu)) if touched is None else np.unique(touched)
-        numbers[rows] = _DOES_NOT_FIT
+        scores[rows] = _DOES_NOT_FIT
         rows = rows[self.fits(pod, rows)]
         if len(rows):
-            numbers[rows], devices[rows] = self.rank(pod, rows)
-        self._numbers[sort] = self._changed.count, numbers, devices
-        row = int(numbers.argmax())
-        return (row, int(devices[row])) if numbers[row] > _DOES_NOT_FIT else (-1, -1)
+            scores[rows], devices[rows] = self.score(pod, rows)
+        self._scores[pod_type] = self._changed.count, scores, devices
+        row = int(scores.argmax())
+        return (row, int(devices[row])) if scores[row] > _DOES_NOT_FIT else (-1, -1)
 
     def fits(self, pod: TracePod, rows: Ints) -> Bools:
-        found: Bools = (self.cpu[rows] >= pod.cpu) & (self.memory[rows] >= pod.memory_mib)
+        fits: Bools = (self.cpu[rows] >= pod.cpu) & (self.memory[rows] >= pod.memory_mib)
         if pod.gpus:
-            found &= np.array([self.allowed(pod.models, model) for model in self.models])[self.model[rows]]
-            found &= self.most[rows] >= pod.share if pod.share < WHOLE_DEVICE else self.whole[rows] >= pod.gpus
-        return found
+            fits &= np.array([self.allows_model(pod.models, model) for model in self.models])[self.model[rows]]
+            fits &= self.free_max[rows] >= pod.share if pod.share < WHOLE_DEVICE else self.free_gpus[rows] >= pod.gpus
+        return fits
 
     @staticmethod
-    def allowed(models: tuple[str, ...], model: str) -> bool:
+    def allows_model(models: tuple[str, ...], model: str) -> bool:
         return not models or model in models
 
-    def tightest(self, pod: TracePod, rows: Ints) -> Ints:
+    def tightest_gpu(self, pod: TracePod, rows: Ints) -> Ints:
         """Return the GPU with the least free capacity that fits the share."""
-        left = self.left[rows]
-        return np.asarray(np.where(left >= pod.share, left, WHOLE_DEVICE + 1).argmin(axis=1))
+        free = self.free[rows]
+        return np.asarray(np.where(free >= pod.share, free, WHOLE_DEVICE + 1).argmin(axis=1))
 
 
 class RandomPolicy(BaselinePolicy):
     """A random node that fits, and a random GPU on it."""
 
-    def _best(self, sort: int, pod: TracePod) -> tuple[int, int]:
+    def _best(self, pod_type: int, pod: TracePod) -> tuple[int, int]:
         rows = np.flatnonzero(self.fits(pod, np.arange(len(self.cpu))))
         if not len(rows):
             return -1, -1
-        row = int(rows[self.lots.randrange(len(rows))])
-        devices = np.flatnonzero(self.left[row] >= max(pod.share, 1))
-        return row, int(devices[self.lots.randrange(len(devices))]) if len(devices) else -1
+        row = int(rows[self.rng.randrange(len(rows))])
+        devices = np.flatnonzero(self.free[row] >= max(pod.share, 1))
+        return row, int(devices[self.rng.randrange(len(devices))]) if len(devices) else -1
 
 
 class DotProductPolicy(BaselinePolicy):
     """The node whose free resources are least aligned with the request (lowest dot product)."""
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
-        alike = self.cpu[rows] / CPU_MAX * pod.cpu / CPU_MAX + self.total[rows] / GPU_MAX * pod.asked / GPU_MAX
-        return np.floor(100 * (1 - alike / 2)), self.tightest(pod, rows)
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+        alignment = self.cpu[rows] / CPU_MAX * pod.cpu / CPU_MAX + self.free_total[rows] / GPU_MAX * pod.gpu_request / GPU_MAX
+        return np.floor(100 * (1 - alignment / 2)), self.tightest_gpu(pod, rows)
 
 
 class ClusteringPolicy(BaselinePolicy):
     """Nodes with pods that request the same number of GPUs."""
 
-    def begin(self) -> None:
+    def set_up(self) -> None:
         self._tags: Ints = np.zeros(len(self.cpu), dtype=np.int64)
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
         if not pod.gpus:
-            return 0.0, self.tightest(pod, rows)
+            return 0.0, self.tightest_gpu(pod, rows)
         tags, own = self._tags[rows], self._tag(pod)
-        beside = np.select([tags == own, (tags & own) > 0, tags == 0], [75, 50, 25], 0)
-        return 25 * (GPU_MAX - self.total[rows]) // GPU_MAX + beside, self.tightest(pod, rows)
+        similarity = np.select([tags == own, (tags & own) > 0, tags == 0], [75, 50, 25], 0)
+        return 25 * (GPU_MAX - self.free_total[rows]) // GPU_MAX + similarity, self.tightest_gpu(pod, rows)
 
-    def took(self, row: int, pod: TracePod) -> None:
+    def on_placed(self, row: int, pod: TracePod) -> None:
         if pod.gpus:
             self._tags[row] |= self._tag(pod)
 
@@ -304,25 +304,25 @@ class ClusteringPolicy(BaselinePolicy):
 class GpuPackingPolicy(BaselinePolicy):
     """Partly used GPUs first, then free GPUs of used nodes, then idle nodes."""
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
-        at = self.tightest(pod, rows)
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+        device = self.tightest_gpu(pod, rows)
         if not pod.gpus:
-            return 0.0, at
-        whole = self.whole[rows]
+            return 0.0, device
+        free_gpus = self.free_gpus[rows]
         if pod.share < WHOLE_DEVICE:
-            left = self.left[rows, at]
-            used: Any = np.where(left < WHOLE_DEVICE, np.maximum(100 - left * 100 // WHOLE_DEVICE // 10, 50), 49)
+            free = self.free[rows, device]
+            used: Any = np.where(free < WHOLE_DEVICE, np.maximum(100 - free * 100 // WHOLE_DEVICE // 10, 50), 49)
         else:
             used = max(50 - pod.gpus, 33)
-        return np.where(whole == self.gpus[rows], np.maximum(33 - whole, whole), used), at
+        return np.where(free_gpus == self.gpus[rows], np.maximum(33 - free_gpus, free_gpus), used), device
 
 
 class BestFitPolicy(BaselinePolicy):
     """The node with the least CPU and GPU capacity left after placement."""
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
-        stays = (self.cpu[rows] - pod.cpu) / CPU_MAX + (self.total[rows] - pod.asked) / GPU_MAX
-        return np.floor(100 * (1 - stays / 2)), self.tightest(pod, rows)
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+        remaining = (self.cpu[rows] - pod.cpu) / CPU_MAX + (self.free_total[rows] - pod.gpu_request) / GPU_MAX
+        return np.floor(100 * (1 - remaining / 2)), self.tightest_gpu(pod, rows)
 
 
 class FgdPolicy(BaselinePolicy):
@@ -333,66 +333,70 @@ class FgdPolicy(BaselinePolicy):
     the typical pods and can use no GPU. Memory is ignored.
     """
 
-    def begin(self) -> None:
-        counts = Counter(self.trace.sorts[sort]._replace(memory_mib=0) for sort in self.trace.pods)
+    def set_up(self) -> None:
+        counts = Counter(self.trace.pod_types[pod_type]._replace(memory_mib=0) for pod_type in self.trace.pods)
         typical, covered = [], 0
         for pod, count in sorted(counts.items(), key=lambda item: (item[1], _tie_break(item[0])), reverse=True):
             if covered >= TYPICAL_SHARE * len(self.trace.pods):
                 break
             covered += count
             typical.append((pod, count))
-        wanted = [(pod, count / covered) for pod, count in typical if pod.gpus]
-        needs = sorted({(pod.share, pod.gpus) for pod, _ in wanted})
-        self._steps: Ints = np.array(sorted({pod.cpu for pod, _ in wanted}), dtype=np.int64)
-        self._weights = np.zeros((len(self.models), len(self._steps) + 1, len(needs)))
+        gpu_pods = [(pod, count / covered) for pod, count in typical if pod.gpus]
+        needs = sorted({(pod.share, pod.gpus) for pod, _ in gpu_pods})
+        self._cpu_steps: Ints = np.array(sorted({pod.cpu for pod, _ in gpu_pods}), dtype=np.int64)
+        self._weights = np.zeros((len(self.models), len(self._cpu_steps) + 1, len(needs)))
         """Frequency of typical pods of each GPU request, by model and by the number of CPU steps that the free CPU reaches."""
-        for pod, part in wanted:
-            fitting = [self.allowed(pod.models, model) for model in self.models]
-            reached = int(np.searchsorted(self._steps, pod.cpu)) + 1
-            self._weights[fitting, reached:, needs.index((pod.share, pod.gpus))] += part
+        for pod, weight in gpu_pods:
+            fitting = [self.allows_model(pod.models, model) for model in self.models]
+            reached = int(np.searchsorted(self._cpu_steps, pod.cpu)) + 1
+            self._weights[fitting, reached:, needs.index((pod.share, pod.gpus))] += weight
         shares = np.array([share for share, _ in needs], dtype=np.int64)
-        self._gpus: Ints = np.array([gpus for _, gpus in needs], dtype=np.int64)
+        self._gpu_counts: Ints = np.array([gpus for _, gpus in needs], dtype=np.int64)
         levels = np.arange(WHOLE_DEVICE + 1)[:, None]
-        self._enough: Ints = (levels >= shares).astype(np.int64)
-        self._short: Ints = np.where(levels < shares, levels, 0)
-        self._able, self._lost = self._enough[self.left].sum(axis=1), self._short[self.left].sum(axis=1)
-        self._before = self._useless(np.arange(len(self.cpu)), self.cpu, self.total, self._able, self._lost)
+        self._is_enough: Ints = (levels >= shares).astype(np.int64)
+        self._wasted_at: Ints = np.where(levels < shares, levels, 0)
+        self._fitting_gpus, self._wasted = self._is_enough[self.free].sum(axis=1), self._wasted_at[self.free].sum(axis=1)
+        self._fragmentation = self._unusable(
+            np.arange(len(self.cpu)), self.cpu, self.free_total, self._fitting_gpus, self._wasted
+        )
 
-    def _useless(self, rows: Ints, cpu: Ints, total: Ints, able: Ints, lost: Ints) -> Floats:
-        weights = self._weights[self.model[rows], np.searchsorted(self._steps, cpu, side="right")]
-        useful = (weights * (able >= self._gpus) * (total[:, None] - lost)).sum(axis=1)
+    def _unusable(self, rows: Ints, cpu: Ints, total: Ints, fitting: Ints, wasted: Ints) -> Floats:
+        weights = self._weights[self.model[rows], np.searchsorted(self._cpu_steps, cpu, side="right")]
+        useful = (weights * (fitting >= self._gpu_counts) * (total[:, None] - wasted)).sum(axis=1)
         return np.asarray(total - useful)
 
-    def took(self, row: int, pod: TracePod) -> None:
+    def on_placed(self, row: int, pod: TracePod) -> None:
         rows = np.array([row])
-        left = self.left[row]
-        self._able[row], self._lost[row] = self._enough[left].sum(axis=0), self._short[left].sum(axis=0)
-        self._before[row] = self._useless(rows, self.cpu[rows], self.total[rows], self._able[rows], self._lost[rows])[0]
+        free = self.free[row]
+        self._fitting_gpus[row], self._wasted[row] = self._is_enough[free].sum(axis=0), self._wasted_at[free].sum(axis=0)
+        self._fragmentation[row] = self._unusable(
+            rows, self.cpu[rows], self.free_total[rows], self._fitting_gpus[rows], self._wasted[rows]
+        )[0]
 
-    def rank(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
-        cpu, able, lost = self.cpu[rows] - pod.cpu, self._able[rows], self._lost[rows]
-        nowhere = np.zeros(len(rows), dtype=np.int64)
+    def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
+        cpu, fitting, wasted = self.cpu[rows] - pod.cpu, self._fitting_gpus[rows], self._wasted[rows]
+        no_device = np.zeros(len(rows), dtype=np.int64)
         if not pod.gpus or pod.share == WHOLE_DEVICE:
-            able = able - pod.gpus * self._enough[WHOLE_DEVICE]
-            after = self._useless(rows, cpu, self.total[rows] - pod.asked, able, lost)
-            return self._rounded(self._before[rows] - after), nowhere
-        left = self.left[rows]
-        at, device = np.nonzero(left >= pod.share)
-        level = left[at, device]
-        after = self._useless(
-            rows[at],
-            cpu[at],
-            self.total[rows[at]] - pod.share,
-            able[at] - self._enough[level] + self._enough[level - pod.share],
-            lost[at] - self._short[level] + self._short[level - pod.share],
+            fitting = fitting - pod.gpus * self._is_enough[WHOLE_DEVICE]
+            after = self._unusable(rows, cpu, self.free_total[rows] - pod.gpu_request, fitting, wasted)
+            return self._rounded_score(self._fragmentation[rows] - after), no_device
+        free = self.free[rows]
+        row_index, device = np.nonzero(free >= pod.share)
+        level = free[row_index, device]
+        after = self._unusable(
+            rows[row_index],
+            cpu[row_index],
+            self.free_total[rows[row_index]] - pod.share,
+            fitting[row_index] - self._is_enough[level] + self._is_enough[level - pod.share],
+            wasted[row_index] - self._wasted_at[level] + self._wasted_at[level - pod.share],
         )
-        numbers = np.full(left.shape, _DOES_NOT_FIT)
-        numbers[at, device] = self._rounded(self._before[rows[at]] - after)
-        best = numbers.argmax(axis=1)
-        return numbers[np.arange(len(rows)), best], best
+        scores = np.full(free.shape, _DOES_NOT_FIT)
+        scores[row_index, device] = self._rounded_score(self._fragmentation[rows[row_index]] - after)
+        best = scores.argmax(axis=1)
+        return scores[np.arange(len(rows)), best], best
 
     @staticmethod
-    def _rounded(gain: Floats) -> Floats:
+    def _rounded_score(gain: Floats) -> Floats:
         return np.asarray(np.floor(100 / (1 + np.exp(-gain / WHOLE_DEVICE))))
 
 

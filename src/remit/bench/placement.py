@@ -68,9 +68,9 @@ class PlacementFeature(NamedTuple):
     name: str
     place: Callable[[str, dict[str, str]], Placement] = lambda app, mask: Placement(node_selector=mask)
     devices: tuple[DeviceRequest, ...] = ()
-    room: float = 60
+    capacity: float = 60
     """How many replicas fit on a node, on average and with a margin."""
-    share: float = 60
+    class_limit: float = 60
     """Maximum number of replicas of one class per node of the cluster."""
 
 
@@ -90,10 +90,10 @@ RESOURCES: Final = PlacementFeature("resources")
 FEATURES: Final = (
     RESOURCES,
     PlacementFeature("spread", _spread),
-    PlacementFeature("affinity", _affinity, room=12),
-    PlacementFeature("anti-affinity", _anti_affinity, share=0.2),
-    PlacementFeature("whole GPU", devices=(DeviceRequest(kind="gpu", count=1),), room=1.5),
-    PlacementFeature("GPU share", devices=(DeviceRequest(kind="gpu", share="50m"),), room=25),
+    PlacementFeature("affinity", _affinity, capacity=12),
+    PlacementFeature("anti-affinity", _anti_affinity, class_limit=0.2),
+    PlacementFeature("whole GPU", devices=(DeviceRequest(kind="gpu", count=1),), capacity=1.5),
+    PlacementFeature("GPU share", devices=(DeviceRequest(kind="gpu", share="50m"),), capacity=25),
 )
 """Spread is a hard constraint with a skew of one over three zones. Affinity is to the class's own replicas in a zone;
 anti-affinity is to them on a node.
@@ -104,38 +104,38 @@ class SyntheticCluster:
     """Nodes of mixed sizes in three zones, half of them with GPUs, all empty."""
 
     def __init__(self, nodes: int) -> None:
-        lots = SeededRandomness(f"bench place/{nodes}")
-        self.nodes = [_node(at, lots) for at in range(nodes)]
+        rng = SeededRandomness(f"bench place/{nodes}")
+        self.nodes = [_node(index, rng) for index in range(nodes)]
         self.columns = NodeColumns(NodeFree(node, dict(node.spec.capacity.pairs), {}) for node in self.nodes)
 
     def __len__(self) -> int:
         return len(self.nodes)
 
 
-def _node(at: int, lots: SeededRandomness) -> Node:
-    cores = lots.choice(CORES)
+def _node(index: int, rng: SeededRandomness) -> Node:
+    cores = rng.choice(CORES)
     return Node(
-        metadata=Metadata(name=f"node-{at}", labels={key: lots.choice(values) for key, values in LABELS.items()}),
+        metadata=Metadata(name=f"node-{index}", labels={key: rng.choice(values) for key, values in LABELS.items()}),
         spec=NodeSpec(
             region="eu",
-            zone=lots.choice(ZONES),
-            capacity=Amount({"cpu": 1_000 * cores, "memory": cores * lots.choice(GIB_PER_CORE) << 30}),
-            devices=GPUS if lots.randrange(2) else (),
+            zone=rng.choice(ZONES),
+            capacity=Amount({"cpu": 1_000 * cores, "memory": cores * rng.choice(GIB_PER_CORE) << 30}),
+            devices=GPUS if rng.randrange(2) else (),
         ),
         status=NodeStatus(health=NodeHealth.READY),
     )
 
 
-def class_requirements(classes: int, feature: PlacementFeature) -> list[Requirements]:
+def class_requirements(count: int, feature: PlacementFeature) -> list[Requirements]:
     """Return the requirements of the classes: the same for every number of nodes."""
-    lots = SeededRandomness(f"bench place/{classes} classes")
-    return [_requirements(f"work-{at}", feature, lots) for at in range(classes)]
+    rng = SeededRandomness(f"bench place/{count} classes")
+    return [_requirements(f"work-{index}", feature, rng) for index in range(count)]
 
 
-def _requirements(app: str, feature: PlacementFeature, lots: SeededRandomness) -> Requirements:
-    asked = Amount({"cpu": 50 + 10 * lots.randrange(45), "memory": 64 + 16 * lots.randrange(60) << 20})
-    template = Template(command=("serve",), resources=asked, devices=feature.devices)
-    spec = WorkloadSpec(type="service", template=template, placement=feature.place(app, lots.choice(NODE_SELECTORS)))
+def _requirements(app: str, feature: PlacementFeature, rng: SeededRandomness) -> Requirements:
+    resources = Amount({"cpu": 50 + 10 * rng.randrange(45), "memory": 64 + 16 * rng.randrange(60) << 20})
+    template = Template(command=("serve",), resources=resources, devices=feature.devices)
+    spec = WorkloadSpec(type="service", template=template, placement=feature.place(app, rng.choice(NODE_SELECTORS)))
     return compile_requirements("acme", app, {"app": app}, spec, ())
 
 
@@ -167,7 +167,11 @@ class PlacementPlan(NamedTuple):
     seconds: float
 
 
-AIMED_CASES: Final = (PlacementCase(40, BY_CLASS, RESOURCES), PlacementCase(40, ONE_BY_ONE, RESOURCES), PlacementCase(400, ONE_BY_ONE, RESOURCES))
+AIMED_CASES: Final = (
+    PlacementCase(40, BY_CLASS, RESOURCES),
+    PlacementCase(40, ONE_BY_ONE, RESOURCES),
+    PlacementCase(400, ONE_BY_ONE, RESOURCES),
+)
 AIMS_PER_S: Final = (300_000, 60_000, 18_000)
 AIM_NODES: Final = 5_000
 LARGE_NODES: Final = 50_000
@@ -186,15 +190,15 @@ class TimeSpent:
 
     def __init__(self) -> None:
         self.placements = self.ns = self.cpu_ns = 0
-        self._began = 0, 0
+        self._started = 0, 0
 
-    def begin(self) -> None:
-        self._began = _CLOCK.now_ns(), _cpu_ns()
+    def start(self) -> None:
+        self._started = _CLOCK.now_ns(), _cpu_ns()
 
-    def end(self, placements: int) -> None:
+    def stop(self, placements: int) -> None:
         self.placements += placements
-        self.ns += _CLOCK.now_ns() - self._began[0]
-        self.cpu_ns += _cpu_ns() - self._began[1]
+        self.ns += _CLOCK.now_ns() - self._started[0]
+        self.cpu_ns += _cpu_ns() - self._started[1]
 
     @property
     def per_s(self) -> float:
@@ -218,24 +222,26 @@ def measure(quick: bool, plot: Path | None) -> BenchReport:
         clusters[nodes] = SyntheticCluster(nodes)
     loops = {nodes: baseline_loops(cluster) for nodes, cluster in clusters.items()}
     tune_interpreter()
-    found: dict[tuple[int, PlacementCase], KernelRun] = {}
+    runs: dict[tuple[int, PlacementCase], KernelRun] = {}
     for case, sizes in extent.cases.items():
-        print_progress(f"{case.feature.name}, {case.classes} classes, {case.mode}: {', '.join(f'{nodes:,}' for nodes in sizes)} nodes ...")
-        placing = {nodes: KernelRun(case, clusters[nodes]) for nodes in sizes}
+        print_progress(
+            f"{case.feature.name}, {case.classes} classes, {case.mode}: {', '.join(f'{nodes:,}' for nodes in sizes)} nodes ..."
+        )
+        case_runs = {nodes: KernelRun(case, clusters[nodes]) for nodes in sizes}
         for _ in range(ROUNDS):
-            for nodes, one in placing.items():
-                one.go(extent.seconds / ROUNDS)
+            for nodes, run in case_runs.items():
+                run.measure(extent.seconds / ROUNDS)
                 if case == AIMED_CASES[0]:
                     for loop in loops[nodes]:
-                        loop.go(extent.seconds / ROUNDS * BASELINE_TIME_SHARE)
-        for nodes, one in placing.items():
-            one.done()
-            found[nodes, case] = one
-    rows = _rows(found, loops)
+                        loop.measure(extent.seconds / ROUNDS * BASELINE_TIME_SHARE)
+        for nodes, run in case_runs.items():
+            run.release()
+            runs[nodes, case] = run
+    rows = _rows(runs, loops)
     if plot is not None:
         plot.write_text(placement_chart(rows))
         print_progress(f"wrote the chart of time per placement to {plot}")
-    return BenchReport("place", rows, _aims({at: one.spent.per_s for at, one in found.items()}))
+    return BenchReport("place", rows, _aims({index: run.spent.per_s for index, run in runs.items()}))
 
 
 def _aims(per_s: dict[tuple[int, PlacementCase], float]) -> list[BenchAim]:
@@ -256,60 +262,60 @@ class KernelRun:
 
     def __init__(self, case: PlacementCase, cluster: SyntheticCluster) -> None:
         self._case, self._cluster = case, cluster
-        self._asks = class_requirements(case.classes, case.feature)
-        room = int(len(cluster) * min(case.feature.room, case.feature.share * case.classes))
-        self.run = max(min(RUN_MAX, room // (3 * case.classes)), 1) if case.mode == BY_CLASS else 1
+        self._requirements = class_requirements(case.classes, case.feature)
+        capacity = int(len(cluster) * min(case.feature.capacity, case.feature.class_limit * case.classes))
+        self.batch = max(min(RUN_MAX, capacity // (3 * case.classes)), 1) if case.mode == BY_CLASS else 1
         # Complete rounds only: every class is used equally often.
-        self._room = room // (self.run * case.classes) * self.run * case.classes
+        self._capacity = capacity // (self.batch * case.classes) * self.batch * case.classes
         self.spent = TimeSpent()
         self.class_bytes = 0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         columns = self._cluster.columns.freeze()
         self._kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
-        classes = [self._kernel.class_for(at, ask) for at, ask in enumerate(self._asks)]
-        self._next = cycle(classes)
-        self._left = self._room
+        classes = [self._kernel.class_for(index, ask) for index, ask in enumerate(self._requirements)]
+        self._next_class = cycle(classes)
+        self._remaining = self._capacity
         self.class_bytes = 0
         self._step(len(classes))
-        self.class_bytes = sum(one.memory_bytes for one in classes) // len(classes)
+        self.class_bytes = sum(class_.memory_bytes for class_ in classes) // len(classes)
 
     def _step(self, turns: int) -> int:
         """Place replicas of the next `turns` classes. Returns the number of placements."""
-        place = self._at_once if self._case.mode == BY_CLASS else self._singly
-        for one in islice(self._next, turns):
-            place(one)
-        self._left -= turns * self.run
-        return turns * self.run
+        place = self._place_batch if self._case.mode == BY_CLASS else self._place_one
+        for class_ in islice(self._next_class, turns):
+            place(class_)
+        self._remaining -= turns * self.batch
+        return turns * self.batch
 
-    def _at_once(self, one: WorkClass) -> None:
-        placed = len(self._kernel.place_run(one, self.run).rows)
-        if placed != self.run:
-            raise RuntimeError(f"only {placed} of {self.run} replicas were placed; the benchmark's cluster is too small")
+    def _place_batch(self, class_: WorkClass) -> None:
+        placed = len(self._kernel.place_run(class_, self.batch).rows)
+        if placed != self.batch:
+            raise RuntimeError(f"only {placed} of {self.batch} replicas were placed; the benchmark's cluster is too small")
 
-    def _singly(self, one: WorkClass) -> None:
+    def _place_one(self, class_: WorkClass) -> None:
         kernel = self._kernel
-        row = kernel.best_row(one)
+        row = kernel.best_row(class_)
         if row < 0:
             raise RuntimeError("a replica was not placed; the benchmark's cluster is too small")
-        if one.requirements.devices:
-            kernel.post(one, row, kernel.choose_devices(one, row))
+        if class_.requirements.devices:
+            kernel.post(class_, row, kernel.choose_devices(class_, row))
         else:
-            kernel.post(one, row)
+            kernel.post(class_, row)
 
-    def go(self, seconds: float) -> None:
+    def measure(self, seconds: float) -> None:
         turns = 1 if self._case.mode == BY_CLASS else SINGLES_PER_STEP
         until_ns = self.spent.ns + seconds * 1e9
         while self.spent.ns < until_ns:
-            if self._left < turns * self.run:  # not enough capacity left for one step
-                self._begin()
-            self.spent.begin()
-            self.spent.end(self._step(turns))
+            if self._remaining < turns * self.batch:  # not enough capacity left for one step
+                self._reset()
+            self.spent.start()
+            self.spent.stop(self._step(turns))
 
-    def done(self) -> None:
+    def release(self) -> None:
         """Release the kernel and keep the result: hundreds of classes on many nodes take much memory."""
-        del self._kernel, self._next, self._asks
+        del self._kernel, self._next_class, self._requirements
 
 
 # -------------------------------------------------------------------------------------------------------------- the baselines
@@ -318,54 +324,56 @@ class KernelRun:
 class BaselineLoop:
     """Loops over the nodes in plain Python, on the authority's node ledgers, which cache the static part of the fit."""
 
-    def __init__(self, sites: Sequence[NodeLedger], *, first: bool) -> None:
-        self._sites = sites
-        self._shares = [{name: 1 / count for name, count in site.node.spec.capacity} for site in sites]
-        self._next = cycle(class_requirements(40, RESOURCES))
-        self._place = self._first if first else self._best
+    def __init__(self, ledgers: Sequence[NodeLedger], *, first_fit: bool) -> None:
+        self._ledgers = ledgers
+        self._shares = [{name: 1 / count for name, count in site.node.spec.capacity} for site in ledgers]
+        self._next_class = cycle(class_requirements(40, RESOURCES))
+        self._place = self._first_fit if first_fit else self._best_fit
         self.spent = TimeSpent()
 
-    def go(self, seconds: float) -> None:
+    def measure(self, seconds: float) -> None:
         until_ns = self.spent.ns + seconds * 1e9
         while self.spent.ns < until_ns:
-            ask = next(self._next)
-            self.spent.begin()
+            ask = next(self._next_class)
+            self.spent.start()
             row = self._place(ask)
             if row < 0:
                 raise RuntimeError("the loop placed no replica; the benchmark's cluster is too small")
-            self._sites[row].post(ask.resources, 1)
-            self.spent.end(1)
+            self._ledgers[row].post(ask.resources, 1)
+            self.spent.stop(1)
 
-    def _best(self, ask: Requirements) -> int:
-        best, found = -1.0, -1
-        for row, site in enumerate(self._sites):
+    def _best_fit(self, ask: Requirements) -> int:
+        best, best_row = -1.0, -1
+        for row, site in enumerate(self._ledgers):
             if misfit(ask, site, NO_PEERS) is None:
                 free, share = site.free, self._shares[row]
                 score = sum((free[name] - need) * share[name] for name, need in ask.resources) / len(ask.resources)
                 if score > best:
-                    best, found = score, row
-        return found
+                    best, best_row = score, row
+        return best_row
 
-    def _first(self, ask: Requirements) -> int:
-        return next((row for row, site in enumerate(self._sites) if misfit(ask, site, NO_PEERS) is None), -1)
+    def _first_fit(self, ask: Requirements) -> int:
+        return next((row for row, site in enumerate(self._ledgers) if misfit(ask, site, NO_PEERS) is None), -1)
 
 
 def baseline_loops(cluster: SyntheticCluster) -> tuple[BaselineLoop, BaselineLoop]:
     """Return the plain loop and first fit, each with its own ledgers."""
     sites = [NodeLedger(node) for node in cluster.nodes]
-    return BaselineLoop(sites, first=False), BaselineLoop([site.copy() for site in sites], first=True)
+    return BaselineLoop(sites, first_fit=False), BaselineLoop([site.copy() for site in sites], first_fit=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- the report
 
 
-def _rows(found: dict[tuple[int, PlacementCase], KernelRun], loops: dict[int, tuple[BaselineLoop, BaselineLoop]]) -> list[dict[str, Any]]:
+def _rows(
+    runs: dict[tuple[int, PlacementCase], KernelRun], loops: dict[int, tuple[BaselineLoop, BaselineLoop]]
+) -> list[dict[str, Any]]:
     rows = []
-    for (nodes, case), one in sorted(found.items(), key=lambda pair: (_ALL_CASES.index(pair[0][1]), pair[0][0])):
-        row = _row(nodes, case, case.mode, one.spent, loops[nodes][0].spent)
-        rows.append({**row, "run": one.run, "class_bytes": one.class_bytes})
-    for at, mode in enumerate((PLAIN_LOOP, FIRST_FIT)):
-        rows += [_row(nodes, AIMED_CASES[0], mode, both[at].spent, both[0].spent) for nodes, both in loops.items()]
+    for (nodes, case), run in sorted(runs.items(), key=lambda pair: (_ALL_CASES.index(pair[0][1]), pair[0][0])):
+        row = _row(nodes, case, case.mode, run.spent, loops[nodes][0].spent)
+        rows.append({**row, "run": run.batch, "class_bytes": run.class_bytes})
+    for index, mode in enumerate((PLAIN_LOOP, FIRST_FIT)):
+        rows += [_row(nodes, AIMED_CASES[0], mode, pair_[index].spent, pair_[0].spent) for nodes, pair_ in loops.items()]
     return rows
 
 
@@ -405,9 +413,9 @@ def placement_chart(rows: Sequence[dict[str, Any]]) -> str:
             [
                 (row["nodes"], 1e6 / row["per_s"])
                 for row in rows
-                if (row["classes"], row["mode"], row["features"]) == wanted and row["per_s"]
+                if (row["classes"], row["mode"], row["features"]) == key and row["per_s"]
             ],
         )
-        for name, wanted in CHART_LINES.items()
+        for name, key in CHART_LINES.items()
     ]
     return draw("Time for one placement", "nodes", "microseconds", [line for line in lines if line.points])

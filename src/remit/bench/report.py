@@ -32,16 +32,16 @@ class BenchReport(NamedTuple):
     rows: list[dict[str, Any]]
     aims: list[BenchAim]
 
-    def line(self) -> str:
+    def json_line(self) -> str:
         """Return the report as one line of JSON. Names and number types are stable for programs."""
-        whole = {
+        report = {
             "bench": self.bench,
             "revision": revision(),
             "machine": machine_info(),
             "rows": self.rows,
             "aims": [{**aim._asdict(), "met": aim.met} for aim in self.aims],
         }
-        return msgspec.json.encode(whole).decode()
+        return msgspec.json.encode(report).decode()
 
 
 def machine_info() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def print_report(report: BenchReport, as_json: bool) -> None:
 
     with until_nobody_reads():
         if as_json:
-            click.echo(report.line())
+            click.echo(report.json_line())
         else:
             _print_tables(report)
     if not all(aim.met for aim in report.aims):
@@ -84,17 +84,17 @@ def _print_tables(report: BenchReport) -> None:
 
     from remit.cli.output.console import console
 
-    shown = console()
+    output = console()
     rows = Table(title=f"remit bench {report.bench}")
     names = list(dict.fromkeys(name for row in report.rows for name in row))
     cells = [[name.replace("_", " "), *(_format(row.get(name, "")) for row in report.rows)] for name in names]
     if len(names) <= max(COLUMNS_MAX, len(report.rows)):
         cells = [list(row) for row in zip(*cells, strict=True)]
-    for at, head in enumerate(cells[0]):
-        rows.add_column(head, justify="right" if at else "left")
+    for index, head in enumerate(cells[0]):
+        rows.add_column(head, justify="right" if index else "left")
     for row in cells[1:]:
         rows.add_row(*row)
-    shown.print(rows)
+    output.print(rows)
     aims = Table(title="goals")
     for name in ("goal", "required", "measured", ""):
         aims.add_column(name, justify="left" if name == "goal" else "right")
@@ -102,7 +102,7 @@ def _print_tables(report: BenchReport) -> None:
         sign = "≥" if aim.better == "higher" else "≤"
         mark = Text("met", "green") if aim.met else Text("missed", "red")
         aims.add_row(aim.name, f"{sign} {_format(aim.aim)} {aim.unit}", f"{_format(aim.value)} {aim.unit}", mark)
-    shown.print(aims)
+    output.print(aims)
 
 
 def _format(value: object) -> str:

@@ -79,9 +79,9 @@ class JobTimes(NamedTuple):
 
     submitted: dict[str, int]
     answered: dict[str, int]
-    seen: dict[str, int]
+    finished: dict[str, int]
     uids: dict[str, str]
-    took: dict[str, float]
+    cpu: dict[str, float]
 
 
 def measure(quick: bool, data: Path | None) -> BenchReport:
@@ -90,8 +90,8 @@ def measure(quick: bool, data: Path | None) -> BenchReport:
 
 async def _measure(sizes: RunSizes, data: Path | None) -> BenchReport:
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="remit-", dir=data) as made:
-        root = Path(made)
+    with tempfile.TemporaryDirectory(prefix="remit-", dir=data) as directory:
+        root = Path(directory)
         root.chmod(0o711)  # noqa: ASYNC240 - replicas may run as another user
         print_progress("bench run: starting a server, a scheduler, controllers, an agent with 20 nodes and its keeper")
         async with _cluster(root) as cluster:
@@ -128,7 +128,7 @@ async def _cluster(root: Path) -> AsyncIterator[ProcessCluster]:
             await api.apply([Tenant(metadata=Metadata(name="default"), spec=TenantSpec(quota=quota))])
         yield cluster
     finally:
-        await cluster.end()
+        await cluster.stop()
 
 
 def _job(name: str, command: tuple[str, ...], sandbox: Sandbox) -> Workload:
@@ -144,13 +144,13 @@ def _job(name: str, command: tuple[str, ...], sandbox: Sandbox) -> Workload:
 async def _run_one_at_a_time(cluster: ProcessCluster, sandbox: Sandbox, count: int) -> JobTimes:
     """Submit each job after the previous one has finished, and a pause."""
     timed, before = JobTimes({}, {}, {}, {}, {}), _cpu_ms(cluster)
-    async with cluster.api() as api, _watch_finished(api, timed) as over:
+    async with cluster.api() as api, _watch_finished(api, timed) as wait_finished:
         for index in range(count):
             await _submit(api, _job(f"idle-{sandbox}-{index}", _DATE, sandbox), timed)
             async with _CLOCK.timeout_ms(JOBS_TIMEOUT_MS):
-                await over(index + 1)
+                await wait_finished(index + 1)
             await _CLOCK.sleep_ms(IDLE_PAUSE_MS)
-    timed.took.update(_cpu_per_job(before, _cpu_ms(cluster), count))
+    timed.cpu.update(_cpu_per_job(before, _cpu_ms(cluster), count))
     return timed
 
 
@@ -162,14 +162,14 @@ async def _run_load(cluster: ProcessCluster, sandbox: Sandbox, count: int) -> di
         for name in names:
             await _submit(api, _job(name, _TRUE, sandbox), timed)
 
-    async with cluster.api() as api, _watch_finished(api, timed) as over:
+    async with cluster.api() as api, _watch_finished(api, timed) as wait_finished:
         before, began_ns = _cpu_ms(cluster), _CLOCK.now_ns()
         async with asyncio.TaskGroup() as group:
             for _ in range(SUBMITTERS):
                 group.create_task(submit(api))
         submitted_s = (_CLOCK.now_ns() - began_ns) / 1e9
         async with _CLOCK.timeout_ms(JOBS_TIMEOUT_MS):
-            await over(count)
+            await wait_finished(count)
         passed_s = (_CLOCK.now_ns() - began_ns) / 1e9
         after = _cpu_ms(cluster)
     return {
@@ -185,8 +185,8 @@ async def _run_load(cluster: ProcessCluster, sandbox: Sandbox, count: int) -> di
 
 def _cpu_per_job(before: Mapping[str, int], after: Mapping[str, int], count: int) -> dict[str, float]:
     """Return the CPU time per job, in total and by process."""
-    each = {f"{name}_cpu_ms": (after[name] - before.get(name, 0)) / count for name in sorted(after)}
-    return {"cpu_ms": sum(each.values()), **each}
+    per_process = {f"{name}_cpu_ms": (after[name] - before.get(name, 0)) / count for name in sorted(after)}
+    return {"cpu_ms": sum(per_process.values()), **per_process}
 
 
 def _cpu_ms(cluster: ProcessCluster) -> dict[str, int]:
@@ -204,25 +204,25 @@ async def _submit(api: Api, job: Workload, timed: JobTimes) -> None:
 @asynccontextmanager
 async def _watch_finished(api: Api, timed: JobTimes) -> AsyncIterator[Callable[[int], Any]]:
     """Watch for finished jobs and record them. Yields a function that waits until a given number have finished."""
-    came, ready = asyncio.Event(), asyncio.Event()
+    changed, ready = asyncio.Event(), asyncio.Event()
 
     async def watch() -> None:
-        async with aclosing(api.watch(Replica, fields=f"status.phase={Phase.FINISHED}")) as told:
-            async for event in told:
+        async with aclosing(api.watch(Replica, fields=f"status.phase={Phase.FINISHED}")) as events:
+            async for event in events:
                 match event:
                     case Synced():
                         ready.set()
                     case Changed() | Deleted() if ready.is_set():
                         name = event.object.metadata.name if isinstance(event, Changed) else event.name
-                        timed.seen.setdefault(name.rpartition("-")[0], _now_ns())
+                        timed.finished.setdefault(name.rpartition("-")[0], _now_ns())
                         if isinstance(event, Changed):
                             timed.uids[name.rpartition("-")[0]] = event.object.metadata.uid
-                        came.set()
+                        changed.set()
 
     async def over(count: int) -> None:
-        while len(timed.seen) < count:
-            came.clear()
-            await came.wait()
+        while len(timed.finished) < count:
+            changed.clear()
+            await changed.wait()
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watch())
@@ -244,18 +244,18 @@ def _fork_rate(count: int) -> dict[str, Any]:
 
 def _start_times_from_logs(agent: Path) -> dict[str, int]:
     """Read when each `date` ran from the log files, by the uid of its replica."""
-    found = {}
-    for place in AgentDirectory(agent).logs.glob("*/*.out"):
-        said = place.read_text().strip()
-        if said.isdigit():
-            found[place.name.removesuffix(".out").rpartition(".")[0]] = int(said)
-    return found
+    started_ns = {}
+    for path in AgentDirectory(agent).logs.glob("*/*.out"):
+        output = path.read_text().strip()
+        if output.isdigit():
+            started_ns[path.name.removesuffix(".out").rpartition(".")[0]] = int(output)
+    return started_ns
 
 
 async def _commit_times(store: Path) -> dict[str, dict[str, int]]:
     """Read when each step of each job was committed, from the authority's audit record."""
     world = production()
-    found: dict[str, dict[str, int]] = {}
+    times: dict[str, dict[str, int]] = {}
     try:
         opened = await SqliteStore.open(store, offload=world.offload, holder="bench", incarnation="bench")
         try:
@@ -263,9 +263,9 @@ async def _commit_times(store: Path) -> dict[str, dict[str, int]]:
             while True:
                 page = await opened.range(BATCH_PREFIX, after=after)
                 for row in page.rows:
-                    _add_batch(row.value, found)
+                    _add_batch(row.value, times)
                 if not page.more:
-                    return found
+                    return times
                 after = page.rows[-1].key
         finally:
             await opened.close()
@@ -273,47 +273,47 @@ async def _commit_times(store: Path) -> dict[str, dict[str, int]]:
         await world.offload.close()
 
 
-def _add_batch(row: bytes, found: dict[str, dict[str, int]]) -> None:
+def _add_batch(row: bytes, times: dict[str, dict[str, int]]) -> None:
     batch = decode_batch(row)
     at_ns = int(datetime.fromisoformat(batch.at).timestamp() * 1e9)
-    words = {did: step for step, did in AUDIT_NAMES.items()} | {"apply": "submitted"}
+    step_names = {did: step for step, did in AUDIT_NAMES.items()} | {"apply": "submitted"}
     for entry in batch.entries:
-        if entry.code or entry.did not in words:
+        if entry.code or entry.did not in step_names:
             continue
         name = entry.subject.rpartition("/")[2]
         job = name.rpartition("-")[0] if entry.subject.startswith("replica/") else name
-        found.setdefault(job, {}).setdefault(words[entry.did], at_ns)
+        times.setdefault(job, {}).setdefault(step_names[entry.did], at_ns)
 
 
 def _idle_row(
-    sandbox: Sandbox, timed: JobTimes, begun: Mapping[str, int], record: Mapping[str, Mapping[str, int]]
+    sandbox: Sandbox, timed: JobTimes, started: Mapping[str, int], record: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
     """Return the latency of each step since the submission of the job, as p50 and p99."""
-    at: dict[str, dict[str, int]] = {"answered": timed.answered, "told": timed.seen}
-    at["start"] = {job: begun[uid] for job, uid in timed.uids.items() if uid in begun}
+    times: dict[str, dict[str, int]] = {"answered": timed.answered, "told": timed.finished}
+    times["start"] = {job: started[uid] for job, uid in timed.uids.items() if uid in started}
     for step in AUDIT_NAMES:
-        at[step] = {job: record[job][step] for job in timed.submitted if step in record.get(job, {})}
-    found: dict[str, Any] = {"row": "idle", "sandbox": sandbox, "nodes": NODES, "jobs": len(timed.submitted)}
+        times[step] = {job: record[job][step] for job in timed.submitted if step in record.get(job, {})}
+    row: dict[str, Any] = {"row": "idle", "sandbox": sandbox, "nodes": NODES, "jobs": len(timed.submitted)}
     for step in ("start", "answered", *AUDIT_NAMES, "told"):
-        waits = [(at_ns - timed.submitted[job]) / 1e6 for job, at_ns in at[step].items()]
+        waits = [(at_ns - timed.submitted[job]) / 1e6 for job, at_ns in times[step].items()]
         if waits:
-            found[f"{step}_p50_ms"], found[f"{step}_p99_ms"] = _quantile(waits, 0.5), _quantile(waits, 0.99)
-    return {**found, **timed.took}
+            row[f"{step}_p50_ms"], row[f"{step}_p99_ms"] = _quantile(waits, 0.5), _quantile(waits, 0.99)
+    return {**row, **timed.cpu}
 
 
 def _step_durations(prefix: str, record: CommitTimes) -> dict[str, list[float]]:
     """Return the time between consecutive steps, for the jobs of one load run."""
-    found: dict[str, list[float]] = {}
-    for job, at in record.items():
+    durations: dict[str, list[float]] = {}
+    for job, times in record.items():
         if job.startswith(prefix):
-            steps = [step for step in ("submitted", *AUDIT_NAMES) if step in at]
+            steps = [step for step in ("submitted", *AUDIT_NAMES) if step in times]
             for before, step in pairwise(steps):
-                found.setdefault(step, []).append((at[step] - at[before]) / 1e6)
-    return found
+                durations.setdefault(step, []).append((times[step] - times[before]) / 1e6)
+    return durations
 
 
 def _quantiles(waits: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {f"{step}_after_p50_ms": _quantile(each, 0.5) for step, each in waits.items()}
+    return {f"{step}_after_p50_ms": _quantile(durations, 0.5) for step, durations in waits.items()}
 
 
 def _quantile(values: Iterable[float], q: float) -> float:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from remit.assembly import embedded_authority, build_scheduler
+from remit.assembly import build_scheduler, embedded_authority
 from remit.bench.commit import ClaimClient, require_accepted
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.authority_client import AuthorityClient
@@ -49,10 +49,10 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.observation.replica_table import PHASE_NUMBERS, PENDING
+from remit.observation.replica_table import PENDING, PHASE_NUMBERS
 from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
-from remit.proposal.scheduler import SchedulerTiming, Scheduler
+from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.protocol import Store
 from remit.world.clock import BootClock
 from remit.world.interfaces import World
@@ -103,14 +103,14 @@ async def _measure(sizes: ScheduleSizes, directory: Path) -> BenchReport:
         for count in counts:
             print_progress(f"{feature}: {count:,} jobs on {sizes.nodes:,} nodes ...")
             rows.append(await _drain_queue(directory / f"{feature}-{count}", feature, sizes.nodes, count))
-    for feature, each in URGENT_RESOURCES.items():
+    for feature, resources in URGENT_RESOURCES.items():
         print_progress(f"{feature}: {sizes.urgent:,} urgent jobs among {sizes.low:,} ...")
-        rows.append(await _preempt(directory / feature, sizes, feature, each))
+        rows.append(await _preempt(directory / feature, sizes, feature, resources))
     print_progress(f"arrivals: {ARRIVALS_PER_S} jobs per second for {sizes.arrivals_s} s ...")
     rows.append(await _measure_arrivals(directory / "arrivals", sizes))
     print_progress(f"memory: a view of 50,000 nodes and {sizes.memory:,} replicas, in a separate process ...")
-    held = _memory_in_child(50_000, sizes.memory)
-    rows.append(held)
+    memory = _memory_in_child(50_000, sizes.memory)
+    rows.append(memory)
     plain = max(row["per_s"] for row in rows if row.get("feature") == "plain")
     named = {row.get("feature"): row for row in rows}
     aims = [
@@ -119,7 +119,7 @@ async def _measure(sizes: ScheduleSizes, directory: Path) -> BenchReport:
         BenchAim("binds with topology spread", "1/s", 3_000, named["spread"]["per_s"], "higher"),
         BenchAim("binds with anti-affinity", "1/s", 3_000, named["anti-affinity"]["per_s"], "higher"),
         BenchAim("binds by preemption", "1/s", 3_000, named["preemption"]["per_s"], "higher"),
-        BenchAim("memory of a million replicas on 50,000 nodes", "MiB", 1_536, held["million_mib"], "lower"),
+        BenchAim("memory of a million replicas on 50,000 nodes", "MiB", 1_536, memory["million_mib"], "lower"),
     ]
     return BenchReport("schedule", rows, aims)
 
@@ -135,52 +135,58 @@ class BenchScope:
         self.operator = ClaimClient(authority, Role.OPERATOR)
         self.nodes, self.workloads = ClaimClient(authority, Role.NODES), ClaimClient(authority, Role.WORKLOADS)
 
-    async def declare(self, things: Iterable[Any]) -> None:
-        for verdict in await self.operator.ask(Apply(thing) for thing in things):
+    async def apply(self, objects: Iterable[Any]) -> None:
+        for verdict in await self.operator.submit(Apply(obj) for obj in objects):
             require_accepted(verdict)
 
-    async def furnish(self, nodes: int, cpu: int) -> None:
-        await self.nodes.lease()
-        await self.workloads.lease()
+    async def create_cluster(self, nodes: int, cpu: int) -> None:
+        await self.nodes.acquire_lease()
+        await self.workloads.acquire_lease()
         capacity = Amount({"cpu": cpu, "memory": 32 << 30})
-        await self.declare(
+        await self.apply(
             Node(metadata=Metadata(name=f"node-{i}"), spec=NodeSpec(region="eu", zone=ZONES[i % 3], capacity=capacity))
             for i in range(nodes)
         )
         quota = Amount({"cpu": 10**12, "memory": 10**16})
-        await self.declare(
+        await self.apply(
             [
                 Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=quota)),
                 PriorityClass(metadata=Metadata(name="urgent"), spec=PriorityClassSpec(value=1_000)),
             ]
         )
-        known = [self.authority.books.objects[name] for name in self.authority.books.keys("node/")]
-        marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in known]
-        for verdict in await self.nodes.ask(marks):
+        rows = [self.authority.books.objects[name] for name in self.authority.books.keys("node/")]
+        marks = [Mark(node.metadata.name, revision, NodeHealth.READY) for node, revision in rows]
+        for verdict in await self.nodes.submit(marks):
             require_accepted(verdict)
 
     async def submit(self, jobs: Sequence[Workload]) -> None:
         """Create workloads and their replicas, all pending."""
         for start in range(0, len(jobs), 5_000):
-            part = jobs[start : start + 5_000]
-            await self.declare(part)
-            spawns = [Spawn(TENANT, job.metadata.name, 1, 0, job.spec.replicas) for job in part]
-            for verdict in await self.workloads.ask(spawns):
+            batch = jobs[start : start + 5_000]
+            await self.apply(batch)
+            spawns = [Spawn(TENANT, job.metadata.name, 1, 0, job.spec.replicas) for job in batch]
+            for verdict in await self.workloads.submit(spawns):
                 require_accepted(verdict)
 
     def scheduler(self, rhythm: SchedulerTiming = SchedulerTiming()) -> Scheduler:
         store: Store = self.authority.store
-        client = AuthorityClient({"authority": InProcessEndpoint(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world)
-        return build_scheduler(store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000))
+        client = AuthorityClient(
+            {"authority": InProcessEndpoint(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world
+        )
+        return build_scheduler(
+            store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000)
+        )
 
 
-def _job(index: int, feature: str = "plain", each: Amount = JOB_RESOURCES, rank: str = "", sort: str = "job") -> Workload:
+def _job(
+    index: int, feature: str = "plain", resources: Amount = JOB_RESOURCES, priority_class: str = "", prefix: str = "job"
+) -> Workload:
     return Workload(
-        metadata=Metadata(name=f"{sort}-{index}", tenant=TENANT, labels=_LABEL),
+        metadata=Metadata(name=f"{prefix}-{index}", tenant=TENANT, labels=_LABEL),
         spec=WorkloadSpec(
             type="job",
-            priority_class=rank,
-            template=Template(command=("work",), resources=each),
+            priority_class=priority_class,
+            template=Template(command=("work",), resources=resources),
             placement=FEATURES[feature],
         ),
     )
@@ -191,56 +197,56 @@ async def _scope(directory: Path) -> AsyncIterator[BenchScope]:
     world = production()
     try:
         async with embedded_authority(directory, world) as authority, asyncio.TaskGroup() as group:
-            running = group.create_task(authority.run())
+            task = group.create_task(authority.run())
             try:
                 yield BenchScope(authority, world, group)
             finally:
-                running.cancel()
+                task.cancel()
     finally:
         await world.offload.close()
 
 
 @asynccontextmanager
-async def _following_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIterator[float]:
+async def _following_scheduler(scope: BenchScope, scheduler_: Scheduler) -> AsyncIterator[float]:
     """Let the scheduler follow the store without leading. Yields the duration of its initial list in seconds."""
     start = _CLOCK.now_ns()
-    following = scope.group.create_task(placing.follow())
+    task = scope.group.create_task(scheduler_.follow())
     try:
-        wake = placing.view.subscribe()
-        while not placing.view.is_current:
+        wake = scheduler_.view.subscribe()
+        while not scheduler_.view.is_current:
             await wake.wait()
             wake.clear()
         gc.collect()
         gc.freeze()
         yield (_CLOCK.now_ns() - start) / 1e9
     finally:
-        following.cancel()
+        task.cancel()
 
 
 @asynccontextmanager
-async def _leading_scheduler(scope: BenchScope, placing: Scheduler) -> AsyncIterator[None]:
-    leading = scope.group.create_task(placing.lead())
+async def _leading_scheduler(scope: BenchScope, scheduler_: Scheduler) -> AsyncIterator[None]:
+    task = scope.group.create_task(scheduler_.lead())
     try:
         yield
     finally:
-        leading.cancel()
+        task.cancel()
 
 
 def _pending_count(view: SchedulerView) -> int:
     return int(np.count_nonzero(view.replicas.column("phase") == PENDING))
 
 
-async def _wait_until_bound(placing: Scheduler, least: int = 0, patience_s: float = 120) -> None:
+async def _wait_until_bound(scheduler_: Scheduler, at_most: int = 0, timeout_s: float = 120) -> None:
     """Wait until at most `least` replicas are pending."""
-    until = _CLOCK.now_ns() + patience_s * 1e9
-    while (left := _pending_count(placing.view)) > least:
+    until = _CLOCK.now_ns() + timeout_s * 1e9
+    while (pending := _pending_count(scheduler_.view)) > at_most:
         if _CLOCK.now_ns() > until:
-            raise RuntimeError(f"{left} replicas are still pending: {_pending_reasons(placing)}")
+            raise RuntimeError(f"{pending} replicas are still pending: {_pending_reasons(scheduler_)}")
         await asyncio.sleep(0.005)
 
 
-def _pending_reasons(placing: Scheduler) -> str:
-    reasons = {} if placing.cycle is None else placing.cycle.backlog.reasons()
+def _pending_reasons(scheduler_: Scheduler) -> str:
+    reasons = {} if scheduler_.cycle is None else scheduler_.cycle.backlog.reasons()
     return "; ".join(f"{count.members} {REFUSALS[Code(reason)].meaning}" for reason, count in reasons.items()) or "no reason"
 
 
@@ -249,13 +255,13 @@ def _pending_reasons(placing: Scheduler) -> str:
 
 async def _drain_queue(directory: Path, feature: str, nodes: int, count: int) -> dict[str, Any]:
     async with _scope(directory) as scope:
-        await scope.furnish(nodes, 32_000)
+        await scope.create_cluster(nodes, 32_000)
         await scope.submit([_job(i, feature) for i in range(count)])
-        placing = scope.scheduler()
-        async with _following_scheduler(scope, placing) as listed_s:
+        scheduler_ = scope.scheduler()
+        async with _following_scheduler(scope, scheduler_) as listed_s:
             start = _CLOCK.now_ns()
-            async with _leading_scheduler(scope, placing):
-                await _wait_until_bound(placing)
+            async with _leading_scheduler(scope, scheduler_):
+                await _wait_until_bound(scheduler_)
                 seconds = (_CLOCK.now_ns() - start) / 1e9
         return {
             "feature": feature,
@@ -269,24 +275,26 @@ async def _drain_queue(directory: Path, feature: str, nodes: int, count: int) ->
         }
 
 
-async def _preempt(directory: Path, sizes: ScheduleSizes, feature: str, each: Amount) -> dict[str, Any]:
+async def _preempt(directory: Path, sizes: ScheduleSizes, feature: str, resources: Amount) -> dict[str, Any]:
     """Fill nodes with four low-priority replicas each, then submit urgent jobs that need some of them preempted. Simulated
     agents confirm every stop as soon as they see it.
     """
     nodes = sizes.low // 4
     async with _scope(directory) as scope:
-        await scope.furnish(nodes, 4_000)
-        await scope.submit([_job(i, each=LOW_RESOURCES, sort="low") for i in range(sizes.low)])
-        placing = scope.scheduler()
-        async with _following_scheduler(scope, placing):
-            async with _leading_scheduler(scope, placing):
-                await _wait_until_bound(placing)
+        await scope.create_cluster(nodes, 4_000)
+        await scope.submit([_job(i, resources=LOW_RESOURCES, prefix="low") for i in range(sizes.low)])
+        scheduler_ = scope.scheduler()
+        async with _following_scheduler(scope, scheduler_):
+            async with _leading_scheduler(scope, scheduler_):
+                await _wait_until_bound(scheduler_)
             agents = await _acquire_agent_leases(scope, nodes)
-            await scope.submit([_job(i, each=each, rank="urgent", sort="urgent") for i in range(sizes.urgent)])
-            stopping = scope.group.create_task(_confirm_stops(scope, placing.view, agents))
+            await scope.submit(
+                [_job(i, resources=resources, priority_class="urgent", prefix="urgent") for i in range(sizes.urgent)]
+            )
+            stopping = scope.group.create_task(_confirm_stops(scope, scheduler_.view, agents))
             start = _CLOCK.now_ns()
-            async with _leading_scheduler(scope, placing):
-                await _wait_until_urgent_bound(placing, sizes.urgent)
+            async with _leading_scheduler(scope, scheduler_):
+                await _wait_until_urgent_bound(scheduler_, sizes.urgent)
                 seconds = (_CLOCK.now_ns() - start) / 1e9
             stopping.cancel()
         return {
@@ -299,14 +307,14 @@ async def _preempt(directory: Path, sizes: ScheduleSizes, feature: str, each: Am
         }
 
 
-async def _wait_until_urgent_bound(placing: Scheduler, count: int) -> None:
+async def _wait_until_urgent_bound(scheduler_: Scheduler, count: int) -> None:
     bound, until = PHASE_NUMBERS[Phase.BOUND], _CLOCK.now_ns() + 120e9
     while True:
-        kept = placing.view.replicas
-        if int(np.count_nonzero((kept.column("phase") == bound) & (kept.column("priority") == 1_000))) >= count:
+        replicas = scheduler_.view.replicas
+        if int(np.count_nonzero((replicas.column("phase") == bound) & (replicas.column("priority") == 1_000))) >= count:
             return
         if _CLOCK.now_ns() > until:
-            raise RuntimeError(f"urgent replicas are still pending: {_pending_reasons(placing)}")
+            raise RuntimeError(f"urgent replicas are still pending: {_pending_reasons(scheduler_)}")
         await asyncio.sleep(0.005)
 
 
@@ -332,7 +340,7 @@ async def _confirm_stops(scope: BenchScope, view: SchedulerView, agents: dict[st
     """Confirm every drain at once: `stop`, then `stopped`."""
     wake = view.subscribe()
     draining, stopping = PHASE_NUMBERS[Phase.DRAINING], PHASE_NUMBERS[Phase.STOPPING]
-    asked = 0
+    count = 0
     while True:
         wake.clear()
         phases = view.replicas.column("phase")
@@ -340,19 +348,19 @@ async def _confirm_stops(scope: BenchScope, view: SchedulerView, agents: dict[st
         status = await scope.authority.status()
         for phase, transition in ((draining, "stop"), (stopping, "stopped")):
             for slot in np.flatnonzero(phases == phase).tolist():
-                asked += 1
-                kept = view.replicas
-                node = view.columns.nodes[kept.at.node[slot]]
+                count += 1
+                replicas = view.replicas
+                node = view.columns.nodes[replicas.at.node[slot]]
                 if node is None:
                     continue
                 claim = Move(
-                    kept.keys[slot],
-                    kept.at.revision[slot],
+                    replicas.keys[slot],
+                    replicas.at.revision[slot],
                     transition,
-                    kept.at.attempt[slot],
+                    replicas.at.attempt[slot],
                     "stopped" if transition == "stopped" else "",
                 )
-                operations.append(Operation(_operation_id(status, f"stop{asked}"), agents[node.metadata.name], claim))
+                operations.append(Operation(_operation_id(status, f"stop{count}"), agents[node.metadata.name], claim))
         if operations:
             await scope.authority.submit(operations)
         else:
@@ -361,14 +369,14 @@ async def _confirm_stops(scope: BenchScope, view: SchedulerView, agents: dict[st
 
 async def _measure_arrivals(directory: Path, sizes: ScheduleSizes) -> dict[str, Any]:
     async with _scope(directory) as scope:
-        await scope.furnish(sizes.nodes, 32_000)
+        await scope.create_cluster(sizes.nodes, 32_000)
         count = ARRIVALS_PER_S * sizes.arrivals_s
-        await scope.declare([_job(i) for i in range(count)])
-        await scope.submit([_job(i, sort="first") for i in range(100)])
-        placing = scope.scheduler()
-        async with _following_scheduler(scope, placing), _leading_scheduler(scope, placing):
-            await _wait_until_bound(placing)
-            waits = await _submit_one_by_one(scope, placing, count)
+        await scope.apply([_job(i) for i in range(count)])
+        await scope.submit([_job(i, prefix="first") for i in range(100)])
+        scheduler_ = scope.scheduler()
+        async with _following_scheduler(scope, scheduler_), _leading_scheduler(scope, scheduler_):
+            await _wait_until_bound(scheduler_)
+            waits = await _submit_one_by_one(scope, scheduler_, count)
         return {
             "feature": "arrivals",
             "nodes": sizes.nodes,
@@ -380,30 +388,30 @@ async def _measure_arrivals(directory: Path, sizes: ScheduleSizes) -> dict[str, 
         }
 
 
-async def _submit_one_by_one(scope: BenchScope, placing: Scheduler, count: int) -> list[float]:
+async def _submit_one_by_one(scope: BenchScope, scheduler_: Scheduler, count: int) -> list[float]:
     waits: dict[str, float] = {}
     pending_at: dict[str, int] = {}
-    seen = asyncio.Event()
-    view = placing.view
+    all_bound = asyncio.Event()
+    view = scheduler_.view
 
     async def watch() -> None:
         """Record the latency of each job when its row shows it bound."""
         wake = view.subscribe()
-        left: set[str] = set()
+        waiting: set[str] = set()
         while len(waits) < count:
             await wake.wait()
             wake.clear()
             now = _CLOCK.now_ns()
-            left.update(pending_at.keys() - waits.keys())
-            for key in sorted(left):
+            waiting.update(pending_at.keys() - waits.keys())
+            for key in sorted(waiting):
                 slot = view.replicas.slots.get(key)
                 if slot is not None and view.replicas.at.phase[slot] != PENDING:
                     waits[key] = (now - pending_at[key]) / 1e6
-                    left.discard(key)
-        seen.set()
+                    waiting.discard(key)
+        all_bound.set()
 
     async def submit(index: int) -> None:
-        for verdict in await scope.workloads.ask([Spawn(TENANT, f"job-{index}", 1, 0, 1)]):
+        for verdict in await scope.workloads.submit([Spawn(TENANT, f"job-{index}", 1, 0, 1)]):
             require_accepted(verdict)
         pending_at[f"replica/{TENANT}/job-{index}-0"] = _CLOCK.now_ns()
 
@@ -411,12 +419,12 @@ async def _submit_one_by_one(scope: BenchScope, placing: Scheduler, count: int) 
     start = _CLOCK.now_ns()
     async with asyncio.TaskGroup() as group:
         for index in range(count):
-            due = start + index * 1_000_000_000 // ARRIVALS_PER_S
-            if (pause := (due - _CLOCK.now_ns()) / 1e9) > 0:
+            due_ns = start + index * 1_000_000_000 // ARRIVALS_PER_S
+            if (pause := (due_ns - _CLOCK.now_ns()) / 1e9) > 0:
                 await asyncio.sleep(pause)
             group.create_task(submit(index))
     async with scope.world.clock.timeout_ms(60_000):
-        await seen.wait()
+        await all_bound.wait()
     await watching
     return list(waits.values())
 
@@ -427,8 +435,8 @@ async def _submit_one_by_one(scope: BenchScope, placing: Scheduler, count: int) 
 def _memory_in_child(nodes: int, replicas: int) -> dict[str, Any]:
     child = [sys.executable, "-m", "remit.bench.schedule", str(nodes), str(replicas)]
     done = subprocess.run(child, stdout=subprocess.PIPE, check=True)  # noqa: S603  (our own interpreter and module)
-    held: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    return held
+    memory: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return memory
 
 
 def _quantile(values: Sequence[float], q: float) -> float:

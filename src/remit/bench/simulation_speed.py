@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.simulate.scenarios import Scenario, parse
-from remit.simulate.seed_runner import SeedTask, RunTotals, cpu_s, run_seeds
+from remit.simulate.seed_runner import RunTotals, SeedTask, cpu_s, run_seeds
 from remit.simulate.world.event_loop import SimLoop
 from remit.world.clock import BootClock
 
@@ -31,13 +31,21 @@ class SimulationSize(NamedTuple):
 
     nodes: int
     agents: int
-    beat: str
+    heartbeat: str
     until_s: float
     seconds: float
 
 
-SIZES: Final = (SimulationSize(10, 2, "30s", 3_600, 60), SimulationSize(100, 4, "20s", 3_600, 60), SimulationSize(1_000, 4, "20s", 900, 45))
-QUICK: Final = (SimulationSize(10, 2, "30s", 3_600, 8), SimulationSize(100, 4, "20s", 900, 6), SimulationSize(1_000, 4, "20s", 240, 3))
+SIZES: Final = (
+    SimulationSize(10, 2, "30s", 3_600, 60),
+    SimulationSize(100, 4, "20s", 3_600, 60),
+    SimulationSize(1_000, 4, "20s", 900, 45),
+)
+QUICK: Final = (
+    SimulationSize(10, 2, "30s", 3_600, 8),
+    SimulationSize(100, 4, "20s", 900, 6),
+    SimulationSize(1_000, 4, "20s", 240, 3),
+)
 """No run is shorter than the first minutes, in which a leader is elected and all nodes are registered."""
 
 
@@ -45,51 +53,63 @@ class SpeedMeasurement(NamedTuple):
     size: SimulationSize
     totals: RunTotals
     seconds: float
-    bare: float
+    bare_events_per_cpu_s: float
     """Events per CPU second of the bare loop, measured just before."""
 
     @property
-    def hours_a_minute(self) -> float:
+    def hours_per_minute(self) -> float:
         return self.totals.counted_hours * 60 / self.seconds
 
     @property
-    def events_a_cpu_s(self) -> float:
+    def events_per_cpu_s(self) -> float:
         return self.totals.events / self.totals.cpu_s if self.totals.cpu_s else 0.0
 
 
 def measure(quick: bool) -> BenchReport:
-    found = []
+    measurements = []
     for size in QUICK if quick else SIZES:
         bare = bare_loop_events_per_cpu_s(50_000 if quick else 200_000)
         print_progress(f"{_size_text(size)}: starting runs for {size.seconds:g} s on {PROCESSES} processes ...")
-        found.append(_measure_size(size, bare))
+        measurements.append(_measure_size(size, bare))
     aims = [
-        BenchAim(f"simulated hours a minute, {_size_text(found[0].size)}", "h/min", 100, found[0].hours_a_minute, "higher"),
-        BenchAim("events a CPU-second, the least of all sizes", "1/s", 30_000, min(one.events_a_cpu_s for one in found), "higher"),
+        BenchAim(
+            f"simulated hours a minute, {_size_text(measurements[0].size)}",
+            "h/min",
+            100,
+            measurements[0].hours_per_minute,
+            "higher",
+        ),
+        BenchAim(
+            "events a CPU-second, the least of all sizes",
+            "1/s",
+            30_000,
+            min(measurement.events_per_cpu_s for measurement in measurements),
+            "higher",
+        ),
     ]
-    return BenchReport("simulate", [_row(one) for one in found], aims)
+    return BenchReport("simulate", [_row(measurement) for measurement in measurements], aims)
 
 
 def _size_text(size: SimulationSize) -> str:
-    return f"{size.nodes:,} nodes at a beat of {size.beat}"
+    return f"{size.nodes:,} nodes at a beat of {size.heartbeat}"
 
 
 def scenario(size: SimulationSize) -> Scenario:
     name = f"bench-{size.nodes}"
     plain = parse(name, f'include = ["_bench"]\nsummary = "{size.nodes} nodes, a small load and steady faults"')
-    return replace(plain, cluster=replace(plain.cluster, nodes=size.nodes, agents=size.agents, beat=size.beat))
+    return replace(plain, cluster=replace(plain.cluster, nodes=size.nodes, agents=size.agents, beat=size.heartbeat))
 
 
 def _measure_size(size: SimulationSize, bare: float) -> SpeedMeasurement:
     totals = RunTotals()
     began_ms = _CLOCK.now_ms()
-    one = scenario(size)
+    scenario_ = scenario(size)
 
     def tasks() -> Iterator[SeedTask]:
         seed = 0
         while seed < PROCESSES or _CLOCK.now_ms() - began_ms < size.seconds * 1000:
             seed += 1
-            yield SeedTask(one, seed, size.until_s)
+            yield SeedTask(scenario_, seed, size.until_s)
 
     for done in run_seeds(tasks(), PROCESSES):
         totals.add(done.run, done.cpu_s)
@@ -98,19 +118,19 @@ def _measure_size(size: SimulationSize, bare: float) -> SpeedMeasurement:
     return SpeedMeasurement(size, totals, (_CLOCK.now_ms() - began_ms) / 1000, bare)
 
 
-def _row(one: SpeedMeasurement) -> dict[str, Any]:
-    totals = one.totals
+def _row(measurement: SpeedMeasurement) -> dict[str, Any]:
+    totals = measurement.totals
     return {
-        "nodes": one.size.nodes,
-        "beat": one.size.beat,
+        "nodes": measurement.size.nodes,
+        "beat": measurement.size.heartbeat,
         "seeds": totals.seeds,
         "hours": totals.hours,
         "counted_hours": totals.counted_hours,
-        "hours_a_minute": one.hours_a_minute,
+        "hours_a_minute": measurement.hours_per_minute,
         "hours_a_cpu_minute": totals.counted_hours * 60 / totals.cpu_s if totals.cpu_s else 0.0,
-        "events_a_cpu_s": one.events_a_cpu_s,
-        "bare_events_a_cpu_s": one.bare,
-        "ratio": one.events_a_cpu_s / one.bare,
+        "events_a_cpu_s": measurement.events_per_cpu_s,
+        "bare_events_a_cpu_s": measurement.bare_events_per_cpu_s,
+        "ratio": measurement.events_per_cpu_s / measurement.bare_events_per_cpu_s,
         "commits": totals.commits,
         "faults": totals.faults_all,
         "violations": totals.violations,

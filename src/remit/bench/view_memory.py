@@ -27,7 +27,9 @@ REPLICAS_PER_WORKLOAD: Final = 100
 """Replicas per workload."""
 _TENANT: Final = "acme"
 _SPEC: Final = WorkloadSpec(
-    type="service", replicas=REPLICAS_PER_WORKLOAD, template=Template(command=("serve",), resources=Amount({"cpu": 100, "memory": 128 << 20}))
+    type="service",
+    replicas=REPLICAS_PER_WORKLOAD,
+    template=Template(command=("serve",), resources=Amount({"cpu": 100, "memory": 128 << 20})),
 )
 
 
@@ -60,10 +62,10 @@ def measure_view_memory(nodes: int, replicas: int) -> dict[str, Any]:
     }
 
 
-def _feed(view: SchedulerView, things: Iterator[AnyObject]) -> None:
+def _feed(view: SchedulerView, objects: Iterator[AnyObject]) -> None:
     page: list[Row] = []
-    for thing in things:
-        page.append(Row(key(thing), encode(thing), 1))
+    for obj in objects:
+        page.append(Row(key(obj), encode(obj), 1))
         if len(page) == PAGE_ROWS:
             view.add_page(page)
             page = []
@@ -97,8 +99,8 @@ def _replicas(workloads: int, nodes: int) -> Iterator[AnyObject]:
     """Yield replicas: nine of ten are bound, the tenth is pending."""
     for i in range(workloads):
         for index in range(REPLICAS_PER_WORKLOAD):
-            at = (i * REPLICAS_PER_WORKLOAD + index) * 7 % nodes
-            bound = ReplicaStatus(phase=Phase.BOUND, node=f"node-{at}", grants=(f"tenant/{_TENANT}",))
+            node = (i * REPLICAS_PER_WORKLOAD + index) * 7 % nodes
+            bound = ReplicaStatus(phase=Phase.BOUND, node=f"node-{node}", grants=(f"tenant/{_TENANT}",))
             yield Replica(
                 metadata=RecordMetadata(name=f"work-{i}-{index}", tenant=_TENANT, uid=f"bench-{i:x}-{index:x}"),
                 spec=ReplicaSpec(workload=f"work-{i}", generation=1, index=index),

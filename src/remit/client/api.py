@@ -60,7 +60,7 @@ from remit.model.wire.api_types import (
 from remit.model.wire.exec_frames import ExecStart, TerminalSize
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError
-from remit.world.net.tls import ClientTlsFiles
+from remit.world.net.tls import Trust
 from remit.world.randomness import RandomIds, system_seeded
 
 __all__ = [
@@ -77,9 +77,6 @@ Selector = str | Mapping[str, str]
 Stream = Literal["stdout", "stderr", "both"]
 
 ALL_TENANTS: Final = ""
-
-Trust = ClientTlsFiles
-"""The SDK's name for the CA and the client certificate of a connection."""
 
 
 class NotYet(TimeoutError):
@@ -105,7 +102,7 @@ class Api:
 
     def __init__(
         self, server: str | Sequence[str], token: str, *, tenant: str = "default", timeout_s: float = 30, try_s: float = 15,
-        trust: ClientTlsFiles = ClientTlsFiles(),
+        trust: Trust = Trust(),
     ) -> None:  # fmt: skip
         deadline_ms = max(1, int(timeout_s * 1000))
         self.tenant = tenant

@@ -39,7 +39,7 @@ from remit.model.wire.api_types import (
     ScopeStatus,
 )
 from remit.world.interfaces import Clock, Ids, LinkError, NotSent, Randomness, ReplyLost
-from remit.world.net.tls import ClientTlsFiles
+from remit.world.net.tls import Trust
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class ApiCaller:
         clock: Clock,
         chance: Randomness,
         ids: Ids,
-        trust: ClientTlsFiles = ClientTlsFiles(),
+        trust: Trust = Trust(),
     ) -> None:
         if not servers:
             raise ValueError("no server given; name at least one as http://HOST:PORT")

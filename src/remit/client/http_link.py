@@ -23,7 +23,7 @@ from remit.client.retry import RetryPolicy
 from remit.client.rpc import EndpointStub, RetryLater
 from remit.model.claims import Actor
 from remit.world.interfaces import Clock, Link, LinkError, ListenFailed, NotSent, Randomness, ReplyLost, Service, World
-from remit.world.net.tls import ClientTlsFiles
+from remit.world.net.tls import Trust
 
 REQUEST_PATH: Final = "/v1/ask"
 STREAM_PATH: Final = "/v1/follow"
@@ -50,7 +50,7 @@ class ServerRejection(NamedTuple):
 
 
 class ServerBackoff:
-    """Backoff for servers that reject the token. `tell` logs each rejection for operators."""
+    """Backoff for servers that reject the token. `log` reports each rejection for operators."""
 
     def __init__(self, clock: Clock, chance: Randomness, log: Callable[[str], None] | None = None) -> None:
         self._clock, self._chance, self._log = clock, chance, log
@@ -75,7 +75,7 @@ class ServerBackoff:
 
 
 class HttpLink:
-    """Reaches names in `urls` over HTTP, and all other names over the link `beside`. Implements `world.interfaces.Link`."""
+    """Reaches names in `urls` over HTTP, and all other names over the link `fallback`. Implements `world.interfaces.Link`."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class HttpLink:
         token: str,
         *,
         fallback: Link | None = None,
-        trust: ClientTlsFiles = ClientTlsFiles(),
+        trust: Trust = Trust(),
         backoff: ServerBackoff | None = None,
     ) -> None:
         self._urls = {name: server_url(url) for name, url in urls.items()}
         self._transport = HttpTransport(token, trust)
         self._fallback, self._backoff = fallback, backoff
 
-    def use_certificate(self, trust: ClientTlsFiles) -> None:
+    def use_certificate(self, trust: Trust) -> None:
         self._transport.use_certificate(trust)
         if self._backoff is not None:
             for name in self._urls:
@@ -201,10 +201,10 @@ def connect(
     token: str,
     world: World,
     *,
-    trust: ClientTlsFiles = ClientTlsFiles(),
+    trust: Trust = Trust(),
     log: Callable[[str], None] | None = None,
 ) -> ScopeConnection:
-    """Build the connection to a scope; sends nothing yet. `tell` logs servers that reject the token.
+    """Build the connection to a scope; sends nothing yet. `log` reports servers that reject the token.
 
     Raises ValueError for an invalid address or token, with the expected form, and `Unusable` for unreadable TLS files.
     """

@@ -23,7 +23,7 @@ from remit import __version__
 from remit.model.wire.api_types import ProblemAnswer
 from remit.world.interfaces import LinkError, NotSent, ReplyLost
 from remit.world.net.frames import os_error_text
-from remit.world.net.tls import ClientTlsFiles, client_context, explain_tls_error
+from remit.world.net.tls import Trust, client_context, explain_tls_error
 
 LINE_BYTES_MAX: Final = 64 << 20
 """Maximum length of a line of a stream; the stream is aborted if the server sends a longer one."""
@@ -74,7 +74,7 @@ class HttpTransport:
     verified. Its files are read in the constructor, which raises `world.net.tls.Unusable`.
     """
 
-    def __init__(self, token: str, trust: ClientTlsFiles = ClientTlsFiles()) -> None:
+    def __init__(self, token: str, trust: Trust = Trust()) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise ValueError("the token must be printable ASCII without spaces; use the one that `remit server` wrote")
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": f"remit/{__version__}"}
@@ -90,7 +90,7 @@ class HttpTransport:
         self._tls = context
         del self._headers["Authorization"]
 
-    def use_certificate(self, trust: ClientTlsFiles) -> None:
+    def use_certificate(self, trust: Trust) -> None:
         """Use this client certificate for new connections. Open connections keep the previous one."""
         if isinstance(self._tls, ssl.SSLContext):
             self._tls.load_cert_chain(trust.certificate_file, trust.key_file or None)

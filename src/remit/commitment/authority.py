@@ -60,8 +60,7 @@ HISTORY_REVISIONS: Final = 20_000
 """Revisions that stay readable for watches and paged lists. Older ones are compacted."""
 
 LOAD_HEARTBEATS_MS_MAX: Final = 600_000
-"""Maximum time for which a takeover may advance the chain without leading. A load that never ends must not block the standbys.
-"""
+"""Maximum time for which a takeover advances the chain without leading. A load that never ends must not block standbys."""
 
 COMPACT_EVERY_BATCHES: Final = 4_000
 RETRY_MS: Final = 200
@@ -83,9 +82,7 @@ class LeadershipLost(Exception):
 
     def __init__(self, by: Head | None) -> None:
         self.by = by
-        super().__init__(
-            f"leadership lost to {by.holder} at epoch {by.epoch}" if by else "leadership lost" if by else "deposed"
-        )
+        super().__init__(f"leadership lost to {by.holder} at epoch {by.epoch}" if by else "leadership lost")
 
 
 class Authority:
@@ -149,16 +146,18 @@ class Authority:
         load, so that standbys do not take over.
         """
         position = position or await chain.raise_epoch(store, holder, ids.incarnation())
-        moment = DecisionTime(
+        decision_time = DecisionTime(
             clock.now_ms(), clock.boot(), {}, clock.now_ms(), position.head.sequence, position.head.incarnation
         )
-        kept = await store.range(BATCH_PREFIX, limit=1)
-        new = recovery.is_new_store(position, has_batches=bool(kept.rows))
+        batches = await store.range(BATCH_PREFIX, limit=1)
+        new = recovery.is_new_store(position, has_batches=bool(batches.rows))
         # A new store has no rows to read, and an empty batch would make it look used (`recovery.is_new_store`).
-        beats = _ChainHeartbeats(store, clock, position, 0 if new else heartbeat_ms)
-        books, outcomes = await beats.during(load(store, position, moment, lambda: beats.position.revision))
-        authority = cls(store, scope, clock, beats.position, books, outcomes, batch_limits, timing)
-        authority._oldest_batch = int(kept.rows[0].key.removeprefix(BATCH_PREFIX)) if kept.rows else authority.head.sequence + 1
+        heartbeats = _ChainHeartbeats(store, clock, position, 0 if new else heartbeat_ms)
+        books, outcomes = await heartbeats.during(load(store, position, decision_time, lambda: heartbeats.position.revision))
+        authority = cls(store, scope, clock, heartbeats.position, books, outcomes, batch_limits, timing)
+        authority._oldest_batch = (
+            int(batches.rows[0].key.removeprefix(BATCH_PREFIX)) if batches.rows else authority.head.sequence + 1
+        )
         if await recovery.needs_distrust(store, position.head.incarnation):
             await authority._distrust_restored_state(new=new)
         return authority
@@ -178,9 +177,9 @@ class Authority:
             return []
         if not self._queue.has_capacity(operations, QUEUE_MAX):
             raise Overloaded(RETRY_MS)
-        answer = self._queue.put(operations)
+        future = self._queue.put(operations)
         self._wake.set()
-        return await answer
+        return await future
 
     async def status(self) -> AuthorityStatus:
         """Return the scope's status: epoch, sequence, current window, heartbeat interval and lease renewal ages.
@@ -191,13 +190,15 @@ class Authority:
         if self._leadership_lost is not None:
             raise self._not_leader()
         if self._running and self._current_window() > self.outcomes.window:
-            answer = self._queue.put(())
+            future = self._queue.put(())
             self._wake.set()
             with suppress(Overloaded):  # the previous window is then still the latest recorded one
-                await answer
+                await future
         head, now_ms, window = self._position.head, self.clock.now_ms(), self.outcomes.window
-        stand = head.incarnation, head.epoch, head.sequence, window, WINDOW_MS, head.holder, self.clock.boot(), now_ms
-        return AuthorityStatus(self.scope, *stand, self.timing.heartbeat_ms, *self.renewals.renewal_ages(self.books, now_ms))
+        chain_fields = head.incarnation, head.epoch, head.sequence, window, WINDOW_MS, head.holder, self.clock.boot(), now_ms
+        return AuthorityStatus(
+            self.scope, *chain_fields, self.timing.heartbeat_ms, *self.renewals.renewal_ages(self.books, now_ms)
+        )
 
     async def renew(self, actor: Actor, /) -> bool:
         """Restart the term of the actor's lease. Return False if the actor does not hold it.
@@ -207,12 +208,12 @@ class Authority:
         """
         return (await self._renew_leases((actor,)))[0]
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> list[bool]:
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> list[bool]:
         """Renew the leases of many agents, as `renew` does, and keep the latest state that each reports for its node."""
-        held = await self._renew_leases([beat.actor for beat in beats])
-        for beat, mine in zip(beats, held, strict=True):
-            if mine:
-                self.renewals.record_state(beat)
+        held = await self._renew_leases([heartbeat.actor for heartbeat in heartbeats])
+        for heartbeat, is_held in zip(heartbeats, held, strict=True):
+            if is_held:
+                self.renewals.record_state(heartbeat)
         return held
 
     async def heartbeat_ages(self) -> HeartbeatReport:
@@ -234,8 +235,8 @@ class Authority:
             raise NotLeader(confirmed.holder)
         draft = self.batch_base().draft()
         held = [actor.role not in UNLEASED_ROLES and check_fence(draft, actor) is None for actor in actors]
-        for actor, mine in zip(actors, held, strict=True):
-            if mine:
+        for actor, is_held in zip(actors, held, strict=True):
+            if is_held:
                 self.renewals.record_renewal(actor, received_ms)
         return held
 
@@ -244,22 +245,22 @@ class Authority:
         callers share one read.
         """
         if self._head_read is not None:
-            # The read in flight began before this call, so it proves nothing about now. All callers waiting here share the next
-            # one.
+            # The read in flight began before this call, so it proves nothing about now. All waiting callers share
+            # the next one.
             await asyncio.wait([self._head_read])
         if self._head_read is not None and not self._head_read.done():
             return await asyncio.shield(self._head_read)
-        mine: asyncio.Future[Head | None] = asyncio.get_running_loop().create_future()
-        self._head_read = mine
+        read: asyncio.Future[Head | None] = asyncio.get_running_loop().create_future()
+        self._head_read = read
         try:
-            place = await chain.read_position(self.store)
-            mine.set_result(None if place is None else place.head)
+            position = await chain.read_position(self.store)
+            read.set_result(None if position is None else position.head)
         except StoreError:
-            mine.set_result(None)
+            read.set_result(None)
         finally:
-            if not mine.done():
-                mine.set_result(None)
-        return mine.result()
+            if not read.done():
+                read.set_result(None)
+        return read.result()
 
     # -- batch loop --------------------------------------------------------------------------------------------------------
 
@@ -276,8 +277,8 @@ class Authority:
                     while True:
                         await self._wait_for_work(heartbeat_ms)
                         await self._process_batches()
-        except LeadershipLost as deposed:
-            self._leadership_lost = deposed
+        except LeadershipLost as error:
+            self._leadership_lost = error
             raise
         finally:
             self._running = False
@@ -294,15 +295,15 @@ class Authority:
             except Unavailable:
                 continue
 
-    async def _wait_for_work(self, beat_ms: int) -> None:
+    async def _wait_for_work(self, heartbeat_ms: int) -> None:
         if self._queue:
             return
         self._wake.clear()
-        if not beat_ms:
+        if not heartbeat_ms:
             await self._wake.wait()
             return
         try:
-            async with self.clock.timeout_ms(beat_ms):
+            async with self.clock.timeout_ms(heartbeat_ms):
                 await self._wake.wait()
         except TimeoutError:
             return
@@ -336,36 +337,36 @@ class Authority:
                 self._compaction_due.set()
             current = following
 
-    def _decide_batch(self, below: PreparedBatch | None) -> DecidedBatch | None:
-        """Decide the next batch, on top of `below` if that batch is still being written. Return None if the next operations
+    def _decide_batch(self, previous: PreparedBatch | None) -> DecidedBatch | None:
+        """Decide the next batch, on top of `previous` if that batch is still being written. Return None if the next operations
         must be decided one at a time: those are not pipelined.
         """
-        while below is None or not self._singles_left:
-            pieces = self._queue.take(single=self._singles_left > 0)
-            operations = [operation for piece in pieces for operation in piece.operations]
+        while previous is None or not self._singles_left:
+            slices = self._queue.take(single=self._singles_left > 0)
+            operations = [operation for part in slices for operation in part.operations]
             try:
-                prepared = prepare(self.batch_base(below), operations, self._known_errors)
-            except Invalid as fault:
-                self._isolate_failure(pieces, fault)
+                prepared = prepare(self.batch_base(previous), operations, self._known_errors)
+            except Invalid as error:
+                self._isolate_failure(slices, error)
                 continue
             except BaseException:
-                self._queue.return_to_queue(pieces)
+                self._queue.return_to_queue(slices)
                 raise
-            pieces, rest = split_slices(pieces, len(prepared.answers))
-            self._queue.defer(rest, pieces)
-            return DecidedBatch(pieces, prepared)
+            slices, rest = split_slices(slices, len(prepared.answers))
+            self._queue.defer(rest, slices)
+            return DecidedBatch(slices, prepared)
         return None
 
-    def _isolate_failure(self, pieces: Sequence[BatchSlice], fault: Invalid) -> None:
+    def _isolate_failure(self, slices: Sequence[BatchSlice], error: Invalid) -> None:
         """Handle a row that the store rejects, for example because it is too large: decide the operations of the batch one at a
         time to find the one that wrote it. A batch of one has found it; that operation is refused when it is decided again.
         """
-        operations = [operation for piece in pieces for operation in piece.operations]
+        operations = [operation for part in slices for operation in part.operations]
         if not operations:
-            raise fault
-        self._queue.return_to_queue(pieces)
+            raise error
+        self._queue.return_to_queue(slices)
         if len(operations) == 1:
-            self._known_errors = {operations[0].id: str(fault)}
+            self._known_errors = {operations[0].id: str(error)}
         self._singles_left = max(self._singles_left, len(operations))
 
     async def _fail_batch(self, current: DecidedBatch, following: DecidedBatch | None, error: BaseException) -> None:
@@ -376,26 +377,26 @@ class Authority:
         if isinstance(error, Invalid):
             self._isolate_failure(current.slices, error)
             return
-        told: EndpointError
+        failure: EndpointError
         if isinstance(error, Unavailable):
-            told = Overloaded(RETRY_MS, str(error))
+            failure = Overloaded(RETRY_MS, str(error))
         elif isinstance(error, LeadershipLost):
-            told = NotLeader(error.by.holder if error.by else "")
+            failure = NotLeader(error.by.holder if error.by else "")
         else:
             # Cancelled, a lost commit that could not be settled, or a bug of ours: the batch may have been written.
-            told = OutcomeUnknown(
-                str(error) or str(error) or "the authority stopped while it wrote this batch; retry with the same operation ids"
+            failure = OutcomeUnknown(
+                str(error) or "the authority stopped while it wrote this batch; retry with the same operation ids"
             )
-        for piece in current.slices:
-            piece.submission.fail(told)
+        for part in current.slices:
+            part.submission.fail(failure)
         if not isinstance(error, Unavailable):
             raise LeadershipLost(None) if isinstance(error, OutcomeUnknown) else error from error
         await self.clock.sleep_ms(RETRY_MS)
 
     def _return_to_queue(self, *decided: DecidedBatch | None) -> None:
-        for one in reversed(decided):
-            if one is not None:
-                self._queue.return_to_queue(one.slices)
+        for batch in reversed(decided):
+            if batch is not None:
+                self._queue.return_to_queue(batch.slices)
 
     def _verdict(self, answer: BatchAnswer, plain: Accepted) -> Verdict:
         """Return the verdict as it was recorded, so that every retry receives the same answer."""
@@ -424,39 +425,48 @@ class Authority:
     async def _distrust_restored_state(self, *, new: bool) -> None:
         """Write the first batches of a new incarnation: they mark the restored state as unconfirmed (recovery.py).
 
-        Replicas are marked in slices. The marker row is written with the last slice, so an interrupted run starts over.
+        Replicas are marked in slices. The marker row (`recovery.INCARNATION_KEY`) is written with the last slice, so an
+        interrupted run starts over.
         """
-        names, most = sorted(self.books.replicas), self.batch_limits.replicas
-        slices = [names[i : i + most] for i in range(0, len(names), most)]
-        for index, part in enumerate([*slices, []]):
+        names, slice_max = sorted(self.books.replicas), self.batch_limits.replicas
+        slices = [names[i : i + slice_max] for i in range(0, len(names), slice_max)]
+        for index, names_slice in enumerate([*slices, []]):
             last = index == len(slices)
-            written = None
-            while written is None:
-                ground = self.batch_base()
-                draft = ground.draft()
-                recovery.mark_replicas_unknown(draft, part)
+            revision = None
+            while revision is None:
+                base = self.batch_base()
+                draft = base.draft()
+                recovery.mark_replicas_unknown(draft, names_slice)
                 if last:
                     recovery.void_grants(draft)
                     recovery.mark_nodes_unknown(draft)
                     recovery.vacate_leases(draft, self._position.head.epoch, new=new)
                 marker = (recovery.INCARNATION_KEY, self._position.head.incarnation.encode())
-                written = await self._commit(encode_draft(ground, draft, marker=marker if last else None))
+                revision = await self._commit(encode_draft(base, draft, marker=marker if last else None))
 
     def batch_base(self, previous: PreparedBatch | None = None) -> BatchBase:
         head, oldest = (self._position.head, self._oldest_batch) if previous is None else (previous.head, previous.oldest)
-        clock, hearing, wall = self.clock, self.renewals, self.clock.wall()
-        moment = DecisionTime(
+        clock, renewals, wall = self.clock, self.renewals, self.clock.wall()
+        decision_time = DecisionTime(
             clock.now_ms(),
             clock.boot(),
-            hearing.renewed_ms,
-            hearing.since_ms,
+            renewals.renewed_ms,
+            renewals.since_ms,
             head.sequence + 1,
             head.incarnation,
             self.timing,
             wall,
         )
         return BatchBase(
-            self.books, self.outcomes, head, oldest, moment, self._current_window(), wall, previous, self.batch_limits.replicas
+            self.books,
+            self.outcomes,
+            head,
+            oldest,
+            decision_time,
+            self._current_window(),
+            wall,
+            previous,
+            self.batch_limits.replicas,
         )
 
     def _current_window(self) -> int:
@@ -480,26 +490,26 @@ class Authority:
 async def _commit_batch(
     store: Store,
     clock: Clock,
-    place: chain.ChainPosition,
+    position: chain.ChainPosition,
     head: Head,
     puts: Sequence[tuple[str, bytes]] = (),
     deletes: Sequence[str] = (),
 ) -> chain.ChainPosition:
     """Commit a batch. Return the resulting chain position: at `head`, or at an empty batch if this one was lost for good."""
     try:
-        answer = await store.commit(chain.batch(place, head, puts, deletes))
+        answer = await store.commit(chain.batch(position, head, puts, deletes))
     except CommitOutcomeUnknown:
-        return await _settle_commit(store, clock, place, head)
+        return await _settle_commit(store, clock, position, head)
     if not isinstance(answer, Committed):
-        now = await chain.read_position(store)
-        raise LeadershipLost(now.head if now else None)
+        position_now = await chain.read_position(store)
+        raise LeadershipLost(position_now.head if position_now else None)
     return chain.ChainPosition(head, answer.revision)
 
 
-async def _settle_commit(store: Store, clock: Clock, place: chain.ChainPosition, lost: Head) -> chain.ChainPosition:
+async def _settle_commit(store: Store, clock: Clock, position: chain.ChainPosition, lost: Head) -> chain.ChainPosition:
     while True:
         try:
-            settled = await chain.settle(store, place, lost)
+            settled = await chain.settle(store, position, lost)
         except Unavailable:
             await clock.sleep_ms(RETRY_MS)
             continue
@@ -522,20 +532,20 @@ class _ChainHeartbeats:
         """Await `work` while the chain advances at the interval. Losing leadership cancels the work. A batch in flight is
         awaited to its end, because the chain position is unknown until then.
         """
-        over = asyncio.Event()
+        finished = asyncio.Event()
         with first_failure():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._advance_chain(over))
-                done = await work
-                over.set()
-        return done
+                group.create_task(self._advance_chain(finished))
+                result = await work
+                finished.set()
+        return result
 
-    async def _advance_chain(self, over: asyncio.Event) -> None:
+    async def _advance_chain(self, finished: asyncio.Event) -> None:
         until_ms = self._clock.now_ms() + LOAD_HEARTBEATS_MS_MAX
-        while self._heartbeat_ms and not over.is_set() and self._clock.now_ms() < until_ms:
+        while self._heartbeat_ms and not finished.is_set() and self._clock.now_ms() < until_ms:
             try:
                 async with self._clock.timeout_ms(self._heartbeat_ms):
-                    await over.wait()
+                    await finished.wait()
             except TimeoutError:
                 with suppress(Unavailable):  # nothing was written; the next attempt may succeed
                     head = chain.advance(self.position.head, (), ())

@@ -58,31 +58,33 @@ def audit_names(operation: Operation) -> tuple[str, str]:
     callers pass objects unchecked, and these values are stored in rows that a successor must be able to read.
     """
     actor, evidence, claim = operation.actor, operation.evidence, operation.claim
-    did, field = _AUDIT_FIELDS[type(claim)]
+    verb, field = _AUDIT_FIELDS[type(claim)]
     subject = getattr(claim, field) if field else _subject(claim)
-    plain = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
-    texts = plain or all(isinstance(one, str) for one in (operation.id, operation.trace, actor.name, actor.lease, subject))
-    if not texts or not (type(evidence.revision) is type(evidence.age_ms) is type(actor.epoch) is int):
+    are_plain = type(operation.id) is type(operation.trace) is type(actor.name) is type(actor.lease) is type(subject) is str
+    are_text = are_plain or all(
+        isinstance(text, str) for text in (operation.id, operation.trace, actor.name, actor.lease, subject)
+    )
+    if not are_text or not (type(evidence.revision) is type(evidence.age_ms) is type(actor.epoch) is int):
         raise TypeError(
             "id, trace, actor.name, actor.lease and the subject must be text; epoch, revision and age must be integers"
         )
     if type(actor.role) is not Role:
         raise TypeError(f"actor.role: {actor.role!r} is not a role")
-    return did or _verb(claim), subject
+    return verb or _verb(claim), subject
 
 
-def audit_entry(operation: Operation, deed: tuple[str, str], taken: str, ruled: int | Refused) -> AuditEntry:
+def audit_entry(operation: Operation, names: tuple[str, str], payload_digest: str, result: int | Refused) -> AuditEntry:
     """Return the audit entry of one decided operation."""
-    actor, evidence, (did, subject) = operation.actor, operation.evidence, deed
+    actor, evidence, (verb, subject) = operation.actor, operation.evidence, names
     number, code, detail = (
-        (0, ruled.code.value, ruled.detail) if isinstance(ruled, Refused) else (ruled, "", _stated_cause(operation.claim))
+        (0, result.code.value, result.detail) if isinstance(result, Refused) else (result, "", _stated_cause(operation.claim))
     )
     entry = AuditEntry(
-        operation.id, taken, did, subject, actor.name, actor.role, actor.lease, actor.epoch,
+        operation.id, payload_digest, verb, subject, actor.name, actor.role, actor.lease, actor.epoch,
         evidence.revision, evidence.age_ms, number, code, detail, operation.trace,
     )  # fmt: skip
-    texts = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)
-    return entry if texts <= TEXT_MAX else _truncate(entry)
+    text_length = len(operation.id) + len(subject) + len(actor.name) + len(actor.lease) + len(detail) + len(operation.trace)
+    return entry if text_length <= TEXT_MAX else _truncate(entry)
 
 
 def _stated_cause(claim: AnyClaim) -> str:
@@ -109,13 +111,13 @@ just as large.
 
 def _truncate(entry: AuditEntry) -> AuditEntry:
     """Shorten each text to its share. A shortened id is never a valid one, because valid ids have at most 128 characters."""
-    most = TEXT_MAX // 2
-    cut = {
-        name: text[:most] + "…"
+    share = TEXT_MAX // 2
+    shortened = {
+        name: text[:share] + "…"
         for name in ("id", "did", "subject", "actor", "lease", "detail", "trace")
-        if len(text := getattr(entry, name)) > most
+        if len(text := getattr(entry, name)) > share
     }
-    return replace(entry, **cut)
+    return replace(entry, **shortened)
 
 
 def _verb(claim: AnyClaim) -> str:
@@ -179,7 +181,7 @@ class PreparedBatch(NamedTuple):
 
 
 class BatchBase(NamedTuple):
-    """The state that a batch is decided on. `below` is the previous batch, if it is still being written."""
+    """The state that a batch is decided on. `previous` is the batch before it, if that is still being written."""
 
     books: Books
     outcomes: Outcomes
@@ -203,20 +205,20 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
     """Decide operations in order, up to the limit of one batch. Operations beyond it get no answer and belong to the next
     batch.
 
-    `faults` maps ids of operations that must not be decided again to the error they caused.
+    `known_errors` maps ids of operations that must not be decided again to the error they caused.
     """
     draft, outcomes = base.draft(), base.outcomes
-    below = NO_ENTRIES if base.previous is None else base.previous.entries
+    previous_entries = NO_ENTRIES if base.previous is None else base.previous.entries
     entries: dict[str, AuditEntry] = {}
     answers: list[BatchAnswer] = []
     audited: list[AuditEntry] = []
-    most = len(draft.replicas) + base.replicas_max
+    replicas_limit = len(draft.replicas) + base.replicas_max
     for operation in operations:
-        if len(draft.replicas) > most:
+        if len(draft.replicas) > replicas_limit:
             break
         try:
-            id_, deed = operation.id, audit_names(operation)
-            taken, size = digest(operation)
+            id_, names = operation.id, audit_names(operation)
+            payload_digest, size = digest(operation)
         except UnicodeEncodeError as error:
             answers.append(
                 Refused(Code.INVALID, f"operation: contains text that is not valid Unicode ({error.reason}); send UTF-8")
@@ -225,32 +227,32 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
         except Exception as error:  # noqa: BLE001 (any error here is caused by the caller's value)
             answers.append(refuse(Code.INVALID, f"operation: not a valid operation ({type(error).__name__}: {error})"))
             continue
-        before = entries.get(id_) or below.get(id_)
-        if before is not None and before.digest in ("", taken):
-            answers.append(before if id_ in entries else AnswerOfPreviousBatch(before))
+        earlier = entries.get(id_) or previous_entries.get(id_)
+        if earlier is not None and earlier.digest in ("", payload_digest):
+            answers.append(earlier if id_ in entries else AnswerOfPreviousBatch(earlier))
             continue
-        known = outcomes.check_id(id_, taken) if before is None else _MISMATCH
+        known = outcomes.check_id(id_, payload_digest) if earlier is None else _MISMATCH
         if known is not None:
             answers.append(known)
             if isinstance(known, Refused) and not known.revision:
-                audited.append(audit_entry(operation, deed, taken, known))
+                audited.append(audit_entry(operation, names, payload_digest, known))
             continue
         if size > OPERATION_BYTES_MAX:
-            ruled: int | Refused = Refused(
+            result: int | Refused = Refused(
                 Code.LIMIT, f"operation: {size} bytes exceed the limit of {OPERATION_BYTES_MAX}; split it into smaller ones"
             )
         elif isinstance(operation.claim, Abandon):
-            ruled = _abandon(base, draft, operation, operation.claim.operation, entries)
+            result = _abandon(base, draft, operation, operation.claim.operation, entries)
         elif known_errors and id_ in known_errors:
-            ruled = Refused(Code.FAULT, known_errors[id_])
+            result = Refused(Code.FAULT, known_errors[id_])
         else:
             try:
-                ruled = decide(draft, operation)
-            except Exception as fault:  # noqa: BLE001 (a failing operation must not stop the authority)
+                result = decide(draft, operation)
+            except Exception as bug:  # noqa: BLE001 (a failing operation must not stop the authority)
                 # A bug of ours. The draft may be half written, so it is discarded, and the batch is decided again without this
                 # operation.
-                return prepare(base, operations, {**known_errors, id_: f"{type(fault).__name__}: {fault}"})
-        entry = audit_entry(operation, deed, taken, ruled)
+                return prepare(base, operations, {**known_errors, id_: f"{type(bug).__name__}: {bug}"})
+        entry = audit_entry(operation, names, payload_digest, result)
         entries[id_] = entry
         answers.append(entry)
     return encode_draft(base, draft, answers, entries, audited)
@@ -270,14 +272,14 @@ def encode_draft(
     puts: list[tuple[str, bytes]] = [] if marker is None else [marker]
     deletes: list[str] = []
     for changes in (draft.replicas, draft.objects, draft.notes):
-        for name, thing in changes.items():
-            if thing is None:
+        for name, obj in changes.items():
+            if obj is None:
                 deletes.append(name)
                 continue
-            row = encode(thing)
+            row = encode(obj)
             puts.append((name, row))
-            if _is_surely_decodable(thing):
-                cache_decoded(row, thing)  # lets readers in this process reuse the decoded object
+            if _is_surely_decodable(obj):
+                cache_decoded(row, obj)  # lets readers in this process reuse the decoded object
             else:
                 _check_decodable(name, row)
     if draft.notes:
@@ -287,22 +289,22 @@ def encode_draft(
     puts.append((batch_key(sequence), encode_batch(batch)))
     # Each batch deletes up to two old batch rows until few enough remain, but never one whose outcomes a successor must load.
     last = min(sequence - AUDIT_BATCHES, batch.first, base.oldest + 2)
-    deletes += [batch_key(old) for old in range(base.oldest, last)]
+    deletes += [batch_key(batch_number) for batch_number in range(base.oldest, last)]
     head = chain.advance(base.head, puts, deletes)
     return PreparedBatch(draft, batch, entries, answers, puts, deletes, head, max(base.oldest, last))
 
 
-def _expire_notes(ground: BatchBase, draft: Draft) -> Iterator[str]:
+def _expire_notes(base: BatchBase, draft: Draft) -> Iterator[str]:
     """Yield the keys of the oldest notes beyond the limit, and mark them deleted in the draft."""
-    if len(ground.books.notes) + len(draft.notes) <= NOTES_MAX // 2:
+    if len(base.books.notes) + len(draft.notes) <= NOTES_MAX // 2:
         return
-    kept = dict.fromkeys(ground.books.notes)
-    for notes in (*(() if ground.previous is None else (ground.previous.draft.notes,)), draft.notes):
+    notes_left = dict.fromkeys(base.books.notes)
+    for notes in (*(() if base.previous is None else (base.previous.draft.notes,)), draft.notes):
         for name, note in notes.items():
-            kept.pop(name, None)
+            notes_left.pop(name, None)
             if note is not None:
-                kept[name] = None
-    for name in list(islice(kept, max(len(kept) - NOTES_MAX, 0))):
+                notes_left[name] = None
+    for name in list(islice(notes_left, max(len(notes_left) - NOTES_MAX, 0))):
         if name not in draft.notes:
             draft.notes[name] = None
             yield name
@@ -318,9 +320,9 @@ def _check_decodable(name: str, row: bytes) -> None:
         raise Invalid(f"{name} cannot be stored: the row would not decode: {error}") from None
 
 
-def _is_surely_decodable(thing: AnyObject) -> bool:
+def _is_surely_decodable(obj: AnyObject) -> bool:
     """Return whether the object certainly decodes: it contains no unvalidated text of a claim."""
-    match thing:
+    match obj:
         case Replica(status=status):
             return not (status.result or status.reason or status.devices or status.victims)
         case Workload(spec=spec, metadata=meta, status=status):
@@ -334,39 +336,37 @@ def _is_surely_decodable(thing: AnyObject) -> bool:
     return False
 
 
-def _batch_record(ground: BatchBase, entries: tuple[AuditEntry, ...]) -> BatchRecord:
-    sequence = ground.head.sequence + 1
-    horizon = ground.outcomes.next_horizon(ground.window)
+def _batch_record(base: BatchBase, entries: tuple[AuditEntry, ...]) -> BatchRecord:
+    sequence = base.head.sequence + 1
+    horizon = base.outcomes.next_horizon(base.window)
     # A batch in flight is not among the recorded ones, and need not be: an earlier batch has recorded the window of every id
     # that it can contain, because windows are announced only once recorded.
-    first = ground.outcomes.first_sequence(horizon, sequence)
-    return BatchRecord(ground.head.epoch, ground.window, horizon, first, ground.wall, entries)
+    first = base.outcomes.first_sequence(horizon, sequence)
+    return BatchRecord(base.head.epoch, base.window, horizon, first, base.wall, entries)
 
 
-def _abandon(
-    ground: BatchBase, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]
-) -> int | Refused:
+def _abandon(base: BatchBase, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]) -> int | Refused:
     """Record `abandoned` as the outcome of the target, unless the target has an outcome. The answer is the target's outcome in
     both cases (`Outcomes.record`).
     """
-    nobody = (
+    forbidden = (
         Refused(Code.ROLE, "actor.role: authority may not submit operations; act in your own role")
         if operation.actor.role is Role.AUTHORITY
         else None
     )
-    fenced = nobody or check_fence(draft, operation.actor)
+    fenced = forbidden or check_fence(draft, operation.actor)
     if fenced is not None:
         return fenced
-    before = entries.get(target) or (None if ground.previous is None else ground.previous.entries.get(target))
-    if before is not None:
-        return before.number if not before.code else Refused(Code(before.code), before.detail)
-    known = ground.outcomes.get(target)
+    earlier = entries.get(target) or (None if base.previous is None else base.previous.entries.get(target))
+    if earlier is not None:
+        return earlier.number if not earlier.code else Refused(Code(earlier.code), earlier.detail)
+    known = base.outcomes.get(target)
     if known is not None:
         return known.number if isinstance(known, Accepted) else Refused(known.code, known.detail)
     issued = parse_operation_id(target)
     if issued is None:
         return Refused(Code.INVALID, "operation: not an operation id; pass the id of the operation to abandon")
-    if issued[0] != ground.outcomes.incarnation or issued[1] < ground.outcomes.horizon:
+    if issued[0] != base.outcomes.incarnation or issued[1] < base.outcomes.horizon:
         return Refused(
             Code.OPERATION_EXPIRED,
             f"operation {target} is older than the retained outcomes, so it may have been executed; read the object "

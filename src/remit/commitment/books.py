@@ -104,22 +104,31 @@ class Books:
         self.by_workload: dict[str, dict[str, None]] = {}
         """Generation keys by their prefix before the number. Every declaration looks up the generations of its workload."""
         self.awaited_nodes: set[str] = set()
+        """Keys of the records of nodes that have not reported since a restore."""
         self.awaited_peers: set[str] = set()
+        """Keys of the records of scopes that have not confirmed their holdings since a restore."""
         self.nodes: dict[str, NodeLedger] = {}
         self.grants: dict[str, GrantLedger] = {}
         self.node_counts: dict[GenerationKey, dict[str, int]] = {}
+        """Replicas that hold capacity, by generation and node."""
         self.population: dict[GenerationKey, int] = {}
+        """All replicas by generation, in whatever phase."""
         self.reserved: dict[GenerationKey, int] = {}
+        """Replicas that hold capacity but do not work yet, by generation; a gang's minimum does not count them."""
         self.active: dict[tuple[str, str], int] = {}
+        """Replicas that count towards the limit of their workload, by tenant and workload."""
         self.used: LimitUsage = {}
         """Declared amounts by tenant and limit."""
         self.preemptors: dict[str, str] = {}
+        """By victim: the replica whose reservation receives what the victim frees."""
         self.commit_times: list[tuple[int, int]] = []
         """Samples of (revision, commit time on the authority's clock). A replica's row changes only with its phase, so they
         tell how long a phase has lasted.
         """
         self.notes: dict[str, None] = {}
+        """Keys of stored events and decisions, oldest first."""
         self.loaded_revision = 0
+        """Revision of the takeover load. When rows at or before it were written is not known."""
         self.policy: PolicyRevision | None = None
         self.requirements: dict[GenerationKey, Requirements] = {}
         self.interner = RequirementsInterner()
@@ -135,8 +144,8 @@ class Books:
     # -- reading ---------------------------------------------------------------------------------------------------------
 
     def replica(self, name: str) -> tuple[Replica, int] | None:
-        kept = self.replicas.get(name)
-        return None if kept is None else (decode_replica(kept[1]), kept[0])
+        row = self.replicas.get(name)
+        return None if row is None else (decode_replica(row[1]), row[0])
 
     def lookup(self, name: str) -> tuple[Any, int] | None:
         return self.objects.get(name)
@@ -147,8 +156,8 @@ class Books:
 
     def iter_node_counts(self) -> Iterator[tuple[GenerationKey, str, int]]:
         """Yield how many replicas of each generation hold capacity on each node."""
-        for generation, spots in self.node_counts.items():
-            for name, count in spots.items():
+        for generation, counts in self.node_counts.items():
+            for name, count in counts.items():
                 yield generation, name, count
 
     def current_policy(self) -> PolicyRevision | None:
@@ -161,42 +170,42 @@ class Books:
         return sorted(name for name in self.by_kind.get(prefix.split("/", 1)[0], ()) if name.startswith(prefix))
 
     def requirements_of(self, generation: GenerationKey) -> Requirements | None:
-        ask = self.requirements.get(generation)
-        if ask is None:
-            ask = generation_requirements(self, generation, self.interner)
-            if ask is not None:
-                self.requirements[generation] = ask
-        return ask
+        requirements = self.requirements.get(generation)
+        if requirements is None:
+            requirements = generation_requirements(self, generation, self.interner)
+            if requirements is not None:
+                self.requirements[generation] = requirements
+        return requirements
 
     def counts(self, index: PeerIndex) -> DomainCounts:
         """Return committed counts by domain. They are computed on first use and maintained since."""
-        tally = self._domain_counts.get(index)
-        if tally is None:
-            tally = DomainCounts()
-            for generation, spots in self.node_counts.items():
+        counts = self._domain_counts.get(index)
+        if counts is None:
+            counts = DomainCounts()
+            for generation, by_node in self.node_counts.items():
                 if self.is_counted(generation, index):
-                    for name, count in spots.items():
-                        tally[domain_of(self.nodes[name].node, index.topology_key)] += count
-            self._domain_counts.put(index, tally)
-        return tally
+                    for name, count in by_node.items():
+                        counts[domain_of(self.nodes[name].node, index.topology_key)] += count
+            self._domain_counts.put(index, counts)
+        return counts
 
     def total(self, index: PeerIndex) -> int:
         return sum(self.counts(index).values())
 
     def is_counted(self, generation: GenerationKey, index: PeerIndex) -> bool:
-        ask = self.requirements_of(generation) if generation[0] == index.tenant else None
-        return ask is not None and counts_replica(index, ask)
+        requirements = self.requirements_of(generation) if generation[0] == index.tenant else None
+        return requirements is not None and counts_replica(index, requirements)
 
-    def eligible(self, ask: Requirements, topology_key: str) -> tuple[str, ...]:
+    def eligible(self, requirements: Requirements, topology_key: str) -> tuple[str, ...]:
         """Return the domains with at least one node on which the replica is allowed, regardless of free capacity."""
-        found = self._eligible_domains.get((ask.static_key, topology_key))
-        if found is None:
+        domains = self._eligible_domains.get((requirements.static_key, topology_key))
+        if domains is None:
             if len(self._eligible_domains) >= ELIGIBLE_CACHE_MAX:
                 self._eligible_domains.clear()
-            found = self._eligible_domains[ask.static_key, topology_key] = eligible_domains(
-                ask, self.nodes.values(), topology_key
+            domains = self._eligible_domains[requirements.static_key, topology_key] = eligible_domains(
+                requirements, self.nodes.values(), topology_key
             )
-        return found
+        return domains
 
     def excess(self) -> Iterator[tuple[str, str]]:
         """Yield ledgers that exceed their amount after a legal reduction, with the excess. They must be drained."""
@@ -218,20 +227,20 @@ class Books:
                 replicas.pop(name, None)
             else:
                 replicas[name] = (revision, encoded[name])
-        for name, thing in draft.objects.items():
+        for name, obj in draft.objects.items():
             kind = self.by_kind.setdefault(name.split("/", 1)[0], {})
-            if thing is None:
+            if obj is None:
                 self.objects.pop(name, None)
                 kind.pop(name, None)
             else:
-                self.objects[name] = (thing, revision)
+                self.objects[name] = (obj, revision)
                 kind[name] = None
             if name.startswith(_GENERATION_PREFIX):
-                self._index_generation(name, present=thing is not None)
+                self._index_generation(name, present=obj is not None)
             elif name.startswith(_AWAITED_NODE_PREFIX):
-                (self.awaited_nodes.discard if thing is None else self.awaited_nodes.add)(name)
+                (self.awaited_nodes.discard if obj is None else self.awaited_nodes.add)(name)
             elif name.startswith(_PEER_PREFIX):
-                awaited = isinstance(thing, Peer) and thing.spec.standing is PeerConfirmation.AWAITED
+                awaited = isinstance(obj, Peer) and obj.spec.standing is PeerConfirmation.AWAITED
                 (self.awaited_peers.add if awaited else self.awaited_peers.discard)(name)
         for name, note in draft.notes.items():
             self.notes.pop(name, None)
@@ -262,14 +271,14 @@ class Books:
             self._eligible_domains.clear()
 
     def _index_generation(self, name: str, *, present: bool) -> None:
-        family = name[: name.rindex("/") + 1]
-        names = self.by_workload.setdefault(family, {})
+        prefix = name[: name.rindex("/") + 1]
+        names = self.by_workload.setdefault(prefix, {})
         if present:
             names[name] = None
         else:
             names.pop(name, None)
             if not names:
-                del self.by_workload[family]
+                del self.by_workload[prefix]
 
     def _sample_time(self, revision: int, now_ms: int) -> None:
         """Record a sample now and then. Between samples a phase is reported slightly younger than it is, never older."""
@@ -288,29 +297,29 @@ class Books:
         # The commit lies within one interval of the previous sample, otherwise it would have recorded one.
         return max(0, time.now_ms - self.commit_times[at - 1][1] - TIME_SAMPLE_MS)
 
-    def _absorb_node_counts(self, moves: Mapping[GenerationKey, Mapping[str, int]]) -> None:
-        for generation, moved in moves.items():
-            spots = self.node_counts.get(generation)
-            if spots is None:
-                spots = self.node_counts[generation] = {}
+    def _absorb_node_counts(self, changes: Mapping[GenerationKey, Mapping[str, int]]) -> None:
+        for generation, changed in changes.items():
+            counts = self.node_counts.get(generation)
+            if counts is None:
+                counts = self.node_counts[generation] = {}
                 self._add_terms(generation)
-            add_counts(spots, moved)
-            ask = self.requirements_of(generation) if self._domain_counts else None
-            if ask is None:
+            add_counts(counts, changed)
+            requirements = self.requirements_of(generation) if self._domain_counts else None
+            if requirements is None:
                 self._domain_counts.clear()  # the generation was deleted with its last replica, so its terms are unknown
-            for index in self._domain_counts.counting(ask) if ask is not None else ():
-                tally = self._domain_counts.values[index]
-                for name, count in moved.items():
-                    tally[domain_of(self.nodes[name].node, index.topology_key)] += count
-            if not spots:
+            for index in self._domain_counts.counting(requirements) if requirements is not None else ():
+                domain_counts = self._domain_counts.values[index]
+                for name, count in changed.items():
+                    domain_counts[domain_of(self.nodes[name].node, index.topology_key)] += count
+            if not counts:
                 del self.node_counts[generation]
                 self._remove_terms(generation)
 
     def _add_terms(self, generation: GenerationKey) -> None:
-        ask = self.requirements_of(generation)
-        if ask is not None and ask.anti_affinity:
-            mine = self._generation_terms[generation] = tuple(dict.fromkeys(owned_anti_affinity(ask)))
-            for index in mine:
+        requirements = self.requirements_of(generation)
+        if requirements is not None and requirements.anti_affinity:
+            terms = self._generation_terms[generation] = tuple(dict.fromkeys(owned_anti_affinity(requirements)))
+            for index in terms:
                 self.anti_affinity_terms.put(index, (self.anti_affinity_terms.get(index) or 0) + 1)
 
     def _remove_terms(self, generation: GenerationKey) -> None:
@@ -321,27 +330,27 @@ class Books:
             else:
                 self.anti_affinity_terms.drop(index)
 
-    def _recompile_requirements(self, things: Iterable[str]) -> None:
+    def _recompile_requirements(self, keys: Iterable[str]) -> None:
         """Discard compiled requirements of the workloads and generations among these keys.
 
         A generation that was written is compiled again at once while its row is at hand, because most are scheduled soon.
         """
-        for name in things:
+        for name in keys:
             if name.startswith(_WORKLOAD_PREFIX):
-                for one in self.by_workload.get(_GENERATION_PREFIX + name.removeprefix(_WORKLOAD_PREFIX) + "/", ()):
-                    self.requirements.pop(parse_generation_key(one), None)
-        for name in things:
+                for row_key in self.by_workload.get(_GENERATION_PREFIX + name.removeprefix(_WORKLOAD_PREFIX) + "/", ()):
+                    self.requirements.pop(parse_generation_key(row_key), None)
+        for name in keys:
             if name.startswith(_GENERATION_PREFIX):
                 generation = parse_generation_key(name)
                 self.requirements.pop(generation, None)
                 with suppress(ValueError):  # unsatisfiable requirements are reported when the replica is placed
                     self.requirements_of(generation)
 
-    def _refresh_terms(self, things: Iterable[str]) -> None:
+    def _refresh_terms(self, keys: Iterable[str]) -> None:
         """Refresh the anti-affinity terms of the written generations that have placed replicas: the new row may have other
         terms.
         """
-        for name in things:
+        for name in keys:
             if name.startswith(_GENERATION_PREFIX):
                 generation = parse_generation_key(name)
                 if generation in self.node_counts:
@@ -373,25 +382,27 @@ def interner_for_policy(policy: PolicyRevision | None) -> RequirementsInterner:
     )
 
 
-def generation_requirements(books: Books | Draft, generation: GenerationKey, asks: RequirementsInterner) -> Requirements | None:
+def generation_requirements(
+    books: Books | Draft, generation: GenerationKey, interner: RequirementsInterner
+) -> Requirements | None:
     """Compile the requirements of a generation's replicas from the objects in these books."""
-    found = books.lookup(generation_key(generation))
-    if found is None:
+    row = books.lookup(generation_key(generation))
+    if row is None:
         return None
-    spec = found[0].spec
+    spec = row[0].spec
     owner = books.lookup(key_of("Workload", generation[1], generation[0]))
-    going = owner is None or owner[0].metadata.deleting
-    return asks.compile(generation[0], generation[1], spec.labels, spec.spec, generation[2], not going)
+    is_deleting = owner is None or owner[0].metadata.deleting
+    return interner.compile(generation[0], generation[1], spec.labels, spec.spec, generation[2], not is_deleting)
 
 
-def eligible_domains(ask: Requirements, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
-    found = {}
+def eligible_domains(requirements: Requirements, nodes: Iterable[NodeLedger | None], topology_key: str) -> tuple[str, ...]:
+    names = {}
     for ledger in nodes:
-        if ledger is not None and cached_static_misfit(ask, ledger) is None:
-            known, domain = ledger.domain(topology_key)
-            if known:
-                found[domain] = True
-    return tuple(sorted(found))
+        if ledger is not None and cached_static_misfit(requirements, ledger) is None:
+            has_domain, domain = ledger.domain(topology_key)
+            if has_domain:
+                names[domain] = True
+    return tuple(sorted(names))
 
 
 def apply_changes(into: dict[Any, Any], changes: Mapping[Any, Any]) -> None:

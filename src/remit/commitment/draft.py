@@ -118,42 +118,42 @@ class Draft:
 
     def fork(self) -> Draft:
         """Return a draft that starts as a copy of this one. Writes to it do not affect this draft."""
-        trial = Draft(self.books, self.time, takeover=self.takeover)
+        copy = Draft(self.books, self.time, takeover=self.takeover)
         for name in (*_ROW_FIELDS, *_COUNT_FIELDS):
-            setattr(trial, name, getattr(self, name).copy())
-        trial.node_counts = {generation: spots.copy() for generation, spots in self.node_counts.items()}
-        trial._anti_affinity_terms, trial._policy_interner = self._anti_affinity_terms.copy(), self._policy_interner
-        trial.policy, trial.changed_workloads = self.policy, self.changed_workloads.copy()
-        trial.topology_changed, trial.uids_issued = self.topology_changed, self.uids_issued
-        return trial
+            setattr(copy, name, getattr(self, name).copy())
+        copy.node_counts = {generation: spots.copy() for generation, spots in self.node_counts.items()}
+        copy._anti_affinity_terms, copy._policy_interner = self._anti_affinity_terms.copy(), self._policy_interner
+        copy.policy, copy.changed_workloads = self.policy, self.changed_workloads.copy()
+        copy.topology_changed, copy.uids_issued = self.topology_changed, self.uids_issued
+        return copy
 
-    def absorb(self, trial: Draft) -> None:
+    def absorb(self, fork: Draft) -> None:
         """Take over the state of a fork of this draft."""
-        mine = self._copied_nodes | trial._copied_nodes, self._copied_grants | trial._copied_grants
+        copied = self._copied_nodes | fork._copied_nodes, self._copied_grants | fork._copied_grants
         for name in Draft.__slots__:
-            setattr(self, name, getattr(trial, name))
-        self._copied_nodes, self._copied_grants = mine
+            setattr(self, name, getattr(fork, name))
+        self._copied_nodes, self._copied_grants = copied
 
     def follow(self, time: DecisionTime) -> Draft:
         """Return a draft for the next batch, started before this one is absorbed."""
-        after = self.fork()
-        after.time, after.uids_issued = time, 0
-        return after
+        following = self.fork()
+        following.time, following.uids_issued = time, 0
+        return following
 
-    def subtract(self, before: Draft) -> None:
+    def subtract(self, previous: Draft) -> None:
         """Keep only the changes made since this draft began to `follow` another one, which is absorbed first."""
         for name in _ROW_FIELDS:
-            mine = getattr(self, name)
-            for key_, value in getattr(before, name).items():
-                if mine[key_] is value:
-                    del mine[key_]
+            own = getattr(self, name)
+            for key_, value in getattr(previous, name).items():
+                if own[key_] is value:
+                    del own[key_]
         for name in _COUNT_FIELDS:
-            add_counts(getattr(self, name), {key_: -count for key_, count in getattr(before, name).items()})
-        for generation, spots in before.node_counts.items():
+            add_counts(getattr(self, name), {key_: -count for key_, count in getattr(previous, name).items()})
+        for generation, spots in previous.node_counts.items():
             add_counts(self.node_counts[generation], {node: -count for node, count in spots.items()})
             if not self.node_counts[generation]:
                 del self.node_counts[generation]
-        if self.policy is before.policy:
+        if self.policy is previous.policy:
             self.policy = None
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -162,18 +162,18 @@ class Draft:
         if name in self.replicas:
             replica = self.replicas[name]
             return None if replica is None else (replica, -1)
-        kept = self.books.replicas.get(name)
-        if kept is None:
+        row = self.books.replicas.get(name)
+        if row is None:
             return None
-        read = self._decoded_replicas.get(name)
-        if read is None or read[1] != kept[0]:
-            read = self._decoded_replicas[name] = decode_replica(kept[1]), kept[0]
-        return read
+        decoded = self._decoded_replicas.get(name)
+        if decoded is None or decoded[1] != row[0]:
+            decoded = self._decoded_replicas[name] = decode_replica(row[1]), row[0]
+        return decoded
 
     def lookup(self, name: str) -> tuple[Any, int] | None:
         if name in self.objects:
-            thing = self.objects[name]
-            return None if thing is None else (thing, -1)
+            obj = self.objects[name]
+            return None if obj is None else (obj, -1)
         return self.books.objects.get(name)
 
     def node(self, name: str) -> NodeLedger | None:
@@ -187,8 +187,8 @@ class Draft:
 
     def phase_age_ms(self, name: str) -> int:
         """Return how long a replica has been in its phase."""
-        kept = None if name in self.replicas else self.books.replicas.get(name)
-        return 0 if kept is None else self.books.phase_age_ms(kept[0], self.time)
+        row = None if name in self.replicas else self.books.replicas.get(name)
+        return 0 if row is None else self.books.phase_age_ms(row[0], self.time)
 
     def replica_count(self, generation: GenerationKey) -> int:
         return self.books.population.get(generation, 0) + self.population.get(generation, 0)
@@ -197,8 +197,8 @@ class Draft:
         return self.books.active.get((tenant, workload), 0) + self.active.get((tenant, workload), 0)
 
     def bound_count(self, generation: GenerationKey) -> int:
-        moved = sum(self.node_counts.get(generation, {}).values()) - self.reserved.get(generation, 0)
-        return self.books.bound_count(generation) + moved
+        change = sum(self.node_counts.get(generation, {}).values()) - self.reserved.get(generation, 0)
+        return self.books.bound_count(generation) + change
 
     def iter_node_counts(self) -> Iterator[tuple[GenerationKey, str, int]]:
         yield from self.books.iter_node_counts()
@@ -210,9 +210,9 @@ class Draft:
         return self.policy if self.policy is not None else self.books.policy
 
     def keys(self, prefix: str) -> list[str]:
-        there = dict.fromkeys(self.books.keys(prefix), True)
-        there.update({name: thing is not None for name, thing in self.objects.items() if name.startswith(prefix)})
-        return sorted(name for name in there if there[name])
+        present = dict.fromkeys(self.books.keys(prefix), True)
+        present.update({name: obj is not None for name, obj in self.objects.items() if name.startswith(prefix)})
+        return sorted(name for name in present if present[name])
 
     def all_nodes(self) -> Mapping[str, NodeLedger | None]:
         return {**self.books.nodes, **self.nodes}
@@ -242,113 +242,113 @@ class Draft:
     def total(self, index: PeerIndex) -> int:
         return self.books.total(index) + sum(self._changes_of(index).values())
 
-    def min_count(self, ask: Requirements, index: PeerIndex) -> int:
+    def min_count(self, requirements: Requirements, index: PeerIndex) -> int:
         counts = self.counts(index)
-        return min((counts[domain] for domain in self.eligible(ask, index.topology_key)), default=0)
+        return min((counts[domain] for domain in self.eligible(requirements, index.topology_key)), default=0)
 
-    def eligible(self, ask: Requirements, topology_key: str) -> tuple[str, ...]:
+    def eligible(self, requirements: Requirements, topology_key: str) -> tuple[str, ...]:
         if self.topology_changed or self.policy is not None or self.changed_workloads:
-            return eligible_domains(ask, self.all_nodes().values(), topology_key)
-        return self.books.eligible(ask, topology_key)
+            return eligible_domains(requirements, self.all_nodes().values(), topology_key)
+        return self.books.eligible(requirements, topology_key)
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
         if not self._anti_affinity_terms.values and not self.books.anti_affinity_terms.values:
             return ()
-        below = self.books.anti_affinity_terms.selecting(ask)
+        committed = self.books.anti_affinity_terms.selecting(requirements)
         return (
-            below + [index for index in self._anti_affinity_terms.selecting(ask) if index not in below]
+            committed + [index for index in self._anti_affinity_terms.selecting(requirements) if index not in committed]
             if self._anti_affinity_terms
-            else below
+            else committed
         )
 
     def _recount(self, index: PeerIndex) -> dict[str, int]:
-        counted: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for generation, name, count in self.iter_node_counts():
-            ask = self.requirements_of(generation) if generation[0] == index.tenant else None
-            if ask is not None and counts_replica(index, ask):
-                self._add_change(counted, index, name, count)
-        return counted
+            requirements = self.requirements_of(generation) if generation[0] == index.tenant else None
+            if requirements is not None and counts_replica(index, requirements):
+                self._add_change(counts, index, name, count)
+        return counts
 
     def _changes_of(self, index: PeerIndex) -> dict[str, int]:
         """Return this draft's changes to the counts of a term. Computed on first use and maintained since."""
-        moved = self._changes.get(index)
-        if moved is None:
-            moved = {}
-            self._changes.put(index, moved)
-            for generation, spots in self.node_counts.items():
+        changes = self._changes.get(index)
+        if changes is None:
+            changes = {}
+            self._changes.put(index, changes)
+            for generation, counts in self.node_counts.items():
                 # A generation that is deleted in this batch was counted by the books with its old requirements.
-                ask = (
+                requirements = (
                     (self.requirements_of(generation) or self.books.requirements_of(generation))
                     if generation[0] == index.tenant
                     else None
                 )
-                if ask is not None and counts_replica(index, ask):
-                    for name, count in spots.items():
-                        self._add_change(moved, index, name, count)
-        return moved
+                if requirements is not None and counts_replica(index, requirements):
+                    for name, count in counts.items():
+                        self._add_change(changes, index, name, count)
+        return changes
 
-    def _add_change(self, moved: dict[str, int], index: PeerIndex, node: str, count: int) -> None:
+    def _add_change(self, changes: dict[str, int], index: PeerIndex, node: str, count: int) -> None:
         ledger = self.node(node)
         if ledger is not None:
             domain = domain_of(ledger.node, index.topology_key)
-            moved[domain] = moved.get(domain, 0) + count
+            changes[domain] = changes.get(domain, 0) + count
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def put(self, thing: AnyObject) -> None:
+    def put(self, obj: AnyObject) -> None:
         """Write one object of any kind, and post what follows from it to the ledgers."""
-        name = key(thing)
-        if isinstance(thing, Replica):
-            found = self.replica(name)
-            self.put_replica(name, None if found is None else found[0], thing)
+        name = key(obj)
+        if isinstance(obj, Replica):
+            entry = self.replica(name)
+            self.put_replica(name, None if entry is None else entry[0], obj)
             return
         before = (self.lookup(name) or (None,))[0]
-        self.objects[name] = thing
-        post_charge_difference(self.used, before, thing)
+        self.objects[name] = obj
+        post_charge_difference(self.used, before, obj)
         self.fence_results.clear()
-        match thing:
+        match obj:
             case Node():
-                self._put_node(thing)
+                self._put_node(obj)
             case Tenant():
-                for ledger, amount, tenant in ledgers_of(thing):
+                for ledger, amount, tenant in ledgers_of(obj):
                     self._put_ledger(ledger, dict(amount.pairs), None, tenant)
             case Grant():
-                self._put_grant(thing, before)
+                self._put_grant(obj, before)
             case Generation() | Workload():
-                self._mark_changed(thing)
+                self._mark_changed(obj)
             case PolicyRevision():
                 latest = self.current_policy()
-                if latest is None or thing.spec.number >= latest.spec.number:
-                    self.policy = thing
+                if latest is None or obj.spec.number >= latest.spec.number:
+                    self.policy = obj
                     self._requirements.clear()
 
     def delete(self, name: str) -> None:
         """Delete one object. The caller has checked that nothing depends on it."""
         if name.startswith("replica/"):
-            found = self.replica(name)
-            if found is not None:
-                self.put_replica(name, found[0], None)
+            entry = self.replica(name)
+            if entry is not None:
+                self.put_replica(name, entry[0], None)
             return
-        found_thing = self.lookup(name)
-        if found_thing is None:
+        found = self.lookup(name)
+        if found is None:
             return
         self.objects[name] = None
-        post_charge_difference(self.used, found_thing[0], None)
-        match found_thing[0]:
+        post_charge_difference(self.used, found[0], None)
+        match found[0]:
             case Node() as node:
                 self.nodes[node.metadata.name] = None
                 self.topology_changed = True
-            case Tenant() | Grant() as opened:
-                if isinstance(opened, Grant):
-                    self._post_burdens(opened, -1)
-                for ledger, _, _ in ledgers_of(opened):
+            case Tenant() | Grant() as holder:
+                if isinstance(holder, Grant):
+                    self._post_burdens(holder, -1)
+                for ledger, _, _ in ledgers_of(holder):
                     self.grants[ledger] = None
-            case Generation() | Workload() as shaping:
-                self._mark_changed(shaping)
+            case Generation() | Workload() as changed:
+                self._mark_changed(changed)
 
-    def put_note(self, thing: AnyObject) -> None:
+    def put_note(self, obj: AnyObject) -> None:
         """Write an event or a decision. No decision depends on these, and the oldest are deleted when there are too many."""
-        self.notes[key(thing)] = thing
+        self.notes[key(obj)] = obj
 
     def new_uid(self) -> str:
         """Return an identifier unique over the whole life of this scope: incarnation, batch sequence, and a count within the
@@ -359,12 +359,12 @@ class Draft:
         self.uids_issued += 1
         return f"{self.time.incarnation}-{self.time.sequence:x}-{self.uids_issued:x}"
 
-    def _mark_changed(self, thing: Generation | Workload) -> None:
-        name = thing.spec.workload if isinstance(thing, Generation) else thing.metadata.name
-        self.changed_workloads[thing.metadata.tenant, name] = None
+    def _mark_changed(self, obj: Generation | Workload) -> None:
+        name = obj.spec.workload if isinstance(obj, Generation) else obj.metadata.name
+        self.changed_workloads[obj.metadata.tenant, name] = None
         self._requirements.clear()
 
-    def bind(self, name: str, new: Replica, ask: Requirements) -> None:
+    def bind(self, name: str, new: Replica, requirements: Requirements) -> None:
         """Do what `put_replica` does, faster, for a pending replica that is bound: no postings to reverse, no preemptor to
         serve.
         """
@@ -373,25 +373,25 @@ class Draft:
         if ledger is None:
             raise LookupError(f"{name}: node {status.node} of its binding is not in the books")
         self.replicas[name] = new
-        ledger.post(node_charge(ask, status.devices), 1)
+        ledger.post(node_charge(requirements, status.devices), 1)
         for grant in status.grants:
-            self._charged_ledger(name, grant).draw(ask.charge.pairs, 1)
-        self._count_on_node(ask, status.node, 1)
+            self._charged_ledger(name, grant).draw(requirements.charge.pairs, 1)
+        self._count_on_node(requirements, status.node, 1)
 
     def put_replica(self, name: str, old: Replica | None, new: Replica | None) -> None:
         """Write or delete a replica. The only place where the postings of a replica change."""
         before = old if old is not None and old.status.phase in HOLDING_PHASES else None
         after = new if new is not None and new.status.phase in HOLDING_PHASES else None
-        still = before is not None and after is not None and same_charge(before, after)
-        patron = self.preemptor_of(name) if before is not None and after is None else None
-        owed = self._freed_for_preemptor(patron, name) if patron is not None else None
-        if before is not None and not still:
+        unchanged = before is not None and after is not None and same_charge(before, after)
+        preemptor = self.preemptor_of(name) if before is not None and after is None else None
+        freed = self._freed_for_preemptor(preemptor, name) if preemptor is not None else None
+        if before is not None and not unchanged:
             self._post(name, before, -1)
         self.replicas[name] = new
-        if after is not None and not still:
+        if after is not None and not unchanged:
             self._post(name, after, 1)
-        if owed is not None:
-            self._transfer_freed(*owed)
+        if freed is not None:
+            self._transfer_freed(*freed)
         self._count(name, old, new)
 
     def put_same_hold(self, name: str, old: Replica, new: Replica) -> None:
@@ -404,22 +404,26 @@ class Draft:
         self.put_replica(name, now, before)
         del self.replicas[name]
 
-    def _freed_for_preemptor(self, patron: str, victim: str) -> tuple[str, Replica, Pairs, list[Pairs]] | None:
+    def _freed_for_preemptor(self, preemptor: str, victim: str) -> tuple[str, Replica, Pairs, list[Pairs]] | None:
         """Return the preemptor that receives what this victim holds, and how much of it."""
-        found = self.replica(patron)
-        ask = self.requirements_of(generation_of(found[0])) if found is not None else None
-        if found is None or ask is None:
+        entry = self.replica(preemptor)
+        requirements = self.requirements_of(generation_of(entry[0])) if entry is not None else None
+        if entry is None or requirements is None:
             return None
-        there = self._holding_victims(found[0].status)
-        gone = there.pop(victim, None)
-        return None if gone is None else (patron, found[0], *freed_by_victim(found[0].status, ask, gone, list(there.values())))
+        victims = self._holding_victims(entry[0].status)
+        victim_hold = victims.pop(victim, None)
+        return (
+            None
+            if victim_hold is None
+            else (preemptor, entry[0], *freed_by_victim(entry[0].status, requirements, victim_hold, list(victims.values())))
+        )
 
-    def _transfer_freed(self, name: str, patron: Replica, pairs: Pairs, charges: Sequence[Pairs]) -> None:
-        ledger = self._writable_node(patron.status.node)
+    def _transfer_freed(self, name: str, preemptor: Replica, pairs: Pairs, charges: Sequence[Pairs]) -> None:
+        ledger = self._writable_node(preemptor.status.node)
         if ledger is None:
-            raise LookupError(f"{name}: node {patron.status.node} of its reservation is not in the books")
+            raise LookupError(f"{name}: node {preemptor.status.node} of its reservation is not in the books")
         ledger.adjust(pairs)
-        for grant, charge in zip(patron.status.grants, charges, strict=True):
+        for grant, charge in zip(preemptor.status.grants, charges, strict=True):
             if charge:
                 self._charged_ledger(name, grant).draw(charge, 1)
 
@@ -428,65 +432,67 @@ class Draft:
         replica = old if old is not None else new
         if replica is None:
             return
-        was, now = None if old is None else old.status.phase, None if new is None else new.status.phase
-        if was is None or now is None:
-            add_counts(self.population, {generation_of(replica): (now is not None) - (was is not None)})
-        if active := (now in ACTIVE_PHASES) - (was in ACTIVE_PHASES):
+        phase_before, phase_after = None if old is None else old.status.phase, None if new is None else new.status.phase
+        if phase_before is None or phase_after is None:
+            add_counts(self.population, {generation_of(replica): (phase_after is not None) - (phase_before is not None)})
+        if active := (phase_after in ACTIVE_PHASES) - (phase_before in ACTIVE_PHASES):
             add_counts(self.active, {(replica.metadata.tenant, replica.spec.workload): active})
-        if unsettled := (now in NOT_WORKING_PHASES) - (was in NOT_WORKING_PHASES):
+        if unsettled := (phase_after in NOT_WORKING_PHASES) - (phase_before in NOT_WORKING_PHASES):
             add_counts(self.reserved, {generation_of(replica): unsettled})
-        if was is Phase.RESERVED and old is not None:
+        if phase_before is Phase.RESERVED and old is not None:
             self._link_victims(name, old, -1)
-        if now is Phase.RESERVED and new is not None:
+        if phase_after is Phase.RESERVED and new is not None:
             self._link_victims(name, new, 1)
 
     def _link_victims(self, name: str, replica: Replica, sign: int) -> None:
-        for victim, copy in replica.status.victims.items():
-            found = self.replica(victim)
+        for victim, attempt in replica.status.victims.items():
+            entry = self.replica(victim)
             if sign < 0 and self.preemptor_of(victim) == name:
                 self.preemptors[victim] = None
-            elif sign > 0 and found is not None and still_holds(found[0], copy):
+            elif sign > 0 and entry is not None and still_holds(entry[0], attempt):
                 # Otherwise it is a later attempt, or another replica of that name, which may have another preemptor by now.
                 self.preemptors[victim] = name
 
     def _post(self, name: str, replica: Replica, sign: int) -> None:
-        ask = self.requirements_of(generation_of(replica))
+        requirements = self.requirements_of(generation_of(replica))
         ledger = self._writable_node(replica.status.node)
-        if ask is None or ledger is None:
+        if requirements is None or ledger is None:
             raise LookupError(
                 f"{name}: it holds capacity, but its generation or node {replica.status.node} is not in the books"
             )
         victims = list(self._holding_victims(replica.status).values()) if replica.status.victims else ()
-        pairs, charges = replica_postings(replica.status, ask, victims)
+        pairs, charges = replica_postings(replica.status, requirements, victims)
         ledger.post(pairs, sign)
         for grant, charge in zip(replica.status.grants, charges, strict=True):
             self._charged_ledger(name, grant).draw(charge, sign)
-        self._count_on_node(ask, replica.status.node, sign)
+        self._count_on_node(requirements, replica.status.node, sign)
 
     def _charged_ledger(self, name: str, grant: str) -> GrantLedger:
-        own = self._writable_grant(grant)
-        if own is None:
+        ledger = self._writable_grant(grant)
+        if ledger is None:
             raise LookupError(f"{name}: grant {grant}, to which it is charged, is not in the books")
-        return own
+        return ledger
 
     def _holding_victims(self, status: ReplicaStatus) -> dict[str, tuple[ReplicaStatus, Requirements]]:
         """Return the victims of a reservation that still hold capacity, with their requirements."""
-        there = {}
-        for victim, copy in status.victims.items():
-            found = self.replica(victim)
-            ask = self.requirements_of(generation_of(found[0])) if found is not None and still_holds(found[0], copy) else None
-            if found is not None and ask is not None:
-                there[victim] = found[0].status, ask
-        return there
+        victims = {}
+        for victim, attempt in status.victims.items():
+            entry = self.replica(victim)
+            requirements = (
+                self.requirements_of(generation_of(entry[0])) if entry is not None and still_holds(entry[0], attempt) else None
+            )
+            if entry is not None and requirements is not None:
+                victims[victim] = entry[0].status, requirements
+        return victims
 
-    def _count_on_node(self, ask: Requirements, node: str, sign: int) -> None:
-        spots = self.node_counts.get(ask.generation)
-        if spots is None:
-            spots = self.node_counts[ask.generation] = {}
-        spots[node] = spots.get(node, 0) + sign
-        for index in owned_anti_affinity(ask) if ask.anti_affinity else ():
+    def _count_on_node(self, requirements: Requirements, node: str, sign: int) -> None:
+        counts = self.node_counts.get(requirements.generation)
+        if counts is None:
+            counts = self.node_counts[requirements.generation] = {}
+        counts[node] = counts.get(node, 0) + sign
+        for index in owned_anti_affinity(requirements) if requirements.anti_affinity else ():
             self._anti_affinity_terms.put(index, None)
-        for index in self._changes.counting(ask) if self._changes else ():
+        for index in self._changes.counting(requirements) if self._changes else ():
             self._add_change(self._changes.values[index], index, node, sign)
 
     def _put_node(self, node: Node) -> None:

@@ -12,7 +12,7 @@ from remit.model.objects import AnyObject, key, key_of
 
 
 class DryRunResult(NamedTuple):
-    """Result of one claim. `ruled` is the number that would answer it, or the refusal; `thing` the resulting object."""
+    """Result of one claim. `result` is the number that would answer it, or the refusal; `obj` the resulting object."""
 
     result: int | Refused
     obj: AnyObject | None = None
@@ -21,18 +21,18 @@ class DryRunResult(NamedTuple):
 def dry_run(authority: Authority, actor: Actor, claims: Sequence[AnyClaim]) -> list[DryRunResult]:
     """Decide each claim on top of those before it, as in one batch. A batch that is being written now is not seen."""
     draft = authority.batch_base().draft()
-    found: list[DryRunResult] = []
+    results: list[DryRunResult] = []
     for claim in claims:
         try:
-            ruled = decide(draft, Operation(OperationID(""), actor, claim, Evidence()))
-        except Exception as fault:  # noqa: BLE001 - any bug of ours: the draft may be half written
-            found.append(DryRunResult(Refused(Code.FAULT, f"{type(fault).__name__}: {fault}")))
+            result = decide(draft, Operation(OperationID(""), actor, claim, Evidence()))
+        except Exception as error:  # noqa: BLE001 - any bug of ours: the draft may be half written
+            results.append(DryRunResult(Refused(Code.FAULT, f"{type(error).__name__}: {error}")))
             draft = authority.batch_base().draft()
             continue
         name = _subject_key(claim)
-        stands = draft.lookup(name) if name and not isinstance(ruled, Refused) else None
-        found.append(DryRunResult(ruled, None if stands is None else stands[0]))
-    return found
+        obj = draft.lookup(name) if name and not isinstance(result, Refused) else None
+        results.append(DryRunResult(result, None if obj is None else obj[0]))
+    return results
 
 
 def _subject_key(claim: AnyClaim) -> str:

@@ -24,20 +24,23 @@ Sums = dict[str, dict[str, int]]
 
 def replicas(books: Books) -> Iterator[tuple[str, Replica]]:
     for name in books.replicas:
-        found = books.replica(name)
-        if found is not None:
-            yield name, found[0]
+        entry = books.replica(name)
+        if entry is not None:
+            yield name, entry[0]
 
 
 def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str, int]]]:
     """Return every replica that holds capacity, with its resources on the node and its charge on its grants."""
-    found = {}
+    holding = {}
     for name, replica in replicas(books):
-        ask = books.requirements_of(generation_of(replica))
-        if replica.status.phase in HOLDING_PHASES and ask is not None:
-            needs = {**dict(ask.resources), **{DEVICE_PREFIX + d: share for d, share in replica.status.devices.items()}}
-            found[name] = (replica, needs, dict(ask.charge.pairs))
-    return found
+        requirements = books.requirements_of(generation_of(replica))
+        if replica.status.phase in HOLDING_PHASES and requirements is not None:
+            needs = {
+                **dict(requirements.resources),
+                **{DEVICE_PREFIX + d: share for d, share in replica.status.devices.items()},
+            }
+            holding[name] = (replica, needs, dict(requirements.charge.pairs))
+    return holding
 
 
 def _sums(books: Books) -> tuple[Sums, Sums]:
@@ -47,13 +50,13 @@ def _sums(books: Books) -> tuple[Sums, Sums]:
     holding = _holding(books)
     for replica, needs, charge in holding.values():
         victims = replica.status.victims if replica.status.phase is Phase.RESERVED else {}
-        theirs = [holding[v] for v, copy in victims.items() if v in holding and attempt_key(holding[v][0]) == copy]
+        victim_rows = [holding[v] for v, attempt in victims.items() if v in holding and attempt_key(holding[v][0]) == attempt]
         for name, count in needs.items():
-            freed = sum(one[1].get(name, 0) for one in theirs)
+            freed = sum(row[1].get(name, 0) for row in victim_rows)
             nodes[replica.status.node][name] += max(0, count - freed)
         for grant in replica.status.grants:
             for name, count in charge.items():
-                freed = sum(one[2].get(name, 0) for one in theirs if grant in one[0].status.grants)
+                freed = sum(row[2].get(name, 0) for row in victim_rows if grant in row[0].status.grants)
                 grants[grant][name] += max(0, count - freed)
     return nodes, grants
 
@@ -78,9 +81,9 @@ def node_ledgers_balance(books: Books) -> Iterator[str]:
         spec = ledger.node.spec
         capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}
         for resource in sorted({*capacity, *nodes[name], *ledger.free}):
-            left = capacity.get(resource, 0) - nodes[name][resource]
-            if ledger.free.get(resource, 0) != left:
-                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} free, the rows give {left}"
+            free = capacity.get(resource, 0) - nodes[name][resource]
+            if ledger.free.get(resource, 0) != free:
+                yield f"node {name}: {resource}: the ledger has {ledger.free.get(resource, 0)} free, the rows give {free}"
 
 
 def one_binding(books: Books) -> Iterator[str]:
@@ -97,21 +100,21 @@ def one_binding(books: Books) -> Iterator[str]:
 def grants_cover(books: Books) -> Iterator[str]:
     """The amounts used and granted on in each grant's ledger equal the sums over the rows of replicas and grants."""
     _, drawn = _sums(books)
-    lent: Sums = defaultdict(lambda: defaultdict(int))
+    granted_on: Sums = defaultdict(lambda: defaultdict(int))
     for grant in _issued(books):
-        burden = dict(grant.spec.amount - grant.status.returned)
-        for resource, count in burden.items():
-            lent[grant.spec.parent][resource] += count
-        if grant.status.phase is not GrantPhase.CLOSED or burden:
+        outstanding_amount = dict(grant.spec.amount - grant.status.returned)
+        for resource, count in outstanding_amount.items():
+            granted_on[grant.spec.parent][resource] += count
+        if grant.status.phase is not GrantPhase.CLOSED or outstanding_amount:
             for tenant, share in grant.spec.shares.items():
                 for resource, count in share:
-                    lent[f"tenant/{tenant}/emergency"][resource] += count
+                    granted_on[f"tenant/{tenant}/emergency"][resource] += count
     for name, ledger in sorted(books.grants.items()):
-        for resource in sorted({*ledger.free, *drawn[name], *lent[name]}):
-            used, on = ledger.used.get(resource, 0), ledger.granted_on.get(resource, 0)
-            if (used, on) != (drawn[name][resource], lent[name][resource]):
-                rows = f"{drawn[name][resource]} and {lent[name][resource]}"
-                yield f"{name}: {resource}: the ledger has {used} used and {on} granted on; the rows give {rows}"
+        for resource in sorted({*ledger.free, *drawn[name], *granted_on[name]}):
+            used, granted = ledger.used.get(resource, 0), ledger.granted_on.get(resource, 0)
+            if (used, granted) != (drawn[name][resource], granted_on[name][resource]):
+                rows = f"{drawn[name][resource]} and {granted_on[name][resource]}"
+                yield f"{name}: {resource}: the ledger has {used} used and {granted} granted on; the rows give {rows}"
 
 
 def quota_covers(books: Books) -> Iterator[str]:
@@ -122,12 +125,12 @@ def quota_covers(books: Books) -> Iterator[str]:
         for suffix, declared in limits.items():
             ledger = books.grants.get(f"tenant/{tenant.metadata.name}{suffix}")
             if ledger is None or Amount(ledger.amount) != declared:
-                there = "no ledger" if ledger is None else str(Amount(ledger.amount))
-                yield f"{name}{suffix}: the row declares {declared}, the ledger has {there}"
+                checked = "no ledger" if ledger is None else str(Amount(ledger.amount))
+                yield f"{name}{suffix}: the row declares {declared}, the ledger has {checked}"
     for grant in _issued(books):
-        above = books.objects.get(key_of("Grant", grant.spec.parent))
-        slice_ = above is not None and (above[0].spec.purpose, above[0].spec.tenant) == ("quota", grant.spec.tenant)
-        if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not slice_:
+        parent = books.objects.get(key_of("Grant", grant.spec.parent))
+        is_slice = parent is not None and (parent[0].spec.purpose, parent[0].spec.tenant) == ("quota", grant.spec.tenant)
+        if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not is_slice:
             yield (
                 f"grant/{grant.metadata.name}: a quota slice whose parent is {grant.spec.parent or 'missing'}, not quota "
                 "of its tenant"

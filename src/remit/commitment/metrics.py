@@ -37,12 +37,12 @@ class AuthorityMetrics:
             for entry in entries:
                 self.on_entry(entry)
         size = 0
-        for (did, code), count in Counter([(entry.did, entry.code) for entry in entries]).items():
+        for (name, code), count in Counter([(entry.did, entry.code) for entry in entries]).items():
             size += count
             if code:
                 self.refused.add(code, count)
             else:
-                self.accepted.add(did, count)
+                self.accepted.add(name, count)
         if size:
             self.batches.add(size)
             self.commits.add(took_ms / 1000)

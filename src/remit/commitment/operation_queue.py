@@ -66,9 +66,8 @@ COMPONENT_LANE: Final = "/own"
 
 def lane_of(operations: Sequence[Operation]) -> str:
     """Return the lane of a submission: the components' lane, or the tenant's if the actor is a user or an operator."""
-    actor = (
-        getattr(operations[0], "actor", None) if operations else None
-    )  # in-process callers may pass any object as an operation
+    # In-process callers may pass any object as an operation, so its attributes are not certain.
+    actor = getattr(operations[0], "actor", None) if operations else None
     return COMPONENT_LANE if not isinstance(actor, Actor) or actor.role not in HUMAN_ROLES else actor.tenant
 
 
@@ -103,65 +102,67 @@ class OperationQueue:
 
     def has_capacity(self, operations: Sequence[Operation], limit: int) -> bool:
         """Return whether the lane accepts these operations. An empty lane always accepts one submission."""
-        waiting = self._counts.get(lane_of(operations), 0)
-        return not waiting or waiting + len(operations) <= limit
+        queued = self._counts.get(lane_of(operations), 0)
+        return not queued or queued + len(operations) <= limit
 
     def put(self, operations: Sequence[Operation]) -> VerdictsFuture:
-        waiting = QueuedSubmission(operations, asyncio.get_running_loop().create_future(), lane_of(operations))
-        self._append(waiting)
-        self._adjust_count(waiting, len(operations))
-        return waiting.future
+        submission = QueuedSubmission(operations, asyncio.get_running_loop().create_future(), lane_of(operations))
+        self._append(submission)
+        self._adjust_count(submission, len(operations))
+        return submission.future
 
     def take(self, *, single: bool = False) -> list[BatchSlice]:
         """Take a batch of operations, or only the next one."""
-        pieces: list[BatchSlice] = []
-        room = 1 if single else self.batch_operations_max
+        slices: list[BatchSlice] = []
+        remaining = 1 if single else self.batch_operations_max
         while self:
             lane = None if self._returned else self._next_lane()
-            taken = self._take_from(self._returned if lane is None else self._lanes[lane], pieces, room, single=single)
+            taken = self._take_from(self._returned if lane is None else self._lanes[lane], slices, remaining, single=single)
             if lane is not None:
                 self._end_turn(lane, keeps_turn=taken is None)
             if taken is None:
                 break  # the next submission does not fit into this batch; it is first in the next one
-            room -= taken
-            if room <= 0:
+            remaining -= taken
+            if remaining <= 0:
                 break
-        return pieces
+        return slices
 
-    def _take_from(self, waiting: deque[QueuedSubmission], pieces: list[BatchSlice], room: int, *, single: bool) -> int | None:
+    def _take_from(
+        self, submissions: deque[QueuedSubmission], slices: list[BatchSlice], remaining: int, *, single: bool
+    ) -> int | None:
         """Take as many operations as fit. Return None if the first submission does not fit as a whole but would fit into
         another batch.
         """
-        most = room
-        while waiting and (room > 0 or not waiting[0].operations):
-            ask = waiting[0]
-            left = len(ask.operations) - ask.taken
-            if pieces and room < left <= self.batch_operations_max and not ask.future.done():
-                return most - room or None
-            waiting.popleft()
-            ask.queued = False
-            if ask.future.done():
+        limit = remaining
+        while submissions and (remaining > 0 or not submissions[0].operations):
+            submission = submissions[0]
+            untaken = len(submission.operations) - submission.taken
+            if slices and remaining < untaken <= self.batch_operations_max and not submission.future.done():
+                return limit - remaining or None
+            submissions.popleft()
+            submission.queued = False
+            if submission.future.done():
                 # The caller no longer waits: it cancelled before this was taken, or part of the submission failed.
-                self._adjust_count(ask, -left)
+                self._adjust_count(submission, -untaken)
                 continue
-            piece = BatchSlice(ask, ask.taken, ask.taken + min(left, room))
-            self._set_taken(piece, piece.end)
-            pieces.append(piece)
-            room -= piece.end - piece.start
-            if piece.end < len(ask.operations):
+            part = BatchSlice(submission, submission.taken, submission.taken + min(untaken, remaining))
+            self._set_taken(part, part.end)
+            slices.append(part)
+            remaining -= part.end - part.start
+            if part.end < len(submission.operations):
                 if single:
-                    self._returned.appendleft(ask)
+                    self._returned.appendleft(submission)
                 else:
-                    self._append(ask)
-                ask.queued = True
-        return most - room
+                    self._append(submission)
+                submission.queued = True
+        return limit - remaining
 
     def _next_lane(self) -> str:
         own = COMPONENT_LANE in self._lanes and not (self._components_went_last and self._lane_turns)
         return COMPONENT_LANE if own else self._lane_turns[0]
 
     def _end_turn(self, lane: str, *, keeps_turn: bool) -> None:
-        """End the turn of a lane. With `kept` the lane took nothing and stays next in order."""
+        """End the turn of a lane. With `keeps_turn` the lane took nothing and stays next in order."""
         self._components_went_last = (lane == COMPONENT_LANE) != keeps_turn
         if lane != COMPONENT_LANE and not keeps_turn:
             self._lane_turns.popleft()
@@ -170,22 +171,22 @@ class OperationQueue:
         elif lane != COMPONENT_LANE and not keeps_turn:
             self._lane_turns.append(lane)
 
-    def _append(self, waiting: QueuedSubmission, *, first: bool = False) -> None:
-        lane = self._lanes.get(waiting.lane)
+    def _append(self, submission: QueuedSubmission, *, first: bool = False) -> None:
+        lane = self._lanes.get(submission.lane)
         if lane is None:
-            lane = self._lanes[waiting.lane] = deque()
-            if waiting.lane != COMPONENT_LANE:
-                self._lane_turns.append(waiting.lane)
-        (lane.appendleft if first else lane.append)(waiting)
+            lane = self._lanes[submission.lane] = deque()
+            if submission.lane != COMPONENT_LANE:
+                self._lane_turns.append(submission.lane)
+        (lane.appendleft if first else lane.append)(submission)
 
-    def return_to_queue(self, pieces: Sequence[BatchSlice]) -> None:
+    def return_to_queue(self, slices: Sequence[BatchSlice]) -> None:
         """Return slices of the last batch to the queue. They are decided again before everything else."""
-        for piece in reversed(pieces):
-            if piece.submission.queued:
-                self._withdraw(piece.submission)
-            self._returned.appendleft(piece.submission)
-            piece.submission.queued = True
-            self._set_taken(piece, piece.start)
+        for part in reversed(slices):
+            if part.submission.queued:
+                self._withdraw(part.submission)
+            self._returned.appendleft(part.submission)
+            part.submission.queued = True
+            self._set_taken(part, part.start)
 
     def defer(self, rest: Sequence[BatchSlice], decided: Sequence[BatchSlice]) -> None:
         """Put operations that did not fit into their batch back into their lanes.
@@ -194,71 +195,71 @@ class OperationQueue:
         submission goes behind the others of its lane. Putting it first would block all other lanes for as long as a client
         keeps sending operations that each change many replicas.
         """
-        served, begun = {piece.submission.lane for piece in decided}, {id(piece.submission) for piece in decided}
-        for piece in reversed(rest):
-            lane = piece.submission.lane
-            if piece.submission.queued:
-                self._withdraw(piece.submission)
-            self._append(piece.submission, first=id(piece.submission) not in begun)
-            piece.submission.queued = True
-            self._set_taken(piece, piece.start)
+        served, begun = {part.submission.lane for part in decided}, {id(part.submission) for part in decided}
+        for part in reversed(rest):
+            lane = part.submission.lane
+            if part.submission.queued:
+                self._withdraw(part.submission)
+            self._append(part.submission, first=id(part.submission) not in begun)
+            part.submission.queued = True
+            self._set_taken(part, part.start)
             if lane == COMPONENT_LANE:
                 self._components_went_last = lane in served
             elif lane not in served:
                 self._lane_turns.remove(lane)
                 self._lane_turns.appendleft(lane)
 
-    def _withdraw(self, waiting: QueuedSubmission) -> None:
-        if waiting in self._returned:
-            self._returned.remove(waiting)
+    def _withdraw(self, submission: QueuedSubmission) -> None:
+        if submission in self._returned:
+            self._returned.remove(submission)
             return
-        lane = self._lanes[waiting.lane]
-        lane.remove(waiting)
+        lane = self._lanes[submission.lane]
+        lane.remove(submission)
         if not lane:
-            del self._lanes[waiting.lane]
-            if waiting.lane != COMPONENT_LANE:
-                self._lane_turns.remove(waiting.lane)
+            del self._lanes[submission.lane]
+            if submission.lane != COMPONENT_LANE:
+                self._lane_turns.remove(submission.lane)
 
-    def answer(self, pieces: Sequence[BatchSlice], verdicts: Sequence[Verdict]) -> None:
+    def answer(self, slices: Sequence[BatchSlice], verdicts: Sequence[Verdict]) -> None:
         at = 0
-        for waiting, start, end in pieces:
-            waiting.verdicts += verdicts[at : at + end - start]
+        for submission, start, end in slices:
+            submission.verdicts += verdicts[at : at + end - start]
             at += end - start
-            if len(waiting.verdicts) == len(waiting.operations) and not waiting.future.done():
-                waiting.future.set_result(waiting.verdicts)
+            if len(submission.verdicts) == len(submission.operations) and not submission.future.done():
+                submission.future.set_result(submission.verdicts)
 
     def fail_all(self, error: EndpointError) -> None:
         """Fail every queued submission when the authority stops, so that no caller waits forever."""
         for lane in (self._returned, *self._lanes.values()):
-            for waiting in lane:
-                waiting.fail(error)
+            for submission in lane:
+                submission.fail(error)
             lane.clear()
         self._lanes.clear()
         self._lane_turns.clear()
         self._counts.clear()
         self.count = 0
 
-    def _set_taken(self, piece: BatchSlice, to: int) -> None:
-        self._adjust_count(piece.submission, piece.submission.taken - to)
-        piece.submission.taken = to
+    def _set_taken(self, part: BatchSlice, taken: int) -> None:
+        self._adjust_count(part.submission, part.submission.taken - taken)
+        part.submission.taken = taken
 
-    def _adjust_count(self, waiting: QueuedSubmission, more: int) -> None:
-        self.count += more
-        now = self._counts.get(waiting.lane, 0) + more
-        if now:
-            self._counts[waiting.lane] = now
+    def _adjust_count(self, submission: QueuedSubmission, change: int) -> None:
+        self.count += change
+        count = self._counts.get(submission.lane, 0) + change
+        if count:
+            self._counts[submission.lane] = count
         else:
-            self._counts.pop(waiting.lane, None)
+            self._counts.pop(submission.lane, None)
 
 
-def split_slices(pieces: Sequence[BatchSlice], count: int) -> tuple[list[BatchSlice], list[BatchSlice]]:
+def split_slices(slices: Sequence[BatchSlice], count: int) -> tuple[list[BatchSlice], list[BatchSlice]]:
     """Split slices after `count` operations: the first part, and the rest."""
     first, rest = list[BatchSlice](), list[BatchSlice]()
-    for piece in pieces:
-        middle = min(piece.end, piece.start + count)
-        count -= middle - piece.start
-        if middle > piece.start or piece.start == piece.end:
-            first.append(BatchSlice(piece.submission, piece.start, middle))
-        if middle < piece.end:
-            rest.append(BatchSlice(piece.submission, middle, piece.end))
+    for part in slices:
+        split = min(part.end, part.start + count)
+        count -= split - part.start
+        if split > part.start or part.start == part.end:
+            first.append(BatchSlice(part.submission, part.start, split))
+        if split < part.end:
+            rest.append(BatchSlice(part.submission, split, part.end))
     return first, rest

@@ -84,10 +84,10 @@ def digest(operation: Operation) -> tuple[str, int]:
 
     Raises UnicodeEncodeError for invalid text, also in fields that only the audit entry contains.
     """
-    taken = payload(operation)
+    encoded = payload(operation)
     if not (operation.id.isascii() and operation.trace.isascii() and operation.actor.lease.isascii()):
         (operation.id + operation.trace + operation.actor.lease).encode()
-    return blake2b(taken, digest_size=8).hexdigest(), len(taken)
+    return blake2b(encoded, digest_size=8).hexdigest(), len(encoded)
 
 
 class Outcomes:
@@ -105,14 +105,14 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self._outcomes)
 
-    def check_id(self, operation_id: str, taken: str) -> Verdict | None:
+    def check_id(self, operation_id: str, payload_digest: str) -> Verdict | None:
         """Return the verdict of an id that needs no decision (known, used for another payload, expired, malformed), or None.
 
         An id from a window after the current one is refused: windows are announced only once a batch has recorded them.
         """
         known = self._outcomes.get(operation_id)
         if known is not None:
-            if known[0] not in ("", taken):
+            if known[0] not in ("", payload_digest):
                 return Refused(
                     Code.OPERATION_MISMATCH,
                     f"id: operation {operation_id} was used for a different payload; use a new operation id",
@@ -135,13 +135,13 @@ class Outcomes:
                 f"id: issued in incarnation {issued[0]}, which ended; the scope is now {self.incarnation}",
             )
         if not self.horizon <= issued[1] <= self.window:
-            kept = f"windows {self.horizon} to {self.window} are"
-            return Refused(Code.OPERATION_EXPIRED, f"id: window {issued[1]} is not retained; {kept}")
+            retained = f"windows {self.horizon} to {self.window} are"
+            return Refused(Code.OPERATION_EXPIRED, f"id: window {issued[1]} is not retained; {retained}")
         return None
 
     def get(self, operation_id: str) -> Verdict | None:
-        found = self._outcomes.get(operation_id)
-        return None if found is None else found[1]
+        entry = self._outcomes.get(operation_id)
+        return None if entry is None else entry[1]
 
     def record(self, sequence: int, batch: BatchRecord, revision: int) -> None:
         """Record the outcomes of a committed batch, and drop those before its horizon."""
@@ -163,8 +163,8 @@ class Outcomes:
             self.begin_window(batch.window)
         self.horizon = max(self.horizon, batch.horizon)
         for window in [w for w in self._by_window if w < self.horizon]:
-            for old in self._by_window.pop(window):
-                self._outcomes.pop(old, None)
+            for operation_id in self._by_window.pop(window):
+                self._outcomes.pop(operation_id, None)
             self._first_by_window.pop(window, None)
 
     def begin_window(self, window: int) -> None:

@@ -71,30 +71,30 @@ KINDS_AFTER_REPLICAS = ("Token", "Secret", "Config", "Allotment", "Override", "P
 
 
 async def load(
-    store: Store, place: ChainPosition, moment: DecisionTime, now: Callable[[], int] | None = None
+    store: Store, position: ChainPosition, time: DecisionTime, now: Callable[[], int] | None = None
 ) -> tuple[Books, Outcomes]:
     """Load everything as of one revision, at or after the one at which this authority's epoch began.
 
     `now` returns the revision that the chain has reached by this authority's own empty batches. The rows there are
     identical, and reading at a later revision survives a compaction of the earlier one.
     """
-    at = now or (lambda: place.revision)
+    revision_now = now or (lambda: position.revision)
     books = Books()
-    books.loaded_revision = place.revision
+    books.loaded_revision = position.revision
     for kind in KINDS_BEFORE_REPLICAS:
-        await _absorb_kind(store, books, kind, at, moment)
-    await _absorb_grants(store, books, at, moment)
-    await _absorb_replicas(store, books, at, moment)
+        await _absorb_kind(store, books, kind, revision_now, time)
+    await _absorb_grants(store, books, revision_now, time)
+    await _absorb_replicas(store, books, revision_now, time)
     for kind in KINDS_AFTER_REPLICAS:
-        await _absorb_kind(store, books, kind, at, moment)
-    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in read_rows(store, kind, at)]
+        await _absorb_kind(store, books, kind, revision_now, time)
+    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in read_rows(store, kind, revision_now)]
     books.notes = dict.fromkeys(name for _, name in sorted(notes))
-    return books, await _load_outcomes(store, place.head, at)
+    return books, await _load_outcomes(store, position.head, revision_now)
 
 
-async def read_rows(store: Store, prefix: str, at: RevisionSource, after: str = "") -> AsyncIterator[Row]:
+async def read_rows(store: Store, prefix: str, revision_now: RevisionSource, after: str = "") -> AsyncIterator[Row]:
     while True:
-        page = await _read_page(store, prefix, at, after, PAGE_ROWS_MAX)
+        page = await _read_page(store, prefix, revision_now, after, PAGE_ROWS_MAX)
         for row in page.rows:
             yield row
         if not page.more:
@@ -102,49 +102,49 @@ async def read_rows(store: Store, prefix: str, at: RevisionSource, after: str = 
         after = page.rows[-1].key
 
 
-async def _read_page(store: Store, prefix: str, at: RevisionSource, after: str, limit: int) -> Page:
+async def _read_page(store: Store, prefix: str, revision_now: RevisionSource, after: str, limit: int) -> Page:
     """Read one page, with retries.
 
     A takeover reads many pages and must not start over because one read failed. A read whose revision was compacted is
     repeated at a later revision, if there is one.
     """
     for _ in range(READ_ATTEMPTS - 1):
-        revision = at()
+        revision = revision_now()
         try:
             return await store.range(prefix, after=after, limit=limit, revision=revision)
         except Unavailable:
             continue
         except Compacted:
-            if at() == revision:
+            if revision_now() == revision:
                 raise
-    return await store.range(prefix, after=after, limit=limit, revision=at())
+    return await store.range(prefix, after=after, limit=limit, revision=revision_now())
 
 
-async def _absorb_kind(store: Store, books: Books, kind: str, at: RevisionSource, moment: DecisionTime) -> None:
-    async for row in read_rows(store, f"{kind.lower()}/", at):
-        draft = Draft(books, moment, takeover=True)
+async def _absorb_kind(store: Store, books: Books, kind: str, revision_now: RevisionSource, time: DecisionTime) -> None:
+    async for row in read_rows(store, f"{kind.lower()}/", revision_now):
+        draft = Draft(books, time, takeover=True)
         draft.put(_decode_row(row))
         books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_grants(store: Store, books: Books, at: RevisionSource, moment: DecisionTime) -> None:
-    found = [(row, _decode_row(row)) async for row in read_rows(store, "grant/", at)]
-    grants = {thing.metadata.name: (row, thing) for row, thing in found if isinstance(thing, Grant)}
+async def _absorb_grants(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
+    rows = [(row, _decode_row(row)) async for row in read_rows(store, "grant/", revision_now)]
+    grants = {obj.metadata.name: (row, obj) for row, obj in rows if isinstance(obj, Grant)}
     while grants:
         ready = [name for name, (_, grant) in grants.items() if grant.spec.parent not in grants]
         if not ready:
             raise Corrupt(f"grants {', '.join(sorted(grants))} form a cycle of parents; restore a backup")
         for name in ready:
             row, grant = grants.pop(name)
-            draft = Draft(books, moment, takeover=True)
+            draft = Draft(books, time, takeover=True)
             draft.put(grant)
             books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_replicas(store: Store, books: Books, at: RevisionSource, moment: DecisionTime) -> None:
+async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
     reserved: list[tuple[Row, Replica]] = []
-    draft, encoded, last = Draft(books, moment, takeover=True), dict[str, bytes](), dict[str, int]()
-    async for row in read_rows(store, "replica/", at):
+    draft, encoded, revisions = Draft(books, time, takeover=True), dict[str, bytes](), dict[str, int]()
+    async for row in read_rows(store, "replica/", revision_now):
         replica = _decode_row(row)
         if not isinstance(replica, Replica):
             raise Corrupt(f"row {row.key} contains a {type(replica).__name__}, not a Replica; restore a backup")
@@ -152,13 +152,13 @@ async def _absorb_replicas(store: Store, books: Books, at: RevisionSource, momen
             reserved.append((row, replica))
             continue
         draft.put_replica(row.key, None, replica)
-        encoded[row.key], last[row.key] = row.value, row.revision
+        encoded[row.key], revisions[row.key] = row.value, row.revision
         if len(encoded) >= PAGE_ROWS_MAX:
-            _absorb_page(books, draft, encoded, last)
-            draft, encoded, last = Draft(books, moment, takeover=True), {}, {}
-    _absorb_page(books, draft, encoded, last)
+            _absorb_page(books, draft, encoded, revisions)
+            draft, encoded, revisions = Draft(books, time, takeover=True), {}, {}
+    _absorb_page(books, draft, encoded, revisions)
     for row, replica in reserved:
-        draft = Draft(books, moment, takeover=True)
+        draft = Draft(books, time, takeover=True)
         draft.put_replica(row.key, None, replica)
         _absorb_page(books, draft, {row.key: row.value}, {row.key: row.revision})
 
@@ -176,20 +176,20 @@ def _decode_row(row: Row) -> AnyObject:
         raise Corrupt(f"row {row.key} does not decode: {error}; restore a backup") from None
 
 
-async def _load_outcomes(store: Store, head: Head, at: RevisionSource) -> Outcomes:
+async def _load_outcomes(store: Store, head: Head, revision_now: RevisionSource) -> Outcomes:
     """Load outcomes, starting from the last batch that has a row. Batches without one (takeovers, settlements, heartbeats)
     decided nothing.
     """
     last = None
     for after in range(head.sequence - LOOKBACK_SEQUENCES, -LOOKBACK_SEQUENCES, -LOOKBACK_SEQUENCES):
-        page = await _read_page(store, BATCH_PREFIX, at, batch_key(max(after, 0)), LOOKBACK_SEQUENCES)
+        page = await _read_page(store, BATCH_PREFIX, revision_now, batch_key(max(after, 0)), LOOKBACK_SEQUENCES)
         if page.rows:
             last = _decode_batch_row(page.rows[-1])
             break
     if last is None:
         return Outcomes(head.incarnation, 1, 1)
     outcomes = Outcomes(head.incarnation, last.window, last.horizon)
-    async for row in read_rows(store, BATCH_PREFIX, at, after=batch_key(last.first - 1)):
+    async for row in read_rows(store, BATCH_PREFIX, revision_now, after=batch_key(last.first - 1)):
         outcomes.record(int(row.key.removeprefix(BATCH_PREFIX)), _decode_batch_row(row), row.revision)
     return outcomes
 
@@ -214,18 +214,18 @@ async def needs_distrust(store: Store, incarnation: str) -> bool:
 def mark_replicas_unknown(draft: Draft, names: Iterable[str]) -> None:
     """Mark these replicas unknown, where a node may be running them."""
     for name in names:
-        found = draft.replica(name)
-        if found is None or find_transition("distrust", found[0].status.phase) is None:
+        entry = draft.replica(name)
+        if entry is None or find_transition("distrust", entry[0].status.phase) is None:
             continue
-        status = replace(found[0].status, phase=Phase.UNKNOWN, before=found[0].status.phase.value, reason="restored")
-        draft.put_replica(name, found[0], replace(found[0], status=status))
+        status = replace(entry[0].status, phase=Phase.UNKNOWN, before=entry[0].status.phase.value, reason="restored")
+        draft.put_replica(name, entry[0], replace(entry[0], status=status))
 
 
-def is_new_store(place: ChainPosition, has_batches: bool) -> bool:
+def is_new_store(position: ChainPosition, has_batches: bool) -> bool:
     """Return whether this store has seen only takeovers. A takeover raises epoch and sequence by one each, a restore raises the
     epoch by more, and every decided batch leaves a row (`kept`).
     """
-    return not has_batches and place.head.sequence == place.head.epoch
+    return not has_batches and position.head.sequence == position.head.epoch
 
 
 def vacate_leases(draft: Draft, epoch: int, *, new: bool) -> None:
@@ -235,10 +235,10 @@ def vacate_leases(draft: Draft, epoch: int, *, new: bool) -> None:
     store there are no earlier epochs.
     """
     for name in draft.keys("lease/"):
-        found = draft.lookup(name)
-        if found is not None:
-            spec = replace(found[0].spec, holder="", epoch=max(found[0].spec.epoch + 1, epoch * LEASE_EPOCHS_PER_STORE_EPOCH))
-            draft.put(replace(found[0], spec=spec))
+        entry = draft.lookup(name)
+        if entry is not None:
+            spec = replace(entry[0].spec, holder="", epoch=max(entry[0].spec.epoch + 1, epoch * LEASE_EPOCHS_PER_STORE_EPOCH))
+            draft.put(replace(entry[0], spec=spec))
     if not new:
         draft.put(
             Lease(metadata=RecordMetadata(name=LEASE_EPOCH_RECORD), spec=LeaseSpec(epoch=epoch * LEASE_EPOCHS_PER_STORE_EPOCH))
@@ -250,12 +250,12 @@ def mark_nodes_unknown(draft: Draft) -> None:
     here.
     """
     for name in draft.keys("node/"):
-        found = draft.lookup(name)
-        if found is None:
+        entry = draft.lookup(name)
+        if entry is None:
             continue
-        draft.put(replace(found[0], status=replace(found[0].status, health=NodeHealth.UNKNOWN)))
+        draft.put(replace(entry[0], status=replace(entry[0].status, health=NodeHealth.UNKNOWN)))
         note = SummarySpec(holder=name, epoch=0, sequence=0)
-        draft.put(Summary(metadata=RecordMetadata(name=AWAITED_NODE + found[0].metadata.name), spec=note))
+        draft.put(Summary(metadata=RecordMetadata(name=AWAITED_NODE + entry[0].metadata.name), spec=note))
 
 
 def void_grants(draft: Draft) -> None:
@@ -268,10 +268,10 @@ def void_grants(draft: Draft) -> None:
     holders = {SCOPE_PREFIX + name.removeprefix("region/"): None for name in draft.keys("region/")}
     holders |= {name.removeprefix(PEER_PREFIX): None for name in draft.keys(PEER_PREFIX)}
     for name in draft.keys("grant/"):
-        found = draft.lookup(name)
-        if found is None:
+        entry = draft.lookup(name)
+        if entry is None:
             continue
-        grant: Grant = found[0]
+        grant: Grant = entry[0]
         if grant.spec.issuer:
             draft.put(replace(grant, status=replace(grant.status, phase=GrantPhase.VOID, serial=0)))
         elif grant.spec.holder.startswith(SCOPE_PREFIX):

@@ -67,10 +67,10 @@ class SelectorIndex(Generic[V]):
         """Return the terms that count a replica with these requirements (see `counts_replica`)."""
         if not self.values:
             return []
-        found = [index for index in self.selecting(ask) if not index.owners]
+        counted = [index for index in self.selecting(ask) if not index.owners]
         if ask.anti_affinity:
-            found += [index for index in dict.fromkeys(owned_anti_affinity(ask)) if index in self.values]
-        return found
+            counted += [index for index in dict.fromkeys(owned_anti_affinity(ask)) if index in self.values]
+        return counted
 
 
 def counts_replica(index: PeerIndex, ask: Requirements) -> bool:

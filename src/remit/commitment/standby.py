@@ -90,10 +90,10 @@ class Standby:
         if self.leading is not None:
             return self.leading
         try:
-            place = await chain.read_position(self.store)
+            position = await chain.read_position(self.store)
         except StoreError as error:
             raise NotLeader(reason=str(error)) from error
-        holder = "" if place is None else place.head.holder
+        holder = "" if position is None else position.head.holder
         leader = self.peers.get(holder)
         if leader is None or holder == self.name:
             raise NotLeader(holder)
@@ -105,28 +105,28 @@ class Standby:
         Return at once if there is no chain yet, or if this server was the last leader, since no other can be leading then. A
         failed read is no evidence either way and restarts the wait.
         """
-        seen, since_ms = await self._head(), self.clock.now_ms()
-        looks_ms: deque[int] = deque(maxlen=READS_PER_TERM)
-        if seen is not None and (seen == _NO_HEAD or self._led_successfully(seen)):
+        head, since_ms = await self._head(), self.clock.now_ms()
+        read_times_ms: deque[int] = deque(maxlen=READS_PER_TERM)
+        if head is not None and (head == _NO_HEAD or self._led_successfully(head)):
             return
         while True:
             await self.clock.sleep_ms(max(1, self.term_ms // READS_PER_TERM))
-            asked_ms = self.clock.now_ms()
-            now = await self._head()
+            sent_ms = self.clock.now_ms()
+            latest = await self._head()
             answered_ms = self.clock.now_ms()
-            looks_ms.append(answered_ms - asked_ms)
-            if now is None or now != seen:
-                seen, since_ms = now, answered_ms
-            elif answered_ms - since_ms >= self._silence_ms(max(looks_ms)):
+            read_times_ms.append(answered_ms - sent_ms)
+            if latest is None or latest != head:
+                head, since_ms = latest, answered_ms
+            elif answered_ms - since_ms >= self._silence_ms(max(read_times_ms)):
                 return
 
-    def _silence_ms(self, look_ms: int) -> int:
+    def _silence_ms(self, read_ms: int) -> int:
         """Return how long the chain must be silent before a takeover.
 
         One term; two for a server whose own takeover just failed, so that other standbys go first. Plus twice the duration
         of recent reads: the leader's writes are as slow, and a slow store is no reason to depose it.
         """
-        return self.term_ms * (2 if self._takeover_failed else 1) + 2 * look_ms
+        return self.term_ms * (2 if self._takeover_failed else 1) + 2 * read_ms
 
     def _led_successfully(self, head: Head) -> bool:
         """Return whether this server was the last leader and has written rows.
@@ -139,10 +139,10 @@ class Standby:
     async def _head(self) -> Head | None:
         """Read the head; None if the store is unavailable. Errors that a retry cannot fix, such as corruption, propagate."""
         try:
-            place = await chain.read_position(self.store)
+            position = await chain.read_position(self.store)
         except Unavailable:
             return None
-        head = _NO_HEAD if place is None else place.head
+        head = _NO_HEAD if position is None else position.head
         if head.count and head.holder != self.name:
             self._takeover_failed = False  # another server leads
         return head
@@ -166,14 +166,14 @@ class Standby:
                 self.leading = None
 
     async def take_over(self, heartbeat_ms: int) -> Authority:
-        place, self._position = self._position, None
+        position, self._position = self._position, None
         return await Authority.take_over(
             self.store,
             scope=self.scope,
             holder=self.name,
             clock=self.clock,
             ids=self.ids,
-            position=place,
+            position=position,
             batch_limits=self.batch_limits,
             heartbeat_ms=heartbeat_ms,
             timing=self.timing,

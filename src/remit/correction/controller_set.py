@@ -36,7 +36,7 @@ CONTROLLERS: Final[tuple[type[Controller], ...]] = (
 class ControllerSet:
     """One process's set of controllers. `run` runs until cancelled.
 
-    The watch cache follows `store`; its first list is read from `sure`, which must be linearizable. `lease_for` maps a
+    The watch cache follows `store`; its first list is read from `list_store`, which must be linearizable. `lease_for` maps a
     controller's usual lease name to the one to use: processes that share a lease take turns, processes with different leases
     act concurrently.
     """
@@ -55,26 +55,26 @@ class ControllerSet:
         on_failure: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
         self.cache = WatchCache(world.clock) if cache is None else cache
-        census, leaving = DesiredReplicas(self.cache), PendingEvictions(self.cache)
+        desired, evictions = DesiredReplicas(self.cache), PendingEvictions(self.cache)
         controllers: tuple[Controller, ...] = (
-            WorkloadController(census, world.clock, timing.timing),
+            WorkloadController(desired, world.clock, timing.timing),
             GarbageCollector(self.cache),
-            NodeController(self.cache, leaving),
-            RepairController(census, world.clock),
+            NodeController(self.cache, evictions),
+            RepairController(desired, world.clock),
             EndpointController(self.cache),
-            RolloutController(census, leaving),
+            RolloutController(desired, evictions),
         )
         self.loops = tuple(
             ControllerLoop(
-                one,
-                client_for(Actor(name, one.permissions.role)),
+                controller,
+                client_for(Actor(name, controller.permissions.role)),
                 world,
                 name=name,
-                lease=lease_for(one.lease or one.permissions.role.value),
+                lease=lease_for(controller.lease or controller.permissions.role.value),
                 timing=timing,
                 on_failure=on_failure,
             )
-            for one in controllers
+            for controller in controllers
         )
         self._reflector = Reflector(store, list_store, world, self.cache, idle_ms=timing.watch_idle_ms)
 

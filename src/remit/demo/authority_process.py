@@ -23,11 +23,11 @@ from typing import Final, Protocol
 import msgspec
 
 from remit.assembly import embedded_authority
-from remit.client.endpoint import Overloaded, AuthorityStatus
+from remit.client.endpoint import AuthorityStatus, Overloaded
 from remit.client.rpc import EndpointService, EndpointStub
 from remit.commitment.authority import Authority
 from remit.model.claims import Actor, Operation, OperationID, Verdict
-from remit.model.wire.agent_messages import NodeHeartbeat, HeartbeatReport, NodeState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.store.protocol import StoreError
 from remit.world.interfaces import Clock, Link, Service, WorldError
 from remit.world.net.rpc_client import SocketLink
@@ -133,7 +133,7 @@ class RecordingEndpoint:
         return await EndpointStub(_EpochStampedLink(self._link), AUTHORITY).node_states(nodes)
 
     def _fail_if_unwritable(self, error: Overloaded) -> None:
-        """Ends the demo if the authority has been unable to write for CANNOT_MS_MAX.
+        """Ends the demo if the authority has been unable to write for UNWRITABLE_MS_MAX.
 
         A client would rightly wait longer for disk space; the audience of a demo should see the reason soon.
         """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from remit.demo.race import Kill, Race
-    from remit.demo.verify import VerificationReport, Finding, RefusalSummary
+    from remit.demo.verify import Finding, RefusalSummary, VerificationReport
     from remit.model.kinds import Node, Workload
     from remit.model.objects import AnyObject
 
@@ -59,16 +59,19 @@ class RaceManifests(NamedTuple):
 )
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, and print how to use and stop it.")
 @click.option(
-    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Directory that contains quickstart/web.yaml."
+    "--examples",
+    "examples_directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory that contains quickstart/web.yaml.",
 )
 @click.pass_context
-def demo(context: click.Context, keep: bool, place: Path | None) -> None:
+def demo(context: click.Context, keep: bool, examples_directory: Path | None) -> None:
     """Run real work, explain a pending job, and kill a machine and then the server, in less than a minute.
 
     Prints the checks at the end, and exits with 0 only if all of them hold. Uses a temporary directory.
     """
     if context.invoked_subcommand is None:
-        sys.exit(_live(keep, _examples(place, tuple(f"quickstart/{name}" for name in QUICKSTART)) / "quickstart"))
+        sys.exit(_live(keep, _examples(examples_directory, tuple(f"quickstart/{name}" for name in QUICKSTART)) / "quickstart"))
 
 
 def _live(keep: bool, directory: Path) -> int:
@@ -123,9 +126,12 @@ def place_load(data: Path | None) -> None:
 @click.option("--rounds", type=click.IntRange(2, 500), default=ROUNDS, show_default=True, help="Number of rounds.")
 @click.option("--seed", default=None, help="Random seed. The timing of the machine still varies.")
 @click.option(
-    "--examples", "place", type=click.Path(path_type=Path, file_okay=False), help="Directory with cluster.yaml and fraud-batch.yaml."
+    "--examples",
+    "examples_directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory with cluster.yaml and fraud-batch.yaml.",
 )
-def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -> None:
+def race(data: Path | None, rounds: int, seed: str | None, examples_directory: Path | None) -> None:
     """Two schedulers race for one GPU; the authority is killed in the middle, restarted, and its store is verified.
 
     Everything is real: the process killed with SIGKILL, the SQLite store it leaves behind, the sockets, the retries. Exits
@@ -136,7 +142,7 @@ def race(data: Path | None, rounds: int, seed: str | None, place: Path | None) -
     console = Console(highlight=False, emoji=False)
     if console.width > WIDTH_MAX:
         console = Console(highlight=False, emoji=False, width=WIDTH_MAX)
-    manifests = _race_manifests(_examples(place))
+    manifests = _race_manifests(_examples(examples_directory))
     try:
         with _report_failures(console):
             holds = asyncio.run(_until_terminated(_run_race(console, manifests, data, rounds, seed)))
@@ -186,7 +192,11 @@ def _examples(directory_option: Path | None, names: tuple[str, ...] = FILES) -> 
     """Directory of the example manifests. They are files of the repository rather than package data, so that users can read and
     change them.
     """
-    directories = [directory_option] if directory_option else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
+    directories = (
+        [directory_option]
+        if directory_option
+        else [Path(__file__).resolve().parents[3] / "examples", Path("examples").resolve()]
+    )
     for directory in directories:
         if all((directory / name).is_file() for name in names):
             return directory
@@ -205,7 +215,9 @@ def _race_manifests(directory: Path) -> RaceManifests:
     for name in FILES:
         result = read((directory / name).read_bytes(), name)
         if result.problems:
-            raise click.UsageError(f"{name} has {len(result.problems)} problems; run `remit validate {directory / name}` to list them")
+            raise click.UsageError(
+                f"{name} has {len(result.problems)} problems; run `remit validate {directory / name}` to list them"
+            )
         objects += result.objects
     jobs = [obj for obj in objects if isinstance(obj, Workload)]
     nodes = tuple(obj for obj in objects if isinstance(obj, Node) and obj.spec.devices)
@@ -224,7 +236,9 @@ def _directory(data: Path | None) -> Iterator[Path]:
             yield Path(temporary)
         return
     if data.exists() and any(data.iterdir()):
-        raise click.UsageError(f"{data} is not empty, and the demo needs an empty directory; name another directory, or remove it")
+        raise click.UsageError(
+            f"{data} is not empty, and the demo needs an empty directory; name another directory, or remove it"
+        )
     yield data
 
 
@@ -273,7 +287,9 @@ async def _run_race(console: Console, manifests: RaceManifests, keep_in: Path | 
             await _race(console, race)
             resubmitted = await race.resubmit_all()
             await race.stop()
-            _print_line(console, f"All {resubmitted:,} operations were submitted again under their ids; then the process was stopped")
+            _print_line(
+                console, f"All {resubmitted:,} operations were submitted again under their ids; then the process was stopped"
+            )
             report = await verify_race(data, world, race)
         finally:
             await race.end()
@@ -322,7 +338,9 @@ async def _race(console: Console, race: Race) -> None:
 
     target = race.target
     _print_heading(console, 2, f"The race for {target.device} of {target.node}")
-    _print_line(console, f"In each round both send {CLAIMS_EACH} claims for it at once. One wins, runs its job, and frees the GPU")
+    _print_line(
+        console, f"In each round both send {CLAIMS_EACH} claims for it at once. One wins, runs its job, and frees the GPU"
+    )
     columns = (
         TextColumn("   {task.description}"),
         BarColumn(bar_width=16),

@@ -181,7 +181,9 @@ class AuthorityProcess:
             async with clock.timeout_ms(STOP_MS_MAX):
                 code = await self._process.wait()
         except TimeoutError:
-            raise DemoFailed(f"process {self._process.pid} did not stop within {STOP_MS_MAX // 1000} s; the machine may be overloaded") from None
+            raise DemoFailed(
+                f"process {self._process.pid} did not stop within {STOP_MS_MAX // 1000} s; the machine may be overloaded"
+            ) from None
         finally:
             await _end(self._process)
         if code:
@@ -205,7 +207,9 @@ async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
         async with clock.timeout_ms(START_MS_MAX):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise DemoFailed(f"the authority did not start within {START_MS_MAX // 1000} s; try again on a less busy machine") from None
+        raise DemoFailed(
+            f"the authority did not start within {START_MS_MAX // 1000} s; try again on a less busy machine"
+        ) from None
     if not line:
         raise DemoFailed(f"the authority process exited at once: {_log_tail(log)}; fix that, then try again")
     ready = msgspec.json.decode(line, type=Ready)

@@ -78,7 +78,12 @@ class DemoReport:
 
     def explanation(self, explanation: Mapping[str, Any]) -> None:
         with self._console.capture() as captured:
-            show(self._console, msgspec.convert(explanation, WorkloadExplanation, dec_hook=dec_hook), verbose=False, wall=self._clock.wall())
+            show(
+                self._console,
+                msgspec.convert(explanation, WorkloadExplanation, dec_hook=dec_hook),
+                verbose=False,
+                wall=self._clock.wall(),
+            )
         for line in captured.get().splitlines():
             self.line(Text.from_ansi(line))
 
@@ -94,7 +99,10 @@ class DemoReport:
         passed_s = (self._clock.now_ms() - self._began_ms) / 1000
         failed = [result for result in self.results if not result.holds]
         if failed:
-            summary = (f"{len(failed)} of {len(self.results)} do not hold: {', '.join(result.name for result in failed)}.", "bold red")
+            summary = (
+                f"{len(failed)} of {len(self.results)} do not hold: {', '.join(result.name for result in failed)}.",
+                "bold red",
+            )
         else:
             summary = (f"{len(self.results)} of {len(self.results)} checks hold.", "bold green")
         self._console.print(Text.assemble("\n", summary, f" {passed_s:.0f} s."))
@@ -132,8 +140,10 @@ async def run_live_demo(console: Console, examples: Path, *, keep: bool) -> int:
 
 
 def _print_next_steps(console: Console, cluster: DemoCluster, root: Path) -> None:
-    console.print(f"\nThe demo cluster is still running. To use it: export REMIT_SERVER={cluster.url} "
-                  f"REMIT_TOKEN_FILE={cluster.token_file}")
+    console.print(
+        f"\nThe demo cluster is still running. To use it: export REMIT_SERVER={cluster.url} "
+        f"REMIT_TOKEN_FILE={cluster.token_file}"
+    )
     console.print("Then try: remit get all, remit describe workload/web, remit explain workload/train")
     console.print(f"To stop it: remit down --data {cluster.data}; rm -r {root}", soft_wrap=True)
 
@@ -147,7 +157,7 @@ class ReplicaProcess(NamedTuple):
 
 
 class LiveDemo:
-    """The steps of the demo. `told` prints them and collects the checks."""
+    """The steps of the demo. `report` prints them and collects the checks."""
 
     def __init__(self, cluster: DemoCluster, examples: Path, report: DemoReport, clock: Clock) -> None:
         self._cluster, self._report, self._clock = cluster, report, clock
@@ -230,7 +240,9 @@ class LiveDemo:
         await self._until("service is complete again", lambda: self._has_moved(api))
         endpoints = await self._endpoints(api)
         self._report.endpoints(endpoints)
-        self._report.passed("service recovered", f"{lost[0].replica} runs on another node, {self._since(began_ms)} after the kill")
+        self._report.passed(
+            "service recovered", f"{lost[0].replica} runs on another node, {self._since(began_ms)} after the kill"
+        )
         await self._request_all(endpoints, "endpoints answer again")
 
     async def _kill_server(self, api: Api) -> None:
@@ -248,7 +260,9 @@ class LiveDemo:
         await self._until("server is back", lambda: self._is_back(api))
         new_status = await api.status()
         is_preserved = new_status.incarnation == status.incarnation and new_status.revision >= status.revision
-        self._report.check("no state lost", is_preserved, f"back {self._since(began_ms)} after the kill, at revision {new_status.revision}")
+        self._report.check(
+            "no state lost", is_preserved, f"back {self._since(began_ms)} after the kill, at revision {new_status.revision}"
+        )
         await self._until("nodes are ready again", lambda: self._ready(api, NODES))
         after = await self._processes(api)
         same = len(before) > 0 and all(endpoint in after for endpoint in before)
@@ -291,7 +305,9 @@ class LiveDemo:
         await self._until("agents have reported their processes", lambda: self._all_reported(api))
         replicas = {one.metadata.name: one.status for one in (await api.list(Replica)).items if one.spec.workload == "web"}
         tops = await api.top_replicas()
-        return sorted(ReplicaProcess(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas)
+        return sorted(
+            ReplicaProcess(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas
+        )
 
     async def _all_reported(self, api: Api) -> bool:
         reported = {usage.replica for usage in await api.top_replicas() if usage.pid}
@@ -323,7 +339,9 @@ class LiveDemo:
                 if await holds():
                     return
             await asyncio.sleep(POLL_S)
-        raise DemoFailed(f"timed out after {WAIT_S} s waiting until {condition}; run `remit demo --keep` to inspect the cluster")
+        raise DemoFailed(
+            f"timed out after {WAIT_S} s waiting until {condition}; run `remit demo --keep` to inspect the cluster"
+        )
 
     def _since(self, began_ms: int) -> str:
         return f"{(self._clock.now_ms() - began_ms) / 1000:.1f} s"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from remit.assembly import embedded_authority, build_scheduler
+from remit.assembly import build_scheduler, embedded_authority
 from remit.client.authority_client import AuthorityClient
 from remit.client.endpoint import InProcessEndpoint
 from remit.client.lease_holder import LeaseHold, acquire
@@ -98,7 +98,9 @@ class PlacementDemo:
         workloads = await self._client_with_lease("workloads", Role.WORKLOADS)
         for wave in _waves():
             await self._submit("operator", Role.OPERATOR, [Apply(workload) for workload in wave])
-            spawns = [Spawn(workload.metadata.tenant, workload.metadata.name, 1, 0, workload.spec.replicas) for workload in wave]
+            spawns = [
+                Spawn(workload.metadata.tenant, workload.metadata.name, 1, 0, workload.spec.replicas) for workload in wave
+            ]
             _check_accepted(await workloads.submit_many(spawns))
             self.submitted += sum(workload.spec.replicas for workload in wave)
             await self.world.clock.sleep_ms(250)
@@ -220,7 +222,10 @@ def _waves() -> Iterator[list[Workload]]:
     yield [_workload("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
     yield [_workload("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
     yield [_workload("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
-    yield [_workload("fraud", PENDING_JOB, 4, 8_000, 64, gpus=16, sort="job"), _workload("search", "index", 2_000, 500, 1, sort="job")]
+    yield [
+        _workload("fraud", PENDING_JOB, 4, 8_000, 64, gpus=16, sort="job"),
+        _workload("search", "index", 2_000, 500, 1, sort="job"),
+    ]
 
 
 def _workload(

@@ -145,7 +145,7 @@ def unexpected_refusal(action: str, refused: Refused) -> DemoFailed:
 
 
 class Race:
-    """The race: authority process, clients and results. `start`, `declare` and `enlist` set it up; `run` runs it."""
+    """The race: authority process, clients and results. `start`, `declare` and `set_up_race` set it up; `run` runs it."""
 
     def __init__(self, data: Path, socket: Path, world: World, chance: Randomness, rounds: int) -> None:
         self.recorder = OperationRecorder()
@@ -173,7 +173,9 @@ class Race:
         operator, nodes = self._add_client("operator", Role.OPERATOR), self._add_client("node-watch", Role.NODES)
         await nodes.lease(Role.NODES)
         for obj in sorted(objects, key=lambda one: DECLARED.index(type(one).__name__)):
-            verdict = await operator.submit_accepted(Apply(self._with_enough_completions(obj) if isinstance(obj, Workload) else obj, expect=0))
+            verdict = await operator.submit_accepted(
+                Apply(self._with_enough_completions(obj) if isinstance(obj, Workload) else obj, expect=0)
+            )
             if isinstance(obj, Node):
                 await nodes.submit_accepted(Mark(obj.metadata.name, verdict.revision, NodeHealth.READY))
         return len(objects)
@@ -191,7 +193,9 @@ class Race:
         workloads = self._add_client("workloads", Role.WORKLOADS)
         await workloads.lease(Role.WORKLOADS)
         await self._add_client("agent", Role.AGENT).lease(f"{Role.AGENT}/{node.metadata.name}")
-        spawned = await workloads.submit_accepted(Spawn(tenant, name, 1, 0, self._with_enough_completions(job).spec.completions))
+        spawned = await workloads.submit_accepted(
+            Spawn(tenant, name, 1, 0, self._with_enough_completions(job).spec.completions)
+        )
         keys = [key_of("Replica", f"{name}-{index}", tenant) for index in range(spawned.number)]
         self._seen = spawned.revision
         epochs = {}
@@ -212,8 +216,7 @@ class Race:
             on_round(number)
 
     async def _round(self, number: int) -> None:
-        """Both schedulers claim the same GPU. The winner's job runs to completion, so that the GPU is free for the next round.
-        """
+        """Both schedulers claim the same GPU. The winner's job runs to completion, so that the GPU is free afterwards."""
         self.recorder.begin_round()
         contenders = [
             (lease, replica, at) for lease, queue in sorted(self._queues.items()) for replica, at in queue[:CLAIMS_EACH]
@@ -288,11 +291,13 @@ class Race:
     # -- afterwards ------------------------------------------------------------------------------------------------------
 
     async def resubmit_all(self) -> int:
-        """Submits every operation again under its id; the notebook compares the verdicts. Returns the number of operations."""
+        """Submits every operation again under its id; the recorder compares the verdicts. Returns the number of operations."""
         asked = 0
         self.retried = sum(count > 1 for count in self.recorder.sends.values())
         for client in self._clients.values():
-            operations = [operation for operation in self.recorder.operations.values() if operation.actor.name == client.client.actor.name]
+            operations = [
+                operation for operation in self.recorder.operations.values() if operation.actor.name == client.client.actor.name
+            ]
             for first in range(0, len(operations), 256):
                 asked += len(await client.client.resume(operations[first : first + 256]))
         return asked

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 from remit.commitment import ledger_check
 from remit.commitment.authority import Authority
-from remit.demo.race import Kill, OperationRecorder, RaceTarget, Race
+from remit.demo.race import Kill, OperationRecorder, Race, RaceTarget
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.objects import decode
 from remit.model.records import Replica
 from remit.store import chain
-from remit.store.protocol import WatchEvent, Head
+from remit.store.protocol import Head, WatchEvent
 from remit.store.sqlite.store import SqliteStore
 from remit.store.watch_feed import FeedLimits
 from remit.world.interfaces import World
@@ -140,7 +140,9 @@ def _one_owner(race: Race, history: OwnershipHistory, authority: Authority) -> F
     device = f"{target.device} of {target.node}"
     violations = []
     if names != [race.owner]:
-        violations.append(f"{device} is owned by {', '.join(names) or 'no replica'}, but the last accepted claim was for {race.owner}")
+        violations.append(
+            f"{device} is owned by {', '.join(names) or 'no replica'}, but the last accepted claim was for {race.owner}"
+        )
     if list(history.owners) != names:
         violations.append(f"owner by rows: {', '.join(history.owners) or 'none'}; by books: {', '.join(names) or 'none'}")
     phase = owners[0][1].status.phase if owners else "free"
@@ -164,7 +166,8 @@ def _nothing_lost(recorder: OperationRecorder, authority: Authority) -> Finding:
             violations.append(f"operation {name} was answered {verdict}, but the store has {stored or 'no outcome'}")
     total = len(recorder.verdicts)
     violations += [f"operation {name} was never answered" for name in sorted(recorder.unanswered())]
-    result = f"{total:,} operations acknowledged: {total - len(violations):,} have the same verdict in the store, {len(violations)} lost"
+    same = total - len(violations)
+    result = f"{total:,} operations acknowledged: {same:,} have the same verdict in the store, {len(violations)} lost"
     return Finding("nothing lost", result, _first_violations(violations))
 
 

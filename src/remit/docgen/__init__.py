@@ -1,1 +1,1 @@
-"""Generated documentation."""
+"""Generates the reference pages of the documentation from the code."""

@@ -1,12 +1,7 @@
-"""Pages: controllers, metrics, commands; Markdown tables.
+"""Generated pages about commands, controllers and metrics, and the Markdown helpers of all generated pages.
 
-The page of the command line, out of the commands' own help.
-
-Titles, tables and figures as Markdown, the same on every generated page.
-
-The page of the controllers, with what their code declares.
-
-The page about them, out of the table that they are written by.
+The texts of the controllers page are written here; its numbers and tables come from the code. The commands page is built from
+the commands' own help, and the metrics page from the metric definitions. Files are written by generate.py.
 """
 
 from __future__ import annotations
@@ -19,16 +14,17 @@ from typing import Final
 import click
 
 from remit.cli.main import COMMANDS, remit
+from remit.commitment.decide import tag
 from remit.commitment.rulings.declarations import INITIAL_REPLICAS_MAX
 from remit.correction.controller_set import CONTROLLERS
 from remit.correction.controllers import disruption, node_lifecycle, repair
 from remit.correction.controllers.workload_status import condition_debounce_ms
-from remit.correction.framework.loop import CACHE_AGE_MS_MAX, LoopTiming, Controller
+from remit.correction.framework.loop import CACHE_AGE_MS_MAX, Controller, LoopTiming
 from remit.correction.framework.work_queue import UNDONE_MAX
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.timing import DRIFT_MAX_PERCENT, Timing, lost_after_ms
 from remit.law.workload_rules import STAGE_REASONS
-from remit.model.claims import RecordEvent, SetCondition, Role
+from remit.model.claims import RecordEvent, Role, SetCondition
 from remit.model.kinds import NodeHealth, NodeSpec, Template, WorkloadSpec
 from remit.model.objects import DECLARED
 from remit.model.resources import Amount
@@ -39,30 +35,30 @@ from remit.serve.metrics.exposition import METRICS
 COMMANDS_SOURCE: Final = "src/remit/cli/"
 
 FOREWORD: Final = """\
-`remit COMMAND --help` says the same in a terminal. Commands that ask a server find it in this order: a flag (`--server`, or
-`--context` for one that is known by a name), the environment (`REMIT_SERVER`, `REMIT_CONTEXT`), the file of `remit context`
-(`~/.config/remit/config.yaml`, or what `REMIT_CONFIG` names). Its token comes from `--token-file`, `REMIT_TOKEN`,
-`REMIT_TOKEN_FILE` or the context; the token of a context is sent to the server of that context and to no other. The tenant
-comes from `-t`, `REMIT_TENANT` or the context, and is `default` if nobody says.
+`remit COMMAND --help` prints the same text. Commands that need a server find it in this order: a flag (`--server`, or
+`--context` for a named one), the environment (`REMIT_SERVER`, `REMIT_CONTEXT`), the file of `remit context`
+(`~/.config/remit/config.yaml`, or the file named by `REMIT_CONFIG`). The token comes from `--token-file`, `REMIT_TOKEN`,
+`REMIT_TOKEN_FILE` or the context. The token of a context is sent only to the server of that context. The tenant comes from
+`-t`, `REMIT_TENANT` or the context; the default is `default`.
 
-| exit code | means |
+| exit code | meaning |
 |---|---|
-| 0 | it was done |
-| 1 | it was not: the server refused it, could not be reached, or time was up; of `diff`, that something differs |
-| 2 | the command was misused, a file cannot be read, or no server is named |
+| 0 | success |
+| 1 | failure: the server refused the request, could not be reached, or a timeout passed; for `diff`: something differs |
+| 2 | wrong usage, an unreadable file, or no server configured |
 | 3 | work was not placed (`apply --wait`, `plan`, `wait`, `scale --wait`, `rollout status`) |
-| 130 | it was interrupted |
+| 130 | interrupted |
 
-Into a terminal go colours and tables that keep to its width; anywhere else the same tables, whole and plain. `-o json` is one
-document without colours, with the names that the API gives; `-o yaml` is what `remit apply` takes back, with what Remit
-reports of an object below it in comments. `NO_COLOR` is heeded."""
+On a terminal, output has colours and tables are cut to its width. Otherwise the same tables are printed in full and without
+colours. `-o json` prints one document without colours, with the field names of the API. `-o yaml` prints what `remit apply`
+accepts, with the status of the object in comments below it. `NO_COLOR` is respected."""
 
 
 def commands_page() -> str:
-    """All of it but its title."""
+    """Return the commands page without its title."""
     group = click.Context(remit, info_name="remit")
     rows = [f"| [`{name}`](#remit-{name}) | {lazy.summary} |" for name, lazy in COMMANDS.items() if _found(group, name)]
-    parts = [FOREWORD, "## Commands", "\n".join(["| command | does |", "|---|---|", *rows])]
+    parts = [FOREWORD, "## Commands", "\n".join(["| command | description |", "|---|---|", *rows])]
     for name in COMMANDS:
         command = _found(group, name)
         if command is not None:
@@ -71,7 +67,7 @@ def commands_page() -> str:
 
 
 def _found(group: click.Context, name: str) -> click.Command | None:
-    """None, if it is hidden, or no part of this installation."""
+    """Return the command; None if it is hidden or not part of this installation."""
     if not COMMANDS[name].summary:
         return None
     try:
@@ -82,7 +78,7 @@ def _found(group: click.Context, name: str) -> click.Command | None:
 
 
 def _sections(command: click.Command, path: str, depth: int) -> Iterator[str]:
-    # The names of --help are kept by a command once they were asked for: so they are asked for as the program asks.
+    # A command caches the names of its help option on first use, so they are requested here as the program requests them.
     context = click.Context(command, info_name=path, help_option_names=remit.context_settings["help_option_names"])
     yield f"{'#' * depth} {path}"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "")
@@ -99,7 +95,7 @@ def _sections(command: click.Command, path: str, depth: int) -> Iterator[str]:
             yield from _sections(below, f"{path} {name}", depth + 1)
 
 
-GENERATED: Final = "Generated by `make docs` (`python -m remit.docgen.generate`) from `{source}`: change that, not this page."
+GENERATED: Final = "Generated by `make docs` (`python -m remit.docgen.generate`) from `{source}`; change that, not this page."
 
 
 def page(title: str, source: str, *parts: str) -> str:
@@ -133,125 +129,128 @@ CONTROLLERS_SOURCE: Final = "src/remit/correction/"
 
 _WORK: Final = WorkloadSpec(type="job", template=Template(command=("true",)))
 _NODE: Final = NodeSpec(region="r", zone="z", capacity=Amount())
-"""With every default."""
+"""A workload and a node with only default values."""
 
 LOOP: Final = """\
-A controller compares what stands with what should stand, and asks the authority for the difference. It writes nothing
-itself: every deed is a claim, with the epoch of its lease, the revision on which it was decided, and how old that was. All
-controllers of a scope run in one process, over one board: a copy of every row but batches, events and decisions. Several
-such processes may run. Of the copies of one controller one holds the lease and acts; the others follow the board and wait.
-Whoever waits asks for the status, which costs no commit, and for the lease only when it was not renewed for a term or was
-given back.
+A controller compares the desired state with the actual state and asks the authority for the difference. It writes nothing
+itself: every action is a claim, with the epoch of its lease and the revision and age of the state on which it was decided.
+All controllers of a scope run in one process on one watch cache: a copy of every row except batches, events and decisions.
+Several such processes may run. For each controller, one process holds the lease and acts; the others keep their watch caches
+up to date and wait. A waiting process reads the status, which costs no commit, and requests the lease only when it was not
+renewed for a term or was given back.
 
-A loop is keyed and level-triggered: `reconcile(key)` is told no event. It looks at the board and wishes for deeds until
-nothing is left to wish for. So a change that was missed, seen twice or seen late makes no difference, and a copy that is
-killed between any two claims is followed by one that ends where the first would have ended."""
+A loop is keyed and level-triggered: `reconcile(key)` receives no event. It reads the watch cache and returns actions until
+the actual state matches the desired one. A change that is missed, seen twice or seen late therefore makes no difference, and
+if a process is killed between any two claims, the next one reaches the same result."""
 
 RULES: Final = """\
-- **Nothing outside its remit.** A deed that the controller has not declared is not asked for; an event `OutsideRemit` says
-  so.
-- **Nothing that stands already.** A condition that says nothing new is not said. A scope in which nothing changes is not
-  written to, but for the authority's own beat.
-- **Nothing on an old view.** Past the age above, and after a takeover until the board shows all that the former holder did,
-  a loop waits.
-- **Not the same again before the first is seen.** After an accepted deed its key rests until the board has reached its
-  revision.
-- **Not for ever.** What is refused or unanswered is tried after pauses that double, with full jitter, out of one budget of
-  retries for all keys. After silence the same operations are asked under the same ids. A key that has got nowhere for long
-  enough is told as `Stuck`, and goes on at the slowest rate.
-- **No fights.** A deed that was done {undone} times and is wanted again has been undone as often. An event `Fought` says
-  so, and it is not repeated until the object changes or a long pause has passed."""
+- **Permissions.** An action that the controller has not declared is not submitted. An event `OutsideRemit` reports it; it is
+  a bug in the controller.
+- **No redundant writes.** A condition that is already set is not written again. An idle scope is not written to, except for
+  the authority's own heartbeat.
+- **No action on an old view.** A loop waits while its watch cache is older than the limit above. After it acquires the lease
+  it also waits until the cache shows everything that the previous holder committed.
+- **No repetition before the effect is visible.** After an accepted action its key is held until the watch cache has reached
+  the action's revision.
+- **Backoff.** Refused and unanswered actions are retried after a backoff that doubles, with full jitter, from one retry
+  budget for all keys. After a lost reply the same operations are submitted under the same ids. A key without success for
+  long enough is reported by an event `Stuck` and retried at the slowest rate.
+- **No fights.** An action that was applied {undone} times and is needed again has been undone as often. An event `Fought`
+  reports it, and the action is not repeated until the object changes or a long pause has passed."""
 
 WORKLOADS: Final = """\
-Replicas are named after their workload and an index, and the lowest free indexes are taken first: a second creation finds
-the first. What counts against the number that is wanted is every replica that is not released, whether it waits, runs,
-leaves or is in doubt; so there are never more than are wanted, and `maxSurge` more while an older generation stands.
+Replicas are named after their workload and an index. The lowest free indexes are used first, so a repeated creation finds
+the existing replica. Every replica that is not released counts towards the desired number, also while it is pending, ending
+or unknown. So there are never more replicas than desired, plus `maxSurge` while replicas of an older generation exist.
 
-The first replicas of a workload that is new are made by the authority, in the commit that declares it, where the API is
-asked and there are not more than {fill:,}: what this controller would ask for next. It finds nothing missing then. All others
-it makes itself: those of daemons, of what is scaled or changed, and of whoever declares without that wish.
+The authority creates the first replicas of a new workload in the commit that declares it, if it was declared through the API
+and has at most {fill:,} replicas. The workload controller creates all others: those of daemons, of scaled or changed
+workloads, and of workloads declared in another way.
 
-Scaling down ends first what stands on a node that is not well or is to be emptied, then what has come least far, then what
-shares its node with others of the workload, then the highest index. What leaves anyway counts first, and so does what
-nobody knows to run. Whoever only changes how many there are, or how they are treated, restarts nobody.
+Scaling down removes replicas in this order: on unhealthy or draining nodes, least far in their lifecycle, sharing a node with
+other replicas of the workload, highest index. Replicas that are ending or unknown count first. A change of only the replica
+count, or of fields such as the rollout settings, restarts no replica.
 
-A job makes `completions` in all (or `replicas`, if there are none), at most `replicas` at a time. A replica that ended well
-is kept with its result; one that did not is tried again after a pause that doubles, {base} to {most}, until one has failed
-more often than `retries`, or the `deadline` has passed: then the job has failed, and what is left of it is ended. A job
-that is over is kept for `keep` ({keep} if nothing is said), and deleted.
+A job creates `completions` replicas in total (`replicas`, if `completions` is not set), at most `replicas` at a time. A
+completed replica is kept with its result. A failed one is retried after a backoff that doubles, {base} to {most}. The job has
+failed when one replica has failed more often than `retries`, or the `deadline` has passed; its remaining replicas are then
+ended. A finished job is deleted after `keep` (default {keep}).
 
-A job with a `schedule` is not run: nobody keeps schedules yet, and its condition `Admitted` says so.
+A job with a `schedule` is not run, because schedules are not implemented yet. Its `Admitted` condition reports that.
 
-A daemon has one replica on each node that is for it, by the scheduler's own rules.
+A daemon has one replica on each node that satisfies its placement, by the scheduler's own rules.
 
-A rollout retires old replicas that do nothing yet at once, and of those that are ready as many as can be spared: never
-fewer are available than `minAvailable`, nor than are wanted less `maxUnavailable`. If the new generation never becomes
-ready, the old one stays, and past `progressDeadline` the condition `Progressing` says so. What a drain has asked to leave
-is not spared again."""
+A rollout retires old replicas that are not ready at once. Of the ready ones it retires as many as the workload can spare: at
+least `minAvailable`, and at least the desired number minus `maxUnavailable`, stay available. If the new generation never
+becomes ready, the old one stays, and the `Progressing` condition reports it after `progressDeadline`. A replica that a drain
+has asked to leave is not counted as available."""
 
 CONDITIONS: Final = """\
-Each has a reason for programs, the generation that it speaks of, and when it last changed. Good news is told at once. Bad
-news of the first three is told when it has lasted for {patience}: what comes and goes is not written down. Of a job neither
-is, so one that is over sooner costs only its end. None holds a count: `remit get workload` counts the replicas by stage as
-it is asked."""
+Each condition has a machine-readable reason, the generation that it describes, and the time of its last change. A condition
+that becomes true is written at once. `Admitted`, `Scheduled` and `Ready` are set to false only after {patience}, so that short
+interruptions are not written. For jobs both directions wait that long, so a short job costs only the write of its end. No
+condition contains a count: `remit get workload` counts the replicas by stage on each request."""
 
 DELETION: Final = """\
-Deleting a workload marks it. From then on nothing of it is made or tried again: what waits is cancelled, what runs is
-removed, what has finished is settled, what is released is forgotten. When nothing is left, and no finalizer, the workload
-itself goes. Finalizers hold the object alone: its replicas end all the same.
+Deleting a workload marks it as being deleted. No replica of it is created or retried any more: pending replicas are
+cancelled, running ones removed, finished ones settled, released ones forgotten. The workload itself is deleted when no
+replica and no finalizer is left. Finalizers hold only the object; its replicas end all the same.
 
-What names owners goes when the last of them is gone: by uid, so one that was made anew under the same name saves nobody. It
-is deleted at the revision at which it was seen, and the authority looks once more whether every owner is gone. What was
-marked while something held it goes once nothing does. A sweep at the beginning of a term finds what was orphaned while
-nobody looked."""
+An object with owner references is deleted when its last owner is gone. Owners are compared by uid, so an owner created again
+under the same name does not keep the object. The object is deleted at the revision at which it was observed, and the authority
+checks again that every owner is gone. An object that was marked for deletion while something held it is deleted once nothing
+does. The resync at the start of a lease term finds objects that became deletable while no controller was running."""
 
 LADDER: Final = """\
-The authority counts for how long it has heard nothing of each node, in its memory, from its takeover on; the controller
-asks at every beat. Each silence decides only what its uncertainty allows, and the authority has the last word: what is
-asked too early is refused."""
+The authority measures the time since each node's last heartbeat, in memory, from its takeover on. The node controller reads
+these times once per heartbeat interval. Each silence decides only what its uncertainty allows, and the authority has the
+final decision: it refuses a request that comes too early."""
 
 RETURN: Final = """\
-A node that was unknown or lost joins like a new one. It takes work only when its beat says that it has come to terms with
-this incarnation of the scope: nothing runs there any more that the authority knows nothing of.
+A node that was unknown or lost joins like a new one. It receives work only after its heartbeat reports that it has reconciled
+its replicas with this incarnation of the scope: nothing runs there that the authority does not know of.
 
-Within a zone {burst} nodes may become unknown at once, and then {rate} a minute; {sick} in ten minutes if most of the
-zone is silent. Endpoints on a suspect node are withdrawn, but never the last ones of a service: better one that may be dead
-than none."""
+Within a zone {burst} nodes may become unknown at once, and after that {rate} per minute; {sick} per ten minutes if most of
+the zone is silent. Endpoints on a suspect node are withdrawn, but never the last ones of a service: an endpoint that may be
+dead is better than none."""
 
 MASS: Final = """\
-When {percent} % of the nodes of a region, or more, are silent at once (and it has more than {more}), or all there are anywhere
-(and there is more than one), the machines are not broken: the way to them is, or whoever listens. Then nothing there becomes
-unknown, lost, evicted or drained. An event `MassSilence` says so; after {call} an event `CallOperator` asks for a person;
-`MassSilenceOver` ends it. That a whole region is lost is not decided here."""
+If {percent} % or more of the nodes of a region are silent at once (and it has more than {more}), or all nodes of the scope (and
+there is more than one), the cause is probably the network or the control plane, not the nodes. While this lasts, no node of
+the region becomes unknown or lost, and nothing there is evicted or drained. An event `MassSilence` reports it, an event
+`CallOperator` asks for an operator after {call}, and `MassSilenceOver` reports its end. The node controller never declares a
+whole region lost."""
 
 DRAIN: Final = """\
-`draining` on a node takes it out of service, and asks what runs there to leave: up to {at_once} at a time, each only if its
-workload can spare it. What is not ready is nothing to wait for; of what is, `minAvailable` must be left, and what any node
-or rollout has asked to leave is counted as gone. The condition `Drained` of the node tells how it stands: `Draining`, then
-`Empty`; past `drainDeadline` ({deadline} if nothing is said) `DeadlinePassed`, with who cannot be spared or has not ended.
-With `drainForce` it goes on then in spite of the limits. `unschedulable` only keeps new work away. A `NoExecute` taint
-pushes out what does not tolerate it at once, whatever that disrupts."""
+`draining` on a node stops new placements and evicts its replicas: up to {at_once} at a time, each only if its workload can
+spare it. Replicas that are not ready are evicted without waiting. Of the ready ones `minAvailable` must remain, and a replica
+that any drain or rollout has asked to leave counts as gone. The node's `Drained` condition shows the progress: `Draining`,
+then `Empty`. After `drainDeadline` (default {deadline}) it is `DeadlinePassed`, with the names of the replicas that cannot be
+evicted or have not stopped. With `drainForce` the drain then continues regardless of `minAvailable`. `unschedulable` only
+stops new placements. A `NoExecute` taint evicts all replicas that do not tolerate it at once, regardless of `minAvailable`."""
 
 REPAIR: Final = """\
-What failed is released, what was released and is still wanted is queued again as a new attempt, and what has waited too
-long is ended. A grant that has run out and is held in this scope is closed; what another scope holds is only its own to
-give back. The override `hold-repair` keeps all of this from what it names. Repair never touches what runs, and nothing that
-another role owns."""
+The repair controller releases failed replicas, queues released replicas that are still desired as a new attempt, and ends
+replicas that stay in a phase for too long. It closes an expired grant that is held in this scope; a grant held by another
+scope is returned only by that scope. The override `hold-repair` disables all of this for the objects that it names. Repair
+never touches running replicas, nor anything that another role owns."""
 
 
 def controllers() -> str:
-    tempo, cadence = Timing(), LoopTiming()
+    timing, loop_timing = Timing(), LoopTiming()
     return page(
         "Controllers",
         CONTROLLERS_SOURCE,
         LOOP,
-        table(("controller", "lease", "its question", "its moves", "also"), (_row(one) for one in CONTROLLERS)),
-        "Everybody may record an event and observe a condition. A move that is not in a controller's row is not its to make; "
-        "the [lifecycle](lifecycle.md) has the one role of each.",
-        "## When it looks",
-        f"At a beat of {duration(tempo.heartbeat_ms)}; with another beat all but the age of the view change in proportion.",
-        table(("what", "when"), _times(cadence)),
-        "## What it never does",
+        table(
+            ("controller", "lease", "purpose", "transitions", "other claims"), (_row(controller) for controller in CONTROLLERS)
+        ),
+        "Every controller may also record events and set conditions. A controller may make only the transitions in its row; "
+        "the [lifecycle](lifecycle.md) names the one role that owns each.",
+        "## When it reconciles",
+        f"With a heartbeat interval of {duration(timing.heartbeat_ms)}. All times except the age of the view scale with it.",
+        table(("trigger", "when"), _times(loop_timing)),
+        "## Safeguards",
         RULES.format(undone=UNDONE_MAX),
         "## Workloads and rollouts",
         WORKLOADS.format(
@@ -261,88 +260,94 @@ def controllers() -> str:
             keep=duration(int(_WORK.keep)),
         ),
         "### Conditions",
-        CONDITIONS.format(patience=duration(condition_debounce_ms(tempo))),
+        CONDITIONS.format(patience=duration(condition_debounce_ms(timing))),
         table(("condition", "of", "true", "false"), _conditions()),
         "### Deletion, finalizers, owners",
         DELETION,
-        "## Nodes: the evidence ladder",
+        "## Node health",
         LADDER,
-        table(("silent for more than", "at a beat of 2 s", "the node", "what follows"), _ladder(tempo)),
+        table(("silent for more than", "with an interval of 2 s", "node becomes", "effect"), _health_steps(timing)),
         RETURN.format(
             burst=node_lifecycle.UNKNOWN_NODES_BURST,
             rate=node_lifecycle.UNKNOWN_NODES_MILLI_PER_S * 60 // 1000,
             sick=node_lifecycle.UNKNOWN_NODES_MILLI_PER_S_SILENT_ZONE * 600 // 1000,
         ),
         "### Mass silence",
-        MASS.format(percent=MASS_PERCENT, more=MASS_NODES_MORE_THAN, call=duration(tempo.call_operator_ms)),
+        MASS.format(percent=MASS_PERCENT, more=MASS_NODES_MORE_THAN, call=duration(timing.call_operator_ms)),
         "### Drain and disruption",
         DRAIN.format(at_once=disruption.NODE_EVICTIONS_MAX, deadline=duration(int(_NODE.drain_deadline))),
         "## Repair",
         REPAIR,
-        table(("a replica that is", "for longer than", "is moved on by"), _waits()),
+        table(("phase", "for longer than", "transition"), _waits()),
     )
 
 
 def _row(controller: type[Controller]) -> tuple[str, ...]:
-    remit = controller.permissions
-    module = sys.modules[controller.__module__].__doc__ or ""
-    claims = sorted(one.__name__.lower() for one in remit.claims - {RecordEvent, SetCondition})
-    kinds = "every declared kind" if remit.declares == frozenset(DECLARED) else ", ".join(sorted(remit.declares))
+    """Return the table row of a controller. Its purpose is the first line of its module's docstring."""
+    permissions = controller.permissions
+    purpose = (sys.modules[controller.__module__].__doc__ or "").partition("\n")[0]
+    claims = sorted(tag(claim) for claim in permissions.claims - {RecordEvent, SetCondition})
+    kinds = "every declared kind" if permissions.declares == frozenset(DECLARED) else ", ".join(sorted(permissions.declares))
     also = [
         f"{code(name)} of {kinds}" if name == "delete" else code(name) for name in claims if name not in ("spawn", "forget")
     ]
-    lease = controller.lease or remit.role.value
-    moves = codes(sorted(remit.transitions)) or "-"
-    return controller.__name__.lower(), code(lease), module.partition("?")[0] + "?", moves, ", ".join(also) or "-"
+    lease = controller.lease or permissions.role.value
+    name = lease.partition("/")[2] or lease  # as in the label `controller` of the metrics
+    return name, code(lease), purpose, codes(sorted(permissions.transitions)) or "-", ", ".join(also) or "-"
 
 
-def _times(cadence: LoopTiming) -> Iterator[tuple[str, str]]:
-    pauses = cadence.backoff
-    yield "a change on the board", f"at once; changes within {duration(cadence.coalesce_ms)} after a look are one look"
-    patience = duration(condition_debounce_ms(cadence.timing))
+def _times(timing: LoopTiming) -> Iterator[tuple[str, str]]:
+    backoff = timing.backoff
+    yield "change in the watch cache", f"at once; further changes within {duration(timing.coalesce_ms)} together"
+    debounce = duration(condition_debounce_ms(timing.timing))
     yield (
-        "a job whose replicas come nearer to their end",
-        f"after {patience}: most are over by then, and what ends or fails is at once",
+        "progress of a job's replicas",
+        f"after {debounce}, because most jobs are over by then; a replica that ends or fails: at once",
     )
-    yield "a wait that begins", f"when it is over, and {duration(repair.LIMIT_MARGIN_MS)} later"
-    yield "everything, whatever was heard", f"every {duration(cadence.resync_ms)}, less up to a quarter"
-    yield "what is not to be acted on", f"a board older than {duration(CACHE_AGE_MS_MAX)}"
+    yield "start of a time limit", f"{duration(repair.LIMIT_MARGIN_MS)} after the limit has passed"
+    yield "resync of all keys", f"every {duration(timing.resync_ms)}, less up to a quarter"
+    yield "view too old to act on", f"a watch cache older than {duration(CACHE_AGE_MS_MAX)}"
     yield (
-        "a key after a failure",
-        f"after {duration(pauses.base_ms)}, doubling up to {duration(pauses.cap_ms)}, with full jitter",
+        "failure of a key's actions",
+        f"after {duration(backoff.base_ms)}, doubling up to {duration(backoff.cap_ms)}, with full jitter",
     )
-    yield "a key that is stuck", f"told after {duration(pauses.stuck_after_ms)}, then every {duration(pauses.slow_ms)} at most"
-    yield "a deed that was undone again and again", f"not for {duration(cadence.undo_hold_ms)}"
-    yield "a lease", f"of {duration(cadence.timing.lease_ms)}, renewed after a third of it"
+    yield "stuck key", f"reported after {duration(backoff.stuck_after_ms)}, then every {duration(backoff.slow_ms)} at most"
+    yield "repeatedly undone action", f"not for {duration(timing.undo_hold_ms)}"
+    yield "lease", f"{duration(timing.timing.lease_ms)}, renewed after a third of it"
 
 
 def _conditions() -> Iterator[tuple[str, ...]]:
     placing = codes(list(STAGE_REASONS.values())[:3])
-    yield code("Admitted"), "all", code("Accepted"), "why no replicas could be made: the refusal's code, such as `Limit`"
-    yield code("Scheduled"), "all", f"{code('AllBound')}: every one that is wanted has a place", placing
-    yield code("Ready"), "services, daemons", code("AllReady"), f"what limits it now: {codes(STAGE_REASONS.values())}"
-    yield code("Available"), "services, daemons", f"{code('EnoughReady')}: as many as may not be missed", code("TooFewReady")
+    yield code("Admitted"), "all", code("Accepted"), "the code of the refusal to create replicas, such as `Limit`"
+    yield code("Scheduled"), "all", f"{code('AllBound')}: every desired replica has a node", placing
+    yield code("Ready"), "services, daemons", code("AllReady"), f"the stage that limits it: {codes(STAGE_REASONS.values())}"
+    yield code("Available"), "services, daemons", f"{code('EnoughReady')}: the required minimum is ready", code("TooFewReady")
     yield code("Progressing"), "services, daemons", codes(("RollingOut", "RolledOut")), code("ProgressDeadlineExceeded")
-    yield code("Complete"), "jobs", code("Done"), f"{code('Changed')}: it was, before it was changed"
-    yield code("Failed"), "jobs", codes(("RetriesExhausted", "DeadlineExceeded")), f"{code('Changed')}: it had"
-
-
-def _ladder(tempo: Timing) -> Iterator[tuple[str, ...]]:
-    fence_ms = int(_WORK.fence)
-    fence = f"fence {duration(fence_ms)}: {lost_after_ms(fence_ms, tempo) // 1000} s"
-    lost_ms = node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * tempo.unknown_ms
-    yield "3 beats", duration(tempo.suspect_ms), code(NodeHealth.SUSPECT), "no new work there; endpoints are withdrawn"
-    yield "7½ beats", duration(tempo.unknown_ms), code(NodeHealth.UNKNOWN), "what is there is in doubt, and holds its room"
-    yield "15 beats", duration(tempo.eager_ms), "", "`replace: eager` work there is given up and replaced"
+    yield code("Complete"), "jobs", code("Done"), f"{code('Changed')}: was complete before the spec changed"
     yield (
-        f"{node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * 15 // 2} beats",
+        code("Failed"),
+        "jobs",
+        codes(("RetriesExhausted", "DeadlineExceeded")),
+        f"{code('Changed')}: had failed before the spec changed",
+    )
+
+
+def _health_steps(timing: Timing) -> Iterator[tuple[str, ...]]:
+    fence_ms = int(_WORK.fence)
+    fence = f"fence {duration(fence_ms)}: {lost_after_ms(fence_ms, timing) // 1000} s"
+    lost_ms = node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * timing.unknown_ms
+    yield "3 intervals", duration(timing.suspect_ms), code(NodeHealth.SUSPECT), "no new placements; endpoints are withdrawn"
+    yield "7½ intervals", duration(timing.unknown_ms), code(NodeHealth.UNKNOWN), "its replicas become unknown and hold capacity"
+    yield "15 intervals", duration(timing.eager_ms), "", "replicas with `replace: eager` fail and are replaced"
+    yield (
+        f"{node_lifecycle.LOST_AFTER_UNKNOWN_TIMES * 15 // 2} intervals",
         duration(lost_ms),
         code(NodeHealth.LOST),
-        "if nothing is there any more",
+        "only if it has no replicas left",
     )
     yield (
-        f"(`fence` + 2½ beats) and {DRIFT_MAX_PERCENT} %", fence, "",
-        "`replace: fenced` work there is given up: its keeper has ended it by then",
+        f"(`fence` + 2½ intervals) plus {DRIFT_MAX_PERCENT} %", fence, "",
+        "replicas with `replace: fenced` fail; the node's keeper has stopped them by then",
     )  # fmt: skip
 
 
@@ -360,38 +365,45 @@ TITLES: Final = {
     "agent": "## The agent",
 }
 LABELS: Final = {
-    "phase": "the phases of [the lifecycle](lifecycle.md)",
-    "reason": "codes of [refusals](refusals.md), and `queued`; of evictions, the transition",
-    "code": "codes of [refusals](refusals.md); of HTTP, the codes of [the API](api.md)",
+    "phase": "phases of [the lifecycle](lifecycle.md)",
+    "reason": "codes of [refusals](refusals.md), or `queued`; for evictions, the transition",
+    "code": "codes of [refusals](refusals.md); for HTTP, codes of [the API](api.md)",
     "did": "[operations](operations.md); `move NAME` for a transition",
-    "route": "the `operationId` of the route in `/openapi.json`; `none` for a path that leads nowhere",
+    "route": "the `operationId` of the route in `/openapi.json`; `none` for an unknown path",
     "method": "GET, HEAD, POST, PUT, PATCH, DELETE, `other`",
-    "status_class": "`2xx` to `5xx`; `gone` if the asker left",
-    "tenant": f"the {TENANTS_MAX} that use most of their quota; no others are told",
+    "status_class": "`2xx` to `5xx`; `gone` if the client disconnected",
+    "tenant": f"the {TENANTS_MAX} tenants that use most of their quota; others are not reported",
     "resource": "`cpu` in cores, `memory` in bytes, `devices`, `other`",
     "quantile": "0.5, 0.9, 0.99 and 1 over all nodes",
-    "controller": "the controllers of [their page](controllers.md)",
+    "controller": "names on [the controllers page](controllers.md)",
     "component": "`server`, `scheduler`, `controllers`",
-    "flow": "`first` for what does not wait behind others, `tenants` for routes below a tenant, `scope` for the rest",
+    "flow": "`first` for requests that bypass the queue, `tenants` for routes of a tenant, `scope` for all others",
 }
 
 
 def metrics() -> str:
     parts: list[str] = []
     for part, title in TITLES.items():
-        rows = [(code(one.name), one.type, codes(one.labels) or "-", one.help) for one in METRICS.values() if one.component == part]
-        parts += [title, table(("metric", "type", "labels", "what it says"), rows)]
+        rows = [
+            (code(metric.name), metric.type, codes(metric.labels) or "-", metric.help)
+            for metric in METRICS.values()
+            if metric.component == part
+        ]
+        parts += [title, table(("metric", "type", "labels", "meaning"), rows)]
     return page(
         "Metrics",
         "src/remit/serve/metrics/exposition.py",
-        "`GET /metrics` of a server, with a token, as Prometheus' text or as OpenMetrics, by the `Accept` header. In "
-        "`remit up` the scheduler and the controllers are in the same process, and tell theirs there too. As processes of "
-        "their own they, and an agent, tell theirs at `--metrics HOST:PORT`, on their own machine only and without a token.",
-        "Most of it is looked up when somebody asks. What is counted on the way costs about a microsecond a request. Every "
-        "label has a closed set of values, so the number of series does not depend on what anybody asks, creates or names. "
-        "Beside these there are the usual `process_*` of the process.",
-        "[deploy/prometheus](../deploy/prometheus) has a scrape configuration, alerts and a Grafana dashboard.",
+        "`GET /metrics` of a server returns its metrics in the Prometheus or OpenMetrics text format, by the `Accept` "
+        "header. It "
+        "needs a token. In `remit up` the scheduler and the controllers run in the same process and are included. As separate "
+        "processes they, and agents, serve their metrics at `--metrics HOST:PORT`, only on their own machine and "
+        "without a token.",
+        "Most values are computed on request. Those counted as events occur cost about a microsecond per request. "
+        "Every label has "
+        "a closed set of values, so the number of series does not depend on user input. The usual `process_*` metrics are "
+        "included.",
+        "[deploy/prometheus](../deploy/prometheus) contains a scrape configuration, alerts and a Grafana dashboard.",
         *parts,
         "## Labels",
-        table(("label", "its values"), ((code(name), words) for name, words in LABELS.items())),
+        table(("label", "values"), ((code(name), values) for name, values in LABELS.items())),
     )

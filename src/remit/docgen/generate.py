@@ -1,9 +1,9 @@
-"""Writes or checks generated pages (`python -m remit.docgen.generate`).
-
-Writes them, or tells which drifted. What stands in them is made in pages.py.
+"""Writes the generated documentation pages, or checks that they are up to date.
 
 python -m remit.docgen.generate            write
-python -m remit.docgen.generate --check    exit 1 and name what drifted
+python -m remit.docgen.generate --check    exit 1 and name the outdated pages
+
+The content of the pages is in component_pages.py and reference_pages.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def drifted(directory: Path) -> list[str]:
-    """The names of pages that are not there, or not as they would be written now."""
+    """Return the names of pages that are missing or differ from what would be written now."""
     return [name for name, page in PAGES.items() if _text(directory / name) != page()]
 
 
@@ -27,24 +27,22 @@ def _text(path: Path) -> str | None:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 if a page is not as the code says.")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=DOCS, help="The directory of the pages.")
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 if a page is out of date.")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=DOCS, help="Directory of the pages.")
 def docs(check: bool, into: Path) -> None:
-    """Write the pages that are generated from the code, or check them."""
+    """Write the documentation pages that are generated from the code, or check them."""
     if not into.is_dir():
-        raise click.UsageError(
-            f"{into} is no directory; the pages belong to a checkout of the repository: name its docs/ with --into"
-        )
+        raise click.UsageError(f"--into: {into} is not a directory; pass the docs/ directory of a checkout of the repository")
     changed = drifted(into)
     if check:
         for name in changed:
-            click.echo(f"{into / name} is not what the code says; run `make docs`")
+            click.echo(f"{into / name} is out of date; run `make docs`")
         raise SystemExit(1 if changed else 0)
     for name in changed:
         (into / name).write_text(PAGES[name](), encoding="utf-8")
         click.echo(f"wrote {into / name}")
     if not changed:
-        click.echo(f"{len(PAGES)} pages are as the code says")
+        click.echo(f"{len(PAGES)} pages are up to date")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Pages: lifecycle, refusals, filters, invariants, operations, scenarios.
+"""Generated reference pages: lifecycle, refusals, filters, invariants, operations, scenarios.
 
-Text only: nothing is written or compared here (see docs.py).
+Returns texts only. generate.py writes and compares the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from remit.docgen.component_pages import (
     table,
 )
 from remit.law.invariants import INVARIANTS
-from remit.law.lifecycle import GUARDS, HOLDING_PHASES, NODE_HEALTH_TRANSITIONS, ON_NODE_PHASES, TRANSITIONS, PHASE_TIMEOUTS, Transition, PhaseTimeout
+from remit.law.lifecycle import (
+    GUARDS,
+    HOLDING_PHASES,
+    NODE_HEALTH_TRANSITIONS,
+    ON_NODE_PHASES,
+    PHASE_TIMEOUTS,
+    TRANSITIONS,
+    PhaseTimeout,
+    Transition,
+)
 from remit.law.refusals import REFUSALS
 from remit.model.claims import CLAIMS, Abandon, Claim, Role
 from remit.model.kinds import NodeHealth
@@ -46,7 +55,7 @@ LINE: Final = (
     (P.RUNNING, P.FINISHED), (P.FINISHED, P.RELEASED), (P.RUNNING, P.FAILED), (P.RUNNING, P.UNKNOWN), (P.UNKNOWN, P.RUNNING),
     (P.UNKNOWN, P.FAILED), (P.FAILED, P.RELEASED), (P.RELEASED, P.PENDING),
 )  # fmt: skip
-"""The edges that are drawn. All of them would be a thicket; the table below the picture has every one."""
+"""The transitions drawn in the diagram. All of them would be unreadable; the table below the diagram lists every one."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the lifecycle
@@ -56,20 +65,23 @@ def lifecycle() -> str:
     return page(
         "The lifecycle of a replica",
         "src/remit/law/lifecycle.py",
-        "A replica moves only along these edges. Each is a named transition with one owning role; any other pair of name and "
-        "phase is refused, and nothing changes. The picture shows the main line, the table every edge.",
+        "A replica changes its phase only by these transitions. Each has a name and one owning role. The authority "
+        "refuses every "
+        "other combination of transition and phase. The diagram shows the main transitions, the table all of them.",
         _diagram(),
         "## Phases",
         _phases(),
         "## Transitions",
-        "`-` stands for no replica: before it was created, after it was forgotten. *Fresh* is how old the evidence of the "
-        "claim may be. The last column says who moves a replica on that stays too long where the transition brought it.",
+        "`-` means no replica: before it is created, or after it is forgotten. *Evidence age* is the maximum age of "
+        "the claim's "
+        "evidence. The last column names the role and transition that end a phase which lasts too long.",
         _transitions(),
         "## Guards",
-        "Checked by the authority in the transaction that makes the move.",
-        table(("guard", "holds if"), ((code(name), meaning) for name, meaning in GUARDS.items())),
-        "## The health of a node",
-        f"Moved by {code(Role.NODES)} alone. Only a ready node takes new work; one that was unknown or lost joins again first.",
+        "The authority checks the guards in the transaction that makes the transition.",
+        table(("guard", "condition"), ((code(name), meaning) for name, meaning in GUARDS.items())),
+        "## Node health",
+        f"Only {code(Role.NODES)} changes it. Only a ready node receives new work. A node that was unknown or lost joins again "
+        "first.",
         _health(),
     )
 
@@ -86,8 +98,11 @@ def _diagram() -> str:
 
 def _phases() -> str:
     return table(
-        ("phase", "holds room", "may run on a node", "may last", "then"),
-        ((code(phase), _yes(phase in HOLDING_PHASES), _yes(phase in ON_NODE_PHASES), *_overdue(PHASE_TIMEOUTS.get(phase))) for phase in Phase),
+        ("phase", "holds capacity", "may run on a node", "time limit", "then"),
+        (
+            (code(phase), _yes(phase in HOLDING_PHASES), _yes(phase in ON_NODE_PHASES), *_overdue(PHASE_TIMEOUTS.get(phase)))
+            for phase in Phase
+        ),
     )
 
 
@@ -97,10 +112,10 @@ def _yes(holds: bool) -> str:
 
 def _overdue(wait: PhaseTimeout | None) -> tuple[str, str]:
     if wait is None:
-        return "as long as it takes", "-"
+        return "none", "-"
     return duration(
         wait.limit_ms
-    ) if wait.limit_ms else "the workload's fence", f"{code(wait.role)} takes {code(wait.transition)}"
+    ) if wait.limit_ms else "the workload's fence", f"{code(wait.role)} makes {code(wait.transition)}"
 
 
 def _transitions() -> str:
@@ -109,7 +124,7 @@ def _transitions() -> str:
         same = (row.name, row.target if row.name != "resume" else "", row.role, row.guards, row.evidence_age_ms_max)
         groups.setdefault(same, []).append(row)
     return table(
-        ("transition", "from", "to", "owner", "guards", "fresh", "if it stays there"), map(_transition, groups.values())
+        ("transition", "from", "to", "owner", "guards", "evidence age", "if it stays there"), map(_transition, groups.values())
     )
 
 
@@ -121,7 +136,7 @@ def _transition(rows: Sequence[Transition]) -> tuple[str, ...]:
     after = "; ".join(f"after {_overdue(wait)[0]} {_overdue(wait)[1]}" for wait in waits if wait is not None)
     return (
         code(first.name), ", ".join(sources), ", ".join(targets), code(first.role), codes(first.guards),
-        duration(first.evidence_age_ms_max), after or ("as that phase says" if len(targets) > 1 else "-"),
+        duration(first.evidence_age_ms_max), after or ("see the phase" if len(targets) > 1 else "-"),
     )  # fmt: skip
 
 
@@ -142,14 +157,17 @@ def _health() -> str:
 
 
 def refusals() -> str:
-    rows = ((code(name), one.meaning, one.cure, "never" if one.never else "not now") for name, one in REFUSALS.items())
+    rows = (
+        (code(name), refusal.meaning, refusal.cure, "never" if refusal.never else "later") for name, refusal in REFUSALS.items()
+    )
     return page(
         "Refusals",
         "src/remit/law/refusals.py",
-        "A refusal is an answer: nothing changed, and it says why. Programs read the code, people the detail beside it. "
-        "*Not now* ends with the event or the deed in the cure; *never* means that the same claim, asked again unchanged, will "
-        "be refused again.",
-        table(("code", "meaning", "cure", "again?"), rows),
+        "A refused claim changes nothing. Programs read the code, people the detail that comes with it. *Later* means "
+        "that the same "
+        "claim can be accepted after the event or action in the fix column. *Never* means that the same claim is refused every "
+        "time; change it first.",
+        table(("code", "meaning", "fix", "retry"), rows),
     )
 
 
@@ -160,22 +178,28 @@ def filters() -> str:
     steering = OverrideFilter().filter
     refusing = [*BUILTIN_FILTERS, steering]
     rows = ((code(one.name), code(one.code), codes(one.unblock_events), REFUSALS[one.code].meaning) for one in refusing)
-    ranking = ((code(one.name), "yes" if one.static else "", str(one.weight), _question(one.score)) for one in STATELESS_SCORES)
+    ranking = (
+        (code(one.name), "yes" if one.static else "", str(one.weight), _first_line(one.score)) for one in STATELESS_SCORES
+    )
     return page(
         "Filters and scores",
         "src/remit/proposal/placement/plugins.py",
-        "A filter says where a replica may stand; each node counts once in the funnel of a decision, at the first that "
-        "refuses it. The cures are the sorts of events that wake whoever was refused. All but the last are the rules of "
-        "`src/remit/law/fit.py`, which the authority asks again.",
-        table(("filter", "reason", "cured by", "it refuses where"), rows),
-        "A score ranks what the filters leave, from 0 to 1 times its weight. Which of them are asked, a profile says.",
-        table(("score", "only what the node is", "weight", "what it prefers"), ranking),
-        "Packages add their own by entry points: `examples/plugins` is one.",
+        "A filter excludes nodes on which a replica may not run. In the funnel of a decision each node is counted once, at the "
+        "first filter that excludes it. The unblock events are the kinds of events after which a waiting replica is "
+        "tried again. "
+        "All filters but the last are rules of `src/remit/law/fit.py`, which the authority evaluates again at the commit.",
+        table(("filter", "reason", "unblock events", "excludes nodes where"), rows),
+        "A score ranks the remaining nodes with a value from 0 to 1 times its weight. The scheduler profile selects "
+        "the scores.",
+        table(("score", "static", "weight", "preference"), ranking),
+        "A *static* score depends only on the node's attributes, not on its load. Packages add filters and scores by "
+        "entry points; "
+        "see `examples/plugins`.",
     )
 
 
-def _question(function: Callable[..., object]) -> str:
-    """The first line of what is written on it."""
+def _first_line(function: Callable[..., object]) -> str:
+    """Return the first line of a function's docstring."""
     return (function.__doc__ or "").strip().split("\n")[0]
 
 
@@ -187,12 +211,12 @@ def invariants() -> str:
     return page(
         "Invariants",
         "src/remit/law/invariants.py",
-        "What must never be false, whatever fails. "
-        "The last column names the check of `src/remit/commitment/ledger_check.py` that "
-        "recomputes part of it from the rows alone, and says which part; `remit demo` prints what they find. Where there is "
-        "none, the invariant is about the course of things and cannot be read off one state of the books: the tests look for "
-        "breaches of it.",
-        table(("no.", "name", "statement", "kept by", "recomputed by"), rows),
+        "Statements that always hold, whatever fails. The last column names the check of "
+        "`src/remit/commitment/ledger_check.py` that recomputes part of the invariant from the rows alone; `remit demo` prints "
+        "the results. An invariant without a check is about sequences of events and cannot be read off one state; the "
+        "tests and "
+        "the simulator look for violations.",
+        table(("no.", "name", "statement", "enforced by", "checked by"), rows),
     )
 
 
@@ -209,39 +233,40 @@ def operations() -> str:
     return page(
         "Operations",
         "src/remit/model/claims.py` and `src/remit/commitment/rulings/registry.py",
-        "Everything that may be asked of an authority. An operation is an id that stays the same over every retry, an actor "
-        "with its role, lease and epoch, the evidence that it acted on, and one of these claims. It is answered `accepted` or "
+        "All claims that an authority accepts. An operation has an id that stays the same over every retry, an actor with its "
+        "role, lease and epoch, the evidence that it acted on, and one of these claims. The answer is `accepted` or "
         "[`refused`](refusals.md). Names and other short texts have at most 512 characters.",
-        "The class says where the truth of a claim must be agreed: *hard* ones before they are committed, since two branches "
-        "could each be right and together break an invariant; *bounded* and *soft* ones merge in any order.",
+        "The class states where agreement on a claim is needed. *Hard* claims need it before the commit: two branches "
+        "could each "
+        "be valid and together break an invariant. *Bounded* and *soft* claims merge in any order.",
         table(
-            ("claim", "class", "who may make it", "protects, or why it merges"),
+            ("claim", "class", "allowed roles", "protects, or why it merges"),
             ((f"[{code(tag(claim))}](#{tag(claim)})", *_ruled(claim, known.get(claim))) for claim in CLAIMS),
         ),
-        f"{codes(sorted(UNLEASED_ROLES))} act without a lease; every other role must hold its own, at the current epoch.",
+        f"{codes(sorted(UNLEASED_ROLES))} act without a lease. Every other role must hold its lease at the current epoch.",
         *(_claim(claim) for claim in CLAIMS),
     )
 
 
 def _ruled(claim: type[Claim], ruling: Ruling | None) -> tuple[str, str, str]:
     if claim is Abandon or ruling is None:
-        return Coordination.HARD.value, "everyone", "an operation id has one outcome"
+        return Coordination.HARD.value, "all", "an operation id has one outcome"
     return ruling.coordination.value, _roles(ruling.roles), ruling.protects
 
 
 def _roles(roles: frozenset[Role]) -> str:
     named = [role for role in Role if role in roles]
     if roles == ALL_ROLES:
-        return "everyone"
+        return "all"
     if roles == ALL_ROLES - UNLEASED_ROLES:
-        return "everyone who acts under a lease"
+        return "all roles with a lease"
     return codes(named)
 
 
 def _claim(claim: type[Claim]) -> str:
     own = claim.__doc__ if claim.__doc__ and not claim.__doc__.startswith(f"{claim.__name__}(") else ""
     rows = [(code(field.encode_name), kind(field.type), _default(field)) for field in inspect.type_info(claim).fields]  # type: ignore[attr-defined]
-    parts = [f"## {tag(claim)}", " ".join(own.split()), table(("field", "is", "default"), rows)]
+    parts = [f"## {tag(claim)}", " ".join(own.split()), table(("field", "type", "default"), rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -254,7 +279,7 @@ def _default(field: inspect.Field) -> str:
 
 
 def kind(type_: inspect.Type) -> str:
-    """A field's type in words."""
+    """Return a field's type in words."""
     match type_:
         case inspect.StrType():
             return "text"
@@ -308,28 +333,29 @@ def scenarios() -> str:
     return page(
         "Scenarios",
         "src/remit/simulate/files/` and `src/remit/simulate/faults/kinds.py",
-        "What `remit simulate NAME` tries. [simulation.md](simulation.md) says how to run, read and write them; the rows are "
-        "those of [faults.md](faults.md).",
+        "The scenarios of `remit simulate NAME`. [simulation.md](simulation.md) explains how to run, read and write "
+        "them. The rows "
+        "are those of [faults.md](faults.md).",
         table(
-            ("scenario", "tries", "rows", "faults for", "then healed for"),
+            ("scenario", "purpose", "rows", "faults for", "then healed for"),
             ((code(one.name), one.summary, _rows(one.covers), one.duration, one.heal) for one in known),
         ),
         "## By row",
         table(("row", "scenarios"), ((f"F{row:02}", codes(found)) for row, found in sorted(covered.items()))),
         "## The failure matrix",
-        "What a design review asks a control plane about, and the scenario that answers; none where the component is to come.",
-        table(("what happens", "scenario"), ((row, codes(answers.get(row, ())) or "-") for row in scenario.MATRIX)),
-        "## Kinds of fault",
-        "*Drawn* ones may be chosen by lot in a scenario with `swarm`.",
+        "Failures that a design review of a control plane asks about, and the scenarios that cover them.",
+        table(("failure", "scenarios"), ((row, codes(answers.get(row, ())) or "-") for row in scenario.MATRIX)),
+        "## Fault kinds",
+        "A scenario with `swarm` draws its faults at random from those marked *drawn*.",
         table(
-            ("kind", "what it does", "rows", "size", "drawn"),
+            ("kind", "effect", "rows", "size", "drawn"),
             (
                 (code(kind.name), kind.summary, _rows(kind.rows), kind.size or "-", _yes(kind.swarms))
                 for _, kind in sorted(FAULTS.items())
             ),
         ),
-        "## Kinds of work",
-        table(("kind", "what it is"), ((code(name), what) for name, what in WORKLOAD_KINDS.items())),
+        "## Workload kinds",
+        table(("kind", "description"), ((code(name), what) for name, what in WORKLOAD_KINDS.items())),
     )
 
 
@@ -352,4 +378,4 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "operations.md": operations,
     "scenarios.md": scenarios,
 }
-"""Every generated page, by its name under docs/."""
+"""All generated pages, by file name under docs/."""

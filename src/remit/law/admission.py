@@ -112,15 +112,15 @@ class Admission:
     def terms(self, tenant: str, workload: str, labels: Mapping[str, str]) -> PolicyTerms:
         if not self._rules:
             return UNRESTRICTED
-        looked = tuple([workload if key == WORKLOAD_LABEL else labels.get(key) for key in self._keys])
-        found = self._known.get((tenant, looked))
-        if found is None:
+        values = tuple([workload if key == WORKLOAD_LABEL else labels.get(key) for key in self._keys])
+        terms = self._known.get((tenant, values))
+        if terms is None:
             if len(self._known) >= TERMS_MAX:
                 self._known.clear()
-            marked = {**labels, WORKLOAD_LABEL: workload}
-            mine = [(by, rule) for by, rule in self._rules if rule_matches(rule.match, tenant, marked)]
-            found = self._known[tenant, looked] = _terms(mine)
-        return found
+            all_labels = {**labels, WORKLOAD_LABEL: workload}
+            matching = [(source, rule) for source, rule in self._rules if rule_matches(rule.match, tenant, all_labels)]
+            terms = self._known[tenant, values] = _terms(matching)
+        return terms
 
 
 NO_POLICIES: Final = Admission()
@@ -128,61 +128,63 @@ NO_POLICIES: Final = Admission()
 
 
 def _terms(rules: list[tuple[RuleSource, PolicyRule]]) -> PolicyTerms:
-    rank = next((AppliedDefault(rule.priority_class, by) for by, rule in rules if rule.priority_class), None)
-    default = next(
-        (AppliedDefault(rule.defaults.priority_class, by) for by, rule in rules if rule.defaults.priority_class), None
+    forced_class = next((AppliedDefault(rule.priority_class, source) for source, rule in rules if rule.priority_class), None)
+    default_class = next(
+        (AppliedDefault(rule.defaults.priority_class, source) for source, rule in rules if rule.defaults.priority_class), None
     )
-    most, capped_by = PRIORITY_LIMIT, None
+    priority_max, capped_by = PRIORITY_LIMIT, None
     resources: dict[str, tuple[str, int, RuleSource]] = {}
     grace: tuple[int, RuleSource] | None = None
-    for by, rule in rules:
-        if rule.priority_max < most:
-            most, capped_by = rule.priority_max, by
+    for source, rule in rules:
+        if rule.priority_max < priority_max:
+            priority_max, capped_by = rule.priority_max, source
         for name, count in rule.defaults.resources.pairs:
-            resources.setdefault(name, (name, count, by))
+            resources.setdefault(name, (name, count, source))
         if rule.defaults.stop_grace and grace is None:
-            grace = int(rule.defaults.stop_grace), by
-    places = tuple(_allowed_places(sort, rules) for sort in PLACE_KINDS)
-    return PolicyTerms(rank, default, most, capped_by, places, tuple(resources.values()), grace)
+            grace = int(rule.defaults.stop_grace), source
+    places = tuple(_allowed_places(kind, rules) for kind in PLACE_KINDS)
+    return PolicyTerms(forced_class, default_class, priority_max, capped_by, places, tuple(resources.values()), grace)
 
 
-def _allowed_places(sort: str, rules: list[tuple[RuleSource, PolicyRule]]) -> AllowedPlaces | None:
-    lists = [(by, frozenset(named)) for by, rule in rules if (named := getattr(rule.allow, sort))]
+def _allowed_places(kind: str, rules: list[tuple[RuleSource, PolicyRule]]) -> AllowedPlaces | None:
+    lists = [(source, frozenset(named)) for source, rule in rules if (named := getattr(rule.allow, kind))]
     if not lists:
         return None
     allowed = lists[0][1]
     for _, names in lists[1:]:
         allowed &= names
-    return AllowedPlaces(allowed, tuple(by for by, _ in lists))
+    return AllowedPlaces(allowed, tuple(source for source, _ in lists))
 
 
 def priority_classes_in(policy: PolicySpec) -> frozenset[str]:
     """Returns the priority classes that the rules of a policy name."""
-    return frozenset(rank for rule in policy.rules for rank in (rule.priority_class, rule.defaults.priority_class) if rank)
+    return frozenset(name for rule in policy.rules for name in (rule.priority_class, rule.defaults.priority_class) if name)
 
 
 def apply_policy_defaults(spec: WorkloadSpec, terms: PolicyTerms) -> tuple[WorkloadSpec, tuple[str, ...]]:
     """Returns the spec as it runs, and descriptions of the values that policies have set in it."""
     if terms is UNRESTRICTED:
         return spec, ()
-    given: list[str] = []
-    rank = terms.priority_class or (terms.default_priority_class if not spec.priority_class else None)
-    if rank is not None and rank.value != spec.priority_class:
-        spec = replace(spec, priority_class=rank.value)
-        given.append(f"priorityClass {rank.value} by {rank.source}")
+    applied: list[str] = []
+    chosen = terms.priority_class or (terms.default_priority_class if not spec.priority_class else None)
+    if chosen is not None and chosen.value != spec.priority_class:
+        spec = replace(spec, priority_class=chosen.value)
+        applied.append(f"priorityClass {chosen.value} by {chosen.source}")
     template = spec.template
-    has = dict(template.resources.pairs)
-    more = {name: count for name, count, _ in terms.resources if name not in has}
-    if more:
-        template = replace(template, resources=Amount({**has, **more}))
-        whole = Amount(more).to_manifest()
-        given += [f"template.resources.{name} {whole[name]} by {by}" for name, _, by in terms.resources if name in more]
+    own_resources = dict(template.resources.pairs)
+    added = {name: count for name, count, _ in terms.resources if name not in own_resources}
+    if added:
+        template = replace(template, resources=Amount({**own_resources, **added}))
+        added_text = Amount(added).to_manifest()
+        applied += [
+            f"template.resources.{name} {added_text[name]} by {source}" for name, _, source in terms.resources if name in added
+        ]
     if terms.stop_grace is not None and template.stop_grace == _DEFAULT_STOP_GRACE:
         length = type(template.stop_grace)(terms.stop_grace[0])
         if length != template.stop_grace:
             template = replace(template, stop_grace=length)
-            given.append(f"template.stopGrace {length} by {terms.stop_grace[1]}")
-    return (spec if template is spec.template else replace(spec, template=template)), tuple(given)
+            applied.append(f"template.stopGrace {length} by {terms.stop_grace[1]}")
+    return (spec if template is spec.template else replace(spec, template=template)), tuple(applied)
 
 
 def forbidden_field(
@@ -191,8 +193,8 @@ def forbidden_field(
     """Returns the first field that its author may not declare, or None. `value_of` returns the priority of a class, or None if
     there is no such class. Without `may_raise_priority` a priority above the default needs a rule that permits it.
     """
-    if not may_raise_priority and (found := _unpermitted_priority(spec, terms, value_of)) is not None:
-        return found
+    if not may_raise_priority and (violation := _unpermitted_priority(spec, terms, value_of)) is not None:
+        return violation
     if terms is UNRESTRICTED:
         return None
     return _forbidden_priority(spec, terms, value_of) or _forbidden_places(spec, terms)
@@ -204,53 +206,63 @@ def _unpermitted_priority(
     """Rejects a priority above the default unless a rule sets a class or a maximum; whether the class obeys that rule is
     checked afterwards.
     """
-    asked = spec.priority_class
-    given = {said.value for said in (terms.priority_class, terms.default_priority_class) if said is not None}
+    requested = spec.priority_class
+    permitted = {default.value for default in (terms.priority_class, terms.default_priority_class) if default is not None}
     value = (
-        value_of(asked) if asked and asked not in given and terms.capped_by is None and terms.priority_class is None else None
+        value_of(requested)
+        if requested and requested not in permitted and terms.capped_by is None and terms.priority_class is None
+        else None
     )
     if value is None or value <= DEFAULT_PRIORITY:
         return None
-    words = f"{asked} has priority {value}, but no policy in force permits more than {DEFAULT_PRIORITY}; leave it out, or "
-    return ForbiddenField("spec.priorityClass", words + "ask an operator for a policy rule with priorityClass or priorityMax")
+    message = (
+        f"{requested} has priority {value}, but no policy in force permits more than {DEFAULT_PRIORITY}; leave it out, or "
+    )
+    return ForbiddenField("spec.priorityClass", message + "ask an operator for a policy rule with priorityClass or priorityMax")
 
 
 def _forbidden_priority(spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None]) -> ForbiddenField | None:
-    asked, field = spec.priority_class, "spec.priorityClass"
-    if not asked:
+    requested, field = spec.priority_class, "spec.priorityClass"
+    if not requested:
         return None
     if terms.priority_class is not None:
-        if asked == terms.priority_class.value:
+        if requested == terms.priority_class.value:
             return None
-        words = (
-            f"{asked} cannot be chosen: {terms.priority_class.source} sets {terms.priority_class.value}; "
+        message = (
+            f"{requested} cannot be chosen: {terms.priority_class.source} sets {terms.priority_class.value}; "
             "leave priorityClass out"
         )
-        return ForbiddenField(field, words)
-    value = value_of(asked)
+        return ForbiddenField(field, message)
+    value = value_of(requested)
     if value is None or value <= terms.priority_max:
         return None
-    words = f"{asked} has priority {value}, but {terms.capped_by} allows at most {terms.priority_max}; "
-    return ForbiddenField(field, words + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax")
+    message = f"{requested} has priority {value}, but {terms.capped_by} allows at most {terms.priority_max}; "
+    return ForbiddenField(
+        field, message + "choose a lower class, or ask an operator for a policy rule with a higher priorityMax"
+    )
 
 
 def _forbidden_places(spec: WorkloadSpec, terms: PolicyTerms) -> ForbiddenField | None:
-    where = spec.placement
-    for sort, places in zip(PLACE_KINDS, terms.places, strict=True):
+    placement = spec.placement
+    for kind, places in zip(PLACE_KINDS, terms.places, strict=True):
         if places is None:
             continue
-        field, whose = f"spec.placement.{sort}", " and ".join(str(by) for by in places.sources)
+        field, sources = f"spec.placement.{kind}", " and ".join(str(source) for source in places.sources)
         if not places.names:
-            return ForbiddenField(field, f"{whose} together allow no {sort} at all; ask an operator to correct these policies")
+            return ForbiddenField(
+                field, f"{sources} together allow no {kind} at all; ask an operator to correct these policies"
+            )
         allowed = one_of(sorted(places.names))
-        asked: tuple[str, ...] = getattr(where, sort)
-        if asked and places.names.isdisjoint(asked):
-            return ForbiddenField(field, f"{', '.join(asked)} can never be used: {whose} allows {allowed}; choose one of these")
-        for at, standby in enumerate(where.standby) if sort == "regions" else ():
+        requested: tuple[str, ...] = getattr(placement, kind)
+        if requested and places.names.isdisjoint(requested):
+            return ForbiddenField(
+                field, f"{', '.join(requested)} can never be used: {sources} allows {allowed}; choose one of these"
+            )
+        for index, standby in enumerate(placement.standby) if kind == "regions" else ():
             if standby.region not in places.names:
-                field = f"spec.placement.standby[{at}].region"
+                field = f"spec.placement.standby[{index}].region"
                 return ForbiddenField(
-                    field, f"{standby.region} can never be used: {whose} allows {allowed}; choose one of these"
+                    field, f"{standby.region} can never be used: {sources} allows {allowed}; choose one of these"
                 )
     return None
 
@@ -273,20 +285,20 @@ class Permissions(NamedTuple):
 def permissions_of(policies: Iterable[PolicySpec], tenant: str, labels: Mapping[str, str]) -> Permissions:
     rules = [rule.permit for policy in policies for rule in policy.rules if rule_matches(rule.match, tenant, labels)]
     return Permissions(
-        tuple(dict.fromkeys(host for one in rules for host in one.artifact_hosts)),
-        tuple(dict.fromkeys(path for one in rules for path in one.host_paths)),
-        tuple(dict.fromkeys(user for one in rules for user in one.users)),
-        any(one.unsandboxed for one in rules),
+        tuple(dict.fromkeys(host for permit in rules for host in permit.artifact_hosts)),
+        tuple(dict.fromkeys(path for permit in rules for path in permit.host_paths)),
+        tuple(dict.fromkeys(user for permit in rules for user in permit.users)),
+        any(permit.unsandboxed for permit in rules),
     )
 
 
 def permission_violation(template: Template, permit: Permissions) -> PermissionViolation | None:
     """Returns the first artifact source or host path of a template that is not permitted, or None."""
     for field, source in _sources(template):
-        why = _source_denial_reason(source, permit.hosts)
-        if why:
+        reason = _source_denial_reason(source, permit.hosts)
+        if reason:
             cure = "use a public host, or let a policy permit it in permit.artifactHosts"
-            return PermissionViolation(field, f"artifacts may not be fetched from this host: {why}", cure)
+            return PermissionViolation(field, f"artifacts may not be fetched from this host: {reason}", cure)
     for field, path in _host_paths(template):
         if not _is_below(path, permit.paths):
             cure = "use scratch, or let a policy permit it in permit.hostPaths"
@@ -339,5 +351,5 @@ def _source_denial_reason(source: str, hosts: Sequence[str]) -> str:
 
 def _is_below(path: str, permitted: Sequence[str]) -> bool:
     steps = PurePosixPath(path)
-    places = [PurePosixPath(one) for one in permitted]
-    return ".." not in steps.parts and any(place == steps or place in steps.parents for place in places)
+    directories = [PurePosixPath(text) for text in permitted]
+    return ".." not in steps.parts and any(directory == steps or directory in steps.parents for directory in directories)

@@ -1,4 +1,4 @@
-"""What a token may read, write, claim, renew and receive.
+"""Authorization by token: reading, writing, claims, heartbeats, assignments and secrets.
 
 Decided from the token alone; no I/O. There are two kinds of callers. Users work with objects: a member reads and writes the
 objects of its tenant, a viewer only reads them, an admin has access to everything; objects of other tenants do not exist for
@@ -140,14 +140,14 @@ secrets.
 """
 
 
-def material_denial_reason(asked: SecretMaterialRequest, replica: Replica | None) -> str:
+def material_denial_reason(request: SecretMaterialRequest, replica: Replica | None) -> str:
     """Returns why the lease holder may not receive the secrets of a replica, given the stored replica; empty if it may."""
-    node = asked.actor.lease.partition("/")[2]
-    if replica is None or replica.metadata.uid != asked.uid or replica.status.node != node:
+    node = request.actor.lease.partition("/")[2]
+    if replica is None or replica.metadata.uid != request.uid or replica.status.node != node:
         # The same text if the replica does not exist, so that the caller learns nothing about other replicas.
-        return f"{asked.key} is not bound to {node}"
-    if replica.status.attempt != asked.attempt:
-        return f"{asked.key} is not in attempt {asked.attempt}"
+        return f"{request.key} is not bound to {node}"
+    if replica.status.attempt != request.attempt:
+        return f"{request.key} is not in attempt {request.attempt}"
     if replica.status.phase not in MATERIAL_PHASES:
-        return f"{asked.key} is {replica.status.phase} and will not be started again"
+        return f"{request.key} is {replica.status.phase} and will not be started again"
     return ""

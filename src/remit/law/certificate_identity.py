@@ -44,17 +44,17 @@ def node_uri(node: str) -> str:
     return _NODE_URI_PREFIX + node
 
 
-def identity_of(names: Iterable[str]) -> CertificateIdentity:
+def identity_of(uris: Iterable[str]) -> CertificateIdentity:
     """Returns the identity for all URIs of a certificate; a single unknown URI gives no identity."""
-    found = sorted(set(names))
-    if found == [SERVER_URI]:
+    distinct = sorted(set(uris))
+    if distinct == [SERVER_URI]:
         return SERVER_IDENTITY
-    nodes = [name.removeprefix(_NODE_URI_PREFIX) for name in found]
-    if found and all(name.startswith(_NODE_URI_PREFIX) for name in found) and all(nodes):
+    nodes = [name.removeprefix(_NODE_URI_PREFIX) for name in distinct]
+    if distinct and all(name.startswith(_NODE_URI_PREFIX) for name in distinct) and all(nodes):
         return agent_identity(nodes)
     return NO_IDENTITY
 
 
-def acts_for(bearer: CertificateIdentity, nodes: Iterable[str]) -> bool:
+def acts_for(identity: CertificateIdentity, nodes: Iterable[str]) -> bool:
     """Whether this is an agent that may act for all of these nodes. A server's certificate does not qualify."""
-    return bearer.role == "agent" and set(nodes) <= set(bearer.nodes)
+    return identity.role == "agent" and set(nodes) <= set(identity.nodes)

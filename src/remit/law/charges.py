@@ -1,4 +1,4 @@
-"""What an object charges: capacity held by a replica, object counts against tenant limits.
+"""Charges of an object: capacity held by a replica, object counts against tenant limits.
 
 Used by the authority for its ledgers and by every cached copy of them, so that both compute the same postings. Charges
 depend on the object alone, which allows sums to be updated incrementally. Pure; the ledgers are in ledgers.py.
@@ -46,9 +46,9 @@ def attempt_key(replica: Replica) -> str:
     return f"{replica.metadata.uid}/{replica.status.attempt}"
 
 
-def still_holds(replica: Replica, copy: str) -> bool:
+def still_holds(replica: Replica, attempt: str) -> bool:
     """Whether this attempt still holds its capacity."""
-    return replica.status.phase in HOLDING_PHASES and attempt_key(replica) == copy
+    return replica.status.phase in HOLDING_PHASES and attempt_key(replica) == attempt
 
 
 def same_charge(old: Replica, new: Replica) -> bool:
@@ -57,41 +57,43 @@ def same_charge(old: Replica, new: Replica) -> bool:
     return a.node == b.node and a.devices == b.devices and a.grants == b.grants and not reserved
 
 
-def node_charge(ask: Requirements, devices: Mapping[str, int]) -> Pairs:
+def node_charge(requirements: Requirements, devices: Mapping[str, int]) -> Pairs:
     """Returns what a replica takes from its node: its resources and its allocated devices."""
     return (
-        (*ask.resources, *((DEVICE_PREFIX + device, share) for device, share in devices.items())) if devices else ask.resources
+        (*requirements.resources, *((DEVICE_PREFIX + device, share) for device, share in devices.items()))
+        if devices
+        else requirements.resources
     )
 
 
 def replica_postings(
-    held: Hold, ask: Requirements, victims: Sequence[tuple[Hold, Requirements]] = ()
+    hold: Hold, requirements: Requirements, victims: Sequence[tuple[Hold, Requirements]] = ()
 ) -> tuple[Pairs, list[Pairs]]:
     """Returns the postings of a replica that holds capacity: on its node, and on each of its grants. A reservation posts only
     what its `victims` that still hold capacity will not free.
     """
-    pairs = node_charge(ask, held.devices)
+    pairs = node_charge(requirements, hold.devices)
     if not victims:
-        return pairs, [ask.charge.pairs] * len(held.grants)
-    wanted, charges = dict(pairs), list[Pairs]()
-    for theirs, their_ask in victims:
-        _subtract(wanted, node_charge(their_ask, theirs.devices))
-    for grant in held.grants:
-        charge = dict(ask.charge.pairs)
-        for theirs, their_ask in victims:
-            if grant in theirs.grants:
-                _subtract(charge, their_ask.charge.pairs)
+        return pairs, [requirements.charge.pairs] * len(hold.grants)
+    needed, charges = dict(pairs), list[Pairs]()
+    for victim, victim_requirements in victims:
+        _subtract(needed, node_charge(victim_requirements, victim.devices))
+    for grant in hold.grants:
+        charge = dict(requirements.charge.pairs)
+        for victim, victim_requirements in victims:
+            if grant in victim.grants:
+                _subtract(charge, victim_requirements.charge.pairs)
         charges.append(tuple(charge.items()))
-    return tuple(wanted.items()), charges
+    return tuple(needed.items()), charges
 
 
 def freed_by_victim(
-    held: Hold, ask: Requirements, gone: tuple[Hold, Requirements], rest: Sequence[tuple[Hold, Requirements]]
+    hold: Hold, requirements: Requirements, released: tuple[Hold, Requirements], others: Sequence[tuple[Hold, Requirements]]
 ) -> tuple[Pairs, list[Pairs]]:
     """Returns by how much a reservation's postings increase when one more victim is gone: on its node, and on each of its
     grants.
     """
-    before, after = replica_postings(held, ask, (gone, *rest)), replica_postings(held, ask, rest)
+    before, after = replica_postings(hold, requirements, (released, *others)), replica_postings(hold, requirements, others)
     return _increase(before[0], after[0]), [_increase(*charges) for charges in zip(before[1], after[1], strict=True)]
 
 
@@ -99,11 +101,11 @@ def _increase(before: Pairs, after: Pairs) -> Pairs:
     return tuple((name, count - less) for (name, count), (_, less) in zip(after, before, strict=True) if count != less)
 
 
-def _subtract(wanted: dict[str, int], by: Pairs) -> None:
-    for name, count in by:
-        if name in wanted:
-            left = wanted[name] - count
-            wanted[name] = left if left > 0 else 0
+def _subtract(counts: dict[str, int], pairs: Pairs) -> None:
+    for name, count in pairs:
+        if name in counts:
+            remaining = counts[name] - count
+            counts[name] = remaining if remaining > 0 else 0
 
 
 LIMITED_KINDS: Final = (Workload, Secret, Config)
@@ -114,14 +116,14 @@ LimitUsage = dict[tuple[str, str], int]
 """Usage by tenant and limit."""
 
 
-def limit_charges(thing: Any) -> dict[str, int]:
+def limit_charges(obj: Any) -> dict[str, int]:
     """Returns what an object uses of each tenant limit."""
-    if thing is None:
+    if obj is None:
         return {}
-    match thing:
+    match obj:
         case Workload(spec=spec):
-            many = 0 if spec.type == "daemon" else max(spec.replicas, spec.completions)
-            return {"workloads": 1, "replicas": many, "bytes": len(encode_spec(spec))}
+            replicas = 0 if spec.type == "daemon" else max(spec.replicas, spec.completions)
+            return {"workloads": 1, "replicas": replicas, "bytes": len(encode_spec(spec))}
         case Secret(spec=spec):
             return {"secrets": 1, "bytes": len(encode(spec))}
         case Config(spec=spec):
@@ -129,15 +131,15 @@ def limit_charges(thing: Any) -> dict[str, int]:
     return {}
 
 
-def post_charge_difference(use: LimitUsage, before: Any, after: Any) -> None:
-    """Updates the usage for an object that changed from `before` to `after`; None stands for no object. The status is not
+def post_charge_difference(usage: LimitUsage, before: Any, after: Any) -> None:
+    """Updates the usage for an object that changed from `before` to `after`; None means no object. The status is not
     charged.
     """
     if not isinstance(before if after is None else after, LIMITED_KINDS):
         return
     if before is not None and after is not None and before.spec is after.spec:
         return
-    for sign, thing in ((-1, before), (1, after)):
-        for limit, amount in limit_charges(thing).items():
-            key = thing.metadata.tenant, limit
-            use[key] = use.get(key, 0) + sign * amount
+    for sign, obj in ((-1, before), (1, after)):
+        for limit, amount in limit_charges(obj).items():
+            key = obj.metadata.tenant, limit
+            usage[key] = usage.get(key, 0) + sign * amount

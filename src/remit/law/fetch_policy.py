@@ -1,4 +1,4 @@
-"""Which addresses artifacts may be fetched from (SSRF protection).
+"""Decides from which addresses artifacts may be fetched (SSRF protection).
 
 Public addresses, and those that are explicitly allowed. No name resolution here: admission checks the URL as written, and
 the agent checks every address that the name resolves to before it connects. Otherwise a tenant could read through the node
@@ -14,7 +14,7 @@ from typing import Final
 
 _NUMERIC_LABEL: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
 _LOCAL_DOMAINS: Final = ("localhost", "local", "internal", "home.arpa", "localdomain")
-"""Names under these domains belong to the machine or its network, whatever they resolve to."""
+"""Names under these domains always belong to the machine or its network, independent of their addresses."""
 _NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 
 AnyAddress = IPv4Address | IPv6Address
@@ -39,7 +39,7 @@ def host_denial_reason(host: str, allow: Sequence[str]) -> str:
 def address_denial_reason(address: AnyAddress, host: str, allow: Iterable[str]) -> str:
     """Returns why a connection to this address is denied for `host`; empty if it is allowed."""
     address, allow = _embedded_ipv4(address), tuple(allow)
-    networks = [ip_network(one) for one in allow if _is_network(one)]
+    networks = [ip_network(text) for text in allow if _is_network(text)]
     if any(address in network for network in networks if network.version == address.version):
         return ""
     # Cloud metadata services with the machine's credentials are link-local: an allowed name does not make them reachable.
@@ -47,9 +47,9 @@ def address_denial_reason(address: AnyAddress, host: str, allow: Iterable[str]) 
         return f"{address} is a link-local address"
     if host.rstrip(".").lower() in allow:
         return ""
-    for word in ("loopback", "unspecified", "multicast", "private", "reserved"):
-        if getattr(address, f"is_{word}"):
-            return f"{address} is {'an' if word == 'unspecified' else 'a'} {word} address"
+    for category in ("loopback", "unspecified", "multicast", "private", "reserved"):
+        if getattr(address, f"is_{category}"):
+            return f"{address} is {'an' if category == 'unspecified' else 'a'} {category} address"
     return "" if address.is_global else f"{address} is not a public address"
 
 

@@ -1,10 +1,10 @@
-"""Fit rules: does a replica fit a node, for one node or a whole column of nodes.
+"""Fit rules: decide whether a replica fits a node, for one node or for a whole column of nodes.
 
 Each rule is one expression over `Requirements` (what the replica needs), a `NodeView` (attributes and free capacity of the
-node) and `PeerCounts` (replicas per topology domain). The operands may be numbers or NumPy columns: `site.free["cpu"] >=
-500` is a bool for one node and a mask for all of them, and `ask.regions[site.region]` looks up a name in a dictionary or a
-column of ids in an array. So the scheduler, which evaluates columns, and the authority, which evaluates single nodes, run
-the same code and cannot disagree about what fits. Only label matching has two forms (selectors.py).
+node) and `PeerCounts` (replicas per topology domain). The operands may be numbers or NumPy columns:
+`node.free["cpu"] >= 500` is a bool for one node and a mask for all of them, and `requirements.regions[node.region]` looks up a
+name in a dictionary or a column of ids in an array. So the scheduler, which evaluates columns, and the authority, which
+evaluates single nodes, run the same code and cannot disagree about what fits. Only label matching has two forms (selectors.py).
 
 Grants, quota, leases and phases are not checked here; the authority checks them against its books.
 """
@@ -66,26 +66,26 @@ def free_devices(devices: Iterable[Device], used: Mapping[str, int]) -> tuple[di
     """Returns the number of unused devices, and the largest free share on one device: each by model, and by kind for any
     model.
     """
-    whole: dict[DeviceModel, int] = {}
-    room: dict[DeviceModel, int] = {}
+    unused: dict[DeviceModel, int] = {}
+    largest: dict[DeviceModel, int] = {}
     for device in devices:
-        left = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
+        free = max(WHOLE_DEVICE - used.get(device.name, 0), 0)
         # A device without a model must not count twice under ANY_MODEL.
-        for at in dict.fromkeys(((device.kind, device.model), (device.kind, ANY_MODEL))):
-            whole[at] = whole.get(at, 0) + (left == WHOLE_DEVICE)
-            room[at] = max(room.get(at, 0), left)
-    return whole, room
+        for model in dict.fromkeys(((device.kind, device.model), (device.kind, ANY_MODEL))):
+            unused[model] = unused.get(model, 0) + (free == WHOLE_DEVICE)
+            largest[model] = max(largest.get(model, 0), free)
+    return unused, largest
 
 
 class Requirements(NamedTuple):
-    """What a replica requires of a node. The lookup tables are keyed by name; observation/node_columns.py makes equal ones that
-    are keyed by id.
+    """The requirements of a replica on a node. The lookup tables are keyed by name; observation/node_columns.py makes equal
+    ones that are keyed by id.
     """
 
     tenant: str
     generation: tuple[str, str, int]
     labels: Mapping[str, str]
-    open: bool
+    placeable: bool
     """False if the workload is deleted or being deleted: no more replicas of it are placed."""
     charge: Amount
     resources: tuple[tuple[str, int], ...]
@@ -165,7 +165,7 @@ class NodeView(Protocol):
         """Key of all attributes of a node apart from its free capacity. It changes whenever one of them changes."""
         ...
 
-    def labelled(self, wanted: Sequence[NodeExpression]) -> BoolOrMask: ...
+    def labelled(self, expressions: Sequence[NodeExpression]) -> BoolOrMask: ...
 
     def domain(self, key: str) -> tuple[BoolOrMask, Any]:
         """Returns whether the node is in a domain of this topology key, and in which. An empty label value is no domain."""
@@ -177,49 +177,53 @@ class PeerCounts(Protocol):
 
     def counts(self, index: PeerIndex) -> Any: ...
 
-    def min_count(self, ask: Requirements, index: PeerIndex) -> int:
+    def min_count(self, requirements: Requirements, index: PeerIndex) -> int:
         """The smallest count over all domains in which the replica could be placed."""
         ...
 
     def total(self, index: PeerIndex) -> int: ...
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
         """Returns the indexes of replicas whose anti-affinity matches this replica."""
         ...
 
 
-def ready(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return site.ready
+def ready(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return node.ready
 
 
-def accepting(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return site.open
+def accepting(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return node.open
 
 
-def place(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return ask.regions[site.region] & ask.zones[site.zone] & ask.pools[site.pool]
+def place(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return requirements.regions[node.region] & requirements.zones[node.zone] & requirements.pools[node.pool]
 
 
-def policy(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return ask.allowed_regions[site.region] & ask.allowed_zones[site.zone] & ask.allowed_pools[site.pool]
+def policy(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return (
+        requirements.allowed_regions[node.region]
+        & requirements.allowed_zones[node.zone]
+        & requirements.allowed_pools[node.pool]
+    )
 
 
-def taints(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return ask.tolerates[site.taints]
+def taints(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return requirements.tolerates[node.taints]
 
 
-def labels(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return site.labelled(ask.node_expressions)
+def labels(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return node.labelled(requirements.node_expressions)
 
 
-def resources(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def resources(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     fits: BoolOrMask = True
-    for name, count in ask.resources:
-        fits = fits & (site.free.get(name, 0) >= count)
+    for name, count in requirements.resources:
+        fits = fits & (node.free.get(name, 0) >= count)
     return fits
 
 
-def devices(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def devices(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     """Whether enough whole devices are free (Hall's condition): for each requested set of models, all requests inside that set
     together must find enough devices in it.
 
@@ -227,56 +231,64 @@ def devices(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
     model B would satisfy both {A, B} and {B, C}.
     """
     fits: BoolOrMask = True
-    for one in ask.whole_devices:
-        inside = sum(o.amount for o in ask.whole_devices if o.kind == one.kind and _is_subset(o.models, one.models))
-        fits = fits & (sum(site.whole_devices.get((one.kind, model), 0) for model in one.models or (ANY_MODEL,)) >= inside)
+    for wanted in requirements.whole_devices:
+        inside = sum(
+            o.amount for o in requirements.whole_devices if o.kind == wanted.kind and _is_subset(o.models, wanted.models)
+        )
+        fits = fits & (
+            sum(node.whole_devices.get((wanted.kind, model), 0) for model in wanted.models or (ANY_MODEL,)) >= inside
+        )
     return fits
 
 
-def shares(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def shares(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     fits: BoolOrMask = True
-    for one in ask.device_shares:
-        found: BoolOrMask = False
-        for model in one.models or (ANY_MODEL,):
-            found = found | (site.largest_shares.get((one.kind, model), 0) >= one.amount)
-        fits = fits & found
+    for share in requirements.device_shares:
+        fits_one: BoolOrMask = False
+        for model in share.models or (ANY_MODEL,):
+            fits_one = fits_one | (node.largest_shares.get((share.kind, model), 0) >= share.amount)
+        fits = fits & fits_one
     return fits
 
 
-def spread(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def spread(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     fits: BoolOrMask = True
-    for term in ask.spread:
-        known, domain = site.domain(term.peers.topology_key)
-        fits = fits & known & (peers.counts(term.peers)[domain] + term.own - peers.min_count(ask, term.peers) <= term.max_skew)
+    for term in requirements.spread:
+        in_domain, domain = node.domain(term.peers.topology_key)
+        fits = (
+            fits
+            & in_domain
+            & (peers.counts(term.peers)[domain] + term.own - peers.min_count(requirements, term.peers) <= term.max_skew)
+        )
     return fits
 
 
-def affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def affinity(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     fits: BoolOrMask = True
-    for term in ask.affinity:
-        known, domain = site.domain(term.peers.topology_key)
+    for term in requirements.affinity:
+        in_domain, domain = node.domain(term.peers.topology_key)
         # The first replica of a group with affinity to itself may be placed anywhere; otherwise no group could start.
         first = bool(term.own) and peers.total(term.peers) == 0
-        fits = fits & known & ((peers.counts(term.peers)[domain] > 0) | first)
+        fits = fits & in_domain & ((peers.counts(term.peers)[domain] > 0) | first)
     return fits
 
 
-def anti_affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
-    return clear_of([term.peers for term in ask.anti_affinity], site, peers)
+def anti_affinity(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
+    return clear_of([term.peers for term in requirements.anti_affinity], node, peers)
 
 
-def symmetric_anti_affinity(ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def symmetric_anti_affinity(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     """Anti-affinity is symmetric: a replica must not be placed beside a replica whose anti-affinity matches it."""
-    shunners = peers.anti_affinity_owners(ask)
-    return clear_of(shunners, site, peers) if shunners else True
+    owners = peers.anti_affinity_owners(requirements)
+    return clear_of(owners, node, peers) if owners else True
 
 
-def clear_of(indexes: Sequence[PeerIndex], site: NodeView, peers: PeerCounts) -> BoolOrMask:
+def clear_of(indexes: Sequence[PeerIndex], node: NodeView, peers: PeerCounts) -> BoolOrMask:
     """Whether no replica that is counted in one of these indexes is in the same domain."""
     fits: BoolOrMask = True
     for index in indexes:
-        known, domain = site.domain(index.topology_key)
-        fits = fits & ((known == False) | (peers.counts(index)[domain] == 0))  # noqa: E712 (`not` does not work on a column)
+        in_domain, domain = node.domain(index.topology_key)
+        fits = fits & ((in_domain == False) | (peers.counts(index)[domain] == 0))  # noqa: E712 (`not` does not work on a column)
     return fits
 
 
@@ -297,13 +309,13 @@ class _NoPeers:
     def counts(self, index: PeerIndex) -> Any:
         return MemoizedPredicate(lambda domain: False)
 
-    def min_count(self, ask: Requirements, index: PeerIndex) -> int:
+    def min_count(self, requirements: Requirements, index: PeerIndex) -> int:
         return 0
 
     def total(self, index: PeerIndex) -> int:
         return 0
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
         return ()
 
 
@@ -336,58 +348,58 @@ STATIC_RULES: Final = tuple(rule for rule in RULES if rule.static)
 _CHECKS: Final = tuple((rule.check, rule.code) for rule in RULES)
 
 
-def static_misfit(ask: Requirements, site: NodeView) -> Code | None:
+def static_misfit(requirements: Requirements, node: NodeView) -> Code | None:
     """Returns the code of the first static rule that the node violates. Valid until the node, the requirements or the policy
     changes.
     """
-    return next((rule.code for rule in STATIC_RULES if not rule.check(ask, site, NO_PEERS)), None)
+    return next((rule.code for rule in STATIC_RULES if not rule.check(requirements, node, NO_PEERS)), None)
 
 
-def cached_static_misfit(ask: Requirements, site: NodeView) -> Code | None:
+def cached_static_misfit(requirements: Requirements, node: NodeView) -> Code | None:
     """Like `static_misfit`, computed once for all nodes with equal attributes."""
-    known, standing = ask.static_results, site.node_attributes
-    if standing in known:
-        return known[standing]
-    if len(known) >= STATIC_RESULTS_MAX:
-        known.clear()
-    code = known[standing] = static_misfit(ask, site)
+    results, attributes = requirements.static_results, node.node_attributes
+    if attributes in results:
+        return results[attributes]
+    if len(results) >= STATIC_RESULTS_MAX:
+        results.clear()
+    code = results[attributes] = static_misfit(requirements, node)
     return code
 
 
-def misfit(ask: Requirements, site: NodeView, peers: PeerCounts) -> Code | None:
+def misfit(requirements: Requirements, node: NodeView, peers: PeerCounts) -> Code | None:
     """Returns the code of the first rule that the node violates; None if the replica fits."""
-    if not site.ready:
+    if not node.ready:
         return Code.NODE_UNREADY
-    if not site.open:
+    if not node.open:
         return Code.DRAINING
-    code = cached_static_misfit(ask, site)
+    code = cached_static_misfit(requirements, node)
     if code is not None:
         return code
-    for check, code in ask.dynamic_checks:
-        if not check(ask, site, peers):
+    for check, code in requirements.dynamic_checks:
+        if not check(requirements, node, peers):
             return code
-    shunners = peers.anti_affinity_owners(ask)
-    return Code.ANTI_AFFINITY if shunners and not clear_of(shunners, site, peers) else None
+    owners = peers.anti_affinity_owners(requirements)
+    return Code.ANTI_AFFINITY if owners and not clear_of(owners, node, peers) else None
 
 
-def misfits(ask: Requirements, site: NodeView, peers: PeerCounts) -> tuple[Code, ...]:
+def misfits(requirements: Requirements, node: NodeView, peers: PeerCounts) -> tuple[Code, ...]:
     """Returns the codes of all rules that the node violates."""
-    return tuple(dict.fromkeys(code for check, code in _CHECKS if not check(ask, site, peers)))
+    return tuple(dict.fromkeys(code for check, code in _CHECKS if not check(requirements, node, peers)))
 
 
-def mask(ask: Requirements, sites: NodeView, peers: PeerCounts, rules: Sequence[Rule] = RULES) -> BoolOrMask:
+def mask(requirements: Requirements, nodes: NodeView, peers: PeerCounts, rules: Sequence[Rule] = RULES) -> BoolOrMask:
     """Evaluates the rules over columns: True where the replica fits."""
     fits: BoolOrMask = True
     for rule in rules:
-        fits = fits & rule.check(ask, sites, peers)
+        fits = fits & rule.check(requirements, nodes, peers)
     return fits
 
 
-def owned_anti_affinity(ask: Requirements) -> tuple[PeerIndex, ...]:
+def owned_anti_affinity(requirements: Requirements) -> tuple[PeerIndex, ...]:
     """Returns the indexes in which a replica counts because of its own anti-affinity, which later placements must respect."""
     return (
-        tuple([PeerIndex(of.tenant, of.selector, of.topology_key, True) for of, _, _ in ask.anti_affinity])
-        if ask.anti_affinity
+        tuple([PeerIndex(index.tenant, index.selector, index.topology_key, True) for index, _, _ in requirements.anti_affinity])
+        if requirements.anti_affinity
         else ()
     )
 

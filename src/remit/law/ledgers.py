@@ -162,10 +162,10 @@ class NodeLedger:
 
     def over(self) -> Amount:
         """Returns what is held beyond capacity, after the capacity was reduced."""
-        return Amount({name: -left for name, left in self.free.items() if left < 0})
+        return Amount({name: -free for name, free in self.free.items() if free < 0})
 
-    def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
-        return not wanted or match_labels(wanted, self.facts.node.metadata.labels)
+    def labelled(self, expressions: Sequence[NodeExpression]) -> bool:
+        return not expressions or match_labels(expressions, self.facts.node.metadata.labels)
 
     def domain(self, key: str) -> tuple[bool, str]:
         name = domain_of(self.facts.node, key)
@@ -210,16 +210,16 @@ class GrantLedger:
 
     def shortage_for(self, pairs: Pairs) -> Shortage | None:
         """Returns the first resource of which `pairs` would take too much; None if the ledger covers all of them."""
-        left = self.free
+        free = self.free
         for name, count in pairs:
-            if count > left.get(name, 0):
-                return Shortage(name, count, left.get(name, 0))
+            if count > free.get(name, 0):
+                return Shortage(name, count, free.get(name, 0))
         return None
 
     def draw(self, pairs: Pairs, sign: int) -> None:
-        left = self.free
+        free = self.free
         for name, count in pairs:
-            left[name] = left.get(name, 0) - sign * count
+            free[name] = free.get(name, 0) - sign * count
 
     def grant_on(self, pairs: Pairs, sign: int) -> None:
         for name, count in pairs:
@@ -230,16 +230,16 @@ class GrantLedger:
 
     @property
     def used(self) -> dict[str, int]:
-        """What is drawn, by resource."""
-        drawn = {name: self.amount.get(name, 0) - left - self.granted_on.get(name, 0) for name, left in self.free.items()}
+        """The drawn amount, by resource."""
+        drawn = {name: self.amount.get(name, 0) - free - self.granted_on.get(name, 0) for name, free in self.free.items()}
         return {name: count for name, count in drawn.items() if count}
 
     def committed(self) -> Amount:
         """Returns what is drawn plus what is granted on."""
-        return Amount({name: self.amount.get(name, 0) - left for name, left in self.free.items()})
+        return Amount({name: self.amount.get(name, 0) - free for name, free in self.free.items()})
 
     def over(self) -> Amount:
-        return Amount({name: -left for name, left in self.free.items() if left < 0})
+        return Amount({name: -free for name, free in self.free.items() if free < 0})
 
     def is_unexpired(self, now_ms: int) -> bool:
         return self.deadline_ms is None or now_ms < self.deadline_ms
@@ -266,14 +266,14 @@ def outstanding(grant: Grant) -> tuple[tuple[str, int], ...]:
     return (grant.spec.amount - grant.status.returned).pairs
 
 
-def ledgers_of(thing: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
+def ledgers_of(obj: Tenant | Grant) -> tuple[tuple[str, Amount, str], ...]:
     """Returns the ledgers that a row opens: the name, the amount and the tenant of each."""
-    name = thing.metadata.name
-    if isinstance(thing, Tenant):
-        return (f"tenant/{name}", thing.spec.quota, name), (f"tenant/{name}/emergency", thing.spec.emergency_quota, name)
-    amount = thing.spec.amount if thing.spec.issuer else thing.spec.amount - thing.status.returned
-    shares = ((f"{name}/{tenant}", share, tenant) for tenant, share in thing.spec.shares.items())
-    return (name, amount, thing.spec.tenant), *shares
+    name = obj.metadata.name
+    if isinstance(obj, Tenant):
+        return (f"tenant/{name}", obj.spec.quota, name), (f"tenant/{name}/emergency", obj.spec.emergency_quota, name)
+    amount = obj.spec.amount if obj.spec.issuer else obj.spec.amount - obj.status.returned
+    shares = ((f"{name}/{tenant}", share, tenant) for tenant, share in obj.spec.shares.items())
+    return (name, amount, obj.spec.tenant), *shares
 
 
 def parent_charges(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
@@ -282,9 +282,9 @@ def parent_charges(grant: Grant) -> tuple[tuple[str, tuple[tuple[str, int], ...]
     """
     if grant.spec.issuer:
         return ()
-    due = outstanding(grant)
-    parent = ((grant.spec.parent, due),) if grant.spec.parent else ()
-    if grant.status.phase is GrantPhase.CLOSED and not due:
+    amount = outstanding(grant)
+    parent = ((grant.spec.parent, amount),) if grant.spec.parent else ()
+    if grant.status.phase is GrantPhase.CLOSED and not amount:
         return parent
     return *parent, *((f"tenant/{tenant}/emergency", share.pairs) for tenant, share in grant.spec.shares.items())
 

@@ -37,7 +37,7 @@ def is_live(override: Override, now: Instant | None) -> bool:
 
 def active_overrides(overrides: Iterable[Override], now: Instant | None) -> ActiveOverrides:
     """Returns the overrides in force at this instant; the order of the rows does not matter. Each name occurs once."""
-    return ActiveOverrides(tuple(sorted((one for one in overrides if is_live(one, now)), key=_name_of)))
+    return ActiveOverrides(tuple(sorted((override for override in overrides if is_live(override, now)), key=_name_of)))
 
 
 class PlaceSet(NamedTuple):
@@ -65,12 +65,15 @@ class ActiveOverrides:
     @cached_property
     def until_ms(self) -> int | None:
         """The earliest deadline on the authority's clock; until then no override here ends. None if none is in force."""
-        return min((one.status.deadline.at_ms for one in self.overrides if one.status.deadline is not None), default=None)
+        return min(
+            (override.status.deadline.at_ms for override in self.overrides if override.status.deadline is not None),
+            default=None,
+        )
 
     @cached_property
     def excluded_places(self) -> tuple[PlaceSet, ...]:
         """The places of all `avoid` overrides, for checks of many nodes at once; `avoided_by` checks a single node."""
-        return tuple(_place_set(one) for one in self.overrides if one.spec.effect == "avoid")
+        return tuple(_place_set(override) for override in self.overrides if override.spec.effect == "avoid")
 
     def paused_by(self, tenant: str, workload: str) -> str:
         """Returns the override that forbids to place more replicas of this workload."""
@@ -95,16 +98,16 @@ class ActiveOverrides:
     def boost(self, tenant: str, workload: str, priority: int = 0) -> int:
         """Returns how much is added to this `priority`. The sum never exceeds USER_PRIORITY_MAX."""
         boosts = self._index_of("boost").by_work(tenant, workload)
-        return max(0, min(sum(one.spec.by for one in boosts.values()), USER_PRIORITY_MAX - priority))
+        return max(0, min(sum(override.spec.by for override in boosts.values()), USER_PRIORITY_MAX - priority))
 
     def repair_held_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
         """Returns the override that forbids to repair this workload at this place. An override that names workloads and places
         holds only these workloads at these places.
         """
-        held = self._index_of("hold-repair")
-        by_work = {**held.by_work(tenant, workload), **held.no_work}
-        by_place = {**held.by_place(region, zone, pool, node), **held.no_place}
-        return _first_name({name: one for name, one in by_work.items() if name in by_place})
+        index = self._index_of("hold-repair")
+        by_work = {**index.by_work(tenant, workload), **index.no_work}
+        by_place = {**index.by_place(region, zone, pool, node), **index.no_place}
+        return _first_name({name: override for name, override in by_work.items() if name in by_place})
 
     def autoscaler_frozen_by(self, region: str, zone: str, pool: str) -> str:
         """Returns the override that forbids the autoscaler to add or remove nodes there."""
@@ -112,22 +115,22 @@ class ActiveOverrides:
 
     def lent_budgets(self, tenant: str, workload: str) -> tuple[str, ...]:
         """Returns the budgets that this workload may draw on besides its own."""
-        lent = self._index_of("lend-budget").by_work(tenant, workload)
-        return tuple(sorted({one.spec.budget for one in lent.values()}))
+        matching = self._index_of("lend-budget").by_work(tenant, workload)
+        return tuple(sorted({override.spec.budget for override in matching.values()}))
 
     def _index_of(self, effect: OverrideEffect) -> _OverrideIndex:
         return self._by_effect.get(effect, _NO_OVERRIDES)
 
     @cached_property
     def _by_effect(self) -> dict[OverrideEffect, _OverrideIndex]:
-        named: dict[OverrideEffect, _OverrideIndex] = {}
-        for one in self.overrides:
-            named.setdefault(one.spec.effect, _OverrideIndex()).add(one)
-        return named
+        indexes: dict[OverrideEffect, _OverrideIndex] = {}
+        for override in self.overrides:
+            indexes.setdefault(override.spec.effect, _OverrideIndex()).add(override)
+        return indexes
 
     @cached_property
     def _pins(self) -> dict[str, PlaceSet]:
-        return {_name_of(one): _place_set(one) for one in self.overrides if one.spec.effect == "pin"}
+        return {_name_of(override): _place_set(override) for override in self.overrides if override.spec.effect == "pin"}
 
 
 class _OverrideIndex:
@@ -143,34 +146,34 @@ class _OverrideIndex:
         """Overrides that name only places. An override that names nothing is in none of the indexes."""
         self.no_place: dict[str, Override] = {}
 
-    def add(self, one: Override) -> None:
-        name, scope = _name_of(one), one.spec.scope
+    def add(self, override: Override) -> None:
+        name, scope = _name_of(override), override.spec.scope
         work = (*scope.tenants, *scope.workloads)
-        places = [(sort, place) for sort, listed in _place_lists(scope) for place in listed]
+        places = [(kind, place) for kind, listed in _place_lists(scope) for place in listed]
         for key in work:
-            self._work.setdefault(key, {})[name] = one
-        for at in places:
-            self._places.setdefault(at, {})[name] = one
+            self._work.setdefault(key, {})[name] = override
+        for place_key in places:
+            self._places.setdefault(place_key, {})[name] = override
         if places and not work:
-            self.no_work[name] = one
+            self.no_work[name] = override
         elif work and not places:
-            self.no_place[name] = one
+            self.no_place[name] = override
 
     def by_work(self, tenant: str, workload: str) -> dict[str, Override]:
         return {**self._work.get(tenant, {}), **self._work.get(f"{tenant}/{workload}", {})}
 
     def by_place(self, region: str, zone: str, pool: str, node: str) -> dict[str, Override]:
-        found: dict[str, Override] = {}
-        for at in (("region", region), ("zone", zone), ("pool", pool), ("node", node)):
-            found.update(self._places.get(at, {}))
-        return found
+        matching: dict[str, Override] = {}
+        for place_key in (("region", region), ("zone", zone), ("pool", pool), ("node", node)):
+            matching.update(self._places.get(place_key, {}))
+        return matching
 
 
 _NO_OVERRIDES: Final = _OverrideIndex()
 
 
-def _first_name(found: dict[str, Override]) -> str:
-    return min(found, default="")
+def _first_name(overrides: dict[str, Override]) -> str:
+    return min(overrides, default="")
 
 
 def _name_of(override: Override) -> str:

@@ -54,56 +54,58 @@ def compile_requirements(
     policies: Sequence[PolicySpec],
     generation: int = 0,
     in_force: tuple[int, Deadline | None] = (0, None),
-    open: bool = True,
+    placeable: bool = True,
 ) -> Requirements:
     """Returns what each replica of this generation requires, under these policies. Raises ValueError for requirements that
     cannot be met.
     """
-    marked = {**labels, WORKLOAD_LABEL: workload}
-    where, template = spec.placement, spec.template
-    wholes, parts = _device_requirements(template.devices)
-    charge = template.resources + Amount(_sum_by_name((DEVICES_PREFIX + one.kind, one.amount * WHOLE_DEVICE) for one in wholes))
-    charge += Amount(_sum_by_name((DEVICES_PREFIX + one.kind, one.amount) for one in parts))
+    all_labels = {**labels, WORKLOAD_LABEL: workload}
+    placement, template = spec.placement, spec.template
+    wholes, shares = _device_requirements(template.devices)
+    charge = template.resources + Amount(
+        _sum_by_name((DEVICES_PREFIX + item.kind, item.amount * WHOLE_DEVICE) for item in wholes)
+    )
+    charge += Amount(_sum_by_name((DEVICES_PREFIX + item.kind, item.amount) for item in shares))
     rules = [rule for policy in policies for rule in policy.rules]
-    allowed = [rule.allow for rule in rules if rule_matches(rule.match, tenant, marked)]
+    allowed = [rule.allow for rule in rules if rule_matches(rule.match, tenant, all_labels)]
 
     def term(selector: Mapping[str, str], key: str, skew: int = 0) -> PeerTerm:
         pairs = tuple(sorted(selector.items())) or ((WORKLOAD_LABEL, workload),)
-        return PeerTerm(PeerIndex(tenant, pairs, key), int(selects(pairs, marked)), skew)
+        return PeerTerm(PeerIndex(tenant, pairs, key), int(selects(pairs, all_labels)), skew)
 
     def spreads(unsatisfiable: str) -> tuple[PeerTerm, ...]:
-        found = [one for one in where.topology_spread if one.when_unsatisfiable == unsatisfiable]
-        return tuple(term(one.label_selector, one.topology_key, one.max_skew) for one in found)
+        matching = [item for item in placement.topology_spread if item.when_unsatisfiable == unsatisfiable]
+        return tuple(term(item.label_selector, item.topology_key, item.max_skew) for item in matching)
 
-    anti = tuple(term(a.label_selector, a.topology_key) for a in where.anti_affinity)
+    anti = tuple(term(a.label_selector, a.topology_key) for a in placement.anti_affinity)
     if spec.type == "daemon":
         # A daemon runs one replica per node, so it has anti-affinity to itself.
         anti = (*anti, term({}, "node"))
-    checks = _dynamic_checks(bool(wholes), bool(parts), where, bool(anti))
+    checks = _dynamic_checks(bool(wholes), bool(shares), placement, bool(anti))
     return Requirements(
         tenant=tenant,
         generation=(tenant, workload, generation),
-        labels=marked,
-        open=open,
+        labels=all_labels,
+        placeable=placeable,
         charge=charge,
         resources=template.resources.pairs,
         devices=template.devices,
         whole_devices=wholes,
-        device_shares=parts,
-        node_expressions=expressions(where),
-        regions=_in_every_list([where.regions]),
-        zones=_in_every_list([where.zones]),
-        pools=_in_every_list([where.pools]),
+        device_shares=shares,
+        node_expressions=expressions(placement),
+        regions=_in_every_list([placement.regions]),
+        zones=_in_every_list([placement.zones]),
+        pools=_in_every_list([placement.pools]),
         allowed_regions=_in_every_list([allow.regions for allow in allowed]),
         allowed_zones=_in_every_list([allow.zones for allow in allowed]),
         allowed_pools=_in_every_list([allow.pools for allow in allowed]),
-        tolerates=MemoizedPredicate(lambda tainted: all(is_tolerated(taint, where.tolerations) for taint in tainted)),
+        tolerates=MemoizedPredicate(lambda tainted: all(is_tolerated(taint, placement.tolerations) for taint in tainted)),
         spread=spreads("DoNotSchedule"),
-        affinity=tuple(term(a.label_selector, a.topology_key) for a in where.affinity),
+        affinity=tuple(term(a.label_selector, a.topology_key) for a in placement.affinity),
         anti_affinity=anti,
         preferred_spread=spreads("ScheduleAnyway"),
         untolerated_soft=MemoizedPredicate(
-            lambda tainted: not all(_is_covered(t, where.tolerations) for t in tainted if t.effect == PREFER_NO_SCHEDULE)
+            lambda tainted: not all(_is_covered(t, placement.tolerations) for t in tainted if t.effect == PREFER_NO_SCHEDULE)
         ),
         fenced=spec.is_fenced,
         gang=spec.gang.min if spec.gang else 0,
@@ -120,22 +122,22 @@ _NO_PLACEMENT = Placement()
 
 
 def _dynamic_checks(
-    wholes: bool, parts: bool, where: Placement, anti: bool
+    devices_requested: bool, shares_requested: bool, placement: Placement, anti: bool
 ) -> tuple[tuple[Callable[..., BoolOrMask], Code], ...]:
     """Resources are always checked; the other rules only if the requirements need them. Symmetric anti-affinity is checked
     last, for all requirements.
     """
-    idle: dict[Callable[[Requirements, NodeView, PeerCounts], BoolOrMask], bool] = {
-        devices: not wholes,
-        shares: not parts,
-        spread: not where.topology_spread,
-        affinity: not where.affinity,
+    skipped: dict[Callable[[Requirements, NodeView, PeerCounts], BoolOrMask], bool] = {
+        devices: not devices_requested,
+        shares: not shares_requested,
+        spread: not placement.topology_spread,
+        affinity: not placement.affinity,
         anti_affinity: not anti,
         ready: True,
         accepting: True,
         symmetric_anti_affinity: True,
     }
-    return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not idle.get(rule.check, False))
+    return tuple((rule.check, rule.code) for rule in RULES if not rule.static and not skipped.get(rule.check, False))
 
 
 def is_tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
@@ -152,45 +154,47 @@ def _is_covered(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
     )
 
 
-def share_of(ask: DeviceRequest) -> int:
+def share_of(request: DeviceRequest) -> int:
     """Returns a share in thousandths of one device."""
-    return parse_quantity("share", ask.share)
+    return parse_quantity("share", request.share)
 
 
-def _device_requirements(asks: Sequence[DeviceRequest]) -> tuple[tuple[DeviceRequirement, ...], tuple[DeviceRequirement, ...]]:
+def _device_requirements(
+    requests: Sequence[DeviceRequest],
+) -> tuple[tuple[DeviceRequirement, ...], tuple[DeviceRequirement, ...]]:
     wholes: dict[tuple[str, tuple[str, ...]], int] = {}
-    parts: dict[str, DeviceRequirement] = {}
-    for ask in asks:
-        models = tuple(sorted(set(ask.models)))
+    shares: dict[str, DeviceRequirement] = {}
+    for request in requests:
+        models = tuple(sorted(set(request.models)))
         if ANY_MODEL in models:
-            raise ValueError(f"a model of {ask.kind} without a name: leave models out to accept any")
-        if ask.share == "":
-            wholes[ask.kind, models] = wholes.get((ask.kind, models), 0) + ask.count
-        elif ask.kind in parts:
-            raise ValueError(f"two shares of {ask.kind}: request one share, or whole devices")
+            raise ValueError(f"a model of {request.kind} without a name: leave models out to accept any")
+        if request.share == "":
+            wholes[request.kind, models] = wholes.get((request.kind, models), 0) + request.count
+        elif request.kind in shares:
+            raise ValueError(f"two shares of {request.kind}: request one share, or whole devices")
         else:
-            parts[ask.kind] = DeviceRequirement(ask.kind, models, share_of(ask))
-            if not 0 < parts[ask.kind].amount < WHOLE_DEVICE:
-                raise ValueError(f"a share of {ask.kind} must be between 1m and 999m; for a whole device, use count: 1")
-    mixed = sorted(set(parts) & {kind for kind, _ in wholes})
+            shares[request.kind] = DeviceRequirement(request.kind, models, share_of(request))
+            if not 0 < shares[request.kind].amount < WHOLE_DEVICE:
+                raise ValueError(f"a share of {request.kind} must be between 1m and 999m; for a whole device, use count: 1")
+    mixed = sorted(set(shares) & {kind for kind, _ in wholes})
     if mixed:
         raise ValueError(f"a share and whole devices of {mixed[0]} in one replica: request one or the other")
     for kind, models in _with_unions(list(wholes)):
         wholes.setdefault((kind, models), 0)
-    return tuple(DeviceRequirement(kind, models, count) for (kind, models), count in wholes.items()), tuple(parts.values())
+    return tuple(DeviceRequirement(kind, models, count) for (kind, models), count in wholes.items()), tuple(shares.values())
 
 
-def _with_unions(asked: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
+def _with_unions(requested: Sequence[tuple[str, tuple[str, ...]]]) -> Sequence[tuple[str, tuple[str, ...]]]:
     """Returns the requested model sets and every union of overlapping ones; nested or disjoint sets add none."""
-    found = list(asked)
-    for kind, models in found:  # the list grows while it is iterated
-        for other, more in asked:
-            union = kind, tuple(sorted({*models, *more}))
-            if kind == other and set(models) & set(more) and union not in found:
-                found.append(union)
-        if len(found) > max(DEVICE_SETS_MAX, len(asked)):
+    sets = list(requested)
+    for kind, models in sets:  # the list grows while it is iterated
+        for other_kind, other_models in requested:
+            union = kind, tuple(sorted({*models, *other_models}))
+            if kind == other_kind and set(models) & set(other_models) and union not in sets:
+                sets.append(union)
+        if len(sets) > max(DEVICE_SETS_MAX, len(requested)):
             raise ValueError(f"the requested models of {kind} overlap in too many ways")
-    return found
+    return sets
 
 
 def _in_every_list(lists: Sequence[Sequence[str]]) -> MemoizedPredicate:

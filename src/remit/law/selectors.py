@@ -49,13 +49,15 @@ def admits(expression: NodeExpression, value: str | None) -> bool:
             return number > limit if expression.operator == "Gt" else number < limit
 
 
-def match_labels(wanted: Sequence[NodeExpression], labels: Mapping[str, str]) -> bool:
-    return all(admits(expression, labels.get(expression.key)) for expression in wanted)
+def match_labels(expressions: Sequence[NodeExpression], labels: Mapping[str, str]) -> bool:
+    return all(admits(expression, labels.get(expression.key)) for expression in expressions)
 
 
-def match_columns(wanted: Sequence[NodeExpression], columns: Mapping[str, LabelColumn], rows: int) -> npt.NDArray[np.bool_]:
+def match_columns(
+    expressions: Sequence[NodeExpression], columns: Mapping[str, LabelColumn], rows: int
+) -> npt.NDArray[np.bool_]:
     matched = np.ones(rows, dtype=np.bool_)
-    for expression in wanted:
+    for expression in expressions:
         column = columns.get(expression.key)
         if column is None:
             matched &= admits(expression, None)

@@ -23,23 +23,23 @@ from remit.model.policies import PolicyRule
 SHARED_MAX: Final = 4_096
 """Bound of the cache of shared requirements. It is emptied when it is full."""
 
-_OWN_FIELDS: Final = Requirements._fields.index("open") + 1
+_OWN_FIELDS: Final = Requirements._fields.index("placeable") + 1
 PeerIdentity = tuple[str, tuple[bool, ...]]
 NO_PEER_TERMS: Final[PeerIdentity] = ("", ())
 
 
-def peer_identity(spec: WorkloadSpec, workload: str, marked: Mapping[str, str]) -> PeerIdentity:
+def peer_identity(spec: WorkloadSpec, workload: str, all_labels: Mapping[str, str]) -> PeerIdentity:
     """Returns the influence of a workload's name and labels on its constraints on other replicas: the name, if a constraint
     refers to the workload itself, and which constraints match the workload's own replicas. `marked` are the labels including
     WORKLOAD_LABEL.
     """
-    where = spec.placement
-    if not (where.topology_spread or where.affinity or where.anti_affinity):
+    placement = spec.placement
+    if not (placement.topology_spread or placement.affinity or placement.anti_affinity):
         return (workload, ()) if spec.type == "daemon" else NO_PEER_TERMS
-    selectors = [one.label_selector for one in where.topology_spread]
-    selectors += [one.label_selector for one in (*where.affinity, *where.anti_affinity)]
+    selectors = [constraint.label_selector for constraint in placement.topology_spread]
+    selectors += [constraint.label_selector for constraint in (*placement.affinity, *placement.anti_affinity)]
     named = spec.type == "daemon" or not all(selectors)
-    return workload if named else "", tuple([selects(selector, marked) for selector in selectors])
+    return workload if named else "", tuple([selects(selector, all_labels) for selector in selectors])
 
 
 class RequirementsInterner:
@@ -64,20 +64,28 @@ class RequirementsInterner:
         """Shared fields of requirements; the fields that differ by generation come first in the tuple."""
 
     def compile(
-        self, tenant: str, workload: str, labels: Mapping[str, str], spec: WorkloadSpec, generation: int = 0, open: bool = True
+        self,
+        tenant: str,
+        workload: str,
+        labels: Mapping[str, str],
+        spec: WorkloadSpec,
+        generation: int = 0,
+        placeable: bool = True,
     ) -> Requirements:
         """Raises ValueError for requirements that cannot be met."""
-        marked = {**labels, WORKLOAD_LABEL: workload}
+        all_labels = {**labels, WORKLOAD_LABEL: workload}
         template, gang = spec.template, spec.gang
-        rules = tuple([at for at, rule in self._rules if rule_matches(rule.match, tenant, marked)]) if self._rules else ()
-        demands = tenant, encode(spec.placement), rules
+        rules = (
+            tuple([index for index, rule in self._rules if rule_matches(rule.match, tenant, all_labels)]) if self._rules else ()
+        )
+        static_key = tenant, encode(spec.placement), rules
         devices = encode(template.devices) if template.devices else b""
-        rest = spec.type, spec.replace, gang.min if gang else 0, template.resources.pairs, devices
-        key = demands, rest, peer_identity(spec, workload, marked)
-        found = self._known.get(key)
-        if found is None:
+        other_fields = spec.type, spec.replace, gang.min if gang else 0, template.resources.pairs, devices
+        key = static_key, other_fields, peer_identity(spec, workload, all_labels)
+        shared = self._known.get(key)
+        if shared is None:
             if len(self._known) >= SHARED_MAX:
                 self._known.clear()
-            made = compile_requirements(tenant, workload, labels, spec, self._policies, in_force=self._in_force)
-            found = self._known[key] = made._replace(static_key=demands)[_OWN_FIELDS:]
-        return Requirements._make((tenant, (tenant, workload, generation), marked, open, *found))
+            requirements = compile_requirements(tenant, workload, labels, spec, self._policies, in_force=self._in_force)
+            shared = self._known[key] = requirements._replace(static_key=static_key)[_OWN_FIELDS:]
+        return Requirements._make((tenant, (tenant, workload, generation), all_labels, placeable, *shared))

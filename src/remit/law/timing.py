@@ -54,8 +54,8 @@ class Timing(NamedTuple):
         return 150 * self.heartbeat_ms
 
 
-def lost_after_ms(fence_ms: int, tempo: Timing = Timing()) -> int:
+def lost_after_ms(fence_ms: int, timing: Timing = Timing()) -> int:
     """Returns how long a node must be silent until its old attempts have certainly ended: (fence + kill grace), with a margin
     for clock drift.
     """
-    return ((fence_ms + tempo.kill_grace_ms) * (100 + DRIFT_MAX_PERCENT) + 99) // 100
+    return ((fence_ms + timing.kill_grace_ms) * (100 + DRIFT_MAX_PERCENT) + 99) // 100

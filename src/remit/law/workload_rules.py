@@ -75,17 +75,17 @@ class WorkloadProgress(NamedTuple):
     limit: str = ""
 
 
-def progress(type_: Literal["job", "service", "daemon"], wanted: int, phases: Iterable[Phase]) -> WorkloadProgress:
+def progress(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase]) -> WorkloadProgress:
     """Returns the progress of a workload with `wanted` desired replicas in all."""
     counts = dict.fromkeys(_STAGE.values(), 0)
-    made = 0
+    created = 0
     for phase in phases:
         counts[_STAGE[phase]] += 1
-        made += (
+        created += (
             type_ == "job" or phase is not P.RELEASED
         )  # a released replica of a job counts as created; one of a service is replaced
-    counts["admitted"] = max(0, wanted - made)
-    limit = next((word for stage, word in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
+    counts["admitted"] = max(0, desired - created)
+    limit = next((reason for stage, reason in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
     return WorkloadProgress(**counts, limit=limit)
 
 

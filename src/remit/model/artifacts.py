@@ -34,7 +34,7 @@ class SourceAddress(NamedTuple):
 
 
 class InvalidSource(ValueError):
-    """The text is not a valid artifact source. `cause` describes the error, `cure` the fix."""
+    """The text is not a valid artifact source. `cause` continues a sentence that starts with the source; `cure` is the fix."""
 
     def __init__(self, cause: str, cure: str = _SOURCE_FIX) -> None:
         super().__init__(cause)
@@ -47,7 +47,7 @@ def parse_source(text: str) -> SourceAddress:
     Admission and fetching must both use this function: two parsers that disagree about the host of a URL would let a source
     pass the check for one host and be fetched from another.
     """
-    if any(letter.isspace() or letter == "\\" or not letter.isprintable() for letter in text):
+    if any(char.isspace() or char == "\\" or not char.isprintable() for char in text):
         raise InvalidSource("contains whitespace, a backslash or a control character", "write it percent-encoded")
     try:
         parts = urlsplit(text)
@@ -58,7 +58,7 @@ def parse_source(text: str) -> SourceAddress:
     if parts.scheme == "file":
         return _file_source(host, unquote(parts.path), bare=not (parts.query or parts.fragment))
     if parts.scheme not in DEFAULT_PORTS:
-        raise InvalidSource(f"the scheme {parts.scheme}: is not supported" if parts.scheme else "has no scheme")
+        raise InvalidSource(f"has the unsupported scheme {parts.scheme}:" if parts.scheme else "has no scheme")
     if not host:
         raise InvalidSource("has no host")
     if "@" in parts.netloc:
@@ -67,18 +67,18 @@ def parse_source(text: str) -> SourceAddress:
             "use a source that needs no credentials",
         )
     if not host.isascii() or "%" in host:
-        raise InvalidSource(f"{quoted(host)} is not a host name", "write an international name in its xn-- form")
+        raise InvalidSource(f"has an invalid host name: {quoted(host)}", "write an international name in its xn-- form")
     if port == 0:
-        raise InvalidSource("port 0 cannot be connected to", "write the port, or leave it out")
+        raise InvalidSource("has port 0, to which nothing can connect", "write the port, or leave it out")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return SourceAddress(parts.scheme, host.lower(), port or DEFAULT_PORTS[parts.scheme], target)
 
 
 def _file_source(host: str, path: str, *, bare: bool) -> SourceAddress:
     if host not in ("", "localhost") or not bare:
-        raise InvalidSource("a file: source is a path on the node, without host, query or fragment")
+        raise InvalidSource("is a file: source with a host, query or fragment")
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise InvalidSource("a file: source needs an absolute path without ..")
+        raise InvalidSource("is a file: source without an absolute path, or with ..")
     return SourceAddress("file", "", 0, path)
 
 

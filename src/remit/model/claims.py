@@ -72,7 +72,7 @@ class Actor(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the claim was decided on: the store revision that the actor had observed, and the age of that view."""
+    """The basis of a claim: the store revision that the actor had observed, and the age of that view."""
 
     revision: Natural = 0
     age_ms: Natural = 0

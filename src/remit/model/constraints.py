@@ -53,9 +53,9 @@ class FieldConstraint(ABC):
     def schema(self) -> dict[str, Any]: ...
 
 
-def constrained(*limits: FieldConstraint, **bounds: Any) -> Meta:
+def constrained(*constraints: FieldConstraint, **bounds: Any) -> Meta:
     """Returns `Meta` with these constraints, and with the bounds that the decoder checks as well."""
-    return Meta(extra={"limits": limits}, **bounds)
+    return Meta(extra={"limits": constraints}, **bounds)
 
 
 def text_of(node: DocumentNode | None) -> str | None:
@@ -222,11 +222,11 @@ class NamesProgram(FieldConstraint):
     """A command whose first word is not empty."""
 
     def violations(self, node: DocumentNode, path: Path) -> Iterator[ConstraintViolation]:
-        word = node.items[0] if node.items else None
-        text = text_of(word)
-        if word is not None and text is not None and not text.strip():
+        program = node.items[0] if node.items else None
+        text = text_of(program)
+        if program is not None and text is not None and not text.strip():
             yield ConstraintViolation(
-                word.position, (*path, 0), "the program is empty", "write the program to run as the first word"
+                program.position, (*path, 0), "the program is empty", "write the program to run as the first word"
             )
 
     def schema(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class CronSchedule(FieldConstraint):
             return
         fields = text.split()
         times = [
-            _cron_values(field, *limits, names) for field, limits, names in zip(fields, _CRON_RANGES, _CRON_NAMES, strict=False)
+            _cron_values(field, *range_, names) for field, range_, names in zip(fields, _CRON_RANGES, _CRON_NAMES, strict=False)
         ]
         if len(fields) != 5 or not all(times):
             cure = f'write minute, hour, day, month and weekday, such as "30 2 * * *", or {one_of(_CRON_ALIASES)}'
@@ -291,16 +291,16 @@ class CronSchedule(FieldConstraint):
 def _cron_values(field: str, low: int, high: int, names: dict[str, int]) -> frozenset[int]:
     """Returns the numbers that one field of a schedule matches; empty if the field is invalid."""
     times: set[int] = set()
-    for part in field.split(","):
-        match = re.fullmatch(_CRON_TERM, part)
+    for term in field.split(","):
+        match = re.fullmatch(_CRON_TERM, term)
         if match is None:
             return frozenset()
-        begin, end, pace = match.groups()
-        first = low if begin is None else _cron_value(begin, names)
-        last = high if end is None and (begin is None or pace) else first if end is None else _cron_value(end, names)
+        start, end, step_text = match.groups()
+        first = low if start is None else _cron_value(start, names)
+        last = high if end is None and (start is None or step_text) else first if end is None else _cron_value(end, names)
         if end and end.upper() == "SUN" and names:
             last = 7  # in FRI-SUN the Sunday ends the range, so it counts as 7 and not as 0
-        step = int(pace) if pace else 1
+        step = int(step_text) if step_text else 1
         if not low <= first <= last <= high or not 1 <= step <= high:
             return frozenset()
         times.update(range(first, last + 1, step))

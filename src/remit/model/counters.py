@@ -36,11 +36,11 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Returns, for each bound, the number of values at or below it; the last bound is infinity."""
-        found, count = [], 0
-        for bound, some in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            count += some
-            found.append((bound, count))
-        return found
+        result, total = [], 0
+        for bound, in_bucket in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += in_bucket
+            result.append((bound, total))
+        return result
 
 
 class BoundedCounter(dict[str, int]):
@@ -55,16 +55,16 @@ class BoundedCounter(dict[str, int]):
             key = self.key_for(key)
         self[key] = self.get(key, 0) + by
 
-    def key_for(self, kind: str) -> str:
+    def key_for(self, key: str) -> str:
         """Returns the key under which this one is counted: itself, or `other`."""
-        taken = kind in self._known if self._known else kind in self or len(self) < self._most
-        return kind if taken else OTHER
+        accepted = key in self._known if self._known else key in self or len(self) < self._most
+        return key if accepted else OTHER
 
 
 def largest_with_other(amounts: Mapping[str, float], most: int) -> dict[str, float]:
     """Returns the `most` largest amounts by name, and the sum of the rest as `other`."""
-    order = sorted(amounts.items(), key=lambda one: (-one[1], one[0]))
-    found = dict(order[:most])
+    order = sorted(amounts.items(), key=lambda item: (-item[1], item[0]))
+    result = dict(order[:most])
     if len(order) > most:
-        found[OTHER] = found.get(OTHER, 0) + sum(value for _, value in order[most:])
-    return found
+        result[OTHER] = result.get(OTHER, 0) + sum(value for _, value in order[most:])
+    return result

@@ -92,9 +92,9 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def expiry_after(wall: str, term_ms: int) -> str:
+def expiry_after(start: str, term_ms: int) -> str:
     """Returns the instant `term_ms` after `wall`, in the format of `TokenSpec.expires`."""
-    until = datetime.fromisoformat(wall) + timedelta(milliseconds=term_ms)
+    until = datetime.fromisoformat(start) + timedelta(milliseconds=term_ms)
     return until.astimezone(UTC).isoformat(timespec="seconds").removesuffix("+00:00") + "Z"
 
 

@@ -265,7 +265,7 @@ class Restart(Record, frozen=True):
 
 
 class Template(Record, frozen=True):
-    """What one replica runs, and the resources it needs."""
+    """The command of one replica, and the resources it needs."""
 
     command: Command
     env: Annotated[dict[EnvName, Text], Meta(max_length=1024)] = field(default_factory=dict)

@@ -43,8 +43,8 @@ CACHE_ENTRIES_MAX = 4_096
 
 
 @lru_cache(CACHE_ENTRIES_MAX)
-def _parse_amount(written: tuple[tuple[str, str], ...]) -> Amount:
-    return Amount.parse(dict(written))
+def _parse_amount(pairs: tuple[tuple[str, str], ...]) -> Amount:
+    return Amount.parse(dict(pairs))
 
 
 @lru_cache(CACHE_ENTRIES_MAX)
@@ -92,9 +92,9 @@ def encode_spec(spec: object) -> bytes:
     Many workloads share one spec object, and each of them is measured, compared and stored. The cache keeps a reference to
     the spec, so that its id cannot be reused by another object.
     """
-    found = _encoded_specs.get(id(spec))
-    if found is not None and found[0] is spec:
-        return found[1]
+    cached = _encoded_specs.get(id(spec))
+    if cached is not None and cached[0] is spec:
+        return cached[1]
     if len(_encoded_specs) >= CACHE_ENTRIES_MAX:
         _encoded_specs.clear()
     value = _encoder.encode(spec)
@@ -112,22 +112,22 @@ _decoded: dict[bytes, AnyObject] = {}
 
 def decode_cached(value: bytes) -> AnyObject:
     """Decodes a row, with a cache: equal bytes return the same object, for callers that read the same row many times."""
-    found = _decoded.get(value)
-    if found is None:
-        found = _any_decoder.decode(value)
-        cache_decoded(value, found)
-    return found
+    obj = _decoded.get(value)
+    if obj is None:
+        obj = _any_decoder.decode(value)
+        cache_decoded(value, obj)
+    return obj
 
 
-def cache_decoded(value: bytes, thing: AnyObject) -> None:
+def cache_decoded(value: bytes, obj: AnyObject) -> None:
     """Stores the object that these bytes were encoded from, so that the next `decode_cached` returns it. When the cache is
     full, the oldest eighth is dropped.
     """
     if len(value) <= DECODED_BYTES_MAX:
         if len(_decoded) >= DECODED_MAX:
-            for old in list(islice(_decoded, DECODED_MAX // 8)):
-                _decoded.pop(old, None)  # another thread may have removed it already
-        _decoded[value] = thing
+            for oldest in list(islice(_decoded, DECODED_MAX // 8)):
+                _decoded.pop(oldest, None)  # another thread may have removed it already
+        _decoded[value] = obj
 
 
 _KEY_PREFIXES = {kind: (kind.lower(), kind in TENANTED) for kind in KINDS}
@@ -136,13 +136,13 @@ _KEY_PREFIXES_BY_TYPE = {cls: _KEY_PREFIXES[kind] for kind, cls in KINDS.items()
 
 def key_of(kind: str, name: str, tenant: str = "") -> str:
     """Returns the store key of an object."""
-    word, tenanted = _KEY_PREFIXES.get(kind) or (kind.lower(), False)
-    return f"{word}/{tenant}/{name}" if tenanted else f"{word}/{name}"
+    prefix, tenanted = _KEY_PREFIXES.get(kind) or (kind.lower(), False)
+    return f"{prefix}/{tenant}/{name}" if tenanted else f"{prefix}/{name}"
 
 
-def key(thing: AnyObject) -> str:
-    word, tenanted = _KEY_PREFIXES_BY_TYPE[type(thing)]
-    return f"{word}/{thing.metadata.tenant}/{thing.metadata.name}" if tenanted else f"{word}/{thing.metadata.name}"
+def key(obj: AnyObject) -> str:
+    prefix, tenanted = _KEY_PREFIXES_BY_TYPE[type(obj)]
+    return f"{prefix}/{obj.metadata.tenant}/{obj.metadata.name}" if tenanted else f"{prefix}/{obj.metadata.name}"
 
 
 _IRREGULAR_PLURALS: Final = {"Policy": "policies", "PriorityClass": "priorityclasses", "Summary": "summaries"}

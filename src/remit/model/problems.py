@@ -98,11 +98,11 @@ def closest_name(word: str, known: Iterable[str]) -> str:
     if not word or len(word) > 64:
         return ""
     by_lower = {name.lower(): name for name in itertools.islice(known, CANDIDATES_MAX) if len(name) <= 64}
-    bare = word.lower()
-    for spelling in (bare, bare.replace("_", "").replace("-", ""), bare + "s", bare.removesuffix("s")):
+    lowered = word.lower()
+    for spelling in (lowered, lowered.replace("_", "").replace("-", ""), lowered + "s", lowered.removesuffix("s")):
         if spelling in by_lower:
             return by_lower[spelling]
-    close = difflib.get_close_matches(bare, by_lower, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(lowered, by_lower, n=1, cutoff=0.7)
     return by_lower[close[0]] if close else ""
 
 
@@ -152,10 +152,10 @@ def quoted(text: str) -> str:
 def escaped(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
 
 
-def _escape(letter: str) -> str:
-    code = ord(letter)
+def _escape(char: str) -> str:
+    code = ord(char)
     named = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return named.get(letter) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return named.get(char) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")

@@ -124,10 +124,10 @@ class Amount:
         self.pairs = tuple(sorted((name, count) for name, count in dict(counted).items() if count))
 
     @classmethod
-    def parse(cls, written: Mapping[str, object]) -> Amount:
+    def parse(cls, manifest: Mapping[str, object]) -> Amount:
         """Parses the form of a manifest: `{cpu: 500m, memory: 1Gi, devices: {gpu: 1}}`. Raises ValueError."""
         counted: dict[str, int] = {}
-        for name, value in written.items():
+        for name, value in manifest.items():
             if name == "devices" and isinstance(value, Mapping):
                 counted.update(
                     {DEVICES_PREFIX + kind: _parse_amount_value(DEVICES_PREFIX + kind, count) for kind, count in value.items()}

@@ -40,8 +40,8 @@ def format_sealed(key: str, text: str) -> str:
 
 def parse_sealed(value: str) -> tuple[str, str] | None:
     """Returns the key id and the ciphertext; None if this is not a sealed value."""
-    found = _SEALED.fullmatch(value) if value.startswith(SEALED_PREFIX) else None
-    return None if found is None else (found[1], found[2])
+    match = _SEALED.fullmatch(value) if value.startswith(SEALED_PREFIX) else None
+    return None if match is None else (match[1], match[2])
 
 
 def is_sealed(value: str) -> bool:
@@ -50,8 +50,8 @@ def is_sealed(value: str) -> bool:
 
 def plain_bytes(value: str) -> int:
     """Returns the length of a value in bytes, of a sealed value after unsealing."""
-    found = parse_sealed(value)
-    return len(value.encode()) if found is None else len(found[1]) * 3 // 4 - TAG_BYTES
+    sealed = parse_sealed(value)
+    return len(value.encode()) if sealed is None else len(sealed[1]) * 3 // 4 - TAG_BYTES
 
 
 def sealing_overhead_bytes(data: Mapping[str, str]) -> int:

@@ -32,7 +32,7 @@ removed or changed its attributes, so that there may be fewer domains to spread 
 class ViewChanges:
     """Changes since they were last taken, each once, in order of first occurrence.
 
-    `anew`: the view was listed from nothing, and earlier slots are invalid. `settled` are slots that stopped being pending
+    `reset`: the view was listed from nothing, and earlier slots are invalid. `no_longer_pending` are slots that stopped being pending
     or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are reservations
     whose victims have gone.
     """
@@ -62,7 +62,7 @@ _DECODERS: Final[Mapping[str, Any]] = {
     for kind in (Node, Override, PriorityClass, Summary, Tenant, PolicyRevision, Grant)
 }
 KINDS: Final = ("node", "override", "priorityclass", "summary", "tenant", "policyrevision", "workload", "generation", "grant")
-"""Kinds in the order in which they are listed. A new kind needs a line in `change`."""
+"""Kinds in the order in which they are listed. A new kind needs a line in `ClusterObjects.apply`."""
 
 
 class AffectedHolds(NamedTuple):

@@ -116,8 +116,8 @@ class _WatchEnded(Exception):
 
 
 class Reflector:
-    """Feeds a sink by list and watch, like client-go's reflector. `sure` serves linearizable lists; `parts` are the key ranges,
-    listed in order as of one revision.
+    """Feeds a sink by list and watch, like client-go's reflector. `linearizable` serves the first list; `ranges` are the
+    key ranges, listed in order as of one revision.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Reflector:
 
 
 class ListDiff:
-    """One list being received. If `compared`, only rows that differ from the known ones are kept, and known rows missing from
+    """One list being received. If `has_baseline`, only rows that differ from the known ones are kept, and known rows missing from
     the list count as deleted.
     """
 

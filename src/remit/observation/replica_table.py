@@ -76,7 +76,7 @@ class ReplicaHold(NamedTuple):
 
 class ReplicaTable(Table):
     """Replicas by slot: `phase` is an index into `PHASES`, `node` the node row on which it holds capacity (or `NONE`),
-    `generation` an id of shapes.py, `grants` an id of `charged`. Fields that few replicas have are in dictionaries by slot.
+    `generation` an id of shapes.py, `grants` an id of `ledger_sets`. Fields that few replicas have are in dictionaries by slot.
     """
 
     columns: ClassVar[Mapping[str, Any]] = {
@@ -152,7 +152,7 @@ class ReplicaTable(Table):
         )
 
     def is_attempt(self, slot: int, attempt_id: str) -> bool:
-        """Whether the slot holds this attempt of this replica. See `law.holds.copy_of`."""
+        """Whether the slot holds this attempt of this replica.."""
         uid, _, attempt = attempt_id.rpartition("/")
         return self.at.uid[slot] == hash(uid) and str(self.at.attempt[slot]) == attempt
 

@@ -159,8 +159,9 @@ class ShapeTable(Table):
     """Generations by id, with their workloads and their shapes."""
 
     columns: ClassVar[Mapping[str, Any]] = {
-        "number": np.int32, "workload": np.int32, "tenant": np.int32, "labels": np.int32, "placement": np.int32, "shape": np.int32,
-        "gang": np.int32, "min_available": np.int32, "deadline": np.int64, "priority_class": np.int32, "revision": np.int64,
+        "number": np.int32, "workload": np.int32, "tenant": np.int32, "labels": np.int32, "placement": np.int32,
+        "shape": np.int32, "gang": np.int32, "min_available": np.int32, "deadline": np.int64,
+        "priority_class": np.int32, "revision": np.int64,
     }  # fmt: skip
     number: npt.NDArray[np.int32]
     workload: npt.NDArray[np.int32]

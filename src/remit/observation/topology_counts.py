@@ -73,7 +73,7 @@ class ColumnPeerCounts:
 
     @property
     def indexes_epoch(self) -> int:
-        """Changes whenever the set of counted indexes changes; cached results of `minds` are then invalid."""
+        """Changes whenever the set of counted indexes changes; cached results of `indexes_of` are then invalid."""
         return self._indexes_epoch
 
     def indexes_of(self, ask: Requirements) -> tuple[PeerIndex, ...]:
@@ -174,7 +174,7 @@ RowsHolding = Callable[[npt.NDArray[np.intp]], Ints]
 
 
 class ViewPeerCounts(ColumnPeerCounts):
-    """`fit.PeerCounts` over the columns of a view. For requirements made with `over` these columns."""
+    """`fit.PeerCounts` over the columns of a view. For requirements translated to these columns."""
 
     def __init__(self, columns: NodeColumns, shapes: ShapeTable, rows_holding: RowsHolding) -> None:
         super().__init__(columns, {})

@@ -24,13 +24,13 @@ from remit.observation.shapes import PRESENT, PlacementSpec
 from remit.proposal.metrics import CoverageMark, OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import OverrideFilter
 from remit.proposal.placement.class_scores import WorkClass
-from remit.proposal.placement.funnel import could_ever_fit
+from remit.proposal.placement.funnel import could_ever_fit, rejection_text
 from remit.proposal.placement.kernel import Kernel, Placements
-from remit.proposal.placement.plugins import UnblockEvent, PluginError
+from remit.proposal.placement.plugins import PluginError, UnblockEvent
 from remit.proposal.placement.preemption import Eviction
 from remit.proposal.placement.preemption_candidates import VictimSelector
 from remit.proposal.placement.topology_gates import depends_on_peers
-from remit.proposal.proposals import NO_VICTIMS, DecisionRecorder, ClassSurvey, DecisionOutcome, nearest_node
+from remit.proposal.proposals import NO_VICTIMS, ClassSurvey, DecisionOutcome, DecisionRecorder, nearest_node
 from remit.proposal.queue.backlog import Backlog
 from remit.proposal.queue.class_queues import ClassQueue
 from remit.proposal.quota import QuotaSource, quota_source
@@ -113,7 +113,7 @@ def gang_minimum(view: SchedulerView, key: QueueKey) -> int:
 
 
 class AttemptShortage(Enum):
-    """What ran out before all replicas of an attempt were placed."""
+    """The resource that ran out before all replicas of an attempt were placed."""
 
     NONE = "nothing"
     CAPACITY = "room"
@@ -210,7 +210,9 @@ class Attempts:
         requirements = self._view.shapes.requirements_of(key.shape)
         if not (key.pins or key.hinted):
             return self._kernel.class_for(key.shape, requirements)
-        return self._kernel.class_for((key.shape, key.pins, key.hinted), requirements, pins=key.pins, hinted_workload=key.hinted)
+        return self._kernel.class_for(
+            (key.shape, key.pins, key.hinted), requirements, pins=key.pins, hinted_workload=key.hinted
+        )
 
     def pending_of_closed(self, paths: Iterable[str]) -> list[int]:
         """Pending replicas of those of these workloads (`tenant/name`) that accept no further placements."""
@@ -269,7 +271,9 @@ class Attempts:
         source = quota_source(view, key.tenant, now_ms, spec.charge, max(minimum, 1))
         policy = view.policy.spec.number if view.policy is not None else 0
 
-        def ended(short: AttemptShortage, one: WorkClass | None = None, seen: ClassSurvey | None = None, why: str = "") -> Attempt:
+        def ended(
+            short: AttemptShortage, one: WorkClass | None = None, seen: ClassSurvey | None = None, why: str = ""
+        ) -> Attempt:
             return Attempt(queue, since, slots, NO_PLACEMENTS, source, one, seen, short, policy, False, why)
 
         if key.paused or (key.generation >= 0 and not view.shapes.is_open(key.generation)):
@@ -295,7 +299,9 @@ class Attempts:
         self._kernel.undo(work_class, placements)
         if len(placements.rows) < minimum:
             return self._out_of_capacity(ended(AttemptShortage.CAPACITY, work_class, survey), work_class, now_ms)
-        attempt = Attempt(queue, since, slots, placements, source, work_class, survey, AttemptShortage.NONE, policy, minimum > 0)
+        attempt = Attempt(
+            queue, since, slots, placements, source, work_class, survey, AttemptShortage.NONE, policy, minimum > 0
+        )
         view.assume_many(attempt.placed(), (source.name,))
         if len(placements.rows) < covered:
             return self._out_of_capacity(attempt, work_class, now_ms)
@@ -305,7 +311,9 @@ class Attempts:
         """Surveys the nodes at once, because later placements would change the result."""
         try:
             survey = self._decisions.survey(self._kernel, work_class, now_ms, refresh=True)
-            return attempt._replace(shortage=AttemptShortage.CAPACITY, survey_at_end=survey, reservations={}, retry_delays_ms=[])
+            return attempt._replace(
+                shortage=AttemptShortage.CAPACITY, survey_at_end=survey, reservations={}, retry_delays_ms=[]
+            )
         except PluginError as error:
             return attempt._replace(shortage=AttemptShortage.PLUGIN, error=str(error))
 
@@ -335,7 +343,9 @@ class Attempts:
         """The overrides that affect this queue."""
         effects = self._override_filter.effects
         avoid_overrides = [places.override for places in effects.excluded_places]
-        return tuple(dict.fromkeys((*avoid_overrides, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ()))))
+        return tuple(
+            dict.fromkeys((*avoid_overrides, *(pin.override for pin in key.pins), *((key.paused,) if key.paused else ())))
+        )
 
     def is_forbidden(self, slot: int) -> bool:
         """Whether an override now forbids the reservation of this replica."""
@@ -362,8 +372,14 @@ class Attempts:
             for _ in range(PREEMPTION_ROUNDS_MAX if count and could_ever_fit(self._kernel, work_class) else 0):
                 # One replica per node and round. If replicas depend on their peers, one in total, because each placement
                 # changes the rules.
-                most = 1 if depends_on_peers(work_class.requirements) or view.peers.anti_affinity_owners(work_class.requirements) else count
-                plans = victims.plan(view, self._kernel, work_class, self._kernel.without_capacity_check(work_class), key.priority, most)
+                most = (
+                    1
+                    if depends_on_peers(work_class.requirements) or view.peers.anti_affinity_owners(work_class.requirements)
+                    else count
+                )
+                plans = victims.plan(
+                    view, self._kernel, work_class, self._kernel.without_capacity_check(work_class), key.priority, most
+                )
                 count -= len(plans)
                 for plan in plans:
                     slot = remaining.pop(0)
@@ -392,7 +408,9 @@ class Attempts:
             nodes[slot] = claim.node
             victims.update(dict.fromkeys(claim.victims, claim.replica))
             if slot == last or max(len(nodes), len(victims)) >= RECORD_RESERVATIONS_MAX:
-                outcome = DecisionOutcome("reserved", Code.NO_ROOM, f"{len(victims)} replicas of lower priority preempted for {len(nodes)}")
+                outcome = DecisionOutcome(
+                    "reserved", Code.NO_ROOM, f"{len(victims)} replicas of lower priority preempted for {len(nodes)}"
+                )
                 records += self.explain(attempt, nodes, outcome, victims)
                 nodes, victims = {}, {}
         return records
@@ -460,15 +478,27 @@ class Attempts:
                 return Code.DELETING, frozenset({workload}), "the workload is deleted or being deleted", True
             case AttemptShortage.QUOTA:
                 unblock_events = frozenset({("quota", key.tenant)})
-                return attempt.quota_source.reason, unblock_events, f"{attempt.quota_source.name} has too little quota left", False
+                return (
+                    attempt.quota_source.reason,
+                    unblock_events,
+                    f"{attempt.quota_source.name} has too little quota left",
+                    False,
+                )
             case AttemptShortage.MEMBERS:
-                return Code.GANG_SHORT, frozenset({("member", key), workload}), f"fewer than {key.gang} gang members exist", False
+                return (
+                    Code.GANG_SHORT,
+                    frozenset({("member", key), workload}),
+                    f"fewer than {key.gang} gang members exist",
+                    False,
+                )
             case AttemptShortage.PLUGIN:
                 return Code.FAULT, frozenset({("node",)}), attempt.error, False
             case AttemptShortage.CAPACITY | AttemptShortage.NONE:
                 return self._placement_reason(key, attempt.work_class, attempt.survey_at_end)
 
-    def _placement_reason(self, key: QueueKey, work_class: WorkClass | None, survey: ClassSurvey | None) -> tuple[Code, frozenset[Hashable], str, bool]:
+    def _placement_reason(
+        self, key: QueueKey, work_class: WorkClass | None, survey: ClassSurvey | None
+    ) -> tuple[Code, frozenset[Hashable], str, bool]:
         if work_class is None or survey is None:
             return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
         funnel = survey.funnel
@@ -481,8 +511,7 @@ class Attempts:
             # Some members fit, so more free capacity may be enough for all.
             unblock_events.add(("room",))
         reason = Code.GANG_SHORT if key.gang and funnel.fits else funnel.reason
-        step = funnel.dominant
-        detail = f"{funnel.nodes} nodes; {step.filter.name} refused the last {step.refused}" if step is not None else ""
+        detail = rejection_text(funnel, work_class.requirements)
         return reason, frozenset(unblock_events), detail, never
 
     def _unblock_key(self, event: UnblockEvent, key: QueueKey) -> Hashable:
@@ -495,7 +524,9 @@ class Attempts:
 
 def event_names(events: Iterable[Hashable]) -> tuple[str, ...]:
     """Kinds of the events that end a wait; `time` if there are none."""
-    return tuple(sorted({str(event[0]) if isinstance(event, tuple) else str(event) for event in events})) or (UnblockEvent.TIME.value,)
+    return tuple(sorted({str(event[0]) if isinstance(event, tuple) else str(event) for event in events})) or (
+        UnblockEvent.TIME.value,
+    )
 
 
 def _key_of(queue: ClassQueue) -> QueueKey:

@@ -21,10 +21,22 @@ from typing import Final, cast
 import numpy as np
 
 from remit.law.overrides import Instant
-from remit.model.claims import Accepted, AnyClaim, Bind, Code, Evidence, RecordDecision, BindGang, Move, Refused, Reserve, Verdict
+from remit.model.claims import (
+    Accepted,
+    AnyClaim,
+    Bind,
+    BindGang,
+    Code,
+    Evidence,
+    Move,
+    RecordDecision,
+    Refused,
+    Reserve,
+    Verdict,
+)
 from remit.observation.replica_table import PENDING, RESERVED
 from remit.observation.scheduler_view import SchedulerView
-from remit.proposal.attempts import Attempt, Attempts, QueueKey, AttemptShortage, event_names
+from remit.proposal.attempts import Attempt, Attempts, AttemptShortage, QueueKey, event_names
 from remit.proposal.metrics import CoverageMark, OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, OverrideFilter, locality
 from remit.proposal.placement.fragmentation import Fragmentation
@@ -32,8 +44,8 @@ from remit.proposal.placement.fragmentation_model import Demand
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Filter, Score
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
-from remit.proposal.proposals import InFlightClaim, DecisionRecorder, HeldReplica, Proposal
 from remit.proposal.proposals import DecisionOutcome as Word
+from remit.proposal.proposals import DecisionRecorder, HeldReplica, InFlightClaim, Proposal
 from remit.proposal.queue.backlog import Backlog
 from remit.proposal.queue.class_queues import ClassQueue
 from remit.proposal.queue.fair_share import FairShareLedger
@@ -47,7 +59,9 @@ of that age in any case.
 
 UNRESERVE: Final = "unreserve"
 DETAIL_MAX: Final = 500
-RESERVATION_STILL_VALID: Final = frozenset((Code.VICTIMS, Code.REVISION, Code.STALE_EVIDENCE, Code.STALE_EPOCH, Code.LEASE_EXPIRED))
+RESERVATION_STILL_VALID: Final = frozenset(
+    (Code.VICTIMS, Code.REVISION, Code.STALE_EVIDENCE, Code.STALE_EPOCH, Code.LEASE_EXPIRED)
+)
 """Refusals of a bind that leave its reservation valid, so the bind is retried."""
 
 SCARCE: Final = frozenset((AttemptShortage.CAPACITY, AttemptShortage.QUOTA))
@@ -96,7 +110,9 @@ class Cycle:
         self.fragmentation = Fragmentation(view.columns, self.demand)
         scores = (*self._scores, locality(view.columns, view.objects.hints), self.fragmentation.score)
         self.kernel = Kernel(view.columns, view.peers, filters=(self.override_filter.filter, *self._filters), scores=scores)
-        self._attempts = Attempts(view, self.kernel, self.backlog, self.victims, self.decisions, self.override_filter, self._on_mark)
+        self._attempts = Attempts(
+            view, self.kernel, self.backlog, self.victims, self.decisions, self.override_filter, self._on_mark
+        )
         self._wakeups = WakeupMatcher(self.kernel, self._attempts.class_of_queue)
         self.victims.forget()
         self._in_flight: dict[int, InFlightClaim] = {}
@@ -119,7 +135,9 @@ class Cycle:
         if view.expire_assumed(now_ms):
             self._on_mark(CoverageMark.EXPIRED)
         if self.kernel.columns is view.columns:
-            self._release_held(now_ms)  # before taking the changes: a released replica frees capacity that other queues wait for
+            self._release_held(
+                now_ms
+            )  # before taking the changes: a released replica frees capacity that other queues wait for
         news = view.take_changes()
         if news.reset or self.kernel.columns is not view.columns:
             self._reset()
@@ -212,7 +230,9 @@ class Cycle:
         closed = [f"{event[1]}/{event[2]}" for event in events if event[0] == "workload"]
         if closed:
             self._requeue_changed(self._attempts.pending_of_closed(closed), now_ms)
-        for tenant in dict.fromkeys(self._tenant_of_ledger(str(event[1])) for event in events if event[0] in ("quota", "grant")):
+        for tenant in dict.fromkeys(
+            self._tenant_of_ledger(str(event[1])) for event in events if event[0] in ("quota", "grant")
+        ):
             on_event(("quota", tenant), version)
         for event in events:
             match event[0]:
@@ -226,8 +246,7 @@ class Cycle:
                     on_event(event, version)
 
     def _tenant_of_ledger(self, name: str) -> str:
-        """The tenant of a ledger. Work that waits for quota can be unblocked by any ledger of its tenant, including a new one.
-        """
+        """The tenant of a ledger. Any ledger of its tenant, including a new one, can unblock work that waits for quota."""
         ledger = self.view.ledgers.get(name)
         return "" if ledger is None else ledger.tenant
 
@@ -357,7 +376,9 @@ class Cycle:
             if attempt is not None:
                 # Nothing was freed since the earlier turn of this queue, so this turn ends with the same result.
                 attempt.slots.extend(() if attempt.complete else slots)
-                if attempt.reservations and len(attempt.reservations) == len(attempt.slots) - len(slots) - len(attempt.placements.rows):
+                if attempt.reservations and len(attempt.reservations) == len(attempt.slots) - len(slots) - len(
+                    attempt.placements.rows
+                ):
                     self._attempts.preempt(attempt, slots)
                 continue
             # A gang is attempted complete in its first turn, including members beyond the batch limit.
@@ -375,7 +396,14 @@ class Cycle:
         view, keys = self.view, self.view.replicas.keys
         at = view.replicas.at
         binds = [
-            Bind(keys[slot], at.revision[slot], self.kernel.node_name(row), attempt.quota_source.name, dict(devices), attempt.policy)
+            Bind(
+                keys[slot],
+                at.revision[slot],
+                self.kernel.node_name(row),
+                attempt.quota_source.name,
+                dict(devices),
+                attempt.policy,
+            )
             for slot, row, devices in attempt.placed()
         ]
         placed = attempt.slots[: len(binds)]
@@ -414,7 +442,10 @@ class Cycle:
             proposal.add(Bind(view.replicas.keys[slot], at.revision[slot], node, held.grants[0], dict(held.devices)), slot)
         for slot in self._abandoned:
             if at.phase[slot] == RESERVED and slot not in self._ready:
-                proposal.add(Move(view.replicas.keys[slot], at.revision[slot], UNRESERVE, reason="the reservation could not be bound"), slot)
+                proposal.add(
+                    Move(view.replicas.keys[slot], at.revision[slot], UNRESERVE, reason="the reservation could not be bound"),
+                    slot,
+                )
         self._abandoned = {}
 
     def _pending_records(self, now_ms: int) -> Iterable[RecordDecision]:
@@ -423,7 +454,12 @@ class Cycle:
         self._refusals = {}
         for queue, slots in self._unreported.take_due(now_ms, self.backlog.queue_of).items():
             if queue.wait is not None:
-                outcome = Word("waiting", queue.wait.reason, "waits with other replicas of equal requirements", event_names(queue.wait.unblock_events))
+                outcome = Word(
+                    "waiting",
+                    queue.wait.reason,
+                    "waits with other replicas of equal requirements",
+                    event_names(queue.wait.unblock_events),
+                )
                 yield from self.decisions.records(queue.tenant, slots, outcome, attempt=queue.attempts)
 
     # -- verdicts ----------------------------------------------------------------------------------------------------------

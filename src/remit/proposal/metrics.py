@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
-from remit.model.claims import Accepted, Bind, RecordDecision, BindGang, Reserve, Verdict
-from remit.model.counters import SMALL_COUNT_BUCKETS, SECONDS_BUCKETS, Histogram, BoundedCounter
+from remit.model.claims import Accepted, Bind, BindGang, RecordDecision, Reserve, Verdict
+from remit.model.counters import SECONDS_BUCKETS, SMALL_COUNT_BUCKETS, BoundedCounter, Histogram
 from remit.proposal.proposals import Proposal
 
 RESULTS = ("bound", "reserved", "waiting", "refused", "unanswered")

@@ -40,7 +40,7 @@ class ClassSurvey(NamedTuple):
 
 
 class DecisionOutcome(NamedTuple):
-    """Outcome of an attempt. `cures` are the kinds of events that end a wait; `never` is set if none of them can."""
+    """Outcome of an attempt. `unblock_events` are the kinds of events that end a wait; `never` is set if none of them can."""
 
     verdict: str
     reason: str = ""
@@ -57,12 +57,13 @@ class DecisionRecorder:
         self._count = 0
 
     def survey(self, kernel: Kernel, work_class: WorkClass, now_ms: int, *, refresh: bool = False) -> ClassSurvey:
-        """Returns funnel and best candidates of a class, computed before anything of the class is placed; cached for FRESH_MS.
-        """
+        """Funnel and best candidates of a class, computed before anything of it is placed; cached for SURVEY_AGE_MS_MAX."""
         survey: ClassSurvey | None = work_class.survey
         if survey is None or refresh or now_ms - survey.at_ms > SURVEY_AGE_MS_MAX:
             rows = kernel.top_rows(work_class, CANDIDATES)
-            candidates = tuple(DecisionCandidate(node=kernel.node_name(row), score=total, parts=parts) for row, total, parts in rows)
+            candidates = tuple(
+                DecisionCandidate(node=kernel.node_name(row), score=total, parts=parts) for row, total, parts in rows
+            )
             survey = work_class.survey = ClassSurvey(now_ms, self._view.revision, funnel(kernel, work_class), candidates)
         return survey
 

@@ -15,7 +15,7 @@ from remit.observation.scheduler_view import SchedulerView
 
 
 class QuotaSource(NamedTuple):
-    """A ledger to charge. `dead` is the reason why nothing can be charged to it, regardless of its balance."""
+    """A ledger to charge. `unusable` is the reason why nothing can be charged to it, regardless of its balance."""
 
     name: str
     ledger: GrantLedger | None
@@ -36,7 +36,9 @@ class QuotaSource(NamedTuple):
         return self.unusable or Code.OVER_QUOTA
 
 
-def quota_source(view: SchedulerView, tenant: str, now_ms: int, charge: Iterable[tuple[str, int]] = (), count: int = 1) -> QuotaSource:
+def quota_source(
+    view: SchedulerView, tenant: str, now_ms: int, charge: Iterable[tuple[str, int]] = (), count: int = 1
+) -> QuotaSource:
     """The first grant by name that covers `count` of these charges; otherwise the first one that is usable.
 
     An expired or exhausted grant must not hide the next one.

@@ -24,7 +24,7 @@ from remit.model.resources import Duration
 from remit.observation.reflector import Reflector
 from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.proposal.cycle import Cycle
-from remit.proposal.metrics import CoverageMark, SchedulerCounts, OnMark, ignore_mark
+from remit.proposal.metrics import CoverageMark, OnMark, SchedulerCounts, ignore_mark
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, Score
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
@@ -38,9 +38,9 @@ LEASE: Final = "scheduler"
 class SchedulerTiming(NamedTuple):
     """Timing and batch sizes of a scheduler.
 
-    `lease_ms` is the lease's duration. A watch without messages for `idle_ms` is restarted. A batch has up to `batch`
-    replicas. Up to `ahead` batches are in flight, but another one is started only if at least `worth` replicas are pending.
-    After a batch of n claims the next one starts n milliseconds later, at most `gather_ms`: replicas that arrive in a burst
+    `lease_ms` is the lease's duration. A watch without messages for `idle_ms` is restarted. A batch has up to `batch_max`
+    replicas. Up to `batches_in_flight_max` batches are in flight, but another one is started only if at least `second_batch_min` replicas are pending.
+    After a batch of n claims the next one starts n milliseconds later, at most `batch_delay_ms_max`: replicas that arrive in a burst
     share a batch, which costs far less per replica, while a single arrival is not delayed.
     """
 
@@ -53,7 +53,7 @@ class SchedulerTiming(NamedTuple):
 
 
 class Scheduler:
-    """One scheduler replica. `store` is watched; `sure` serves the initial list with linearizable reads."""
+    """One scheduler replica. `store` is watched; `linearizable_store` serves the initial list with linearizable reads."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Scheduler:
     async def _serve_term(self, lease: LeaseHold, outer_group: asyncio.TaskGroup) -> None:
         """Schedules for one term of the lease.
 
-        Requests in flight at its end run in the outer group `whole`, so that they do not delay the next term; their results
+        Requests in flight at its end run in the outer group, so that they do not delay the next term; their results
         are ignored.
         """
         self._client.actor = lease.actor
@@ -167,7 +167,9 @@ class Scheduler:
                 continue
             self._wake.clear()
             cycle.on_changes(now_ms, self._client.authority_clock())
-            may_propose = self._may_start_batch(cycle, proposals) and self.view.is_current and self.view.age_ms() < SNAPSHOT_AGE_MS_MAX
+            may_propose = (
+                self._may_start_batch(cycle, proposals) and self.view.is_current and self.view.age_ms() < SNAPSHOT_AGE_MS_MAX
+            )
             if may_propose:
                 began_ns = self._stopwatch_ns()
                 proposal = cycle.propose(now_ms, self._timing.batch_max)
@@ -191,7 +193,9 @@ class Scheduler:
         Another one must be worth its fixed cost: a few arrivals are placed together when the verdicts of the current batch
         are in.
         """
-        return not proposals.count or (proposals.count < self._timing.batches_in_flight_max and len(cycle.backlog) >= self._timing.second_batch_min)
+        return not proposals.count or (
+            proposals.count < self._timing.batches_in_flight_max and len(cycle.backlog) >= self._timing.second_batch_min
+        )
 
     def _report_failure(self, error: RetriesExhausted) -> None:
         if self._on_failure is not None:

@@ -37,7 +37,7 @@ class UnreportedReplicas:
         self._slots.pop(slot, None)
 
     def on_attempt(self, queue: ClassQueue, slots: Collection[int], recorded: bool, now_ms: int) -> None:
-        """These members were tried without success. `told`: a record was written; it is omitted if the same was recorded a
+        """These members were tried without success. `recorded`: a record was written; it is omitted if the same was recorded a
         moment ago.
         """
         self._check_needed = True

@@ -19,6 +19,9 @@ BATCH: Final = "batch/"
 TEXT_FIELDS: Final = frozenset({"message", "detail"})
 """Prose for people in conditions, events, decisions and refusals."""
 
+STATUS_REASON: Final = ("node/", "replica/")
+"""Rows whose `status.reason` is prose; the `reason` of a condition or an event is a word for programs."""
+
 ENTRY_DIGEST: Final = 1
 ENTRY_DETAIL: Final = 12
 """Positions in an entry of a batch row: the digest of a payload, which may hold text, and the detail of a refusal."""
@@ -37,8 +40,8 @@ class BehaviorDigest:
         rows = [(key, _without_text(key, value)) for key, value in puts]
         self._hash.update(_encode((round(at_s * 1_000_000), scope, revision, rows, deletes)))
 
-    def event(self, at_s: float, what: str) -> None:
-        self._hash.update(_encode((round(at_s * 1_000_000), what)))
+    def event(self, at_s: float, name: str) -> None:
+        self._hash.update(_encode((round(at_s * 1_000_000), name)))
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
@@ -56,6 +59,8 @@ def _without_text(key: str, row: bytes) -> Any:
         for entry in entries:
             entry[ENTRY_DIGEST] = entry[ENTRY_DETAIL] = ""
         return {**value, "entries": entries}
+    if key.startswith(STATUS_REASON):
+        value.get("status", {}).pop("reason", None)
     return _pruned(value)
 
 

@@ -69,7 +69,7 @@ class SimCluster:
         self.scenario = scenario
         self.loop = loop
         self.network = network
-        self.timing = RunTiming(scenario.cluster.beat_ms)
+        self.timing = RunTiming(scenario.cluster.heartbeat_ms)
         self.machines: dict[str, SimMachine] = {}
         self.processes: dict[str, SimProcess] = {}
         self.users: list[Users] = []
@@ -81,9 +81,9 @@ class SimCluster:
         self._record = record
         self._seed = seed
         self._rng = random_streams.stream(random_streams.machine_clocks(seed))
-        kept = SqliteStoreService if scenario.cluster.store == "sqlite" else StoreService
+        service_type = SqliteStoreService if scenario.cluster.store == "sqlite" else StoreService
         self.stores: dict[str, StoreService] = {
-            scope: kept(loop, network, scope, seed, record) for scope in scenario.cluster.scopes
+            scope: service_type(loop, network, scope, seed, record) for scope in scenario.cluster.scopes
         }
         for scope in scenario.cluster.scopes:
             self._build(scope)
@@ -93,13 +93,13 @@ class SimCluster:
     def servers(self, scope: str) -> tuple[str, ...]:
         return tuple(f"server-{scope}-{n}" for n in range(1, self.scenario.cluster.servers + 1))
 
-    def processes_of_kind(self, sort: str, scope: str = "") -> list[SimProcess]:
+    def processes_of_kind(self, kind: str, scope: str = "") -> list[SimProcess]:
         """Processes of one kind: server, scheduler, guesser, controllers, agent, keeper, people."""
-        prefix = f"{sort}-{scope}-" if scope else f"{sort}-"
+        prefix = f"{kind}-{scope}-" if scope else f"{kind}-"
         return [process for name, process in self.processes.items() if name.startswith(prefix)]
 
     def nodes(self, scope: str) -> tuple[str, ...]:
-        if scope not in self.scenario.cluster.placing:
+        if scope not in self.scenario.cluster.scopes_with_nodes:
             return ()
         return tuple(f"{scope}-n{n}" for n in range(1, self.scenario.cluster.nodes + 1))
 
@@ -117,7 +117,7 @@ class SimCluster:
             self._add(f"controllers-{scope}-{n}", self._controllers_main(scope, n))
         for n in range(1, cluster.people + 1):
             self._add(f"people-{scope}-{n}", self._users_main(scope))
-        if scope not in cluster.placing:
+        if scope not in cluster.scopes_with_nodes:
             return
         for n in range(1, cluster.schedulers + 1):
             self._add(f"scheduler-{scope}-{n}", self._scheduler_main(scope, n))
@@ -133,8 +133,8 @@ class SimCluster:
     def _machine(self, name: str) -> SimMachine:
         rate = 1.0 + _DRIFT_MAX * (2 * self._rng.random() - 1)
         start_ms = self._rng.randrange(10_000_000)
-        found = self.machines[name] = SimMachine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
-        return found
+        machine = self.machines[name] = SimMachine(self.loop, name, self._record, start_ms=start_ms, rate=rate)
+        return machine
 
     def _add(self, name: str, main: ProcessMain, machine: SimMachine | None = None) -> None:
         machine = machine or self._machine(f"host-{name}")
@@ -182,16 +182,16 @@ class SimCluster:
         return main
 
     def _controllers_main(self, scope: str, number: int) -> ProcessMain:
-        above = self.scenario.cluster.scopes[0]
-        alone = above == scope
+        parent_scope = self.scenario.cluster.scopes[0]
+        is_top = parent_scope == scope
 
         async def main(process: SimProcess) -> None:
             context = self._context(process, scope)
-            parent = None if alone else self._context(process, above)
+            parent = None if is_top else self._context(process, parent_scope)
             async with asyncio.TaskGroup() as group:
                 if parent is not None:
-                    group.create_task(parent.view.follow(), name="view above")
-                if scope not in self.scenario.cluster.placing:
+                    group.create_task(parent.view.follow(), name="parent view")
+                if scope not in self.scenario.cluster.scopes_with_nodes:
                     group.create_task(context.view.follow(), name="view")
                     return
                 group.create_task(self._controller_set(process, context, number).run(), name="controllers")
@@ -218,7 +218,7 @@ class SimCluster:
 
         async def main(process: SimProcess) -> None:
             context = self._context(process, scope)
-            context.scheduler_view = RecordedSchedulerView(process.world.clock, context.observed)
+            context.scheduler_view = RecordedSchedulerView(process.world.clock, context.report_observed)
             placing = build_scheduler(
                 process.port(self.stores[scope], observer=True),
                 process.port(self.stores[scope]),
@@ -269,26 +269,26 @@ class SimCluster:
 
     def _users_main(self, scope: str) -> ProcessMain:
         cluster, load = self.scenario.cluster, self.scenario.load
-        below = scope not in cluster.placing
-        above = not below and len(cluster.scopes) > 1
-        cpu = NODE_CPUS * cluster.nodes * (len(cluster.placing) if below else 1)
+        is_parent = scope not in cluster.scopes_with_nodes
+        has_parent = not is_parent and len(cluster.scopes) > 1
+        cpu = NODE_CPUS * cluster.nodes * (len(cluster.scopes_with_nodes) if is_parent else 1)
 
         async def main(process: SimProcess) -> None:
             context = self._context(process, scope)
-            parent = self._context(process, cluster.scopes[0]) if above and cluster.meddlers else None
-            people = Users(context, load, cpu=cpu, has_parent=above, is_parent=below)
-            self.users.append(people)
+            parent = self._context(process, cluster.scopes[0]) if has_parent and cluster.meddlers else None
+            users = Users(context, load, cpu=cpu, has_parent=has_parent, is_parent=is_parent)
+            self.users.append(users)
             async with asyncio.TaskGroup() as group:
                 group.create_task(context.view.follow(), name="view")
-                group.create_task(people.run(), name="people")
+                group.create_task(users.run(), name="users")
                 if parent is not None:
-                    group.create_task(parent.view.follow(), name="view above")
-                for _ in range(0 if below else cluster.meddlers):
+                    group.create_task(parent.view.follow(), name="parent view")
+                for _ in range(0 if is_parent else cluster.meddlers):
                     adversary = Adversary(context, parent)
                     group.create_task(adversary.run(), name="meddler")
                     group.create_task(adversary.send_heartbeats(), name="meddler's nodes")
-                for _ in range(0 if below else cluster.gossips):
-                    group.create_task(HintReporter(people).run(), name="gossip")
+                for _ in range(0 if is_parent else cluster.gossips):
+                    group.create_task(HintReporter(users).run(), name="hint reporter")
 
         return main
 
@@ -309,23 +309,23 @@ class SimCluster:
 
     def declare_lost(self, scope: str) -> None:
         """Let an operator of the parent scope declare `scope` lost."""
-        for people in self.users:
-            process = people.context.process
+        for users in self.users:
+            process = users.context.process
             if (
-                people.context.scope == self.scenario.cluster.scopes[0]
+                users.context.scope == self.scenario.cluster.scopes[0]
                 and process.alive
-                and people.context.world is process.world
+                and users.context.world is process.world
             ):
-                self.loop.spawn(people.declare_lost(scope), name="declare lost", unit=process.unit)
+                self.loop.spawn(users.declare_lost(scope), name="declare lost", unit=process.unit)
                 return
 
     def start_quiet_phase(self) -> None:
         """Start the quiet phase: users submit nothing new, and nodes that were drained are opened again."""
         self.timing.quiet = True
-        for people in self.users:
-            process = people.context.process
-            if process.alive and people.context.world is process.world:
-                self.loop.spawn(people.uncordon_all(), name="open all", unit=process.unit)
+        for users in self.users:
+            process = users.context.process
+            if process.alive and users.context.world is process.world:
+                self.loop.spawn(users.uncordon_all(), name="uncordon all", unit=process.unit)
 
 
 class RunObserver(ClientObserver, CommitObserver, RunRecorder):

@@ -103,11 +103,11 @@ class ClusterSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     @property
-    def beat_ms(self) -> int:
+    def heartbeat_ms(self) -> int:
         return parse_duration(self.beat)
 
     @property
-    def placing(self) -> tuple[str, ...]:
+    def scopes_with_nodes(self) -> tuple[str, ...]:
         """The scopes that have nodes."""
         return self.scopes if len(self.scopes) == 1 else self.scopes[1:]
 
@@ -183,8 +183,8 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
 
 def names() -> tuple[str, ...]:
     """All scenarios shipped with Remit. Files that begin with `_` can only be included."""
-    found = (entry.name for entry in (files(PACKAGE) / FOLDER).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml") and not name.startswith("_")))
+    files_found = (entry.name for entry in (files(PACKAGE) / FOLDER).iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in files_found if name.endswith(".toml") and not name.startswith("_")))
 
 
 def load(name: str) -> Scenario:
@@ -227,12 +227,12 @@ def _scenario(name: str, text: str) -> Scenario:
 
 def _parse_with_includes(name: str, text: str, including: tuple[str, ...]) -> dict[str, Any]:
     try:
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadScenario(f"{name}: not TOML ({error})") from None
-    if not isinstance(found.get("faults", []), list):
+    if not isinstance(document.get("faults", []), list):
         raise BadScenario(f"{name}: faults: must be a list of tables, each under a line [[faults]]")
-    parts = found.pop("include", [])
+    parts = document.pop("include", [])
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise BadScenario(f'{name}: include: must be a list of names, such as ["_busy"]')
     merged: dict[str, Any] = {}
@@ -240,7 +240,7 @@ def _parse_with_includes(name: str, text: str, including: tuple[str, ...]) -> di
         if part in including:
             raise BadScenario(f"{name}: include: {part} includes itself")
         merged = _merge(merged, _parse_with_includes(part, _included_text(name, part), (*including, part)))
-    return _merge(merged, found)
+    return _merge(merged, document)
 
 
 def _included_text(name: str, part: str) -> str:
@@ -361,8 +361,8 @@ def fault_problems(scenario: Scenario, fault: FaultSpec | Injection) -> Iterator
         yield f"size: must be {SHARE}, not {fault.size:g}"
     if fault.where and kind.where is FaultScope.NETWORK:
         yield f"where: {fault.kind} affects {kind.where}; remove it"
-    if fault.where and kind.where is FaultScope.NODES and fault.where not in scenario.cluster.placing:
-        yield f"where: {fault.kind} needs {kind.where}; available are {', '.join(scenario.cluster.placing)}"
+    if fault.where and kind.where is FaultScope.NODES and fault.where not in scenario.cluster.scopes_with_nodes:
+        yield f"where: {fault.kind} needs {kind.where}; available are {', '.join(scenario.cluster.scopes_with_nodes)}"
 
 
 def _late_fault_problems(scenario: Scenario) -> Iterator[str]:

@@ -123,7 +123,9 @@ class _Search:
             raise NotReproduced(f"seed {self.run.seed} of {self.run.scenario} did not violate {self.check} again")
         self._fails(self.scenario, (), self.until_s)
         if self.plan:
-            self._fails(self.scenario, tuple(injection for injection in self.plan if injection.at_s < self.until_s), self.until_s)
+            self._fails(
+                self.scenario, tuple(injection for injection in self.plan if injection.at_s < self.until_s), self.until_s
+            )
             self._fewer()
             self._shorter_run()
             self._shorter_faults()
@@ -216,20 +218,19 @@ def read_replay(path: Path) -> Replay:
 
 
 def _replay_problems(replay: Replay) -> Iterator[str]:
-    """Problems of a replay. The file may have been edited, so nothing in it is trusted. Later checks rely on the earlier ones.
-    """
+    """Problems of a replay. The file may have been edited, so nothing in it is trusted. The order of the checks matters."""
     yield from (f"scenario: {problem}" for problem in problems(replay.scenario))
     if not 0 <= replay.seed <= SEED_MAX:
         yield f"seed: must be from 0 to {SEED_MAX}"
     end_s = replay.scenario.duration_s + replay.scenario.heal_s
     if not 0 < replay.until_s <= end_s + _AFTER_S:
         yield f"until_s: must be more than 0 and at most {end_s:g}, the end of the scenario"
-    seen: set[int] = set()
+    numbers: set[int] = set()
     for index, injection in enumerate(replay.plan):
         yield from (f"plan[{index}].{problem}" for problem in _injection_problems(replay.scenario, injection))
-        if injection.number in seen:
+        if injection.number in numbers:
             yield f"plan[{index}].number: {injection.number} is used twice; each fault needs its own, which seeds its draws"
-        seen.add(injection.number)
+        numbers.add(injection.number)
     yield from _violation_problems(replay.violation)
 
 

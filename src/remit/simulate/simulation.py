@@ -70,7 +70,7 @@ class RunResult(Struct, frozen=True):
     effective_scenario: Scenario
     """The scenario, with the cluster shape that was drawn for this seed."""
     codes: dict[str, int]
-    deeds: dict[str, int]
+    operations: dict[str, int]
     edges: tuple[tuple[str | None, str | None, str], ...]
     scheduler_paths: dict[str, int]
     reasons: dict[str, int]
@@ -149,7 +149,7 @@ class Simulation(RunObserver):
         root.run(self.loop.call_soon, self.cluster.start)
         if not self.scenario.faults and not self.scenario.swarm and self.scenario.holds.liveness:
             # This scenario has no faults, so liveness is checked without waiting for the heal phase.
-            self.loop.run(min(BOOTSTRAP_HEARTBEATS * self.scenario.cluster.beat_ms / 1000, until_s))
+            self.loop.run(min(BOOTSTRAP_HEARTBEATS * self.scenario.cluster.heartbeat_ms / 1000, until_s))
             self.judge.heal(self._core([], calm=False))
             self._tick_until(min(self.scenario.duration_s, until_s))
         if not self.judge.violations:
@@ -162,22 +162,22 @@ class Simulation(RunObserver):
             self.judge.conclude()
 
     def _check_views(self) -> None:
-        for (name, scope), seat in self.cluster.contexts.items():
-            if seat.process.alive and seat.world is seat.process.world:
-                if seat.agent is not None:
-                    orders = seat.agent.agent.assignments
-                    rows = {key: order.revision for node in seat.agent.names for key, order in orders.on_node(node)}
-                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(seat.agent.names))
-                elif isinstance(seat.scheduler_view, RecordedSchedulerView):
-                    view = seat.scheduler_view
+        for (name, scope), context in self.cluster.contexts.items():
+            if context.process.alive and context.world is context.process.world:
+                if context.agent is not None:
+                    orders = context.agent.agent.assignments
+                    rows = {key: order.revision for node in context.agent.names for key, order in orders.on_node(node)}
+                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(context.agent.names))
+                elif isinstance(context.scheduler_view, RecordedSchedulerView):
+                    view = context.scheduler_view
                     wrong = list(recompute(view)) if view.head is not None else []
                     self.judge.viewed(name, scope, view.revision, view.revisions(), VIEW_PREFIXES, wrong)
                 else:
-                    rows = {key: seen.revision for key, seen in seat.view.rows.items()}
-                    self.judge.viewed(name, scope, seat.view.revision, rows)
+                    rows = {key: row.revision for key, row in context.view.rows.items()}
+                    self.judge.viewed(name, scope, context.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
-        tick_s = self.scenario.cluster.beat_ms / 1000 / CHECKS_PER_HEARTBEAT
+        tick_s = self.scenario.cluster.heartbeat_ms / 1000 / CHECKS_PER_HEARTBEAT
         while self.loop.time() < until_s and not self.judge.violations:
             self.loop.run(min(until_s, self.loop.time() + tick_s))
             self.judge.tick()
@@ -200,7 +200,7 @@ class Simulation(RunObserver):
             plan=self.plan,
             effective_scenario=self.scenario,
             codes=dict(sorted(judge.codes_seen.items())),
-            deeds=dict(sorted(judge.marks.items())),
+            operations=dict(sorted(judge.marks.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),
             scheduler_paths=dict(sorted(self.cluster.scheduler_paths.items())),
             reasons=dict(sorted(judge.reasons_seen.items())),
@@ -260,7 +260,7 @@ class Simulation(RunObserver):
         """Everything that works from now on. All roles are in it: each is held by lease, and any live process of the kind can
         take it.
         """
-        placing = self.scenario.cluster.placing
+        placing = self.scenario.cluster.scopes_with_nodes
         dead = {
             node
             for process in stopped_for_good
@@ -292,15 +292,15 @@ class Simulation(RunObserver):
 
     def peers(self, process: SimProcess) -> list[str]:
         scope = process.name.split("-")[1]
-        upper = self.scenario.cluster.scopes[0]
-        found = {f"store/{scope}": None} | dict.fromkeys(self.cluster.servers(scope))
-        if process.name.startswith("controllers-") and upper != scope:
-            found |= {f"store/{upper}": None} | dict.fromkeys(self.cluster.servers(upper))
+        parent = self.scenario.cluster.scopes[0]
+        names = {f"store/{scope}": None} | dict.fromkeys(self.cluster.servers(scope))
+        if process.name.startswith("controllers-") and parent != scope:
+            names |= {f"store/{parent}": None} | dict.fromkeys(self.cluster.servers(parent))
         for kind in ("agent", "controllers"):
             if not process.name.startswith(f"{kind}-"):
-                found |= {other.name: None for other in self.cluster.processes_of_kind(kind, scope)}
-        found.pop(process.name, None)
-        return list(found)
+                names |= {other.name: None for other in self.cluster.processes_of_kind(kind, scope)}
+        names.pop(process.name, None)
+        return list(names)
 
     def cut(self, source: str, target: str) -> None:
         self.log(f"cut {source} > {target}")
@@ -347,9 +347,9 @@ class Simulation(RunObserver):
         """Record a backup. The store keeps its history, so a revision is enough until the backup is restored."""
         if self.cluster.stores[scope].faults.damaged:
             return
-        kept = self._backups.setdefault(scope, [])
-        kept.append(run_sync(self.cluster.stores[scope].store.revision()))
-        del kept[:-BACKUPS_MAX]
+        revisions = self._backups.setdefault(scope, [])
+        revisions.append(run_sync(self.cluster.stores[scope].store.revision()))
+        del revisions[:-BACKUPS_MAX]
 
     def set_plugin_broken(self, broken: bool, /) -> None:
         self.cluster.plugin.broken = broken
@@ -373,8 +373,8 @@ class Simulation(RunObserver):
         return True
 
     def _old_backup(self, store: StoreService, rng: Random) -> MemoryBackup | None:
-        kept = self._backups.get(store.scope, [])
-        for revision in rng.sample(kept, len(kept)):
+        revisions = self._backups.get(store.scope, [])
+        for revision in rng.sample(revisions, len(revisions)):
             try:
                 page = run_sync(store.store.range("", limit=PAGE_ROWS_MAX, revision=revision))
             except Compacted:
@@ -396,10 +396,10 @@ class Simulation(RunObserver):
         if self.lines is not None:
             self.lines.append(f"{self.loop.time():10.3f}  {line}")
 
-    def _record_event(self, what: str) -> None:
-        self.loop.add_to_digest(what.encode())
+    def _record_event(self, name: str) -> None:
+        self.loop.add_to_digest(name.encode())
         if self.behavior is not None:
-            self.behavior.event(self.loop.time(), what)
+            self.behavior.event(self.loop.time(), name)
 
     def commit_applied(self, scope: str, commit: Commit, revision: int, origin: CommitOrigin | None) -> None:
         self.commits += 1
@@ -438,13 +438,13 @@ class Simulation(RunObserver):
 
     def operation_answered(self, client: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self._in_flight.get(client, {}).pop((scope, operation.id), None)
-        said, seen = verdict.code.value if isinstance(verdict, Refused) else "", operation.evidence.revision
-        asked = b"" if said == Code.INVALID else payload(operation)
-        if operation.actor.role is Role.SCHEDULER and asked:
-            self.judge.claimed(scope, operation.actor.lease, seen, asked)
+        code, seen = verdict.code.value if isinstance(verdict, Refused) else "", operation.evidence.revision
+        request_payload = b"" if code == Code.INVALID else payload(operation)
+        if operation.actor.role is Role.SCHEDULER and request_payload:
+            self.judge.claimed(scope, operation.actor.lease, seen, request_payload)
         number = verdict.number if isinstance(verdict, Accepted) else 0
-        digest = asked and blake2b(asked, digest_size=8).hexdigest()  # as the authority stores it with the id
-        self.judge.answered(scope, operation.id, said, number, verdict.revision, digest or "", asked, seen)
+        digest = request_payload and blake2b(request_payload, digest_size=8).hexdigest()  # as the authority stores it with the id
+        self.judge.answered(scope, operation.id, code, number, verdict.revision, digest or "", request_payload, seen)
 
     def operation_abandoned(self, client: str, scope: str, operation: str) -> None:
         self._in_flight.get(client, {}).pop((scope, operation), None)
@@ -500,7 +500,7 @@ class Simulation(RunObserver):
 
 
 def _bounds(scenario: Scenario) -> Bounds:
-    beat_ms = scenario.cluster.beat_ms
+    beat_ms = scenario.cluster.heartbeat_ms
     return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
 
 

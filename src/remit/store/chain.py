@@ -40,7 +40,7 @@ class ChainPosition(NamedTuple):
 
 
 class FencedOut(NamedTuple):
-    """Another writer advanced the chain (head `by`); no batch of this writer will be applied any more."""
+    """Another writer advanced the chain (to `head`); no batch of this writer will be applied any more."""
 
     head: Head
 
@@ -77,10 +77,10 @@ def advance(head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str
     )
 
 
-def batch(place: ChainPosition, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
-    """Return the transaction that moves the chain from `place` to `head`. `head` must be computed from the same changes."""
+def batch(position: ChainPosition, head: Head, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str] = ()) -> Commit:
+    """Return the transaction that moves the chain from `position` to `head`. `head` must be computed from the same changes."""
     return Commit(
-        guards=(Guard(HEAD, place.revision),),
+        guards=(Guard(HEAD, position.revision),),
         puts=(*puts, (HEAD, _encode(head))),
         deletes=deletes,
     )
@@ -100,12 +100,12 @@ async def raise_epoch(store: Store, holder: str, incarnation: str) -> ChainPosit
     """
     lost: Head | None = None
     while True:
-        place = await read_position(store)
-        if place is not None and place.head == lost:
-            return place
-        if place is None:
-            place = ChainPosition(Head(incarnation, 0, 0, "", 0, ""), 0)
-        old = place.head
+        position = await read_position(store)
+        if position is not None and position.head == lost:
+            return position
+        if position is None:
+            position = ChainPosition(Head(incarnation, 0, 0, "", 0, ""), 0)
+        old = position.head
         head = Head(
             incarnation=old.incarnation,
             epoch=old.epoch + 1,
@@ -115,7 +115,7 @@ async def raise_epoch(store: Store, holder: str, incarnation: str) -> ChainPosit
             digest=_takeover_digest(old, old.epoch + 1, holder),
         )
         try:
-            answer = await store.commit(batch(place, head, ()))
+            answer = await store.commit(batch(position, head, ()))
         except CommitOutcomeUnknown:
             lost = head
             continue
@@ -123,16 +123,16 @@ async def raise_epoch(store: Store, holder: str, incarnation: str) -> ChainPosit
             return ChainPosition(head, answer.revision)
 
 
-async def settle(store: Store, place: ChainPosition, lost: Head) -> ChainPosition | FencedOut:
-    """After a lost answer, find out whether batch `lost` was applied to `place`. Returns where the chain is now.
+async def settle(store: Store, position: ChainPosition, lost: Head) -> ChainPosition | FencedOut:
+    """After a lost answer, find out whether batch `lost` was applied to `position`. Returns where the chain is now.
 
     If the returned head is `lost`, that batch was applied. If it is another head of the same epoch and sequence, it is the
     empty batch, and the lost one can never be applied. `CommitOutcomeUnknown` is retried here; `Unavailable` is passed on.
     """
-    empty = advance(place.head, (), ())
+    empty = advance(position.head, (), ())
     while True:
         try:
-            answer = await store.commit(batch(place, empty, ()))
+            answer = await store.commit(batch(position, empty, ()))
         except CommitOutcomeUnknown:
             continue
         if isinstance(answer, Committed):
@@ -158,8 +158,8 @@ def gap(seen: Head, event: WatchEvent) -> str | None:
     rows = len(event.changes) + event.superseded + event.elsewhere
     if rows != event.span.rows or event.span.last != event.head.sequence:
         return f"it accounts for {rows} rows of {event.span.rows}, up to {event.span.last} of {event.head.sequence}"
-    whole = event.span.first == event.span.last and not event.superseded and not event.elsewhere
-    if whole and event.head.digest != _expected_digest(seen, event):
+    complete = event.span.first == event.span.last and not event.superseded and not event.elsewhere
+    if complete and event.head.digest != _expected_digest(seen, event):
         return f"the digest of sequence {event.head.sequence} does not match its rows after {seen.sequence}"
     return None
 
@@ -185,7 +185,7 @@ RESTORE_HOLDER = "restore"
 class ReplacedStore(NamedTuple):
     """The store that a restored backup has replaced. Its file is kept unchanged at `kept_at`.
 
-    `revision` is None if it could not be read; then `unreadable` says why. Otherwise `changed` lists keys that it changed
+    `revision` is None if it could not be read; then `unreadable` is the reason. Otherwise `changed` lists keys that it changed
     after the backup's revision, in key order and at most `CHANGED_KEYS_MAX`: acknowledged changes that are not in the
     backup. `changed_count` counts all of them.
     """

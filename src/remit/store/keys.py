@@ -91,11 +91,11 @@ def check_range(prefix: str, after: str, limit: int) -> None:
         raise Invalid(f"limit: {limit}; use 1 to {PAGE_ROWS_MAX}")
 
 
-def check_revision(asked: int, *, compacted: int, now: int) -> None:
-    if asked < 0 or asked > now:
-        raise Invalid(f"revision {asked} does not exist; the store is at {now}")
-    if asked < compacted:
-        raise Compacted(asked, compacted)
+def check_revision(revision: int, *, compacted: int, now: int) -> None:
+    if revision < 0 or revision > now:
+        raise Invalid(f"revision {revision} does not exist; the store is at {now}")
+    if revision < compacted:
+        raise Compacted(revision, compacted)
 
 
 def prefix_end(prefix: str) -> str | None:

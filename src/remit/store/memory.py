@@ -138,13 +138,13 @@ class MemoryStore:
             if row.key == HEAD:
                 head = decode_head(row.value)
         replaced = replacing._changed_since(backup) if replacing is not None else None
-        reborn, revision = head_after_restore(head, replaced, incarnation), next_revision(backup.revision, replaced)
-        store._versions.setdefault(HEAD, []).append(RowChange(HEAD, encode_head(reborn), revision))
+        new_head, revision = head_after_restore(head, replaced, incarnation), next_revision(backup.revision, replaced)
+        store._versions.setdefault(HEAD, []).append(RowChange(HEAD, encode_head(new_head), revision))
         store._order.reset(store._versions)
         # Older revisions cannot be read: those after the backup's never existed in this store.
         store._revision = store._compacted = store._log_floor = revision
         store._feed = WatchFeed(revision, limits)
-        return store, RestoreReport(backup.revision, head, revision, reborn, replaced)
+        return store, RestoreReport(backup.revision, head, revision, new_head, replaced)
 
     def _changed_since(self, backup: MemoryBackup) -> ReplacedStore:
         """Describe this store as replaced. Compaction drops deletions, so keys of the backup that are unknown here were
@@ -158,10 +158,10 @@ class MemoryStore:
         return ReplacedStore("memory", self._revision, head, tuple(changed[:CHANGED_KEYS_MAX]), len(changed), "")
 
     def _apply(self, transaction: Transaction, changes: Sequence[RowChange]) -> None:
-        fresh = [change.key for change in changes if change.key not in self._versions]
+        new_keys = [change.key for change in changes if change.key not in self._versions]
         for change in changes:
             self._versions.setdefault(change.key, []).append(change)
-        self._order.add(fresh)
+        self._order.add(new_keys)
         self._log.append(transaction)
         self._revision = transaction.revision
         self._feed.publish((transaction,))

@@ -179,18 +179,18 @@ class NewerSchema(StoreError):
 class StoreInUse(StoreError):
     """Another process owns this store."""
 
-    def __init__(self, place: str, pid: int | None) -> None:
-        self.path, self.pid = place, pid
+    def __init__(self, path: str, pid: int | None) -> None:
+        self.path, self.pid = path, pid
         who = f"process {pid}" if pid else "another process"
-        super().__init__(f"{place} is in use by {who}; stop it, or use another --data directory")
+        super().__init__(f"{path} is in use by {who}; stop it, or use another --data directory")
 
 
 class Compacted(StoreError):
     """History before `oldest` is gone. Fix: list again, then watch from the list's revision."""
 
-    def __init__(self, asked: int, oldest: int) -> None:
-        self.revision, self.oldest = asked, oldest
-        super().__init__(f"revision {asked} is compacted, the oldest available is {oldest}; list again and watch from there")
+    def __init__(self, revision: int, oldest: int) -> None:
+        self.revision, self.oldest = revision, oldest
+        super().__init__(f"revision {revision} is compacted, the oldest available is {oldest}; list again and watch from there")
 
 
 class Resync(StoreError):

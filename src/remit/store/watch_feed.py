@@ -37,16 +37,16 @@ class Transaction:
     def __init__(self, revision: int, changes: Iterable[RowChange]) -> None:
         self.revision = revision
         self.head: Head | None = None
-        kept: list[RowChange] = []
+        without_head: list[RowChange] = []
         size = 0
         for change in changes:
             key, value, _ = change
             if key == HEAD:
                 self.head = None if value is None else decode_head(value)
             else:
-                kept.append(change)
+                without_head.append(change)
                 size += len(key) + len(value or b"")
-        self.changes = tuple(kept)
+        self.changes = tuple(without_head)
         self.size = size
         # Watchers share few prefixes, so each filter is computed once per transaction, not once per watcher.
         self._by_prefix: dict[str, tuple[RowChange, ...]] = {}
@@ -54,11 +54,11 @@ class Transaction:
     def changes_under(self, prefix: str) -> tuple[RowChange, ...]:
         if not prefix:
             return self.changes
-        found = self._by_prefix.get(prefix)
-        if found is None:
-            found = tuple(change for change in self.changes if change.key.startswith(prefix))
-            self._by_prefix[prefix] = found
-        return found
+        matching = self._by_prefix.get(prefix)
+        if matching is None:
+            matching = tuple(change for change in self.changes if change.key.startswith(prefix))
+            self._by_prefix[prefix] = matching
+        return matching
 
 
 class EventFold:
@@ -79,9 +79,9 @@ class EventFold:
         return new.sequence == old.sequence + 1 and new.incarnation == old.incarnation
 
     def add(self, transaction: Transaction) -> None:
-        mine = transaction.changes_under(self.prefix)
-        self.elsewhere += len(transaction.changes) - len(mine)
-        for change in mine:
+        matching = transaction.changes_under(self.prefix)
+        self.elsewhere += len(transaction.changes) - len(matching)
+        for change in matching:
             old = self.changes.pop(change.key, None)
             if old is not None:
                 self.superseded += 1
@@ -160,7 +160,7 @@ class WatchFeed:
         if self._rows <= rows_max * 5 // 4 and self._bytes <= bytes_max * 5 // 4 and len(self.window) <= rows_max * 5 // 4:
             return
         gone = 0
-        # Keep the newest whatever its size, or one huge transaction would push every watcher out of the window.
+        # Keep the newest even if it is too large, or one huge transaction would push every watcher out of the window.
         while gone < len(self.window) - 1 and (
             self._rows > rows_max or self._bytes > bytes_max or len(self.window) - gone > rows_max
         ):

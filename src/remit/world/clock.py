@@ -39,15 +39,15 @@ class SharedTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._next_check_s = inf
 
-    def schedule(self, one: TimerEntry, for_s: float) -> None:
+    def schedule(self, entry: TimerEntry, for_s: float) -> None:
         """Schedule `entry` to expire in `for_s` seconds. An entry that is already scheduled is rescheduled."""
-        due_s = one.due_s = self.loop.time() + for_s
-        self._entries[one] = None
+        due_s = entry.due_s = self.loop.time() + for_s
+        self._entries[entry] = None
         if due_s < self._next_check_s:
             self._check_at(due_s)
 
-    def cancel(self, one: TimerEntry) -> None:
-        self._entries.pop(one, None)
+    def cancel(self, entry: TimerEntry) -> None:
+        self._entries.pop(entry, None)
 
     def _check_at(self, at_s: float) -> None:
         if self._timer is not None:
@@ -58,11 +58,11 @@ class SharedTimer:
     def _check(self) -> None:
         now_s = self.loop.time()
         self._timer, self._next_check_s = None, inf
-        for one in [one for one in self._entries if one.due_s <= now_s]:
-            if self._entries.pop(one, self) is None:  # skip entries that an earlier callback of this loop has cancelled
-                one.expired()
+        for entry in [entry for entry in self._entries if entry.due_s <= now_s]:
+            if self._entries.pop(entry, self) is None:  # skip entries that an earlier callback of this loop has cancelled
+                entry.expired()
         if self._entries:
-            self._check_at(max(now_s + TICK_S, min(one.due_s for one in self._entries)))
+            self._check_at(max(now_s + TICK_S, min(entry.due_s for entry in self._entries)))
 
 
 class TaskTimeout:
@@ -102,8 +102,8 @@ class SharedTimeout(TaskTimeout):
 
     due_s: float
 
-    def __init__(self, patience: SharedTimer, for_s: float) -> None:
-        self._timer, self._for_s = patience, for_s
+    def __init__(self, timer: SharedTimer, for_s: float) -> None:
+        self._timer, self._for_s = timer, for_s
 
     def _schedule(self) -> None:
         self._timer.schedule(self, self._for_s)

@@ -44,50 +44,50 @@ class ThreadOffload:
     def _submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         # Not asyncio.wrap_future: cancelling its future removes the work from the queue, and a commit would be lost silently.
-        answer: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
 
         def run() -> None:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - passed on to the waiter
-                _call_in_loop(loop, _fail, answer, error)
+                _call_in_loop(loop, _fail, future, error)
             else:
-                _call_in_loop(loop, _succeed, answer, result)
+                _call_in_loop(loop, _succeed, future, result)
 
         try:
             self._pool.submit(run)
         except RuntimeError as error:
             raise OffloadClosed(f"offload thread {self._name} has ended ({error})", "restart the component") from error
-        return answer
+        return future
 
 
 def _do_nothing() -> None:
     pass
 
 
-def _call_in_loop(loop: asyncio.AbstractEventLoop, deed: Callable[..., None], *arguments: object) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
     try:
-        loop.call_soon_threadsafe(deed, *arguments)
+        loop.call_soon_threadsafe(callback, *arguments)
     except RuntimeError:  # the loop was closed: no waiter is left, and the work itself is done
         return
 
 
-def _succeed(answer: asyncio.Future[T], result: T) -> None:
-    if not answer.done():
-        answer.set_result(result)
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
-def _fail(answer: asyncio.Future[T], error: BaseException) -> None:
-    if answer.done():
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if future.done():
         # The waiter was cancelled, but the failure should still be logged.
-        told = {"message": "work failed after its waiter was cancelled", "exception": error}
-        answer.get_loop().call_exception_handler(told)
+        context = {"message": "work failed after its waiter was cancelled", "exception": error}
+        future.get_loop().call_exception_handler(context)
     elif isinstance(error, StopIteration):  # a future refuses it, since it would end the coroutine that awaits it
         wrapped = RuntimeError("work raised StopIteration")
         wrapped.__cause__ = error
-        answer.set_exception(wrapped)
+        future.set_exception(wrapped)
     else:
-        answer.set_exception(error)
+        future.set_exception(error)
 
 
 class _BatchItem(NamedTuple):
@@ -104,11 +104,11 @@ class BatchedOffload:
         self._waiting: list[_BatchItem] = []
 
     async def __call__(self, work: Callable[[], T], /) -> T:
-        piece = _BatchItem(work, asyncio.get_running_loop().create_future())
-        self._waiting.append(piece)
+        item = _BatchItem(work, asyncio.get_running_loop().create_future())
+        self._waiting.append(item)
         if len(self._waiting) == 1:  # the first caller of a batch runs it for all of them
             await self._run_batch()
-        result: T = await piece.done
+        result: T = await item.done
         return result
 
     async def _run_batch(self) -> None:
@@ -121,23 +121,23 @@ class BatchedOffload:
         except BaseException:
             if not group:
                 group, self._waiting = self._waiting, []
-            for piece in group:
-                piece.done.cancel()
+            for item in group:
+                item.done.cancel()
             raise
-        for piece, (result, error) in zip(group, answers, strict=True):
-            if piece.done.done():  # its caller was cancelled
+        for item, (result, error) in zip(group, answers, strict=True):
+            if item.done.done():  # its caller was cancelled
                 continue
             if error is None:
-                piece.done.set_result(result)
+                item.done.set_result(result)
             else:
-                piece.done.set_exception(error)
+                item.done.set_exception(error)
 
 
 def _run_batch(group: Sequence[_BatchItem]) -> list[tuple[Any, Exception | None]]:
     answers: list[tuple[Any, Exception | None]] = []
-    for piece in group:
+    for item in group:
         try:
-            answers.append((piece.work(), None))
+            answers.append((item.work(), None))
         except Exception as error:  # noqa: BLE001 - passed on to the caller
             answers.append((None, error))
     return answers
@@ -171,9 +171,9 @@ class StopSignal:
         self._socket: socket.socket | None = None
         self.requested = False
 
-    def watch(self, one: socket.socket) -> None:
+    def watch(self, connection: socket.socket) -> None:
         with self._lock:
-            self._socket = one
+            self._socket = connection
         self.check()
 
     def stop(self) -> None:

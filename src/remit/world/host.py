@@ -61,32 +61,32 @@ class KernelPorts:
             raise ValueError(f"count: must not be negative, is {count}")
         now_ms = self._clock.now_ms()
         self._allocated = {port: at_ms for port, at_ms in self._allocated.items() if now_ms - at_ms < PORT_REUSE_MS_MIN}
-        held: list[socket.socket] = []
-        found: list[int] = []
+        sockets: list[socket.socket] = []
+        ports: list[int] = []
         try:
             for _ in range(count * _TRIES_MAX):
-                if len(found) == count:
+                if len(ports) == count:
                     break
-                held.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+                sockets.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
                 # Bind on all interfaces: a port that is free on the loopback interface may be in use on another one.
-                held[-1].bind(("", 0))
-                port: int = held[-1].getsockname()[1]
+                sockets[-1].bind(("", 0))
+                port: int = sockets[-1].getsockname()[1]
                 if port not in self._allocated:
-                    found.append(port)
+                    ports.append(port)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            reason = (error.strerror or str(error)).lower()
             raise NoFreePorts(
-                f"cannot allocate {count} ports ({why})",
+                f"cannot allocate {count} ports ({reason})",
                 "raise the limit of open files (ulimit -n), or stop processes that listen",
             ) from error
         finally:
-            for one in held:
-                one.close()
-        if len(found) < count:
-            cause = f"only {len(found)} of {count} ports are free and were not allocated in the last minute"
+            for bound in sockets:
+                bound.close()
+        if len(ports) < count:
+            cause = f"only {len(ports)} of {count} ports are free and were not allocated in the last minute"
             raise NoFreePorts(cause, "widen net.ipv4.ip_local_port_range, or allocate fewer ports at a time")
-        self._allocated |= dict.fromkeys(found, now_ms)
-        return found
+        self._allocated |= dict.fromkeys(ports, now_ms)
+        return ports
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -106,24 +106,24 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 def _cpu_milli() -> int:
     """Return the CPUs this process may run on, reduced to the smallest quota of the cgroups it is in."""
-    quotas = (_quota_milli(place) for _, places in own_groups() for place in places)
+    quotas = (_quota_milli(group) for _, groups in own_groups() for group in groups)
     return min([len(os.sched_getaffinity(0)) * 1000, *(quota for quota in quotas if quota > 0)])
 
 
-def _quota_milli(place: Path) -> int:
+def _quota_milli(group: Path) -> int:
     """Return the CPU quota of a cgroup; 0 means no quota."""
-    words = _text(place / "cpu.max").split()  # cgroup v2: "max 100000" or "150000 100000"
-    if not words:
-        words = [_text(place / "cpu.cfs_quota_us").strip(), _text(place / "cpu.cfs_period_us").strip()]
-    quota, period = (int(word) if word.isdigit() else 0 for word in (*words, "", "")[:2])
+    fields = _text(group / "cpu.max").split()  # cgroup v2: "max 100000" or "150000 100000"
+    if not fields:
+        fields = [_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip()]
+    quota, period = (int(field) if field.isdigit() else 0 for field in (*fields, "", "")[:2])
     return max(1, quota * 1000 // period) if quota and period else 0
 
 
 def _memory_bytes() -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB$", _text(_MEMORY), re.MULTILINE)
-    total = int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    match = re.search(r"^MemTotal:\s+(\d+) kB$", _text(_MEMORY), re.MULTILINE)
+    total = int(match[1]) * 1024 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     names = ("memory.max", "memory.limit_in_bytes")
-    limits = (_text(place / name).strip() for _, places in own_groups() for place in places for name in names)
+    limits = (_text(group / name).strip() for _, groups in own_groups() for group in groups for name in names)
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
@@ -136,12 +136,12 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    found = []
+    gpus = []
     for line in text.splitlines()[:_GPUS_MAX]:
-        words = [word.strip() for word in line.split(",")]
-        if len(words) == 3 and words[0].isdigit():
-            found.append(Gpu(f"gpu-{words[0]}", words[1], int(words[2]) << 20 if words[2].isdigit() else 0))
-    return tuple(found)
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and fields[0].isdigit():
+            gpus.append(Gpu(f"gpu-{fields[0]}", fields[1], int(fields[2]) << 20 if fields[2].isdigit() else 0))
+    return tuple(gpus)
 
 
 def gpus_of_devices(names: Iterable[str]) -> tuple[Gpu, ...]:
@@ -157,7 +157,7 @@ def _run_nvidia_smi() -> str:
 
 
 def tool_output(args: tuple[str, ...], *, timeout_s: float, uid: int | None = None) -> str:
-    """Return the standard output of a tool; empty if it fails or does not end within `wait_s`.
+    """Return the standard output of a tool; empty if it fails or does not end within `timeout_s`.
 
     The timeout keeps a hanging driver from blocking the caller. With `uid` the tool runs as that user, which needs root.
     """
@@ -173,7 +173,7 @@ def tool_output(args: tuple[str, ...], *, timeout_s: float, uid: int | None = No
 
 def _names(directory: Path) -> list[str]:
     try:
-        return [place.name for place in directory.iterdir()]
+        return [entry.name for entry in directory.iterdir()]
     except OSError:
         return []
 
@@ -216,8 +216,8 @@ class SocketProber:
             return ProbeResult(ok=False, detail=f"no answer within {timeout_ms} ms")
         except OSError as error:
             # The text of asyncio's connection errors repeats the address and adds nothing.
-            why = (os.strerror(error.errno) if error.errno else str(error)).lower()
-            return ProbeResult(ok=False, detail=f"cannot connect to port {port} ({why})")
+            reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
+            return ProbeResult(ok=False, detail=f"port {port} cannot be reached ({reason})")
 
 
 @asynccontextmanager
@@ -244,9 +244,9 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
 def _probe_result(line: bytes) -> ProbeResult:
     if not line:
         return ProbeResult(ok=False, detail="the connection was closed without an answer")
-    found = _STATUS.fullmatch(line)
-    if found is None:
+    match = _STATUS.fullmatch(line)
+    if match is None:
         return ProbeResult(ok=False, detail="the answer is not HTTP")
-    status, word = int(found[1]), (found[2] or b"").decode("ascii", "replace").strip()
-    shown = "".join(letter if letter.isprintable() else "?" for letter in word)
-    return ProbeResult(ok=200 <= status < 400, detail=f"status {status} {shown}".strip())
+    status, phrase = int(match[1]), (match[2] or b"").decode("ascii", "replace").strip()
+    printable = "".join(letter if letter.isprintable() else "?" for letter in phrase)
+    return ProbeResult(ok=200 <= status < 400, detail=f"status {status} {printable}".strip())

@@ -38,7 +38,7 @@ USER_NAMESPACES_FIX: Final = (
 )
 _TRY_S: Final = 10
 _UNSYNCHRONISED: Final = 5
-"""What adjtimex(2) returns while no service synchronises the wall clock (TIME_ERROR)."""
+"""Return value of adjtimex(2) while no service synchronises the wall clock (TIME_ERROR)."""
 _ADJTIMEX_BYTES: Final = 512
 
 State = Literal["ok", "warn", "fail"]
@@ -55,7 +55,7 @@ class HostCheck(NamedTuple):
 
 def run_host_checks(data: Path, port: int) -> list[HostCheck]:
     """Run all checks, in the order in which problems should be fixed. Blocks for about a second."""
-    looks: tuple[Callable[[], HostCheck], ...] = (
+    checks: tuple[Callable[[], HostCheck], ...] = (
         _system,
         _clock,
         _wall_clock,
@@ -67,7 +67,7 @@ def run_host_checks(data: Path, port: int) -> list[HostCheck]:
         _sandbox,
         _machine,
     )
-    return [look() for look in looks]
+    return [check() for check in checks]
 
 
 def _system() -> HostCheck:
@@ -101,11 +101,11 @@ def _clock() -> HostCheck:
 
 def _wall_clock() -> HostCheck:
     """Remit only displays the wall clock, but users compare its values between machines."""
-    shown = BootClock().wall()
+    now = BootClock().wall()
     if wall_clock_synchronised() is False:
         cure = "run chrony or systemd-timesyncd; only displayed times depend on it"
-        return HostCheck("wall clock", "warn", f"{shown}, not synchronised", cure)
-    return HostCheck("wall clock", "ok", shown)
+        return HostCheck("wall clock", "warn", f"{now}, not synchronised", cure)
+    return HostCheck("wall clock", "ok", now)
 
 
 def wall_clock_synchronised() -> bool | None:
@@ -121,25 +121,25 @@ def _directory(data: Path) -> HostCheck:
     """Check that the data directory can be written durably, how fast, and its free space. If it is absent, its nearest existing
     parent is checked.
     """
-    place = next(one for one in (data, *data.absolute().parents) if one.is_dir())
+    directory = next(path for path in (data, *data.absolute().parents) if path.is_dir())
     try:
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".remit-doctor-") as file:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".remit-doctor-") as file:
             times = sorted(_synced_ms(file.fileno()) for _ in range(SYNC_SAMPLES))
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         return HostCheck(
             "data directory",
             "fail",
-            f"{place} cannot be written ({why})",
+            f"{directory} cannot be written ({reason})",
             "choose another directory with --data, or change its owner",
         )
-    free = shutil.disk_usage(place).free
-    found = f"{place}: {free >> 30} GiB free, a durable write takes {times[SYNC_SAMPLES // 2]:.1f} ms"
+    free = shutil.disk_usage(directory).free
+    summary = f"{directory}: {free >> 30} GiB free, a durable write takes {times[SYNC_SAMPLES // 2]:.1f} ms"
     if free < FREE_BYTES_MIN:
-        return HostCheck("data directory", "warn", found, "free at least 1 GiB: commits fail when the disk is full")
+        return HostCheck("data directory", "warn", summary, "free at least 1 GiB: commits fail when the disk is full")
     if times[SYNC_SAMPLES // 2] > SYNC_MS_SLOW:
-        return HostCheck("data directory", "warn", found, "use a faster disk: every commit waits for one durable write")
-    return HostCheck("data directory", "ok", found)
+        return HostCheck("data directory", "warn", summary, "use a faster disk: every commit waits for one durable write")
+    return HostCheck("data directory", "ok", summary)
 
 
 def _synced_ms(descriptor: int) -> float:
@@ -158,10 +158,10 @@ def _api_port(port: int) -> HostCheck:
 
 def _ports() -> HostCheck:
     try:
-        found = asyncio.run(KernelPorts(BootClock()).find_free(TEST_PORTS))
+        ports = asyncio.run(KernelPorts(BootClock()).find_free(TEST_PORTS))
     except WorldError as error:
         return HostCheck("ports for work", "fail", error.cause, error.cure)
-    return HostCheck("ports for work", "ok", f"{len(found)} of {TEST_PORTS} test ports were free")
+    return HostCheck("ports for work", "ok", f"{len(ports)} of {TEST_PORTS} test ports were free")
 
 
 def _files() -> HostCheck:
@@ -173,12 +173,12 @@ def _files() -> HostCheck:
 
 
 def _cgroups() -> HostCheck:
-    found = ProcessRunner(BootClock()).isolation_support()
-    missing = [name for name in ("cpu", "memory", "pids") if name not in found.controllers]
+    support = ProcessRunner(BootClock()).isolation_support()
+    missing = [name for name in ("cpu", "memory", "pids") if name not in support.controllers]
     if not missing:
-        return HostCheck("cgroups", "ok", f"{found.cgroups}: limits on cpu, memory and pids, process trees can be killed")
+        return HostCheck("cgroups", "ok", f"{support.cgroups}: limits on cpu, memory and pids, process trees can be killed")
     cure = "run the agent as root, or let systemd delegate: systemd-run --user --scope -p Delegate=yes remit agent ..."
-    return HostCheck("cgroups", "warn", f"{found.cgroups}: {found.reason}", cure)
+    return HostCheck("cgroups", "warn", f"{support.cgroups}: {support.reason}", cure)
 
 
 def _sandbox() -> HostCheck:
@@ -196,16 +196,16 @@ def _sandbox() -> HostCheck:
 
 def can_create_sandbox(program: str, uid: int | None = None) -> bool:
     """Return whether bubblewrap can create a sandbox, for this process's user or for the user `uid`."""
-    words = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
-    return "inside" in (tool_output(words, timeout_s=_TRY_S) if uid is None else tool_output(words, timeout_s=_TRY_S, uid=uid))
+    args = (program, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--", "echo", "inside")
+    return "inside" in (tool_output(args, timeout_s=_TRY_S) if uid is None else tool_output(args, timeout_s=_TRY_S, uid=uid))
 
 
 def _machine() -> HostCheck:
     clock: Clock = BootClock()
-    found = LocalHost(clock).inventory()
-    gpus = f", {len(found.gpus)} GPUs" if found.gpus else ", no GPU"
+    inventory = LocalHost(clock).inventory()
+    gpus = f", {len(inventory.gpus)} GPUs" if inventory.gpus else ", no GPU"
     return HostCheck(
-        "machine", "ok", f"{found.hostname}: {found.cpu_milli / 1000:g} CPUs, {found.memory_bytes >> 20} MiB{gpus}"
+        "machine", "ok", f"{inventory.hostname}: {inventory.cpu_milli / 1000:g} CPUs, {inventory.memory_bytes >> 20} MiB{gpus}"
     )
 
 
@@ -215,15 +215,15 @@ DEPTH_MAX: Final = 30
 
 def thread_stacks() -> dict[str, list[str]]:
     """Return the stack of each thread by thread name, innermost frame first."""
-    names = {one.ident: one.name for one in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = list(sys._current_frames().items())[:STACKS_MAX]
     return {f"{names.get(ident, 'unknown')} {ident}": _frames(frame) for ident, frame in frames}
 
 
 def task_stacks() -> list[str]:
     """Return, for each task of the running event loop, its coroutine and where it waits."""
-    found = sorted((_task(one) for one in asyncio.all_tasks()), key=str)
-    return found[:STACKS_MAX] + ([f"and {len(found) - STACKS_MAX} more"] if len(found) > STACKS_MAX else [])
+    stacks = sorted((_task(task) for task in asyncio.all_tasks()), key=str)
+    return stacks[:STACKS_MAX] + ([f"and {len(stacks) - STACKS_MAX} more"] if len(stacks) > STACKS_MAX else [])
 
 
 def _task(task: asyncio.Task[Any]) -> str:
@@ -235,11 +235,11 @@ def _task(task: asyncio.Task[Any]) -> str:
 
 
 def _frames(frame: FrameType | None) -> list[str]:
-    found: list[str] = []
-    while frame is not None and len(found) < DEPTH_MAX:
-        found.append(_frame(frame))
+    frames: list[str] = []
+    while frame is not None and len(frames) < DEPTH_MAX:
+        frames.append(_frame(frame))
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _frame(frame: FrameType) -> str:

@@ -167,7 +167,7 @@ class LogFiles(Protocol):
         """If the file is larger than `bytes_max`, move its content to a rotated file and truncate it. Returns whether it did
         so.
 
-        At most `older` rotated files are kept.
+        At most `rotated_max` rotated files are kept.
         """
         ...
 
@@ -180,7 +180,7 @@ class LogFiles(Protocol):
         ...
 
     def prune(self, directory: Path, keep: Collection[str], *, files_max: int, bytes_max: int, age_ms_max: int) -> None:
-        """Delete log files older than `age_ms`, then the oldest ones until at most `files` and `bytes_max` are left.
+        """Delete log files older than `age_ms_max`, then the oldest until at most `files_max` and `bytes_max` are left.
 
         Files are grouped by the part of their name before the last dot, and a group is deleted as a whole. Groups listed in
         `keep` are neither counted nor deleted.
@@ -292,21 +292,21 @@ def check_group_name(name: str) -> None:
         raise ValueError(f"group: {name!r} is invalid; use 1 to 200 of A-Z a-z 0-9 . _ - with a letter or digit first")
 
 
-def check_process_spec(order: ProcessSpec) -> None:
+def check_process_spec(spec: ProcessSpec) -> None:
     """Raise ValueError for a spec that no runner accepts on any machine. Such a spec is a bug of the caller."""
-    if not order.argv:
+    if not spec.argv:
         raise ValueError("argv is empty")
-    if order.group:
-        check_group_name(order.group)
-    elif any(order.limits):
+    if spec.group:
+        check_group_name(spec.group)
+    elif any(spec.limits):
         raise ValueError("limits need a process group; set group")
-    if (order.root is not None or order.mounts) and order.sandbox == "none":
+    if (spec.root is not None or spec.mounts) and spec.sandbox == "none":
         raise ValueError("root and mounts need a sandbox; set sandbox")
 
 
-def check_start_deadline(order: ProcessSpec, now_ms: int) -> None:
+def check_start_deadline(spec: ProcessSpec, now_ms: int) -> None:
     """Raise `NotStarted` if the start deadline has passed. Call this right before the start, without an await in between."""
-    if order.not_after_ms is not None and now_ms >= order.not_after_ms:
+    if spec.not_after_ms is not None and now_ms >= spec.not_after_ms:
         raise NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
 
 
@@ -342,7 +342,7 @@ class Usage(NamedTuple):
 
 
 class IsolationSupport(NamedTuple):
-    """What this host can isolate: the cgroup version, the usable controllers, and the `reason` why there are no more.
+    """Isolation features of a host: the cgroup version, the usable controllers, and the `reason` why others are missing.
 
     `sandbox`: bubblewrap is installed.
     """
@@ -356,7 +356,7 @@ class IsolationSupport(NamedTuple):
 class Runner(Protocol):
     """Runs processes on this machine, each in its own process group. They outlive their starter unless `with_parent` is set."""
 
-    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
+    async def start(self, spec: ProcessSpec, /) -> ProcessHandle:
         """Start a process. Raises `NotStarted`; then nothing is running."""
         ...
 
@@ -373,10 +373,10 @@ class Runner(Protocol):
         """
         ...
 
-    async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
+    async def start_exec(self, running: ProcessHandle, spec: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
         """Start a command in the environment of a running process: same user, group, limits, directory and sandbox.
 
-        `order` is the spec that the process was started with, changed for the command; only `argv`, `env`, `directory`,
+        `spec` is the one that the process was started with, changed for the command; only `argv`, `env`, `directory`,
         `user` and `sandbox` are used. With a `window` the command gets a terminal, otherwise three pipes. Raises
         `NotStarted`; then nothing is running.
         """

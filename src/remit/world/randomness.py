@@ -32,9 +32,9 @@ class SeededRandomness:
         return items[self._rng.randrange(len(items))]
 
     def shuffled(self, items: Sequence[T], /) -> list[T]:
-        lots = list(items)
-        self._rng.shuffle(lots)
-        return lots
+        shuffled = list(items)
+        self._rng.shuffle(shuffled)
+        return shuffled
 
     def stream(self, name: str) -> SeededRandomness:
         return SeededRandomness(f"{self.seed}/{name}")

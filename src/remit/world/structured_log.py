@@ -64,10 +64,10 @@ class StructuredLog:
 
     def bind(self, **fields: object) -> StructuredLog:
         """Return a log that adds these fields to each line. Rate limits and counters are shared with this one."""
-        one = object.__new__(StructuredLog)
-        one.__dict__.update(self.__dict__)
-        one._fields = {**self._fields, **fields}
-        return one
+        bound = object.__new__(StructuredLog)
+        bound.__dict__.update(self.__dict__)
+        bound._fields = {**self._fields, **fields}
+        return bound
 
     def recent(self) -> list[str]:
         """Return the last lines as they were written."""
@@ -122,8 +122,8 @@ class _Writer:
 
     def __call__(self, level: LogLevel, event: str, fields: Mapping[str, object]) -> None:
         self._counts.add(level)
-        told = {"time": self._wall(), **_sanitize(level, {**fields, "event": event})}
-        line = _json(told) if self._form == "json" else _text(told)
+        entry = {"time": self._wall(), **_sanitize(level, {**fields, "event": event})}
+        line = _json(entry) if self._form == "json" else _text(entry)
         self.recent.append(line)
         file = sys.stderr.buffer if self._file is None else self._file
         with suppress(OSError, ValueError):  # the reader of the log is gone: that must not end the process
@@ -133,14 +133,14 @@ class _Writer:
 
 def _sanitize(level: LogLevel, fields: Mapping[str, object]) -> dict[str, Any]:
     """Drop empty fields, redact secrets, and bound the number and length of fields."""
-    found: dict[str, Any] = {"level": level}
+    sanitized: dict[str, Any] = {"level": level}
     for field, value in fields.items():
         if value is None or value == "":
             continue
-        if len(found) >= FIELDS_MAX:
+        if len(sanitized) >= FIELDS_MAX:
             break
-        found[field] = HIDDEN if field.lower() in _PRIVATE else _printable(value)
-    return found
+        sanitized[field] = HIDDEN if field.lower() in _PRIVATE else _printable(value)
+    return sanitized
 
 
 def _printable(value: object) -> object:
@@ -155,18 +155,18 @@ def _printable(value: object) -> object:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    said = msgspec.json.encode(fields)
-    if said.isascii():
-        return said
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", said.decode()).encode()
+    encoded = msgspec.json.encode(fields)
+    if encoded.isascii():
+        return encoded
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded.decode()).encode()
 
 
 def _text(fields: Mapping[str, Any]) -> bytes:
     """Format a line like `10:03:22.113 warning agent: it happened  node=a replica=shop/web-0`."""
     rest = dict(fields)
     time, level, part, event = (str(rest.pop(field, "")) for field in ("time", "level", "part", "event"))
-    words = " ".join(f"{field}={_quoted(value)}" for field, value in rest.items())
-    line = f"{time[11:23]} {level:<7} {part}: {event}" + (f"  {words}" if words else "")
+    pairs = " ".join(f"{field}={_quoted(value)}" for field, value in rest.items())
+    line = f"{time[11:23]} {level:<7} {part}: {event}" + (f"  {pairs}" if pairs else "")
     return escaped(line).encode("utf-8", "backslashreplace")
 
 

@@ -265,7 +265,7 @@ def test_what_ran_under_a_name_that_is_not_hosted_any_more_is_ended() -> None:
         agent.kill()
         scope.agent(name="new")
         await until(lambda: all(gone(pid) for pid in pids))
-        assert "old is not hosted here any more" in agent.said()
+        assert "node old is no longer hosted" in agent.said()
 
     play(scene)
 

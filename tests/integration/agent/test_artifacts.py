@@ -113,9 +113,9 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
         assert (found.status.result, lines(said)) == ("ok", ["it runs"])
         refused = (await scope.until("outside-0", "failed", "released")).status
         assert refused.result == "not started"
-        assert "is in no directory that this node lends; start its agent with --artifact-dir" in refused.reason
+        assert "is in no directory that this node allows; start its agent with --artifact-dir" in refused.reason
         linked = (await scope.until("linked-0", "failed", "released")).status
-        assert "there is a link on the way" in linked.reason
+        assert "its path contains a symbolic link" in linked.reason
 
     play(scene)
 
@@ -123,7 +123,7 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
 @pytest.mark.parametrize(
     "case",
     [
-        ("/wrong", "0" * 64, "what came has the digest"),
+        ("/wrong", "0" * 64, "the content has digest"),
         ("/missing", "", "answers 404"),
         ("/to-metadata", "", "169.254.169.254 is a link-local address"),
     ],
@@ -225,7 +225,7 @@ def test_volumes_are_there__scratch_goes_with_the_copy_and_a_host_path_stays() -
         assert (await scope.until("job-0", "finished", "released")).status.result == "ok"
         assert lines(lent / "kept") == ["scratch"]
         refused = (await scope.until("bad-0", "failed", "released")).status
-        assert "is no directory that this node lends" in refused.reason
+        assert "is not permitted on this node" in refused.reason
         await until(lambda: not list(agent.directory.work.iterdir()))
         assert lines(lent / "kept") == ["scratch"]
 

@@ -89,7 +89,7 @@ def test_the_last_lines_of_either_stream_are_told_and_nothing_to_whoever_has_no_
         assert await whole(scope, found, tail=1) == "out 5\nerr 5\n"
         assert await whole(scope, found, tail=0) == ""
         assert (await whole(scope, found, stream="stderr")).startswith("err 1\n")
-        assert "nothing is kept of attempt 7" in await whole(scope, found, attempt=7)
+        assert "no logs of attempt 7 are stored" in await whole(scope, found, attempt=7)
         for wrong in ({"token": "no"}, {"uid": "../../run/journal"}, {"uid": ""}, {"attempt": -1}):
             with pytest.raises(LinkError):
                 await whole(scope, found, **wrong)

@@ -14,8 +14,8 @@ from remit.bench.end_to_end import EndToEndSizes
 
 def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_to_end, "QUIET_MS", 500)  # what one row leaves to the next matters to figures alone
-    report = asyncio.run(end_to_end._measure(EndToEndSizes(nodes=12, jobs=100, steady_s=1, echoes=50), tmp_path))
-    line = json.loads(report.line())
+    report = asyncio.run(end_to_end._measure(EndToEndSizes(nodes=12, jobs=100, steady_s=1, echo_requests=50), tmp_path))
+    line = json.loads(report.json_line())
     rows = {row["what"]: row for row in line["rows"]}
     assert line["bench"] == "end-to-end"
     assert [aim["aim"] for aim in line["aims"]] == [3_500, 10_000, 60]
@@ -36,7 +36,7 @@ def test_requests_watches_and_heartbeats_are_counted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(api, "WATCHERS", 5)
     monkeypatch.setattr(api, "AGENTS", 100)
     report = asyncio.run(api._measure(api.ApiSizes(creates=60, reads_s=0.2, changes=10, beats_s=0.5), tmp_path))
-    line = json.loads(report.line())
+    line = json.loads(report.json_line())
     rows = {row["what"]: row for row in line["rows"]}
     assert rows["create"]["requests"] == 60
     assert rows["get"]["requests"] > 60

@@ -123,7 +123,7 @@ def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_ru
     assert refused.returncode == 1 and "--force" in refused.stderr
     (tmp_path / "broken.tar").write_bytes(file.read_bytes()[:-5_000])
     broken = ups.remit("restore", str(tmp_path / "broken.tar"), "--data", str(server), "--force")
-    assert broken.returncode == 1 and "nothing was touched" in broken.stderr
+    assert broken.returncode == 1 and "nothing was changed" in broken.stderr
     restored = ups.remit("restore", str(file), "--data", str(server), "--force")
     assert restored.returncode == 0, restored.stderr
     assert "kept at" in restored.stdout and "tenant/made-" in restored.stdout

@@ -109,7 +109,7 @@ async def _an_agent(ups: Ups) -> None:
     here = Credentials(ups.data / "agent" / "run" / "joined")
     url = (ups.data / "server" / "url").read_text().strip()
     node, serves = ups.items("nodes")[0]["metadata"]["name"], ups.serving()
-    link = HttpLink({"server": url}, here.token, trust=here.trust)
+    link = HttpLink({"server": url}, here.token, trust=here.client_tls)
     try:
         async with aclosing(link.stream("server", msgspec.json.encode(AssignmentsRequest((node,))))) as lines:
             assert b"whole" in await anext(lines)

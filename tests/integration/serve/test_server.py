@@ -80,7 +80,7 @@ def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -
         assert owned.returncode == 1
         assert str(server.process.pid) in owned.stderr and "--data" in owned.stderr
         taken = run("--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{server.port}")
-        assert taken.returncode == 1 and "listens at" in taken.stderr and "--listen" in taken.stderr
+        assert taken.returncode == 1 and "already in use" in taken.stderr and "--listen" in taken.stderr
         away = run("--data", str(tmp_path / "other"), "--listen", "0.0.0.0:0")
         assert away.returncode == 1 and "127.0.0.1" in away.stderr
         assert run("--data", str(tmp_path / "other"), "--listen", "nowhere").returncode == 2

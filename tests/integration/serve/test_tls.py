@@ -104,7 +104,7 @@ def test_http_where_https_was_written_is_told(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as plain:
         token = str(tmp_path / "data" / "token")
         done = remit("get", "tenants", "--token-file", token, "--server", f"https://127.0.0.1:{plain.port}")
-        assert done.returncode == 1 and "does not speak TLS" in done.stderr and "http://" in done.stderr, done.stderr
+        assert done.returncode == 1 and "does not use TLS" in done.stderr and "http://" in done.stderr, done.stderr
 
 
 def test_a_certificate_for_another_name_is_told(tmp_path: Path) -> None:

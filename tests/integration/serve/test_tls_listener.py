@@ -22,7 +22,7 @@ from remit.world.net.certificates import CertificateLifetimes, create_key, creat
 from remit.world.net.connections import BoundSocket, ListenAddress
 from remit.world.net.http_server import serve_http
 from remit.world.net.server_keys import TlsKeys, TlsOptions
-from remit.world.net.tls import ClientTlsFiles, client_context
+from remit.world.net.tls import Trust, client_context
 from remit.world.production import production
 
 pytestmark = pytest.mark.smoke
@@ -61,7 +61,7 @@ def keys(tmp_path: Path) -> TlsKeys:
 
 
 async def ask(
-    bound: BoundSocket, trust: ClientTlsFiles, words: bytes = GET
+    bound: BoundSocket, trust: Trust, words: bytes = GET
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", bound.port, ssl=client_context(trust), server_hostname="localhost"
@@ -80,7 +80,7 @@ def test_the_application_is_told_who_calls(keys: TlsKeys, tmp_path: Path) -> Non
     key = create_key()
     pair = keys.authority.issue_agent(create_request(key), agent_identity(["n1", "n2"]))
     (tmp_path / "agent.pem").write_bytes(key + pair.calling)
-    trust = ClientTlsFiles(str(keys.ca_file))
+    trust = Trust(str(keys.ca_file))
 
     async def main() -> None:
         async with listening(keys) as bound:
@@ -112,7 +112,7 @@ def test_whoever_does_not_speak_tls_is_told_so(keys: TlsKeys) -> None:
                 with suppress(ConnectionError):
                     assert b"200" not in await reader.read()
                 writer.close()
-            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
             assert (await told(reader))[0] == "https"
             writer.close()
 
@@ -147,7 +147,7 @@ def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) 
             idle = [await asyncio.open_connection("127.0.0.1", bound.port, local_addr=("127.0.0.2", 0)) for _ in range(60)]
             await asyncio.sleep(0.1)
             assert turned == ["127.0.0.2"] * 10, "half of all"
-            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
             await told(reader)
             for _, one in (*idle, (reader, writer)):
                 one.close()
@@ -158,7 +158,7 @@ def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) 
 def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
     async def main() -> None:
         async with listening(keys, connections_max=4) as bound:
-            reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
+            reader, writer = await ask(bound, Trust(str(keys.ca_file)))
             await told(reader)
             idle = [await asyncio.open_connection("127.0.0.1", bound.port) for _ in range(3)]
             await asyncio.sleep(0.1)
@@ -171,7 +171,7 @@ def test_handshakes_count_among_the_connections(keys: TlsKeys) -> None:
             for _, one in idle:
                 one.close()
             await asyncio.sleep(0.1)
-            again, again_writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
+            again, again_writer = await ask(bound, Trust(str(keys.ca_file)))
             await told(again)
             for one in (writer, again_writer):
                 one.close()
@@ -184,7 +184,7 @@ def test_it_ends_while_somebody_is_half_way_in(keys: TlsKeys) -> None:
         async with asyncio.timeout(10):
             async with listening(keys) as bound:
                 _, idle = await asyncio.open_connection("127.0.0.1", bound.port)
-                reader, writer = await ask(bound, ClientTlsFiles(str(keys.ca_file)))
+                reader, writer = await ask(bound, Trust(str(keys.ca_file)))
                 await told(reader)
             assert await reader.read() == b""
             for one in (idle, writer):
@@ -207,7 +207,7 @@ def test_a_certificate_is_renewed_while_it_is_in_use(tmp_path: Path) -> None:
         world, said = production(), list[str]()
         renewing = asyncio.create_task(keys.run_renewal(world.clock, world.offload, said.append))
         async with listening(keys) as bound:
-            trust = ClientTlsFiles(str(keys.ca_file))
+            trust = Trust(str(keys.ca_file))
             reader, writer = await ask(bound, trust)
             await told(reader)
             first = serial(writer)

@@ -141,7 +141,7 @@ def test_a_newer_schema_is_refused_and_the_file_untouched(tmp_path: Path) -> Non
     before = {place.name: place.read_bytes() for place in tmp_path.iterdir()}
 
     async def refused() -> None:
-        with pytest.raises(NewerSchema, match="nothing was touched: upgrade Remit"):
+        with pytest.raises(NewerSchema, match="nothing was changed: upgrade Remit"):
             async with opened(tmp_path):
                 pass
 
@@ -158,7 +158,7 @@ def test_a_damaged_backup_does_not_replace_a_sound_store(tmp_path: Path) -> None
     backup = tmp_path / "backup.sqlite"
     shutil.copy(tmp_path / "data" / FILE_NAME, backup)
     flip(backup, backup.read_bytes().find(b"needle-00123"))
-    with pytest.raises(Corrupt, match="the store was not touched: use another backup"):
+    with pytest.raises(Corrupt, match="the store was not changed: use another backup"):
         restore(backup, tmp_path / "data", incarnation="second")
     assert run(read_all(tmp_path / "data", rows)) == []
     assert {place.name for place in (tmp_path / "data").iterdir()} == {FILE_NAME, "owner"}
@@ -220,7 +220,7 @@ def test_the_disk_fails_while_committing__unanswered__and_the_chain_settles_it(t
             async with opened(tmp_path) as store:
                 first = await put(store, ("a", b"1"))
                 faults.arm(call)
-                with pytest.raises(CommitOutcomeUnknown, match="settle it, and check the disk"):
+                with pytest.raises(CommitOutcomeUnknown, match="settle the commit, and check the disk"):
                     await put(store, ("a", b"2"))
                 assert faults.struck == [call]
                 row = await store.get("a")

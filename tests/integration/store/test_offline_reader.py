@@ -19,12 +19,12 @@ import sys
 from pathlib import Path
 from remit.store.sqlite import database_file as files
 from remit.store.protocol import Commit
-from remit.store.sqlite.maintenance import Upkeep
+from remit.store.sqlite.maintenance import Maintenance
 
 path = Path(sys.argv[1])
-files.create(path)
-made = files.File(path)
-upkeep = Upkeep(made)
+files.create_database(path)
+made = files.DatabaseFile(path)
+maintenance = Maintenance(made)
 print("ready", flush=True)
 count = 0
 while sys.stdin is not None:
@@ -34,8 +34,8 @@ while sys.stdin is not None:
     made.write([Commit(puts=(("first", value), *rows, ("last", value)))])
     if count % 20 == 0:
         made.checkpoint()
-    if upkeep.due():
-        upkeep.step(500)
+    if maintenance.is_due():
+        maintenance.step(500)
 """
 
 

@@ -170,7 +170,7 @@ def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_kill
     hierarchies = old_only(parent)
     if not any("pids" in one.controllers for one in hierarchies):
         pytest.skip("no version 1 that counts processes is mounted here, or it cannot be used")
-    monkeypatch.setattr(module, "find", lambda _: Cgroups(hierarchies))
+    monkeypatch.setattr(module, "find_cgroups", lambda _: Cgroups(hierarchies))
 
     async def scene(one: ProcessRunner) -> None:
         assert one.isolation_support().cgroups == "v1"
@@ -196,13 +196,13 @@ KEEPER = """
 import asyncio, sys
 from pathlib import Path
 from remit.world.clock import BootClock
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 from remit.world.process.runner import ProcessRunner
 
 async def main():
     one = ProcessRunner(BootClock(), parent=sys.argv[1])
     for tied in (True, False):
-        order = Order(("/bin/sleep", "600"), with_parent=tied, group=f"tied-{tied}", user=sys.argv[2])
+        order = ProcessSpec(("/bin/sleep", "600"), with_parent=tied, group=f"tied-{tied}", user=sys.argv[2])
         running = await one.start(order)
         print(*running, flush=True)
     await asyncio.Event().wait()
@@ -236,19 +236,19 @@ TREE = "import os,time; os.fork() or os.setsid(); time.sleep(600)"
 STARTER = """
 import asyncio, os, sys
 from remit.world.clock import BootClock
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 from remit.world.process.runner import ProcessRunner
 
 async def main():
     one = ProcessRunner(BootClock(), parent=sys.argv[1])
-    first = await one.start(Order(("/bin/true",), with_parent=True, group="over"))
+    first = await one.start(ProcessSpec(("/bin/true",), with_parent=True, group="over"))
     await one.wait(first)
     begun = []
     for tied in (True, False):
-        order = Order((sys.executable, "-c", sys.argv[2]), with_parent=tied, group=f"tree-{tied}")
+        order = ProcessSpec((sys.executable, "-c", sys.argv[2]), with_parent=tied, group=f"tree-{tied}")
         begun.append(await one.start(order))
     if sys.argv[3]:
-        os.kill(one._guard.pid, 9)
+        os.kill(one._reaper.pid, 9)
         await asyncio.sleep(1)
     for running in begun:
         print(*running, flush=True)

@@ -123,7 +123,7 @@ def test_what_was_too_late_when_its_turn_came_is_not_begun(parent: str, tmp_path
             start = group.create_task(_refused(one, late))
             await asyncio.sleep(0.4)
             os.kill(starter_of(one).pid, signal.SIGCONT)
-        assert "too late" in start.result()
+        assert "deadline" in start.result()
         assert not (tmp_path / "ran").exists()
 
     play(scene, parent)
@@ -163,8 +163,8 @@ while True:
 
 
 def test_where_nobody_may_be_born_inside_it_joins(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "starter.py").write_text(UNUSABLE)
-    monkeypatch.setattr(spawn_server, "PROGRAM", tmp_path / "starter.py")
+    (tmp_path / "spawn_server_main.py").write_text(UNUSABLE)
+    monkeypatch.setattr(spawn_server, "PROGRAM", tmp_path / "spawn_server_main.py")
 
     async def scene(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup", stdout=tmp_path / "out"))
@@ -185,10 +185,10 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp
         (ProcessSpec((str(garbled),), group="one"), "exec format error", "built for this machine"),
         (
             ProcessSpec(("/bin/sh",), {}, tmp_path / "no", group="one"),
-            f"the directory {tmp_path}/no cannot be entered",
-            "make it",
+            f"directory {tmp_path}/no cannot be entered",
+            "create it",
         ),
-        (ProcessSpec(("/bin/sh", "a\0b"), group="one"), "null", "mend the order"),
+        (ProcessSpec(("/bin/sh", "a\0b"), group="one"), "null", "correct the command"),
         (ProcessSpec(("/bin/sh", "x" * (1 << 22)), group="one"), "argument list too long", "shorter"),
     ]
 

@@ -91,7 +91,7 @@ def test_no_server_renews_it__it_asks_again_at_growing_pauses_and_says_so(
     assert 60 < len(at_s) < 200, "half a day, every five to ten minutes"
     assert gaps[0] <= 2 and 200 < max(gaps) <= 600
     assert len({round(gap) for gap in gaps[-20:]}) > 5, "no two agents come back in step"
-    assert len(told) == len(at_s) and "runs out in 3.0 days" in told[0]
+    assert len(told) == len(at_s) and "they expire in 3.0 days" in told[0]
 
 
 def test_its_name_has_run_out__it_says_what_to_do_and_asks_ever_more_seldom(
@@ -99,7 +99,7 @@ def test_its_name_has_run_out__it_says_what_to_do_and_asks_ever_more_seldom(
 ) -> None:
     asked, told = lives(tmp_path, monkeypatch, 9.5, down={"http://a:1", "http://b:1"})
     at_s = [at for at, url in asked.at_s if url == "http://a:1" and at >= 9 * DAY_S]
-    over = [line for line in told if "has run out" in line]
+    over = [line for line in told if "they have expired" in line]
     assert 0 <= len(at_s) - len(over) <= 2 and all("remit token create --role join" in line for line in over)
     assert min(later - one for one, later in pairwise(at_s)) > 200, "nothing that it could still hurry for"
     assert not any("remit token create" in line for line in told if line not in over)

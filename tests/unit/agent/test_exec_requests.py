@@ -13,10 +13,10 @@ import pytest
 
 from remit.agent import callbacks
 from remit.agent.attempts import AttemptId
-from remit.agent.callbacks import RunningAttempt, CallbackRejected, ExecService
-from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest
-from remit.model.wire.exec_frames import ExecStart, ExecExit, ExecFrameType, ExecRejected, TerminalSize
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
+from remit.agent.callbacks import CallbackRejected, ExecService, RunningAttempt
+from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest
+from remit.model.wire.exec_frames import ExecExit, ExecFrameType, ExecRejected, ExecStart, TerminalSize
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
 from remit.world.process.exec_session import CommandOutput, ExecSession
 from remit.world.process.exec_session import PtySize as Size
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world

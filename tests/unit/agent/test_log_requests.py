@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from remit.agent.attempts import AttemptId
-from remit.agent.callbacks import CHUNK_BYTES, LogService, CallbackRejected
+from remit.agent.callbacks import CHUNK_BYTES, CallbackRejected, LogService
 from remit.model.wire.agent_messages import LogsRequest
 from remit.world.files.log_files import FileLogFiles
 from remit.world.interfaces import World
@@ -68,7 +68,7 @@ def test_what_is_not_kept_any_more_is_said_to_be_missing(tmp_path: Path) -> None
         assert await scene.told() == b"3\n4\n"
         positions = {scene.out.name: 0}
         new = [item async for item in scene.logs._new_output(tmp_path, scene.out.name, positions)]
-        assert b"".join(new) == b"-- 6 bytes are not kept any more --\n3\n4\n"
+        assert b"".join(new) == b"-- 6 bytes were removed by log rotation --\n3\n4\n"
 
     run_virtually(play())
 
@@ -118,6 +118,6 @@ def test_nothing_is_told_without_the_token_or_for_what_is_no_copy(tmp_path: Path
                 _ = [item async for item in scene.logs.stream(body)]
         with pytest.raises(CallbackRejected):
             await scene.logs.request(b"")
-        assert b"nothing is kept of attempt 3" in await scene.told(attempt=3)
+        assert b"no logs of attempt 3 are stored" in await scene.told(attempt=3)
 
     run_virtually(play())

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.artifacts import ArtifactStep, RootfsStep, ArtifactCache, ArtifactRef
+from remit.agent.artifacts import ArtifactCache, ArtifactRef, ArtifactStep, RootfsStep
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import PreparationProgress, NotPrepared, Preparer, PreparationStep, PreparationContext, OnProgress
+from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext, PreparationProgress, PreparationStep, Preparer
 from remit.agent.reconciler import PrepareAction, ReportAction, StartAction
-from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, build_order
+from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, build_process_spec
 from remit.agent.volumes import VolumeStep
 from remit.model.artifacts import Artifact, HostPath, Rootfs, Scratch, Volume
 from remit.model.kinds import Template, WorkloadSpec
@@ -24,7 +24,7 @@ from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
 from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
 from remit.world.files.artifacts import FetchPermissions
-from remit.world.interfaces import IsolationSupport, BindMount, World
+from remit.world.interfaces import BindMount, IsolationSupport, World
 from tests.unit.agent import test_reconciler as core
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
@@ -142,7 +142,7 @@ def test_what_cannot_fit_says_so_and_leaves_nothing() -> None:
     async def scene(bench: Bench) -> None:
         a, b = bench.put("a", 60 * KIB), bench.put("b", 60 * KIB)
         async with bench.shelf.file(a, bench.told.append):
-            with pytest.raises(NotPrepared, match="do not fit in its cache"):
+            with pytest.raises(NotPrepared, match="do not fit in the artifact cache"):
                 await bench.use(b)
         assert bench.kept() == [a.name]
         await bench.use(b)
@@ -199,7 +199,7 @@ def test_what_cannot_be_reached_is_tried_again_with_pauses_and_then_given_up() -
             await bench.use(wanted)
         assert len(bench.fetches) == 4
         assert 7_000 <= bench.world.clock.now_ms() - began_ms < 9_000
-        assert any("it is tried again" in one for one in bench.told)
+        assert any("retrying to fetch" in one for one in bench.told)
         bench.depot.unavailable = False
         assert await bench.use(wanted)
 
@@ -227,17 +227,23 @@ def artifact(bench: Bench, source: str, content: bytes, **more: object) -> Artif
 COPY = AttemptId("replica/t/w-0", "uid", 1)
 
 
-async def prepared(bench: Bench, *, sandbox: bool = False, steps: Sequence[PreparationStep] = (), **template: object) -> PreparationProgress:
+async def prepared(
+    bench: Bench, *, sandbox: bool = False, steps: Sequence[PreparationStep] = (), **template: object
+) -> PreparationProgress:
     made = Template(command=("run",), **template)  # type: ignore[arg-type]
     generation = GenerationSpec(workload="w", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
     replica = Replica(metadata=RecordMetadata(name="w-0", tenant="t"), spec=ReplicaSpec(workload="w", generation=1, index=0))
     place = NodeSettings("n", "s", Path("/d/logs"), Path("/d/work"), sandbox)
     lent = (Path("/srv/lent"),)
-    own: list[PreparationStep] = [ArtifactStep(bench.world, bench.shelf), RootfsStep(bench.world, bench.shelf, lent), VolumeStep(bench.world, lent)]
+    own: list[PreparationStep] = [
+        ArtifactStep(bench.world, bench.shelf),
+        RootfsStep(bench.world, bench.shelf, lent),
+        VolumeStep(bench.world, lent),
+    ]
     preparer, making = Preparer(bench.world, [*steps, *own]), PreparationProgress()
     await preparer.prepare(place, COPY, replica, generation, making)
     if making.inputs is not None:  # it must make an order that a runner takes
-        build_order(place, COPY, replica, generation, {}, making.inputs)
+        build_process_spec(place, COPY, replica, generation, {}, making.inputs)
     return making
 
 
@@ -324,7 +330,9 @@ def test_steps_join_what_they_say_of_the_order() -> None:
 def test_a_root_needs_bubblewrap_and_says_so() -> None:
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, rootfs=Rootfs(directory="/srv/lent/root"))
-        assert making.failure.startswith("a root of its own needs bubblewrap, which this node does not have; install bubblewrap")
+        assert making.failure.startswith(
+            "a root of its own needs bubblewrap, which this node does not have; install bubblewrap"
+        )
 
     play(scene)
 
@@ -373,7 +381,7 @@ def test_a_directory_of_the_node_is_had_where_it_is_lent() -> None:
         ):
             bench.mount.remove_tree(Path("/d/work/uid.1"))
             refused = await prepared(bench, sandbox=True, **asks)
-            assert "/srv/other is no directory that this node lends; start its agent with --host-path" in refused.failure
+            assert "host path /srv/other is not permitted on this node; start the agent with --host-path" in refused.failure
 
     play(scene)
 

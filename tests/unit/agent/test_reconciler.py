@@ -12,7 +12,15 @@ from remit.agent.attempts import AttemptId
 from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.preparation import PreparationProgress
 from remit.agent.probes import ProcessHealth
-from remit.agent.reconciler import AgentAction, StopAction, ForgetAction, NodeReconciler, PrepareAction, ReportAction, StartAction
+from remit.agent.reconciler import (
+    AgentAction,
+    ForgetAction,
+    NodeReconciler,
+    PrepareAction,
+    ReportAction,
+    StartAction,
+    StopAction,
+)
 from remit.agent.run_spec import NO_INPUTS
 from remit.law.timing import Timing, lost_after_ms
 from remit.model.kinds import (
@@ -71,13 +79,16 @@ class Bench:
             status=ReplicaStatus(phase=phase, node=node, attempt=attempt, before=before),
         )
         generation = Generation(
-            metadata=RecordMetadata(name="a-1", tenant="t"), spec=GenerationSpec(workload="a", generation=1, labels={}, spec=self.spec)
+            metadata=RecordMetadata(name="a-1", tenant="t"),
+            spec=GenerationSpec(workload="a", generation=1, labels={}, spec=self.spec),
         )
         assert generation_name("t", "a", 1)
         rows = (AssignmentRow(KEY, 7, replica),)
 
         async def take() -> None:
-            self.orders.apply(AssignmentsUpdate("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,)))
+            self.orders.apply(
+                AssignmentsUpdate("i1", self.orders.revision + 1, whole=True, replicas=rows, generations=(generation,))
+            )
 
         run_virtually(take())
 
@@ -128,7 +139,9 @@ def test_work_that_reads_is_started_once_it_is_there__and_asked_for_anew_at_each
     assert [type(deed) for deed in bench.look()] == [StartAction]
     bench.ended(code=1)
     (deed,) = [deed for deed in bench.look(NOW_MS + 60_000) if not isinstance(deed, ReportAction)]
-    assert isinstance(deed, PrepareAction) and deed.restarts == 1, "what was read for the first start is not good for the second"
+    assert isinstance(deed, PrepareAction) and deed.restarts == 1, (
+        "what was read for the first start is not good for the second"
+    )
     bench.mind.preparations[COPY] = PreparationProgress(1)
     bench.mind.preparations[COPY].inputs = NO_INPUTS
     assert [type(deed) for deed in bench.look(NOW_MS + 60_000)] == [StartAction]

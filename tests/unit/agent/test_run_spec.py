@@ -13,9 +13,9 @@ from remit.agent.attempts import AttemptId, result_of
 from remit.agent.hosted_node import LeaseContinuity
 from remit.agent.keeper.journal import COMPACT_LINES, Journal, tombstone
 from remit.agent.keeper.log_retention import LogBounds, LogRetention, parse_log_bounds
-from remit.agent.keeper.protocol import BACKOFF_MS, ProcessRecord, KeeperLauncher
+from remit.agent.keeper.protocol import BACKOFF_MS, KeeperLauncher, ProcessRecord
 from remit.agent.probes import STABLE_RUN_MS, ProcessHealth, restart_after_ms
-from remit.agent.run_spec import NodeSettings, expand_variables, fence_ms, build_order
+from remit.agent.run_spec import NodeSettings, build_process_spec, expand_variables, fence_ms
 from remit.model.kinds import Probe, Probes, TcpProbe, Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec, ReplicaStatus
@@ -85,7 +85,7 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
     assert list(health.due_probes(1_120)) == ["ready"], "one that has passed is not asked any more"
     assert (health.is_ready, health.is_unready) == (False, False), "nothing is known yet"
     health.record("ready", False, "status 500", 1_130)
-    assert health.failure_message == "its ready probe failed: status 500"
+    assert health.failure_message == "ready probe failed: status 500"
     ready = []
     for ok in (True, False, False):
         health.record("ready", ok, "status 500", 1_330)
@@ -152,7 +152,7 @@ def test_an_order_is_what_the_template_says() -> None:
         status=ReplicaStatus(devices={"gpu-1": 1000, "gpu-0": 500}),
     )
     place = NodeSettings("n1", "local", Path("/d/logs/n1"), Path("/d/work"), sandbox=True)
-    order = build_order(place, ONE, replica, generation, {"http": 31000})
+    order = build_process_spec(place, ONE, replica, generation, {"http": 31000})
     assert order.argv == ("serve", "--port=31000", "$(HOME)", "$(NOBODY)")
     assert order.env["PATH"] == "/opt"
     assert order.env["REMIT_NODE"] == "n1", "what is the agent's to say is said by it"
@@ -166,14 +166,14 @@ def test_an_order_is_what_the_template_says() -> None:
     assert fence_ms(generation) == 7_000
     eager = replace(generation, spec=replace(spec, replace="eager", template=replace(spec.template, sandbox="none")))
     assert fence_ms(eager) == 0
-    plain = build_order(place, ONE, replica, eager, {})
+    plain = build_process_spec(place, ONE, replica, eager, {})
     assert (plain.sandbox, plain.with_parent) == ("none", False)
     unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
-    assert build_order(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    assert build_process_spec(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
     held = place._replace(user="nobody")
-    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
+    assert [build_process_spec(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
     held = place._replace(user=USER_PER_TENANT)
-    assert [build_order(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [tenant_user("t"), "web"]
+    assert [build_process_spec(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [tenant_user("t"), "web"]
 
 
 def test_names_of_copies_are_no_paths() -> None:
@@ -209,7 +209,7 @@ def test_bounds_are_read_as_they_are_written() -> None:
     assert parse_log_bounds(LogBounds(older=7).to_text()) == LogBounds(older=7)
     assert parse_log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
     for wrong in ("older", "older=-1", "colour=1", "older=1,"):
-        with pytest.raises(ValueError, match="is no bound"):
+        with pytest.raises(ValueError, match="is not a log bound"):
             parse_log_bounds(wrong)
 
 

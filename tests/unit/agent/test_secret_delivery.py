@@ -11,8 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import MATERIAL_WAIT_MS, SecretAndConfigStep, NotPrepared, PreparationContext, outermost_paths, plan_delivery
-from remit.agent.run_spec import NodeSettings, PreparedInputs, build_order
+from remit.agent.preparation import (
+    MATERIAL_WAIT_MS,
+    NotPrepared,
+    PreparationContext,
+    SecretAndConfigStep,
+    outermost_paths,
+    plan_delivery,
+)
+from remit.agent.run_spec import NodeSettings, PreparedInputs, build_process_spec
 from remit.model.claims import Actor, Role
 from remit.model.kinds import Mount, Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
@@ -37,7 +44,9 @@ def at(name: str, path: str) -> Mount:
 def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> PreparationContext:
     generation = GenerationSpec(workload="a", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
     replica = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u1"), spec=ReplicaSpec(workload="a", generation=1))
-    return PreparationContext(NodeSettings("n1", "local", Path("/logs"), Path("/work"), sandbox), COPY, replica, generation, fresh, runs)
+    return PreparationContext(
+        NodeSettings("n1", "local", Path("/logs"), Path("/work"), sandbox), COPY, replica, generation, fresh, runs
+    )
 
 
 def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> None:
@@ -53,12 +62,12 @@ def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> No
 @pytest.mark.parametrize(
     ("secrets", "data", "told"),
     [
-        ((Mount(name="s"),), {"s": {"tls.crt": CANARY}}, "secret s: tls.crt cannot be a variable"),
-        ((Mount(name="s"),), {"s": {"REMIT_TOKEN": CANARY}}, "secret s: REMIT_TOKEN cannot be a variable"),
-        ((at("s", "a"), at("r", "a")), {"s": {"x": CANARY}, "r": {"x": CANARY}}, "something else is at a/x"),
-        ((at("s", "a"), at("r", "a/x")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "something else is at"),
-        ((at("r", "a/x"), at("s", "a")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "something else is at"),
-        ((Mount(name="s"),), {}, "the server has not told secret s"),
+        ((Mount(name="s"),), {"s": {"tls.crt": CANARY}}, "secret s: key tls.crt is not a valid variable name"),
+        ((Mount(name="s"),), {"s": {"REMIT_TOKEN": CANARY}}, "secret s: key REMIT_TOKEN is not a valid variable name"),
+        ((at("s", "a"), at("r", "a")), {"s": {"x": CANARY}, "r": {"x": CANARY}}, "another file is already at a/x"),
+        ((at("s", "a"), at("r", "a/x")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "another file is already at"),
+        ((at("r", "a/x"), at("s", "a")), {"s": {"x": CANARY}, "r": {"y": CANARY}}, "another file is already at"),
+        ((Mount(name="s"),), {}, "the server did not send secret s"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], data: dict[str, Any], told: str) -> None:
@@ -70,7 +79,7 @@ def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], dat
 def test_no_word_of_a_command_stands_for_what_is_secret() -> None:
     one = subject(PLAIN)
     prepared = PreparedInputs(env={"MODE": "live"}, secret_env={"password": CANARY, "MODE": "not this"})
-    order = build_order(one.settings, COPY, one.replica, one.generation, {}, prepared)
+    order = build_process_spec(one.settings, COPY, one.replica, one.generation, {}, prepared)
     assert order.argv == ("run", "live", "$(password)"), "whoever lists processes sees the words"
     assert order.env["password"] == CANARY and order.env["MODE"] == "live"
     joined = PreparedInputs(secret_env={"a": "1"}).merged_with(prepared).merged_with(PreparedInputs(env={"x": "y"}))

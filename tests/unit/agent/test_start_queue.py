@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remit.agent.assignments import SANDBOX_SETUP_MS, REPORTED_MAX, WAITING_FOR_SLOT, StartQueue, slot_hold_ms
+from remit.agent.assignments import REPORTED_MAX, SANDBOX_SETUP_MS, WAITING_FOR_SLOT, StartQueue, slot_hold_ms
 from remit.agent.attempts import AttemptId
 from remit.agent.heartbeat import HeartbeatSender
 from remit.agent.hosted_node import HostedNode

@@ -14,8 +14,18 @@ import msgspec
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.keeper import Keeper
 from remit.agent.keeper.log_retention import LogRetention
-from remit.agent.keeper.protocol import KeeperReply, StartProcess, ProcessRecord, ProcessTable, KeeperMessage, encode
-from remit.world.interfaces import IsolationSupport, DiskError, ExitStatus, DiskFull, NotStarted, ProcessSpec, ProcessHandle, Usage, World
+from remit.agent.keeper.protocol import KeeperMessage, KeeperReply, ProcessRecord, ProcessTable, StartProcess, encode
+from remit.world.interfaces import (
+    DiskError,
+    DiskFull,
+    ExitStatus,
+    IsolationSupport,
+    NotStarted,
+    ProcessHandle,
+    ProcessSpec,
+    Usage,
+    World,
+)
 from remit.world.process.exec_session import ExecSession, PtySize
 from tests.unit.world.virtual_world import VirtualClock, virtual_world
 

@@ -48,8 +48,8 @@ def bench(*words: str) -> Result:
 
 def test_a_trace_is_read__packed_or_not(directory: Path) -> None:
     trace = read_trace(directory, "tiny")
-    assert trace.machines[0] == TraceNode(64_000, 262_144, 2, "P100") and trace.capacity == 18_000
-    assert [trace.sorts[at] for at in trace.pods][:3] == [
+    assert trace.nodes[0] == TraceNode(64_000, 262_144, 2, "P100") and trace.capacity == 18_000
+    assert [trace.pod_types[at] for at in trace.pods][:3] == [
         TracePod(4_000, 8_192, 1, 1_000, ()),
         TracePod(2_000, 4_096, 1, 460, ()),
         TracePod(2_000, 4_096, 1, 320, ("T4", "V100")),
@@ -62,11 +62,11 @@ def test_pods_come_until_they_ask_for_enough__the_same_for_a_seed(directory: Pat
     trace = read_trace(directory, "tiny")
     trace = trace._replace(pods=trace.pods * times)
     found = draw_arrivals(trace, 42)
-    asked = sum(trace.sorts[sort].asked for sort in found.coming)
+    asked = sum(trace.pod_types[sort].gpu_request for sort in found.arrivals)
     assert 1.3 * trace.capacity - 2_000 < asked <= 1.3 * trace.capacity + 1_000
-    assert sorted(found.machines) == sorted(trace.machines)
+    assert sorted(found.nodes) == sorted(trace.nodes)
     again, other = draw_arrivals(trace, 42), draw_arrivals(trace, 43)
-    assert (again.coming, again.machines) == (found.coming, found.machines) and other.coming != found.coming
+    assert (again.arrivals, again.nodes) == (found.arrivals, found.nodes) and other.arrivals != found.arrivals
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -77,18 +77,18 @@ def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) ->
         ours = RemitPolicy(trace, arrivals)
         found = replay(trace, arrivals, ours)
         used = [sum(one.values()) for one in ours.columns.used]
-        assert sum(used) == round(found.given[1] * trace.capacity / 100)
+        assert sum(used) == round(found.allocated_pct[1] * trace.capacity / 100)
         assert all(share <= WHOLE_DEVICE for one in ours.columns.used for share in one.values())
         assert (ours.columns.amounts >= 0).all()
-        one = ours.kernel.class_for(0, ours._asks[0])
+        one = ours.kernel.class_for(0, ours._requirements[0])
         assert [score.name for score in one.scores] == ["fragmentation"], "it is the kernel's own score that decides"
     else:
         yard = BASELINES[policy](trace, arrivals)
         found = replay(trace, arrivals, yard)
-        assert yard.left.min() >= 0 and yard.cpu.min() >= 0 and yard.memory.min() >= 0
-        assert trace.capacity - yard.left.sum() == round(found.given[1] * trace.capacity / 100)
-    assert 50 < found.given[0] <= found.given[1] <= 100
-    assert found.others == 100
+        assert yard.free.min() >= 0 and yard.cpu.min() >= 0 and yard.memory.min() >= 0
+        assert trace.capacity - yard.free.sum() == round(found.allocated_pct[1] * trace.capacity / 100)
+    assert 50 < found.allocated_pct[0] <= found.allocated_pct[1] <= 100
+    assert found.non_gpu_placed_pct == 100
 
 
 def test_the_device_of_a_share_is_the_tightest_or_the_one_fgd_scores_best(directory: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_device_of_a_share_is_the_tightest_or_the_one_fgd_scores_best(direct
     for name in ("dotprod", "packing", "bestfit", "clustering", "fgd"):
         yard = BASELINES[name](trace, draw_arrivals(trace, 1))
         assert yard.place(0) and yard.place(1)
-        assert sorted(yard.left[0].tolist()) == [0, 1_000], name
+        assert sorted(yard.free[0].tolist()) == [0, 1_000], name
         assert not yard.place(2) and yard.place(1) and not yard.place(1)
 
 
@@ -109,11 +109,11 @@ def test_readings_are_means_around_the_point__or_the_last_before_it() -> None:
     pod = TracePod(1, 1, 1, 500, ())
     trace = PodTrace("made", [TraceNode(1, 1, 100, "A")], [pod], [0])
     arrivals = draw_arrivals(trace, 1)
-    assert len(arrivals.coming) == 260
+    assert len(arrivals.arrivals) == 260
     found = replay(trace, arrivals, Always())
-    assert found.given == pytest.approx((100.0, 130.0), abs=0.3)
-    few = trace._replace(machines=[TraceNode(1, 1, 1, "A")])
-    assert replay(few, draw_arrivals(few, 1), Always()).given == (100.0, 100.0)
+    assert found.allocated_pct == pytest.approx((100.0, 130.0), abs=0.3)
+    few = trace._replace(nodes=[TraceNode(1, 1, 1, "A")])
+    assert replay(few, draw_arrivals(few, 1), Always()).allocated_pct == (100.0, 100.0)
 
 
 def test_one_line_for_programs(directory: Path) -> None:

@@ -54,11 +54,11 @@ def test_every_aim_is_measured_in_full_and_quickly() -> None:
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: SyntheticCluster, feature: PlacementFeature, mode: str) -> None:
     placing = KernelRun(PlacementCase(7, mode, feature), cluster)
-    placing.go(0.02)
+    placing.measure(0.02)
     before = placing.spent.placements
-    assert before >= placing.run and placing.spent.ns >= 0.02 * 1e9
-    placing._left = 0
-    placing.go(0.005)
+    assert before >= placing.batch and placing.spent.ns >= 0.02 * 1e9
+    placing._remaining = 0
+    placing.measure(0.005)
     assert placing.spent.placements > before
     assert placing.class_bytes >= 6 * len(cluster)
     posted = placing._kernel.columns.capacity - placing._kernel.columns.amounts
@@ -88,10 +88,10 @@ def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: SyntheticCluster
     for at, ask in enumerate(class_requirements(20, RESOURCES)):
         one = kernel.class_for(at, ask)
         row = kernel.best_row(one)
-        assert loop._best(ask) == row
-        assert first._first(ask) == int((one.score >= 0).argmax())
+        assert loop._best_fit(ask) == row
+        assert first._first_fit(ask) == int((one.score >= 0).argmax())
         kernel.post(one, row)
-        loop._sites[row].post(ask.resources, 1)
+        loop._ledgers[row].post(ask.resources, 1)
 
 
 def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from remit.simulate.seed_runner import FAULTS_PER_HOUR_MIN
 @pytest.mark.parametrize("size", [*SIZES, *QUICK], ids=str)
 def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: SimulationSize) -> None:
     found = scenario(size)
-    assert (found.cluster.nodes, found.cluster.agents, found.cluster.beat) == (size.nodes, size.agents, size.beat)
+    assert (found.cluster.nodes, found.cluster.agents, found.cluster.beat) == (size.nodes, size.agents, size.heartbeat)
     hours = found.duration_s / 3600
     for seed in range(1, 6):
         assert len(draw_faults(found, seed)) >= FAULTS_PER_HOUR_MIN * hours * 0.8

@@ -25,7 +25,7 @@ async def test_a_lost_batch_that_lands_during_the_settlement_is_absorbed_once(sc
     (number,) = await scope.must(USER, Apply(workload("w")))
     assert number == 1
     assert scope.row("head")["count"] > 0, "the lost batch stands in the head, not the empty one"
-    assert "workload/t1/w" in scope.books.things
+    assert "workload/t1/w" in scope.books.objects
 
 
 @story

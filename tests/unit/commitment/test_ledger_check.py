@@ -50,11 +50,11 @@ def pending_and_charged(books: Any) -> None:
 
 
 def a_draw_that_was_forgotten(books: Any) -> None:
-    books.grants[T1].left["cpu"] += 1
+    books.grants[T1].free["cpu"] += 1
 
 
 def lent_once_too_often(books: Any) -> None:
-    books.grants[T1].lend(amounts(cpu=1).pairs, 1)
+    books.grants[T1].grant_on(amounts(cpu=1).pairs, 1)
 
 
 def more_than_was_declared(books: Any) -> None:
@@ -62,8 +62,8 @@ def more_than_was_declared(books: Any) -> None:
 
 
 def quota_out_of_an_offer(books: Any) -> None:
-    grant, revision = books.things["grant/s"]
-    books.things["grant/s"] = (replace(grant, spec=replace(grant.spec, parent="o")), revision)
+    grant, revision = books.objects["grant/s"]
+    books.objects["grant/s"] = (replace(grant, spec=replace(grant.spec, parent="o")), revision)
 
 
 MEDDLED = [

@@ -36,7 +36,7 @@ async def marked(scope: Scope, name: str, *healths: NodeHealth) -> None:
 def awaited(scope: Scope) -> list[str]:
     """The nodes that are awaited, as the rows have it; the books must have the same."""
     rows = sorted(key for key in scope.checker.rows if key.startswith(AWAITED))
-    assert sorted(scope.books.awaited) == rows
+    assert sorted(scope.books.awaited_nodes) == rows
     return [key.removeprefix(AWAITED) for key in rows]
 
 

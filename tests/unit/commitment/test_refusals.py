@@ -184,7 +184,7 @@ async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: S
     for code, claim in wrong:
         assert (await told(scope, budgets, claim))[0] is code, claim
     await scope.must(budgets, ConfirmHoldings("scope/r2", 7, {"s": slice_of("5")}, "r2", here))
-    assert scope.books.grants[T1].lent == {"cpu": 5000}, "it knows of more than the backup does"
+    assert scope.books.grants[T1].granted_on == {"cpu": 5000}, "it knows of more than the backup does"
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
         (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "tenant t9 does not exist"),
         (USER, Apply(workload("w", priority="none")), Code.NOT_FOUND, "spec.priorityClass: "),
         (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "no longer exists"),
-        (OPERATOR, Apply(replace(same, spec=replace(same.spec, devices=twice))), Code.INVALID, "is named twice"),
+        (OPERATOR, Apply(replace(same, spec=replace(same.spec, devices=twice))), Code.INVALID, "is listed twice"),
         (USER, Delete("Lease", "scheduler"), Code.INVALID, "a Lease is a record of the authority and cannot be deleted"),
         (USER, Delete("Node", "n1"), Code.ROLE, "role user may not delete a Node"),
         (USER, Delete("Workload", "none", "t1"), Code.NOT_FOUND, "workload/t1/none does not exist"),

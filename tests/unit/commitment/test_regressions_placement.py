@@ -212,7 +212,7 @@ async def test_a_reservation_is_bound_though_its_grant_ran_out_or_was_closed(sco
     await bind(scope, a, grant="offer")
     await scope.must(budgets, Close("offer"))
     await bind(scope, b, grant="offer")
-    assert scope.books.grants[T1].lent == {"cpu": 2000}, "and stays charged"
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}, "and stays charged"
     assert await scope.refused(scheduler, to(scope, late, grant="offer")) is Code.GRANT_VOID
 
 

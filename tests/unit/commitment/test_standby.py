@@ -422,7 +422,7 @@ async def test_a_history_that_is_compacted_while_it_reads_is_not_missed(scope: S
         read.set()
         leading = await taking
     found = [key for key in leading.books.objects if key.startswith("workload/")]
-    assert found == [key for key in scope.books.things if key.startswith("workload/")] != []
+    assert found == [key for key in scope.books.objects if key.startswith("workload/")] != []
 
 
 @story

@@ -34,7 +34,9 @@ def test_what_was_not_declared_is_outside() -> None:
     )  # fmt: skip
     assert [remit.violation_of(claim) for claim in inside] == [""] * 3
     assert all(remit.violation_of(claim) for claim in outside)
-    assert remit.violation_of(outside[0]) == "workloads does not remove"
+    assert remit.violation_of(outside[0]) == (
+        "role workloads requested transition remove, which it did not declare; this is a bug in the controller"
+    )
 
 
 def test_everybody_may_note_an_event_and_observe_a_condition() -> None:

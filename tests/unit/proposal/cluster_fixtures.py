@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from remit.law.overrides import Instant
-from remit.model.claims import Bind, RecordDecision, BindGang, Reserve
+from remit.model.claims import Bind, BindGang, RecordDecision, Reserve
 from remit.model.kinds import (
     Device,
     DeviceRequest,
@@ -43,7 +43,7 @@ from remit.observation.frozen_view import frozen_view
 from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.proposal.explain.pending import PlacementInputs, explain_pending
-from remit.proposal.explain.result_types import Change, Remedy, PendingExplanation
+from remit.proposal.explain.result_types import Change, PendingExplanation, Remedy
 from remit.store.protocol import Head, Page, Row
 from tests.properties.authority_world import FakeClock, amounts
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from remit.law.overrides import Instant
-from remit.model.claims import Accepted, AnyClaim, Apply, Bind, RecordDecision, BindGang, Mark, Refused, Reserve, Spawn, Verdict
+from remit.model.claims import Accepted, AnyClaim, Apply, Bind, BindGang, Mark, RecordDecision, Refused, Reserve, Spawn, Verdict
 from remit.model.kinds import Node, NodeHealth, PriorityClass, PriorityClassSpec, Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.records import DecisionSpec

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Apply, Bind, Code, Delete, Forget, BindGang, Move, Refused, Report, Spawn
+from remit.model.claims import Apply, Bind, BindGang, Code, Delete, Forget, Move, Refused, Report, Spawn
 from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, OverrideSpec, Placement
 from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.proposals import SURVEY_AGE_MS_MAX, MEMBERS_MAX, DecisionRecorder, DecisionOutcome, nearest_node
+from remit.proposal.proposals import MEMBERS_MAX, SURVEY_AGE_MS_MAX, DecisionOutcome, DecisionRecorder, nearest_node
 from remit.proposal.quota import quota_source
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
@@ -22,7 +22,14 @@ def test_a_record_says_what_was_seen_and_what_was_left() -> None:
     t, decisions, kernel = scene()
     one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
     seen = decisions.survey(kernel, one, 0)
-    made = decisions.records("t1", {t.slot("a-0"): "n1"}, DecisionOutcome("bound"), attempt=2, quota_source=quota_source(t.view, "t1", 0), survey=seen)
+    made = decisions.records(
+        "t1",
+        {t.slot("a-0"): "n1"},
+        DecisionOutcome("bound"),
+        attempt=2,
+        quota_source=quota_source(t.view, "t1", 0),
+        survey=seen,
+    )
     said = made[0].decision
     assert (said.replicas, said.verdict, said.attempt) == ({"t1/a-0": "n1"}, "bound", 2)
     assert (said.nodes, said.fits, said.grant, said.left["cpu"]) == (2, 2, "tenant/t1", 7000)
@@ -31,7 +38,9 @@ def test_a_record_says_what_was_seen_and_what_was_left() -> None:
 
 def test_many_equal_ones_make_a_few_records_and_each_is_small() -> None:
     t, decisions, _ = scene(3 * MEMBERS_MAX + 1)
-    made = decisions.records("t1", [t.slot(f"a-{i}") for i in range(3 * MEMBERS_MAX + 1)], DecisionOutcome("waiting"), attempt=1)
+    made = decisions.records(
+        "t1", [t.slot(f"a-{i}") for i in range(3 * MEMBERS_MAX + 1)], DecisionOutcome("waiting"), attempt=1
+    )
     assert [len(one.decision.replicas) for one in made] == [MEMBERS_MAX, MEMBERS_MAX, MEMBERS_MAX, 1]
     assert len({one.name for one in made}) == 4
     assert max(len(msgspec.json.encode(one)) for one in made) < BYTES_MAX

@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.client.endpoint import OutcomeUnknown, AuthorityStatus, NotLeader
+from remit.client.endpoint import AuthorityStatus, NotLeader, OutcomeUnknown
 from remit.commitment.authority import Authority
 from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Role, Spawn, Verdict
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject
-from remit.proposal.scheduler import SchedulerTiming, Scheduler
+from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, USER, node, tenant, workload

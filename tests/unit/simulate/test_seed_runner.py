@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from remit.simulate.scenarios import Scenario
-from remit.simulate.seed_runner import RUN_LOST_CHECK, SeedResult, SeedTask, RunTotals, counted_s, run_seeds
+from remit.simulate.seed_runner import RUN_LOST_CHECK, RunTotals, SeedResult, SeedTask, counted_s, run_seeds
 from tests.unit.simulate.fake_runs import broken, perform, perform_but_die, perform_but_hang, pretended
 
 SCENARIO = Scenario("pretended", "nothing is run")
@@ -34,14 +34,14 @@ def test_a_worker_that_dies_costs_its_own_run_only() -> None:
     assert sorted(found) == [1, 2, 3, 4, 5, 6]
     (violation,) = found.pop(3).run.violations
     assert violation.check == RUN_LOST_CHECK
-    assert violation.why == "its process ended with -9"
+    assert violation.why == "the worker process ended with exit code -9"
     assert not any(one.run.violations for one in found.values())
 
 
 def test_a_run_that_hangs_is_ended_and_told() -> None:
     found = by_seed(run_seeds(tasks(4), 2, perform=perform_but_hang, run_s_max=3))
     assert sorted(found) == [1, 2, 3, 4]
-    assert [violation.why for violation in found[2].run.violations] == ["it had not ended after 3 s"]
+    assert [violation.why for violation in found[2].run.violations] == ["the run did not end within 3 s"]
     assert not multiprocessing.active_children()
 
 

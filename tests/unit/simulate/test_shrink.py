@@ -38,10 +38,10 @@ class Pretender:
         there = {one.number for one in plan if one.lasts_s >= self.lasts_s and one.at_s < until_s}
         at_s = self.at_s if self.at_s < scenario.duration_s else scenario.duration_s + 30.0
         if self.needed <= there and until_s > at_s:
-            return pretended(seed, broken(self.check, at_s), plan=plan, played=scenario, simulated_s=at_s)
+            return pretended(seed, broken(self.check, at_s), plan=plan, effective_scenario=scenario, simulated_s=at_s)
         # Something else breaks when one of the needed is missing: it must not be taken for the same.
         other = (broken("another"),) if self.needed & there else ()
-        return pretended(seed, *other, plan=plan, played=scenario, simulated_s=until_s)
+        return pretended(seed, *other, plan=plan, effective_scenario=scenario, simulated_s=until_s)
 
 
 def shrunk(pretender: Pretender, **bounds: Any) -> Any:
@@ -56,7 +56,7 @@ def test_exactly_the_faults_that_it_takes_are_left() -> None:
     assert found.replay.until_s == pytest.approx(100.002)
     assert found.replay.violation == "one_copy_at_a_time"
     assert found.replay.seed == 7
-    assert found.whole
+    assert found.complete
     assert found.runs == len(pretender.asked) - 1 < 80
 
 
@@ -88,16 +88,16 @@ def test_every_candidate_was_run_and_the_last_word_is_a_failing_run() -> None:
 def test_the_search_is_bounded_and_what_it_has_then_still_fails() -> None:
     pretender = Pretender(5, 28)
     found = shrunk(pretender, runs_max=6)
-    assert not found.whole
+    assert not found.complete
     assert found.runs == 6
     assert {5, 28} <= {one.number for one in found.replay.plan}
     assert len(found.replay.plan) < len(PLAN)
-    assert not shrunk(pretender, cpu_s_max=0.0).whole
+    assert not shrunk(pretender, cpu_s_max=0.0).complete
 
 
 def test_the_first_is_kept_before_the_search_begins_and_then_every_better_one() -> None:
     pretender, kept = Pretender(5, 28), list[tuple[int, int]]()
-    found = shrunk(pretender, keep=lambda replay: kept.append((len(pretender.asked), len(replay.plan))))
+    found = shrunk(pretender, on_smaller=lambda replay: kept.append((len(pretender.asked), len(replay.plan))))
     assert kept[0] == (1, len(PLAN))
     assert [faults for _, faults in kept] == sorted((faults for _, faults in kept), reverse=True)
     assert kept[-1][1] == len(found.replay.plan) == 2
@@ -120,7 +120,7 @@ def test_a_search_that_is_interrupted_has_what_it_found() -> None:
 
 def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
     first = Pretender()(SCENARIO, 7)
-    with pytest.raises(NotReproduced, match="seed 7 of pretended did not fail again by one_copy_at_a_time"):
+    with pytest.raises(NotReproduced, match="seed 7 of pretended did not violate one_copy_at_a_time again"):
         shrink(first, simulate=Pretender(1_000))
 
 
@@ -136,27 +136,27 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; there are "),
-        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: at least 0, at most 300"),
-        ({"plan": (Injection(0, 1.0, "loss", 1e300),)}, "plan[0].lasts_s: at least 0, at most 300"),
-        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: a number, 0 or more"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: a number, 0 or more (0: drawn), at most 1000000"),
-        ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: at least 0"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; there are local"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, 5.0),)}, "plan[0].size: a share, up to 1, and not 5"),
-        ({"plan": (Injection(0, 1.0, "cut-node", 1.0, 1.0),)}, "plan[0].size: cut-node has none; leave it out"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="local"),)}, "plan[0].where: loss is in all scopes at once"),
+        ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; available are "),
+        ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: must be from 0 to 300"),
+        ({"plan": (Injection(0, 1.0, "loss", 1e300),)}, "plan[0].lasts_s: must be from 0 to 300"),
+        ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: must be from 0"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: must be from 0 (drawn at random) to 1000000"),
+        ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: must be from 0"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; available are local"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, 5.0),)}, "plan[0].size: must be a share from 0 to 1, not 5"),
+        ({"plan": (Injection(0, 1.0, "cut-node", 1.0, 1.0),)}, "plan[0].size: cut-node has no size; remove it"),
+        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="local"),)}, "plan[0].where: loss affects all scopes at once"),
         ({"plan": (Injection(0, 1.0, "cut-scopes", 1.0),)}, "plan[0].kind: cut-scopes needs 2 or more"),
-        ({"plan": (PLAN[3], PLAN[5], PLAN[3])}, "plan[2].number: 3 is there already"),
+        ({"plan": (PLAN[3], PLAN[5], PLAN[3])}, "plan[2].number: 3 is used twice"),
         (
             {"violation": "one_copy_at_the_time"},
-            "no check 'one_copy_at_the_time', the nearest is one_copy_at_a_time;",
+            "no check 'one_copy_at_the_time', the closest is one_copy_at_a_time;",
         ),
         ({"violation": "S8"}, "violation: there is no check 'S8'"),
-        ({"seed": -1}, "seed: at least 0, at most 9223372036854775807"),
-        ({"until_s": 0.0}, "until_s: more than 0"),
-        ({"until_s": -5.0}, "until_s: more than 0"),
-        ({"until_s": 1e300}, "until_s: more than 0, at most 480, where the scenario ends"),
+        ({"seed": -1}, "seed: must be from 0 to 9223372036854775807"),
+        ({"until_s": 0.0}, "until_s: must be more than 0"),
+        ({"until_s": -5.0}, "until_s: must be more than 0"),
+        ({"until_s": 1e300}, "until_s: must be more than 0 and at most 480, the end of the scenario"),
         ({"scenario": replace(SCENARIO, heal="soon")}, "scenario: heal: not a duration"),
     ],
 )
@@ -185,5 +185,5 @@ def test_every_check_may_be_the_one_that_failed(check: str, tmp_path: Path) -> N
 def test_what_is_no_replay_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text)
-    with pytest.raises(BadScenario, match="no replay"):
+    with pytest.raises(BadScenario, match="not a replay"):
         read_replay(path)

@@ -38,12 +38,12 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
-from remit.simulate.actors.role import RunTiming, SimulatedRole, RoleContext
+from remit.simulate.actors.role import RoleContext, RunTiming, SimulatedRole
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network, NetworkConditions
-from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
+from remit.simulate.world.processes import ProcessMain, SimMachine, SimProcess
 from remit.simulate.world.store import CommitOrigin, StoreService, run_sync
-from remit.store.memory import MemoryStore, MemoryBackup
+from remit.store.memory import MemoryBackup, MemoryStore
 from remit.store.protocol import Commit
 from remit.world.interfaces import ProcessSpec
 

@@ -28,7 +28,7 @@ def test_a_range_starts_past_after(prefix: str, after: str, key: str) -> None:
 
 def test_revisions() -> None:
     check_revision(5, compacted=5, now=5)
-    with pytest.raises(Compacted, match="list anew"):
+    with pytest.raises(Compacted, match="list again"):
         check_revision(4, compacted=5, now=9)
     for wrong in (-1, 10):
         with pytest.raises(Invalid):

@@ -36,7 +36,7 @@ def test_no_bubblewrap__says_how_to_install_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_bubblewrap_that_makes_no_sandbox_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_checks, "said_by", lambda _words, wait_s: "")
+    monkeypatch.setattr(host_checks, "tool_output", lambda _words, wait_s: "")
     monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: "/usr/bin/bwrap")
     found = named("bubblewrap", tmp_path)
     assert found.state == "warn"
@@ -54,7 +54,7 @@ def test_a_bubblewrap_that_makes_sandboxes_for_root_alone_is_told(tmp_path: Path
             place.chmod(0o755)  # that user must get there
     monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: str(program))
     found = named("bubblewrap", tmp_path)
-    assert found.state == "warn" and "for users without rights" in found.found
+    assert found.state == "warn" and "for unprivileged users" in found.found
     assert "--work-user root" in found.cure and "userns" in found.cure
     program.write_text("#!/bin/sh\necho inside\n")
     assert named("bubblewrap", tmp_path).state == "ok"
@@ -81,7 +81,7 @@ def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest
     async def none(_self: object, count: int, /) -> list[int]:
         raise NoFreePorts(f"{count} ports cannot be had", "end what listens")
 
-    monkeypatch.setattr("remit.world.host_checks.KernelPorts.free", none)
+    monkeypatch.setattr("remit.world.host_checks.KernelPorts.find_free", none)
     found = named("ports for work", tmp_path)
     assert (found.state, found.cure) == ("fail", "end what listens")
 
@@ -121,5 +121,5 @@ def test_a_directory_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: p
 def test_few_open_files_are_a_warning_that_says_how_to_have_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.world.host_checks.resource.getrlimit", lambda _: (256, 1 << 20))
     found = named("open files", tmp_path)
-    assert (found.state, found.found) == ("warn", "256 at most")
+    assert (found.state, found.found) == ("warn", "limit is 256")
     assert "ulimit" in found.cure

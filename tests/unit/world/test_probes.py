@@ -56,10 +56,10 @@ def saying(text: bytes) -> Answer:
         (b"HTTP/1.1 400 Bad\r\n\r\n", ProbeResult(ok=False, detail="status 400 Bad")),
         (b"HTTP/1.1 503 \x1b[31mred\r\n\r\n", ProbeResult(ok=False, detail="status 503 ?[31mred")),
         (b"HTTP/1.1 199 X\r\n\r\n", ProbeResult(ok=False, detail="status 199 X")),
-        (b"SSH-2.0-OpenSSH\r\n", ProbeResult(ok=False, detail="the answer was not HTTP")),
-        (b"HTTP/1.1 20", ProbeResult(ok=False, detail="the answer was not HTTP")),
+        (b"SSH-2.0-OpenSSH\r\n", ProbeResult(ok=False, detail="the answer is not HTTP")),
+        (b"HTTP/1.1 20", ProbeResult(ok=False, detail="the answer is not HTTP")),
         (b"", ProbeResult(ok=False, detail="the connection was closed without an answer")),
-        (b"x" * (4 * HEAD_BYTES_MAX), ProbeResult(ok=False, detail="the answer was not HTTP")),
+        (b"x" * (4 * HEAD_BYTES_MAX), ProbeResult(ok=False, detail="the answer is not HTTP")),
     ],
 )
 def test_an_answer_is_judged_by_its_first_line(text: bytes, told: ProbeResult) -> None:
@@ -97,7 +97,7 @@ def test_one_that_says_nothing_or_drips_is_given_up_in_time() -> None:
 @pytest.mark.parametrize("path", ["x", "/a b", "/a\r\nX-Evil: 1", "/\0", ""])
 def test_a_path_that_would_say_more_than_a_path_is_not_asked(path: str) -> None:
     told = asyncio.run(SocketProber(BootClock()).http("127.0.0.1", 1, path, timeout_ms=100))
-    assert told == ProbeResult(ok=False, detail="the path is none that can be asked for")
+    assert told == ProbeResult(ok=False, detail="the probe path is invalid")
 
 
 def test_the_question_is_one_that_servers_take() -> None:

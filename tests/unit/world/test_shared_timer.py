@@ -69,7 +69,7 @@ def test_one_that_another_lets_go_at_that_moment_is_not_told(loop: VirtualLoop) 
     patience, other = SharedTimer(loop), One(loop)
 
     class Jealous(One):
-        def over(self) -> None:
+        def expired(self) -> None:
             patience.cancel(other)
             patience.schedule(self, 10.0)
             super().expired()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from remit.law.fit import Requirements, PeerCounts, NodeView
+from remit.law.fit import NodeView, PeerCounts, Requirements
 from remit.model.claims import Code
 from remit.model.kinds import NodeExpression
-from remit.proposal.placement.plugins import UnblockEvent, Filter, Score
+from remit.proposal.placement.plugins import Filter, Score, UnblockEvent
 
 HOT: Final = 4_000
 """Work that asks for so many thousandths of a processor runs hot; lesser work needs no power that anybody counts."""
@@ -48,7 +48,7 @@ RACK_POWER: Final = Filter(
     "rack-power",
     Code.SELECTOR,
     rack_power,
-    cures=(UnblockEvent.NODE, UnblockEvent.WORKLOAD),
+    unblock_events=(UnblockEvent.NODE, UnblockEvent.WORKLOAD),
     applies=is_hot,
     reason="the rack has less power than the workload needs",
 )

@@ -43,21 +43,21 @@ class Journal:
         except FileMissing:
             return {}
         self._last_line_is_torn = bool(data) and not data.endswith(b"\n")
-        found: dict[AttemptId, ProcessRecord] = {}
+        records: dict[AttemptId, ProcessRecord] = {}
         for line in data.split(b"\n"):
-            kept = _decode_line(line)
-            if kept is None:
+            record = _decode_line(line)
+            if record is None:
                 continue
             self._line_count += 1
-            if kept.number == NO_START:
-                found.pop(kept.attempt_id, None)
+            if record.number == NO_START:
+                records.pop(record.attempt_id, None)
             else:
-                found[kept.attempt_id] = kept
-        return found
+                records[record.attempt_id] = record
+        return records
 
     def write(self, entries: Sequence[ProcessRecord], *, durably: bool) -> None:
         self._line_count += len(entries)
-        lines = b"".join(_encoder.encode(one) + b"\n" for one in entries)
+        lines = b"".join(_encoder.encode(entry) + b"\n" for entry in entries)
         torn, self._last_line_is_torn = self._last_line_is_torn, True
         self._disk.append(self._path, b"\n" * torn + lines, durably=durably)
         self._last_line_is_torn = False
@@ -66,7 +66,7 @@ class Journal:
         return self._line_count > COMPACT_LINES + 4 * live
 
     def compact(self, entries: list[ProcessRecord]) -> None:
-        self._disk.write_atomically(self._path, b"".join(_encoder.encode(one) + b"\n" for one in entries))
+        self._disk.write_atomically(self._path, b"".join(_encoder.encode(entry) + b"\n" for entry in entries))
         self._line_count = len(entries)
 
 
@@ -79,15 +79,17 @@ class GroupCommitWriter:
         self._lock = asyncio.Lock()
         self._pending: list[_PendingWrite] = []
 
-    async def write(self, entries: Sequence[ProcessRecord], *, durably: bool, prepare: Callable[[], None] | None = None) -> None:
-        """Write entries; returns once they are written. `first` runs before, in the same offloaded call. Raises `DiskError`;
+    async def write(
+        self, entries: Sequence[ProcessRecord], *, durably: bool, prepare: Callable[[], None] | None = None
+    ) -> None:
+        """Write entries; returns once they are written. `prepare` runs before, in the same offloaded call. Raises `DiskError`;
         the entries may have been written even then.
         """
-        line = _PendingWrite(entries, durably, prepare, asyncio.get_running_loop().create_future())
-        self._pending.append(line)
+        pending = _PendingWrite(entries, durably, prepare, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
         if len(self._pending) == 1:  # the first of a group writes for all of it
             await self._write_group()
-        await line.done
+        await pending.done
 
     async def _write_group(self) -> None:
         group: list[_PendingWrite] = []
@@ -99,24 +101,24 @@ class GroupCommitWriter:
         except BaseException:
             if not group:
                 group, self._pending = self._pending, []
-            for line in group:
-                line.done.cancel()
+            for pending in group:
+                pending.done.cancel()
             raise
-        for line, error in zip(group, failures, strict=True):
-            if line.done.done():  # its caller was cancelled
+        for pending, error in zip(group, failures, strict=True):
+            if pending.done.done():  # its caller was cancelled
                 continue
             if error is None:
-                line.done.set_result(None)
+                pending.done.set_result(None)
             else:
-                line.done.set_exception(error)
+                pending.done.set_exception(error)
 
     def _write_entries(self, group: Sequence[_PendingWrite]) -> list[DiskError | None]:
         """Write a group. Returns the error of each entry, or None."""
-        failures = [line.run_prepare() for line in group]
-        lines = [line for line, error in zip(group, failures, strict=True) if error is None]
+        failures = [pending.run_prepare() for pending in group]
+        writable = [pending for pending, error in zip(group, failures, strict=True) if error is None]
         try:
-            entries = [entry for line in lines for entry in line.entries]
-            self._journal.write(entries, durably=any(line.durably for line in lines))
+            entries = [entry for pending in writable for entry in pending.entries]
+            self._journal.write(entries, durably=any(pending.durably for pending in writable))
         except DiskError as error:
             return [earlier or error for earlier in failures]
         return failures
@@ -137,9 +139,9 @@ class _PendingWrite(NamedTuple):
         return None
 
 
-def tombstone(kept: ProcessRecord) -> ProcessRecord:
+def tombstone(record: ProcessRecord) -> ProcessRecord:
     """Return the journal record that marks an attempt as forgotten."""
-    return msgspec.structs.replace(kept, number=NO_START, ports={}, failed="", cure="")
+    return msgspec.structs.replace(record, number=NO_START, ports={}, failed="", cure="")
 
 
 def _decode_line(line: bytes) -> ProcessRecord | None:

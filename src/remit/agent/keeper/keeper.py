@@ -22,24 +22,24 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.agent.attempts import AttemptId, is_attempt_name, attempt_from_env
-from remit.agent.keeper.journal import Journal, GroupCommitWriter, tombstone
+from remit.agent.attempts import AttemptId, attempt_from_env, is_attempt_name
+from remit.agent.keeper.journal import GroupCommitWriter, Journal, tombstone
 from remit.agent.keeper.log_retention import LogRetention
 from remit.agent.keeper.protocol import (
     NO_START,
-    KeeperReply,
     BlockStart,
-    StartProcess,
-    ProcessRecord,
-    ForgetProcess,
-    StopProcess,
-    Shutdown,
     ConfirmRenewals,
+    ForgetProcess,
+    GetUsage,
+    KeeperReply,
+    ProcessRecord,
     ProcessTable,
     ProcessUsage,
-    GetUsage,
-    encode,
+    Shutdown,
+    StartProcess,
+    StopProcess,
     decode_message,
+    encode,
 )
 from remit.world.interfaces import DiskError, ExitStatus, NotStarted, ProcessHandle, World, WorldError
 
@@ -66,23 +66,23 @@ class _TableSubscriber:
         self._changes: dict[AttemptId, ProcessRecord | None] = {}
         self._changed = asyncio.Event()
 
-    def update(self, copy: AttemptId, kept: ProcessRecord | None) -> None:
-        self._changes[copy] = kept
+    def update(self, attempt: AttemptId, record: ProcessRecord | None) -> None:
+        self._changes[attempt] = record
         self._changed.set()
 
     async def next(self) -> ProcessTable:
         await self._changed.wait()
         self._changed.clear()
-        news, self._changes = self._changes, {}
-        kept = tuple(one for one in news.values() if one is not None)
-        return ProcessTable(kept=kept, gone=tuple(copy for copy, one in news.items() if one is None))
+        changes, self._changes = self._changes, {}
+        records = tuple(record for record in changes.values() if record is not None)
+        return ProcessTable(kept=records, gone=tuple(attempt for attempt, record in changes.items() if record is None))
 
 
 class Keeper:
     """Implements `world.interfaces.Service`. `run` returns after a `Shutdown` message.
 
-    `sayings` bounds the log files, if given. `rooms` is the directory with one subdirectory for each attempt ever started
-    here. `tell` writes a line for operators.
+    `log_retention` bounds the log files, if given. `work_directory` is the directory with one subdirectory for each attempt
+    ever started here. `log` writes a line for operators.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class Keeper:
         self._pending_starts: dict[AttemptId, ProcessRecord] = {}
         """Starts that are being written to the journal and are performed next. A compaction of the journal includes them."""
         self._unwritten: dict[AttemptId, ProcessRecord] = {}
-        """Attempts whose last record could not be written. Writing is retried at `_again_ms`, or together with the next write.
+        """Attempts whose last record could not be written. Writing is retried at `_retry_write_ms`, or together with the next
+        write.
         """
         self._retry_write_ms = 0
         self._wake = asyncio.Event()
@@ -121,8 +122,8 @@ class Keeper:
         self._records = await self._read_journal()
         async with asyncio.TaskGroup() as group:
             self._group = group
-            for kept in tuple(self._records.values()):
-                await self._recover(kept)
+            for record in tuple(self._records.values()):
+                await self._recover(record)
             await self._stop_unrecorded()
             self._ready.set()
             tasks = [group.create_task(self._enforce_deadlines(), name="deadlines")]
@@ -132,15 +133,15 @@ class Keeper:
             for task in tasks:
                 task.cancel()
 
-    # -- requests --------------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     async def request(self, body: bytes, /) -> bytes:
         await self._ready.wait()
         match decode_message(body):
-            case StartProcess() as begin:
-                return encode(KeeperReply(kept=await self._start_process(begin)))
-            case StopProcess(key, uid, attempt, grace_ms, why):
-                self._stop_process(AttemptId(key, uid, attempt), grace_ms, why)
+            case StartProcess() as message:
+                return encode(KeeperReply(kept=await self._start_process(message)))
+            case StopProcess(key, uid, attempt, grace_ms, result):
+                self._stop_process(AttemptId(key, uid, attempt), grace_ms, result)
             case BlockStart(key, uid, attempt):
                 return encode(KeeperReply(kept=await self._block_start(AttemptId(key, uid, attempt))))
             case ForgetProcess(key, uid, attempt):
@@ -156,115 +157,117 @@ class Keeper:
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         """Stream the full table, then its changes."""
         await self._ready.wait()
-        reader = _TableSubscriber()
-        self._subscribers.append(reader)
+        subscriber = _TableSubscriber()
+        self._subscribers.append(subscriber)
         try:
             yield encode(ProcessTable(whole=True, kept=tuple(self._records.values())))
             while True:
-                yield encode(await reader.next())
+                yield encode(await subscriber.next())
         finally:
-            self._subscribers.remove(reader)
+            self._subscribers.remove(subscriber)
 
-    # -- starting --------------------------------------------------------------------------------------------------------
+    # -- starting ------------------------------------------------------------------------------------------------------
 
-    async def _start_process(self, begin: StartProcess) -> ProcessRecord | None:
-        copy = attempt_from_env(begin.order.env)
-        async with self._start_lock(copy):
-            return await self._start_if_allowed(begin, copy)
+    async def _start_process(self, message: StartProcess) -> ProcessRecord | None:
+        attempt = attempt_from_env(message.order.env)
+        async with self._start_lock(attempt):
+            return await self._start_if_allowed(message, attempt)
 
-    def _start_lock(self, copy: AttemptId) -> asyncio.Lock:
+    def _start_lock(self, attempt: AttemptId) -> asyncio.Lock:
         """Return the lock under which an attempt is started or blocked. A lock in use is never discarded: with two locks for
         one attempt, two starts could run at once.
         """
         if len(self._start_locks) > BLOCKED_STARTS_MAX:
-            self._start_locks = {one: lock for one, lock in self._start_locks.items() if lock.locked() or one in self._records}
-        return self._start_locks.setdefault(copy, asyncio.Lock())
+            self._start_locks = {key: lock for key, lock in self._start_locks.items() if lock.locked() or key in self._records}
+        return self._start_locks.setdefault(attempt, asyncio.Lock())
 
-    async def _start_if_allowed(self, begin: StartProcess, copy: AttemptId) -> ProcessRecord | None:
-        known = self._records.get(copy)
-        if known is not None and (known.number >= begin.number or known.alive):
-            return known
-        kept = self._new_record(begin, copy)
-        if copy in self._blocked:
+    async def _start_if_allowed(self, message: StartProcess, attempt: AttemptId) -> ProcessRecord | None:
+        current = self._records.get(attempt)
+        if current is not None and (current.number >= message.number or current.alive):
+            return current
+        record = self._new_record(message, attempt)
+        if attempt in self._blocked:
             now_ms = self._world.clock.now_ms()
             failed, cure = "its end was already reported", "nothing to do"
-            return replace(kept, ended=ExitStatus(), ended_ms=now_ms, failed=failed, cure=cure)
+            return replace(record, ended=ExitStatus(), ended_ms=now_ms, failed=failed, cure=cure)
         if self._shutting_down:
-            return _not_started(kept, "the keeper is shutting down", "retry: the next keeper will start it")
-        if self._remaining_ms(kept) <= 0:
+            return _not_started(record, "the keeper is shutting down", "retry: the next keeper will start it")
+        if self._remaining_ms(record) <= 0:
             return None
-        self._pending_starts[copy] = kept
+        self._pending_starts[attempt] = record
         try:
-            await self._journal_writer.write([kept], durably=True, prepare=partial(self._make_directories, begin.rooms))
-            self._records[copy] = kept  # subscribers are informed of the outcome, a moment later
+            await self._journal_writer.write([record], durably=True, prepare=partial(self._make_directories, message.rooms))
+            self._records[attempt] = record  # subscribers are informed of the outcome, a moment later
         except DiskError as error:
             # Not started: a start that is not durably recorded must not happen. A later request may find the disk working.
-            return _not_started(kept, error.cause, error.cure)
+            return _not_started(record, error.cause, error.cure)
         finally:
-            del self._pending_starts[copy]
-        return await self._run_process(begin, kept)
+            del self._pending_starts[attempt]
+        return await self._run_process(message, record)
 
-    def _make_directories(self, rooms: Sequence[Path]) -> None:
-        for room in rooms:
-            self._world.disk.make_directory(room, durably=False)
+    def _make_directories(self, directories: Sequence[Path]) -> None:
+        for directory in directories:
+            self._world.disk.make_directory(directory, durably=False)
 
-    def _new_record(self, begin: StartProcess, copy: AttemptId) -> ProcessRecord:
-        env = begin.order.env
+    def _new_record(self, message: StartProcess, attempt: AttemptId) -> ProcessRecord:
+        env = message.order.env
         return ProcessRecord(
             node=env["REMIT_NODE"],
             scope=env["REMIT_SCOPE"],
-            key=copy.key,
-            uid=copy.uid,
-            attempt=copy.number,
-            number=begin.number,
+            key=attempt.key,
+            uid=attempt.uid,
+            attempt=attempt.number,
+            number=message.number,
             since_ms=self._world.clock.now_ms(),
-            fence_ms=begin.fence_ms,
-            grace_ms=begin.grace_ms,
-            ports=begin.ports,
+            fence_ms=message.fence_ms,
+            grace_ms=message.grace_ms,
+            ports=message.ports,
             boot=self._world.clock.boot(),
         )
 
-    async def _run_process(self, begin: StartProcess, kept: ProcessRecord) -> ProcessRecord:
+    async def _run_process(self, message: StartProcess, record: ProcessRecord) -> ProcessRecord:
         """Start a process whose start is recorded. Its number is not used again, even if the start fails."""
         try:
-            if self._remaining_ms(kept) <= 0:
+            if self._remaining_ms(record) <= 0:
                 cause = "its fencing deadline passed while it was being started"
                 raise NotStarted(cause, "nothing to do: it is scheduled again")
-            running = await self._world.runner.start(begin.order._replace(not_after_ms=self._deadline_ms(kept)))
+            process = await self._world.runner.start(message.order._replace(not_after_ms=self._deadline_ms(record)))
         except NotStarted as error:
-            kept = replace(kept, ended=ExitStatus(), ended_ms=self._world.clock.now_ms(), failed=error.cause, cure=error.cure)
-            await self._update_record(kept)
-            return kept
-        kept = replace(kept, pid=running.pid, began=running.start_time, group=running.group)
-        self._publish(kept)
-        self._watch_exit(kept)
+            record = replace(
+                record, ended=ExitStatus(), ended_ms=self._world.clock.now_ms(), failed=error.cause, cure=error.cure
+            )
+            await self._update_record(record)
+            return record
+        record = replace(record, pid=process.pid, began=process.start_time, group=process.group)
+        self._publish(record)
+        self._watch_exit(record)
         self._wake.set()
-        await self._write_journal(kept)  # the reply implies that a restarted keeper will find this process
-        return kept
+        await self._write_journal(record)  # the reply implies that a restarted keeper will find this process
+        return record
 
-    async def _recover(self, kept: ProcessRecord) -> None:
+    async def _recover(self, record: ProcessRecord) -> None:
         """Recover a record after a restart of the keeper.
 
         A live process is watched again. A start without a known process is cleaned up, in case it happened after all.
         """
         boot, now_ms = self._world.clock.boot(), self._world.clock.now_ms()
-        if kept.boot != boot:
+        if record.boot != boot:
             # The machine was rebooted: no process can be left, and times of the old boot cannot be compared with this clock.
-            ended = ExitStatus() if kept.ended is None else kept.ended
-            await self._update_record(replace(kept, boot=boot, since_ms=now_ms, ended=ended, ended_ms=now_ms))
-        elif kept.alive and kept.pid and self._world.runner.is_alive(kept.running):
-            self._watch_exit(kept)
-            if kept.fence_ms:
+            ended = ExitStatus() if record.ended is None else record.ended
+            await self._update_record(replace(record, boot=boot, since_ms=now_ms, ended=ended, ended_ms=now_ms))
+        elif record.alive and record.pid and self._world.runner.is_alive(record.running):
+            self._watch_exit(record)
+            if record.fence_ms:
                 # It should have died with the previous keeper, which was the only one to know its deadline.
-                self._fence(kept)
-        elif kept.alive:
-            self._spawn(self._clean_up(kept), f"clear {kept.key}")
+                self._fence(record)
+        elif record.alive:
+            self._spawn(self._clean_up(record), f"clean up {record.key}")
 
     async def _stop_unrecorded(self) -> None:
         """Stop processes that have a directory here and no journal entry: the journal was lost or damaged, so no agent knows of
         them.
         """
-        known = {copy.file_name for copy in self._records}
+        known = {attempt.file_name for attempt in self._records}
         names: tuple[str, ...] = ()
         with suppress(DiskError):
             if self._work_directory is not None:
@@ -273,108 +276,108 @@ class Keeper:
             if name not in known and is_attempt_name(name):
                 await self._world.runner.kill_group(name)
 
-    async def _clean_up(self, kept: ProcessRecord) -> None:
+    async def _clean_up(self, record: ProcessRecord) -> None:
         """Stop what is left of an attempt whose main process is gone or was never recorded."""
-        if kept.pid:
-            await self._stop_with_retries(kept.running, kept.grace_ms)
+        if record.pid:
+            await self._stop_with_retries(record.running, record.grace_ms)
         else:
-            await self._world.runner.kill_group(kept.attempt_id.file_name)
-        await self._update_record(replace(kept, ended=ExitStatus(), ended_ms=self._world.clock.now_ms()))
+            await self._world.runner.kill_group(record.attempt_id.file_name)
+        await self._update_record(replace(record, ended=ExitStatus(), ended_ms=self._world.clock.now_ms()))
 
-    # -- ending ----------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _watch_exit(self, kept: ProcessRecord) -> None:
+    def _watch_exit(self, record: ProcessRecord) -> None:
         async def wait() -> None:
-            ended = await self._world.runner.wait(kept.running)
-            await self._stop_with_retries(kept.running, kept.grace_ms)  # descendants that outlived it
-            current = self._records.get(kept.attempt_id)
-            if current is not None and current.running == kept.running:
-                self._kill_at_ms.pop(kept.attempt_id, None)
+            ended = await self._world.runner.wait(record.running)
+            await self._stop_with_retries(record.running, record.grace_ms)  # descendants that outlived it
+            current = self._records.get(record.attempt_id)
+            if current is not None and current.running == record.running:
+                self._kill_at_ms.pop(record.attempt_id, None)
                 await self._update_record(replace(current, ended=ended, ended_ms=self._world.clock.now_ms()))
 
-        self._spawn(wait(), f"wait for {kept.pid}")
+        self._spawn(wait(), f"wait for {record.pid}")
 
-    def _stop_process(self, copy: AttemptId, grace_ms: int, why: str = "") -> None:
-        kept = self._records.get(copy)
-        if kept is None or not kept.alive or not kept.pid:
+    def _stop_process(self, attempt: AttemptId, grace_ms: int, result: str = "") -> None:
+        record = self._records.get(attempt)
+        if record is None or not record.alive or not record.pid:
             return
-        until_ms = self._world.clock.now_ms() + grace_ms
-        if copy in self._kill_at_ms and self._kill_at_ms[copy] <= until_ms:
+        kill_at_ms = self._world.clock.now_ms() + grace_ms
+        if attempt in self._kill_at_ms and self._kill_at_ms[attempt] <= kill_at_ms:
             return
-        self._kill_at_ms[copy] = until_ms
-        if why and not kept.why:
-            self._publish(replace(kept, why=why))
-        self._spawn(self._stop_with_retries(kept.running, grace_ms), f"end {kept.pid}")
+        self._kill_at_ms[attempt] = kill_at_ms
+        if result and not record.why:
+            self._publish(replace(record, why=result))
+        self._spawn(self._stop_with_retries(record.running, grace_ms), f"stop {record.pid}")
 
-    async def _block_start(self, copy: AttemptId) -> ProcessRecord | None:
-        async with self._start_lock(copy):  # a start in progress finishes first
-            kept = self._records.get(copy)
-            if kept is None or not kept.alive:
-                self._add_blocked(copy)
-        return kept
+    async def _block_start(self, attempt: AttemptId) -> ProcessRecord | None:
+        async with self._start_lock(attempt):  # a start in progress finishes first
+            record = self._records.get(attempt)
+            if record is None or not record.alive:
+                self._add_blocked(attempt)
+        return record
 
-    def _add_blocked(self, copy: AttemptId) -> None:
-        self._blocked[copy] = None
+    def _add_blocked(self, attempt: AttemptId) -> None:
+        self._blocked[attempt] = None
         while len(self._blocked) > BLOCKED_STARTS_MAX:
             del self._blocked[next(iter(self._blocked))]
 
-    async def _stop_with_retries(self, running: ProcessHandle, grace_ms: int) -> None:
+    async def _stop_with_retries(self, process: ProcessHandle, grace_ms: int) -> None:
         """Stop a process, and retry until it succeeds, so that a failure to signal it does not leave it running unnoticed."""
         while True:
             try:
-                return await self._world.runner.stop(running, grace_ms=grace_ms)
+                return await self._world.runner.stop(process, grace_ms=grace_ms)
             except (WorldError, OSError):
                 await self._world.clock.sleep_ms(DEADLINE_CHECK_MS)
 
-    def _fence(self, kept: ProcessRecord) -> None:
-        self._publish(replace(kept, fenced=True))
-        self._stop_process(kept.attempt_id, kept.grace_ms)
+    def _fence(self, record: ProcessRecord) -> None:
+        self._publish(replace(record, fenced=True))
+        self._stop_process(record.attempt_id, record.grace_ms)
 
     async def _shut_down(self, grace_ms: int) -> None:
         self._shutting_down = True
-        while alive := [kept.attempt_id for kept in self._records.values() if kept.alive]:
-            for copy in alive:
-                self._stop_process(copy, grace_ms)
+        while alive := [record.attempt_id for record in self._records.values() if record.alive]:
+            for attempt in alive:
+                self._stop_process(attempt, grace_ms)
             await self._world.clock.sleep_ms(SHUTDOWN_POLL_MS)
         self._stopped.set()
 
     async def _enforce_deadlines(self) -> None:
-        until_ms = self._world.clock.now_ms() + DEADLINE_CHECK_MS
+        next_check_ms = self._world.clock.now_ms() + DEADLINE_CHECK_MS
         while True:
-            if self._world.clock.now_ms() > until_ms + STALL_MS:
+            if self._world.clock.now_ms() > next_check_ms + STALL_MS:
                 # This process was suspended. Renewals that arrived meanwhile are read first, because they may have extended the
                 # deadlines.
                 await self._world.clock.sleep_ms(STALL_MS)
             self._wake.clear()
             wait_ms = IDLE_MS
-            for kept in tuple(self._records.values()):
-                if not kept.alive or not kept.fence_ms or kept.fenced:
+            for record in tuple(self._records.values()):
+                if not record.alive or not record.fence_ms or record.fenced:
                     continue
-                left_ms = self._remaining_ms(kept)
-                if left_ms > 0:
-                    wait_ms = min(wait_ms, DEADLINE_CHECK_MS, left_ms)
-                elif kept.pid:
-                    self._fence(kept)
+                remaining_ms = self._remaining_ms(record)
+                if remaining_ms > 0:
+                    wait_ms = min(wait_ms, DEADLINE_CHECK_MS, remaining_ms)
+                elif record.pid:
+                    self._fence(record)
             if self._unwritten:
-                again_ms = self._retry_write_ms - self._world.clock.now_ms()
-                if again_ms <= 0:
+                retry_in_ms = self._retry_write_ms - self._world.clock.now_ms()
+                if retry_in_ms <= 0:
                     self._spawn(self._write_journal(), "write again")
-                wait_ms = min(wait_ms, again_ms if again_ms > 0 else DEADLINE_CHECK_MS)
-            until_ms = self._world.clock.now_ms() + wait_ms
+                wait_ms = min(wait_ms, retry_in_ms if retry_in_ms > 0 else DEADLINE_CHECK_MS)
+            next_check_ms = self._world.clock.now_ms() + wait_ms
             with suppress(TimeoutError):
                 async with self._world.clock.timeout_ms(wait_ms):
                     await self._wake.wait()
 
-    def _remaining_ms(self, kept: ProcessRecord) -> int:
+    def _remaining_ms(self, record: ProcessRecord) -> int:
         """How long the process may still run without a renewal."""
-        deadline_ms = self._deadline_ms(kept)
+        deadline_ms = self._deadline_ms(record)
         return DEADLINE_CHECK_MS if deadline_ms is None else deadline_ms - self._world.clock.now_ms()
 
-    def _deadline_ms(self, kept: ProcessRecord) -> int | None:
+    def _deadline_ms(self, record: ProcessRecord) -> int | None:
         """None: the process has no deadline. Without a known renewal of its node, a process with a fence must not start."""
-        if not kept.fence_ms:
+        if not record.fence_ms:
             return None
-        return self._renewed_ms.get(kept.node, kept.since_ms if kept.pid else 0) + kept.fence_ms
+        return self._renewed_ms.get(record.node, record.since_ms if record.pid else 0) + record.fence_ms
 
     def _record_renewals(self, sent_ms: dict[str, int]) -> None:
         now_ms = self._world.clock.now_ms()
@@ -382,41 +385,41 @@ class Keeper:
             if at_ms <= now_ms:  # ignore renewals with a send time in the future
                 self._renewed_ms[node] = max(at_ms, self._renewed_ms.get(node, 0))
 
-    # -- records and journal ---------------------------------------------------------------------------------------------------
+    # -- records and journal -------------------------------------------------------------------------------------------
 
-    async def _forget(self, copy: AttemptId) -> None:
-        kept = self._records.get(copy)
-        if kept is None or kept.alive:
+    async def _forget(self, attempt: AttemptId) -> None:
+        record = self._records.get(attempt)
+        if record is None or record.alive:
             return
-        del self._records[copy]
-        self._add_blocked(copy)  # an agent that got no reply may have sent the start twice
-        for reader in self._subscribers:
-            reader.update(copy, None)
-        await self._write_journal(tombstone(kept))
+        del self._records[attempt]
+        self._add_blocked(attempt)  # an agent that got no reply may have sent the start twice
+        for subscriber in self._subscribers:
+            subscriber.update(attempt, None)
+        await self._write_journal(tombstone(record))
 
-    async def _update_record(self, kept: ProcessRecord) -> None:
+    async def _update_record(self, record: ProcessRecord) -> None:
         """Publish a record and write it to the journal. A failed write is retried with the next; the record counts meanwhile.
         """
-        self._publish(kept)
-        await self._write_journal(kept)
+        self._publish(record)
+        await self._write_journal(record)
 
-    def _publish(self, kept: ProcessRecord) -> None:
-        self._records[kept.attempt_id] = kept
-        for reader in self._subscribers:
-            reader.update(kept.attempt_id, kept)
+    def _publish(self, record: ProcessRecord) -> None:
+        self._records[record.attempt_id] = record
+        for subscriber in self._subscribers:
+            subscriber.update(record.attempt_id, record)
 
-    async def _write_journal(self, *news: ProcessRecord) -> None:
+    async def _write_journal(self, *records: ProcessRecord) -> None:
         """Write records, together with the current state of those that could not be written before. A restarted keeper finds
         its processes by them.
         """
         unwritten, self._unwritten = self._unwritten, {}
-        entries = [*(self._records.get(copy, tombstone(one)) for copy, one in unwritten.items()), *news]
+        entries = [*(self._records.get(attempt, tombstone(record)) for attempt, record in unwritten.items()), *records]
         if not entries:
             return
         try:
             await self._journal_writer.write(entries, durably=False)
         except DiskError:
-            self._unwritten |= {one.attempt_id: one for one in entries}
+            self._unwritten |= {record.attempt_id: record for record in entries}
             self._retry_write_ms = self._world.clock.now_ms() + DEADLINE_CHECK_MS
             self._wake.set()
             return
@@ -429,20 +432,20 @@ class Keeper:
         """Read the journal, and retry until it can be read. Before that the keeper cannot tell which processes are its own, so
         it starts and stops nothing.
         """
-        said = ""
+        last_error = ""
         while True:
             try:
                 return await self._world.offload(self._journal.read)
             except DiskError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._log(f"no process is started or stopped until the journal can be read: {said}")
+                if str(error) != last_error:
+                    last_error = str(error)
+                    self._log(f"no process is started or stopped until the journal can be read: {last_error}")
                 await self._world.clock.sleep_ms(DEADLINE_CHECK_MS)
 
     def _usage(self) -> tuple[ProcessUsage, ...]:
-        runs = [kept for kept in self._records.values() if kept.alive and kept.pid]
-        used = [(kept, self._world.runner.usage(kept.running)) for kept in runs]
-        return tuple(ProcessUsage(kept.uid, kept.attempt, use.cpu_ms, use.memory_bytes) for kept, use in used)
+        running = [record for record in self._records.values() if record.alive and record.pid]
+        usages = [(record, self._world.runner.usage(record.running)) for record in running]
+        return tuple(ProcessUsage(record.uid, record.attempt, usage.cpu_ms, usage.memory_bytes) for record, usage in usages)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._group is None:
@@ -450,6 +453,6 @@ class Keeper:
         self._group.create_task(work, name=name)
 
 
-def _not_started(kept: ProcessRecord, failed: str, cure: str) -> ProcessRecord:
+def _not_started(record: ProcessRecord, failed: str, cure: str) -> ProcessRecord:
     """Return the reply for a start that did not happen."""
-    return replace(kept, number=NO_START, ended=ExitStatus(), failed=failed, cure=cure)
+    return replace(record, number=NO_START, ended=ExitStatus(), failed=failed, cure=cure)

@@ -38,14 +38,14 @@ class LogBounds(NamedTuple):
 
 
 def parse_log_bounds(text: str) -> LogBounds:
-    """Parse the format of `written`. Bounds that are not named keep their defaults. Raises ValueError."""
-    named: dict[str, int] = {}
-    for word in text.split(",") if text else ():
-        name, _, value = word.partition("=")
+    """Parse the format of `to_text`. Bounds that are not named keep their defaults. Raises ValueError."""
+    values: dict[str, int] = {}
+    for item in text.split(",") if text else ():
+        name, _, value = item.partition("=")
         if name not in LogBounds._fields or not (value.isascii() and value.isdigit()):
-            raise ValueError(f"{word!r} is not a log bound; expected a list such as {LogBounds().to_text()}")
-        named[name] = int(value)
-    return LogBounds()._replace(**named)
+            raise ValueError(f"{item!r} is not a log bound; expected a list such as {LogBounds().to_text()}")
+        values[name] = int(value)
+    return LogBounds()._replace(**values)
 
 
 class LogRetention:
@@ -56,35 +56,39 @@ class LogRetention:
 
     async def run(self, starts: Mapping[AttemptId, ProcessRecord]) -> None:
         """Rotate and sweep until cancelled. `starts` is read again in each round."""
-        looks = 0
+        rounds = 0
         while True:
-            if looks % SWEEP_ROUNDS == 0:
-                kept: dict[str, list[str]] = {}
-                for copy, one in starts.items():
-                    kept.setdefault(one.node, []).append(copy.file_name)
-                await self._world.offload(partial(self._sweep, kept))
-            looks += 1
-            rest_ms, flooded = ROTATE_MS, [(one.node, copy) for copy, one in starts.items() if one.alive]
-            while rest_ms > 0:
-                if flooded:
-                    flooded = await self._world.offload(partial(self._rotate, flooded))
-                pause_ms = min(rest_ms, FAST_ROTATE_MS) if flooded else rest_ms
+            if rounds % SWEEP_ROUNDS == 0:
+                retained: dict[str, list[str]] = {}
+                for attempt, record in starts.items():
+                    retained.setdefault(record.node, []).append(attempt.file_name)
+                await self._world.offload(partial(self._sweep, retained))
+            rounds += 1
+            remaining_ms, fast = ROTATE_MS, [(record.node, attempt) for attempt, record in starts.items() if record.alive]
+            while remaining_ms > 0:
+                if fast:
+                    fast = await self._world.offload(partial(self._rotate, fast))
+                pause_ms = min(remaining_ms, FAST_ROTATE_MS) if fast else remaining_ms
                 await self._world.clock.sleep_ms(pause_ms)
-                rest_ms -= pause_ms
+                remaining_ms -= pause_ms
 
     def _rotate(self, running: list[tuple[str, AttemptId]]) -> list[tuple[str, AttemptId]]:
         """Rotate the files of running attempts. Returns the attempts with a file over the limit."""
-        return [(node, copy) for node, copy in running if sum(self._rotate_file(node, name) for name in copy.log_names)]
+        return [
+            (node, attempt) for node, attempt in running if sum(self._rotate_file(node, name) for name in attempt.log_names)
+        ]
 
     def _rotate_file(self, node: str, name: str) -> bool:
         with suppress(DiskError):
-            return self._log_files.rotate(self._root / node, name, bytes_max=self._bounds.file_bytes, rotated_max=self._bounds.older)
+            return self._log_files.rotate(
+                self._root / node, name, bytes_max=self._bounds.file_bytes, rotated_max=self._bounds.older
+            )
         return False
 
-    def _sweep(self, kept: dict[str, list[str]]) -> None:
+    def _sweep(self, retained: dict[str, list[str]]) -> None:
         bounds = self._bounds
         for node in self._nodes():
-            names = kept.get(node, [])
+            names = retained.get(node, [])
             with suppress(DiskError):
                 self._log_files.prune(
                     self._root / node, names, files_max=bounds.copies, bytes_max=bounds.node_bytes, age_ms_max=bounds.age_ms

@@ -19,15 +19,15 @@ from msgspec import Struct
 
 from remit.agent.attempts import AttemptId
 from remit.world.interfaces import (
-    FileBusy,
     Clock,
     Disk,
     ExitStatus,
+    FileBusy,
+    FileMissing,
     Link,
     LinkError,
-    FileMissing,
-    ProcessSpec,
     ProcessHandle,
+    ProcessSpec,
     ReplyLost,
     World,
     WorldError,
@@ -163,8 +163,8 @@ KeeperMessage = StartProcess | StopProcess | BlockStart | ForgetProcess | Confir
 class KeeperReply(Struct, frozen=True, omit_defaults=True):
     """Reply to a message.
 
-    After `StartProcess`, `kept` is the record of the start; None: the fencing deadline has passed and nothing was started. After
-    `BlockStart`, `kept` is the record of the attempt, if any.
+    After `StartProcess`, `kept` is the record of the start; None: the fencing deadline has passed and nothing was started.
+    After `BlockStart`, `kept` is the record of the attempt, if any.
     """
 
     kept: ProcessRecord | None = None
@@ -197,8 +197,8 @@ _reply_decoder: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperR
 _table_decoder: msgspec.json.Decoder[ProcessTable] = msgspec.json.Decoder(ProcessTable)
 
 
-def encode(said: KeeperMessage | KeeperReply | ProcessTable) -> bytes:
-    return _encoder.encode(said)
+def encode(message: KeeperMessage | KeeperReply | ProcessTable) -> bytes:
+    return _encoder.encode(message)
 
 
 def decode_message(body: bytes) -> KeeperMessage:
@@ -212,9 +212,16 @@ class KeeperClient:
         self._link, self._keeper, self._clock = link, keeper, clock
 
     async def start(
-        self, order: ProcessSpec, *, restarts: int, fence_ms: int, grace_ms: int, ports: Mapping[str, int], directories: Sequence[Path] = ()
+        self,
+        spec: ProcessSpec,
+        *,
+        restarts: int,
+        fence_ms: int,
+        grace_ms: int,
+        ports: Mapping[str, int],
+        directories: Sequence[Path] = (),
     ) -> ProcessRecord | None:
-        return (await self._send(StartProcess(order, restarts, fence_ms, grace_ms, dict(ports), tuple(directories)))).kept
+        return (await self._send(StartProcess(spec, restarts, fence_ms, grace_ms, dict(ports), tuple(directories)))).kept
 
     async def stop(self, attempt: AttemptId, grace_ms: int, result: str = "") -> None:
         await self._send(StopProcess(*attempt, grace_ms, result))
@@ -266,11 +273,11 @@ STABLE_MS: Final = 60_000
 class KeeperLauncher:
     """Starts a keeper if none runs. Called whenever the keeper does not answer.
 
-    `order` starts it in its own session, so that it outlives the agent.
+    `spec` starts it in its own session, so that it outlives the agent.
     """
 
-    def __init__(self, world: World, order: ProcessSpec, lock: Path, log: Callable[[str], None]) -> None:
-        self._world, self._order, self._lock, self._log = world, order, lock, log
+    def __init__(self, world: World, spec: ProcessSpec, lock: Path, log: Callable[[str], None]) -> None:
+        self._world, self._spec, self._lock, self._log = world, spec, lock, log
         self._process: ProcessHandle | None = None
         self._started_ms = 0
         self._failures = 0
@@ -278,9 +285,9 @@ class KeeperLauncher:
 
     async def __call__(self) -> None:
         if self._process is not None and not self._world.runner.is_alive(self._process):
-            ended = await self._world.runner.wait(self._process)
+            status = await self._world.runner.wait(self._process)
             self._log(
-                f"the keeper (process {self._process.pid}) has ended: {ended.code if ended.signal is None else ended.signal}"
+                f"the keeper (process {self._process.pid}) has ended: {status.code if status.signal is None else status.signal}"
             )
             self._process = None
         now_ms = self._world.clock.now_ms()
@@ -290,7 +297,7 @@ class KeeperLauncher:
         self._not_before_ms = now_ms + min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._failures, 10))
         self._started_ms = now_ms
         try:
-            self._process = await self._world.runner.start(self._order)
+            self._process = await self._world.runner.start(self._spec)
         except WorldError as error:
             self._log(f"the keeper cannot be started: {error}")
 

@@ -47,29 +47,29 @@ class BenchProcess:
 
     def cpu_s(self) -> float:
         """Return its CPU time so far, including all threads and children that have ended."""
-        found = process_info(self.pid)
-        if found is None:
-            raise self._failed("has ended")
-        return found.cpu_ms / 1000
+        process = process_info(self.pid)
+        if process is None:
+            raise self._error("has ended")
+        return process.cpu_ms / 1000
 
-    async def line(self, within_ms: int = START_MS_MAX) -> str:
+    async def read_line(self, timeout_ms: int = START_MS_MAX) -> str:
         """Return the next line it prints on stdout."""
         if self._process.stdout is None:
-            raise self._failed("has no stdout")
+            raise self._error("has no stdout")
         try:
-            async with CLOCK.timeout_ms(within_ms):
+            async with CLOCK.timeout_ms(timeout_ms):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise self._failed(f"printed nothing for {within_ms // 1000} s") from None
+            raise self._error(f"printed nothing for {timeout_ms // 1000} s") from None
         if not line:
-            raise self._failed("ended")
+            raise self._error("ended")
         return line.decode().rstrip("\n")
 
-    def tell(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         if self._process.stdin is not None:
             self._process.stdin.write(line.encode() + b"\n")
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         process = self._process
         if process.returncode is None:
             process.terminate()
@@ -80,9 +80,9 @@ class BenchProcess:
                 process.kill()
                 await process.wait()
 
-    def _failed(self, what: str) -> BenchProcessError:
-        said = self._log.read_text(errors="replace").splitlines()[-5:] if self._log.exists() else []
-        return BenchProcessError(f"{self.name} (process {self.pid}) {what}: {' / '.join(said) or 'no output'}")
+    def _error(self, problem: str) -> BenchProcessError:
+        lines = self._log.read_text(errors="replace").splitlines()[-5:] if self._log.exists() else []
+        return BenchProcessError(f"{self.name} (process {self.pid}) {problem}: {' / '.join(lines) or 'no output'}")
 
 
 class BenchProcesses:
@@ -92,18 +92,18 @@ class BenchProcesses:
         self._directory, self._stack = directory, stack
         self.by_name: dict[str, BenchProcess] = {}
 
-    async def start(self, name: str, *words: str, module: str = "remit.cli") -> BenchProcess:
+    async def start(self, name: str, *args: str, module: str = "remit.cli") -> BenchProcess:
         log = self._directory / f"{name}.log"
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
-                sys.executable, "-m", module, *words, stdin=PIPE, stdout=PIPE, stderr=errors
+                sys.executable, "-m", module, *args, stdin=PIPE, stdout=PIPE, stderr=errors
             )
-        part = self.by_name[name] = BenchProcess(name, process, log)
-        self._stack.push_async_callback(part.end)
-        return part
+        process_ = self.by_name[name] = BenchProcess(name, process, log)
+        self._stack.push_async_callback(process_.stop)
+        return process_
 
     def cpu_s(self) -> dict[str, float]:
-        return {name: part.cpu_s() for name, part in self.by_name.items()}
+        return {name: process.cpu_s() for name, process in self.by_name.items()}
 
 
 @asynccontextmanager
@@ -139,11 +139,11 @@ class ClusterStartError(Exception):
 
 
 class ProcessCluster:
-    """All components of a scope, in `root`. `start` returns once every node is ready; the caller must call `end`."""
+    """All components of a scope, in `root`. `start` returns once every node is ready; the caller must call `stop`."""
 
     def __init__(self, root: Path, nodes: int, clock: Clock) -> None:
         self._root, self._nodes, self._clock = root, nodes, clock
-        self._parts: dict[str, Process] = {}
+        self._processes: dict[str, Process] = {}
         self.store, self.agent = root / "server", root / "agent"
         self.token_file = self.store / "token"
         self.url = ""
@@ -153,63 +153,85 @@ class ProcessCluster:
 
     async def start(self) -> None:
         await self._start("server", "--data", str(self.store), "--listen", "127.0.0.1:0")
-        self.url = (await self._said("server", " at http")).partition(" at ")[2].partition(",")[0]
+        self.url = (await self._wait_for_line("server", " at http")).partition(" at ")[2].partition(",")[0]
         nodes = [f"{NODE_PREFIX}-{number}" for number in range(1, self._nodes + 1)]
-        played = ("--name", NODE_PREFIX, "--nodes", str(self._nodes), "--cpu", "64", "--memory", "256Gi", "--data", str(self.agent))
+        played = (
+            "--name",
+            NODE_PREFIX,
+            "--nodes",
+            str(self._nodes),
+            "--cpu",
+            "64",
+            "--memory",
+            "256Gi",
+            "--data",
+            str(self.agent),
+        )
         async with self.api() as api:
-            await self._start("scheduler", *await self._asks(api, "scheduler"))
-            await self._start("controllers", *await self._asks(api, "controllers"))
-            await self._start("agent", *await self._asks(api, "agent", nodes), *played, "--end-work")
-            await self._until_ready(api)
+            await self._start("scheduler", *await self._server_options(api, "scheduler"))
+            await self._start("controllers", *await self._server_options(api, "controllers"))
+            await self._start("agent", *await self._server_options(api, "agent", nodes), *played, "--end-work")
+            await self._wait_until_ready(api)
 
-    async def _asks(self, api: Api, role: TokenRole, nodes: Sequence[str] = ()) -> tuple[str, ...]:
+    async def _server_options(self, api: Api, role: TokenRole, nodes: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the options with which a component reaches the server. Each has its own token."""
         file = self._root / f"{role}.token"
         await issued_in(file, api, RandomIds(), role, nodes=nodes)
         return "--server", self.url, "--token-file", str(file)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Stop all components. The agent is first: it stops its keeper and all processes."""
         for name in ("agent", "controllers", "scheduler", "server"):
-            process = self._parts.get(name)
+            process = self._processes.get(name)
             if process is not None and process.returncode is None:
                 process.terminate()
                 await process.wait()
 
     def cpu_ms(self) -> dict[str, int]:
         """Return the CPU time of each component so far. The keeper's includes its helpers and the replicas it started."""
-        taken = {name: _cpu_ms([procfs.process_info(process.pid)]) for name, process in self._parts.items()}
+        used = {name: _cpu_ms([procfs.process_info(process.pid)]) for name, process in self._processes.items()}
         keeper = AgentDirectory(self.agent).keeper_pid
         if keeper.exists():
-            taken["keeper"] = _cpu_ms(procfs.process_tree(int(keeper.read_text())))
-        return taken
+            used["keeper"] = _cpu_ms(procfs.process_tree(int(keeper.read_text())))
+        return used
 
-    async def _start(self, name: str, *words: str) -> None:
+    async def _start(self, name: str, *args: str) -> None:
         with (self._root / f"{name}.log").open("ab") as log:
-            self._parts[name] = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
-                sys.executable, "-m", "remit.cli", name, *words, "--beat", HEARTBEAT_INTERVAL, stdin=DEVNULL, stdout=log, stderr=log
+            self._processes[name] = await asyncio.create_subprocess_exec(  # noqa: TID251 - as above
+                sys.executable,
+                "-m",
+                "remit.cli",
+                name,
+                *args,
+                "--beat",
+                HEARTBEAT_INTERVAL,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
-    async def _said(self, name: str, words: str) -> str:
+    async def _wait_for_line(self, name: str, text: str) -> str:
         until_ms = self._clock.now_ms() + START_MS_MAX
         while True:
             lines = self._lines(name)
             for line in lines:
-                if words in line:
+                if text in line:
                     return line
-            if self._parts[name].returncode is not None or self._clock.now_ms() > until_ms:
+            if self._processes[name].returncode is not None or self._clock.now_ms() > until_ms:
                 raise ClusterStartError(f"`remit {name}` did not start: {' / '.join(lines[-LAST_LINES:]) or 'no output'}")
             await self._clock.sleep_ms(20)
 
-    async def _until_ready(self, api: Api) -> None:
+    async def _wait_until_ready(self, api: Api) -> None:
         until_ms = self._clock.now_ms() + START_MS_MAX
         while True:
-            found: Sequence[Node] = (await api.list(Node)).items
-            if sum(node.status.health is NodeHealth.READY for node in found) >= self._nodes:
+            nodes: Sequence[Node] = (await api.list(Node)).items
+            if sum(node.status.health is NodeHealth.READY for node in nodes) >= self._nodes:
                 return
-            if self._clock.now_ms() > until_ms or self._parts["agent"].returncode is not None:
-                said = " / ".join(self._lines("agent")[-LAST_LINES:])
-                raise ClusterStartError(f"{self._nodes} nodes are not ready after {START_MS_MAX // 1000} s: {said or 'no output'}")
+            if self._clock.now_ms() > until_ms or self._processes["agent"].returncode is not None:
+                output = " / ".join(self._lines("agent")[-LAST_LINES:])
+                raise ClusterStartError(
+                    f"{self._nodes} nodes are not ready after {START_MS_MAX // 1000} s: {output or 'no output'}"
+                )
             await self._clock.sleep_ms(50)
 
     def _lines(self, name: str) -> list[str]:
@@ -217,4 +239,4 @@ class ProcessCluster:
 
 
 def _cpu_ms(members: Sequence[procfs.ProcessInfo | None]) -> int:
-    return sum(one.cpu_ms for one in members if one is not None)
+    return sum(member_.cpu_ms for member_ in members if member_ is not None)

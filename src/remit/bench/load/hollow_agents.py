@@ -31,7 +31,7 @@ from remit.model.kinds import Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, AssignmentsRequest, decode_assignments
+from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState, decode_assignments
 from remit.world.interfaces import LinkError
 from remit.world.production import production
 
@@ -47,79 +47,82 @@ def node(index: int) -> Node:
 
 def split_nodes(nodes: int, hosts: int) -> list[list[Node]]:
     """Return the nodes of each agent."""
-    everyone, share = [node(index) for index in range(nodes)], -(-nodes // hosts)
-    return [everyone[start : start + share] for start in range(0, nodes, share)]
+    all_nodes, share = [node(index) for index in range(nodes)], -(-nodes // hosts)
+    return [all_nodes[start : start + share] for start in range(0, nodes, share)]
 
 
 class HollowAgent:
     """One agent with several nodes."""
 
-    def __init__(self, connected: ScopeConnection, name: str, nodes: list[Node], tempo: Timing) -> None:
-        self._connected, self._name, self._nodes, self._tempo = connected, name, nodes, tempo
+    def __init__(self, connected: ScopeConnection, name: str, nodes: list[Node], timing: Timing) -> None:
+        self._connected, self._name, self._nodes, self._timing = connected, name, nodes, timing
         self._client: AuthorityClient = connected.client_for(Actor(name, Role.AGENT))
         self._actors: list[Actor] = []
         self.latencies_ms: list[float] = []
-        self.lost = 0
-        self._told: list[bytes] = []
+        self.lost_heartbeats = 0
+        self._received: list[bytes] = []
 
     @property
-    def told(self) -> int:
-        return len(self._told)
+    def received(self) -> int:
+        return len(self._received)
 
-    async def join(self) -> None:
-        ttl = Duration(self._tempo.lease_ms)
-        leases = [f"{Role.AGENT}/{one.metadata.name}" for one in self._nodes]
-        for lease, verdict in zip(leases, await self._client.submit_many([Acquire(lease, ttl) for lease in leases]), strict=True):
+    async def register(self) -> None:
+        ttl = Duration(self._timing.lease_ms)
+        leases = [f"{Role.AGENT}/{node_.metadata.name}" for node_ in self._nodes]
+        for lease, verdict in zip(
+            leases, await self._client.submit_many([Acquire(lease, ttl) for lease in leases]), strict=True
+        ):
             if not isinstance(verdict, Accepted):
                 raise RuntimeError(f"{lease}: {verdict.detail}")
             self._actors.append(Actor(self._name, Role.AGENT, lease, verdict.number))
-        for verdict in await self._client.submit_many([Apply(one, expect=0) for one in self._nodes], actors=self._actors):
+        for verdict in await self._client.submit_many([Apply(node_, expect=0) for node_ in self._nodes], actors=self._actors):
             if not isinstance(verdict, Accepted):
                 raise RuntimeError(verdict.detail)
 
-    async def beat(self, first_ms: int) -> None:
+    async def run_heartbeats(self, first_ms: int) -> None:
         clock = self._connected.world.clock
         await clock.sleep_ms(first_ms)
         settled = self._client.incarnation
         beats = [
-            NodeHeartbeat(actor, NodeState(one.metadata.name, settled)) for actor, one in zip(self._actors, self._nodes, strict=True)
+            NodeHeartbeat(actor, NodeState(node_.metadata.name, settled))
+            for actor, node_ in zip(self._actors, self._nodes, strict=True)
         ]
-        due_ms = clock.now_ms()
+        next_ms = clock.now_ms()
         while True:
-            due_ms += self._tempo.heartbeat_ms
-            began_ms = clock.now_ms()
+            next_ms += self._timing.heartbeat_ms
+            sent_ms = clock.now_ms()
             try:
-                held, _ = await self._client.heartbeat(beats, deadline_ms=2 * self._tempo.heartbeat_ms)
-                self.lost += held.count(False) if isinstance(held, (list, tuple)) else 0
+                holds, _ = await self._client.heartbeat(beats, deadline_ms=2 * self._timing.heartbeat_ms)
+                self.lost_heartbeats += holds.count(False) if isinstance(holds, (list, tuple)) else 0
             except RetriesExhausted:
-                self.lost += len(beats)
-            self.latencies_ms.append(clock.now_ms() - began_ms)
-            await clock.sleep_ms(max(1, due_ms - clock.now_ms()))
+                self.lost_heartbeats += len(beats)
+            self.latencies_ms.append(clock.now_ms() - sent_ms)
+            await clock.sleep_ms(max(1, next_ms - clock.now_ms()))
 
-    async def follow(self) -> None:
-        wanted = msgspec.json.encode(AssignmentsRequest(tuple(one.metadata.name for one in self._nodes)))
+    async def follow_assignments(self) -> None:
+        request = msgspec.json.encode(AssignmentsRequest(tuple(node_.metadata.name for node_ in self._nodes)))
         while True:
             try:
-                async with aclosing(self._connected.link.stream(self._connected.names[0], wanted)) as lines:
+                async with aclosing(self._connected.link.stream(self._connected.names[0], request)) as lines:
                     async for line in lines:
-                        self._told.append(line)
+                        self._received.append(line)
             except LinkError:
-                await self._connected.world.clock.sleep_ms(self._tempo.heartbeat_ms)
+                await self._connected.world.clock.sleep_ms(self._timing.heartbeat_ms)
 
-    async def start(self) -> int:
+    async def report_started(self) -> int:
         """Report all bound replicas received so far as starting. Returns how many were accepted."""
-        rows = {row.key: row for line in self._told for row in decode_assignments(line).replicas}
-        self._told.clear()
+        rows = {row.key: row for line in self._received for row in decode_assignments(line).replicas}
+        self._received.clear()
         bound = [row for row in rows.values() if row.replica.status.phase is Phase.BOUND]
-        mine = {one.metadata.name: actor for one, actor in zip(self._nodes, self._actors, strict=True)}
+        actors = {node_.metadata.name: actor for node_, actor in zip(self._nodes, self._actors, strict=True)}
         started = 0
         for first in range(0, len(bound), CLAIM_BATCH_MAX):
-            some = bound[first : first + CLAIM_BATCH_MAX]
+            batch = bound[first : first + CLAIM_BATCH_MAX]
             verdicts = await self._client.submit_many(
-                [Move(row.key, row.revision, "start", row.replica.status.attempt) for row in some],
-                actors=[mine[row.replica.status.node] for row in some],
+                [Move(row.key, row.revision, "start", row.replica.status.attempt) for row in batch],
+                actors=[actors[row.replica.status.node] for row in batch],
             )
-            started += sum(isinstance(one, Accepted) for one in verdicts)
+            started += sum(isinstance(node_, Accepted) for node_ in verdicts)
         return started
 
 
@@ -140,34 +143,34 @@ async def main(server: str, tokens: list[str], nodes: int, beat_ms: int) -> None
     async with AsyncExitStack() as open_, asyncio.TaskGroup() as group:
         open_.push_async_callback(world.offload.close)
         hosted = list(zip(tokens, split_nodes(nodes, len(tokens)), strict=True))
-        crew = [
-            HollowAgent(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", mine, tempo)
-            for index, (token, mine) in enumerate(hosted)
+        agents = [
+            HollowAgent(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", own_nodes, tempo)
+            for index, (token, own_nodes) in enumerate(hosted)
         ]
-        running = []
-        for index, host in enumerate(crew):
-            await host.join()
-            running += [
-                group.create_task(host.beat(beat_ms * index // len(crew))),
-                group.create_task(host.follow()),
+        tasks = []
+        for index, host in enumerate(agents):
+            await host.register()
+            tasks += [
+                group.create_task(host.run_heartbeats(beat_ms * index // len(agents))),
+                group.create_task(host.follow_assignments()),
             ]
         _print_line("ready")
-        while word := (await stdin.readline()).strip():
-            if word == b"start":
-                _print_line(str(sum([await host.start() for host in crew])))
+        while command := (await stdin.readline()).strip():
+            if command == b"start":
+                _print_line(str(sum([await host.report_started() for host in agents])))
                 continue
-            waits = [wait for host in crew for wait in host.latencies_ms] or [0.0]
-            lost, told = sum(host.lost for host in crew), sum(host.told for host in crew)
-            fared = HeartbeatStats(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, told)
-            _print_line(msgspec.json.encode(fared).decode())
-            for host in crew:
+            waits = [wait for host in agents for wait in host.latencies_ms] or [0.0]
+            lost, received = sum(host.lost_heartbeats for host in agents), sum(host.received for host in agents)
+            stats = HeartbeatStats(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, received)
+            _print_line(msgspec.json.encode(stats).decode())
+            for host in agents:
                 host.latencies_ms.clear()
-        for task in running:
+        for task in tasks:
             task.cancel()
 
 
-def _print_line(word: str) -> None:
-    sys.stdout.write(word + "\n")
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

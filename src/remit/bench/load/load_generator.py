@@ -63,18 +63,18 @@ class LoadConnection(asyncio.Protocol):
     """One connection, with at most one request in flight."""
 
     def __init__(self, load: LoadRun) -> None:
-        self._load, self._held = load, b""
+        self._load, self._buffer = load, b""
         self._transport: asyncio.Transport | None = None
-        self.at = -1
+        self.index = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.lost()
+        self._load.on_connection_lost()
 
-    def send(self, at: int, request: bytes) -> None:
-        self.at = at
+    def send(self, index: int, request: bytes) -> None:
+        self.index = index
         if self._transport is not None:
             self._transport.write(request)
 
@@ -83,16 +83,16 @@ class LoadConnection(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        held = self._held + data if self._held else data
-        head = held.find(_END)
+        buffer = self._buffer + data if self._buffer else data
+        head = buffer.find(_END)
         if head >= 0:
-            at = held.find(_LENGTH, 0, head)
-            whole = head + 4 + (int(held[at + len(_LENGTH) : held.index(b"\r", at)]) if at >= 0 else 0)
-            if len(held) >= whole:
-                self._held = b""
-                self._load.answered(self, int(held[9:12]), held)
+            length_at = buffer.find(_LENGTH, 0, head)
+            total = head + 4 + (int(buffer[length_at + len(_LENGTH) : buffer.index(b"\r", length_at)]) if length_at >= 0 else 0)
+            if len(buffer) >= total:
+                self._buffer = b""
+                self._load.on_answer(self, int(buffer[9:12]), buffer)
                 return
-        self._held = held
+        self._buffer = buffer
 
 
 class LoadRun:
@@ -100,87 +100,89 @@ class LoadRun:
 
     def __init__(self, plan: LoadPlan, requests: list[bytes]) -> None:
         self._plan, self._requests = plan, requests
-        self._callers: list[LoadConnection] = []
-        self._free: deque[LoadConnection] = deque()
-        self._due: deque[int] = deque()
-        self._ending = False
+        self._connections: list[LoadConnection] = []
+        self._idle: deque[LoadConnection] = deque()
+        self._overdue: deque[int] = deque()
+        self._closing = False
 
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(self._plan.connections):
             _, caller = await loop.create_connection(lambda: LoadConnection(self), self._plan.host, self._plan.port)
-            self._callers.append(caller)
+            self._connections.append(caller)
 
     async def run(self) -> LoadResult:
-        self._found = LoadResult([], [], [], [])
-        self._over = asyncio.get_running_loop().create_future()
-        self._answers = self._next = 0
+        self._result = LoadResult([], [], [], [])
+        self._done = asyncio.get_running_loop().create_future()
+        self._answer_count = self._next = 0
         before = _cpu_s()
         self._until_ns = CLOCK.now_ns() + int(self._plan.for_s * 1e9)
         if self._plan.per_s:
-            await self._evenly()
+            await self._send_evenly()
         else:
-            for caller in self._callers:
-                self._go_on(caller)
-        await self._over
-        self._found.cpu_s = _cpu_s() - before
-        return self._found
+            for caller in self._connections:
+                self._send_next(caller)
+        await self._done
+        self._result.cpu_s = _cpu_s() - before
+        return self._result
 
-    async def _evenly(self) -> None:
-        self._free = deque(self._callers)
+    async def _send_evenly(self) -> None:
+        self._idle = deque(self._connections)
         start, count = CLOCK.now_ns(), len(self._requests)
         if self._plan.for_s:
             count = int(self._plan.for_s * self._plan.per_s)
         self._next = count  # all are scheduled
-        self._left = count
+        self._total = count
         for index in range(count):
-            due = start + int(index * 1e9 / self._plan.per_s)
-            if (pause := due - CLOCK.now_ns()) > 0:
-                await asyncio.sleep(max(SLEEP_S_MIN, pause / 1e9))  # sleeping longer and sending several at once costs less CPU
-            if self._free:
-                self._send(self._free.popleft(), index)
+            due_ns = start + int(index * 1e9 / self._plan.per_s)
+            if (pause_ns := due_ns - CLOCK.now_ns()) > 0:
+                await asyncio.sleep(
+                    max(SLEEP_S_MIN, pause_ns / 1e9)
+                )  # sleeping longer and sending several at once costs less CPU
+            if self._idle:
+                self._send(self._idle.popleft(), index)
             else:
-                self._due.append(index)
+                self._overdue.append(index)
 
-    def _go_on(self, caller: LoadConnection) -> None:
+    def _send_next(self, connection: LoadConnection) -> None:
         again = self._plan.for_s and CLOCK.now_ns() < self._until_ns
         if self._next < len(self._requests) or again:
-            self._send(caller, self._next)
+            self._send(connection, self._next)
             self._next += 1
-        elif self._answers == self._next and not self._over.done():
-            self._over.set_result(None)
+        elif self._answer_count == self._next and not self._done.done():
+            self._done.set_result(None)
 
-    def _send(self, caller: LoadConnection, index: int) -> None:
-        found, which = self._found, index % len(self._requests)
-        found.which.append(which)
-        found.sent_ns.append(CLOCK.now_ns())
-        found.done_ns.append(0)
-        found.status.append(0)
-        caller.send(len(found.which) - 1, self._requests[which])
+    def _send(self, connection: LoadConnection, index: int) -> None:
+        result, which = self._result, index % len(self._requests)
+        result.which.append(which)
+        result.sent_ns.append(CLOCK.now_ns())
+        result.done_ns.append(0)
+        result.status.append(0)
+        connection.send(len(result.which) - 1, self._requests[which])
 
-    def answered(self, caller: LoadConnection, status: int, answer: bytes) -> None:
-        found = self._found
-        found.done_ns[caller.at] = CLOCK.now_ns()
-        found.status[caller.at] = status
-        if status >= 400 and not found.problem:
-            found.problem = answer[-600:].decode(errors="replace")
-        self._answers += 1
+    def on_answer(self, connection: LoadConnection, status: int, answer: bytes) -> None:
+        result = self._result
+        result.done_ns[connection.index] = CLOCK.now_ns()
+        result.status[connection.index] = status
+        if status >= 400 and not result.problem:
+            result.problem = answer[-600:].decode(errors="replace")
+        self._answer_count += 1
         if not self._plan.per_s:
-            self._go_on(caller)
-        elif self._answers == self._left:
-            self._over.set_result(None)
-        elif self._due:
-            self._send(caller, self._due.popleft())
+            self._send_next(connection)
+        elif self._answer_count == self._total:
+            self._done.set_result(None)
+        elif self._overdue:
+            self._send(connection, self._overdue.popleft())
         else:
-            self._free.append(caller)
+            self._idle.append(connection)
 
-    def lost(self) -> None:
-        if not self._ending and not self._over.done():
-            self._over.set_exception(ConnectionError("the server closed a connection"))
+    def on_connection_lost(self) -> None:
+        if not self._closing and not self._done.done():
+            self._done.set_exception(ConnectionError("the server closed a connection"))
 
     def close(self) -> None:
-        self._ending = True
-        for caller in self._callers:
+        self._closing = True
+        for caller in self._connections:
             caller.close()
 
 
@@ -189,24 +191,24 @@ def _cpu_s() -> float:
     return spent.user + spent.system
 
 
-async def main(plan: LoadPlan, requests: list[bytes], found_at: Path) -> None:
+async def main(plan: LoadPlan, requests: list[bytes], result_file: Path) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     load = LoadRun(plan, requests)
     await load.connect()
     _print_line("ready")
     while await stdin.readline():
-        _write_result(found_at, await load.run())
+        _write_result(result_file, await load.run())
         _print_line("done")
     load.close()
 
 
-def _write_result(found_at: Path, found: LoadResult) -> None:
-    found_at.write_bytes(msgspec.msgpack.encode(found))
+def _write_result(path: Path, result: LoadResult) -> None:
+    path.write_bytes(msgspec.msgpack.encode(result))
 
 
-def _print_line(word: str) -> None:
-    sys.stdout.write(word + "\n")
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

@@ -23,15 +23,15 @@ class WatchConnection(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self._request, self._rest = request, b""
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.write(self._request)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        if not self.begun.done():
-            self.begun.set_result(None)
+        if not self.answered.done():
+            self.answered.set_result(None)
         self.changes += (self._rest + data).count(CHANGED)
         self._rest = data[1 - len(CHANGED) :]
 
@@ -41,16 +41,16 @@ async def main(host: str, port: int, token: str, path: str, count: int) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     request = f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {token}\r\n\r\n".encode()
-    listeners = [(await loop.create_connection(lambda: WatchConnection(request), host, port))[1] for _ in range(count)]
-    for one in listeners:
-        await one.begun
+    connections = [(await loop.create_connection(lambda: WatchConnection(request), host, port))[1] for _ in range(count)]
+    for connection in connections:
+        await connection.answered
     _print_line("ready")
     while await stdin.readline():
-        _print_line(str(sum(one.changes for one in listeners)))
+        _print_line(str(sum(connection.changes for connection in connections)))
 
 
-def _print_line(word: str) -> None:
-    sys.stdout.write(word + "\n")
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 

@@ -30,7 +30,7 @@ from remit.cli.local.daemon_options import (
 from remit.cli.local.down import PROCESS
 from remit.cli.main import examples
 from remit.model.problems import escaped
-from remit.world.net.tls import ClientTlsFiles
+from remit.world.net.tls import Trust
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
@@ -135,7 +135,7 @@ def agent(
     joined = Credentials(data.absolute() / "run" / "joined")
     join_token = _join_token(join_token, known=joined.is_joined)
     if join_token or (joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE):
-        urls, token, trust = _named(servers), "", ClientTlsFiles(str(ca_file or ""))
+        urls, token, trust = _named(servers), "", Trust(str(ca_file or ""))
     else:
         urls, token, trust = server_and_token(servers, token_file, ca_file)
         joined = joined._replace(directory=Path("/nonexistent"))
@@ -161,7 +161,7 @@ class _Asked:
         self,
         urls: tuple[str, ...],
         token: str,
-        trust: ClientTlsFiles,
+        trust: Trust,
         data: Path,
         declared: Declared,
         beat_ms: int,
@@ -236,7 +236,7 @@ async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
         click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.directory))}")
     if asked.joined.is_joined:
         asked.token = asked.joined.token
-        asked.trust = asked.joined.trust if asked.joined.uses_tls else asked.trust
+        asked.trust = asked.joined.client_tls if asked.joined.uses_tls else asked.trust
 
 
 async def _is_known(asked: _Asked, world: World) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remit.world.interfaces import Clock
     from remit.world.net.connections import ListenAddress
     from remit.world.net.server_keys import TlsOptions
-    from remit.world.net.tls import ClientTlsFiles
+    from remit.world.net.tls import Trust
     from remit.world.structured_log import StructuredLog, LogFormat, LogLevel
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -223,7 +223,7 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
 
 def server_and_token(
     servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
-) -> tuple[tuple[str, ...], str, ClientTlsFiles]:
+) -> tuple[tuple[str, ...], str, Trust]:
     """Which servers are meant, the token for them, and who is believed to be them: by flags, the environment, or the context
     that is in use.
     """

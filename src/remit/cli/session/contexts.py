@@ -18,7 +18,7 @@ from msgspec import Struct
 from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
 
 if TYPE_CHECKING:
-    from remit.world.net.tls import ClientTlsFiles
+    from remit.world.net.tls import Trust
 
 TENANT: Final = "default"
 TOKEN_BYTES_MAX: Final = 4_096
@@ -91,10 +91,10 @@ class Reach(NamedTuple):
     ca_file: str = ""
 
     @property
-    def trust(self) -> ClientTlsFiles:
-        from remit.world.net.tls import ClientTlsFiles
+    def trust(self) -> Trust:
+        from remit.world.net.tls import Trust
 
-        return ClientTlsFiles(self.ca_file)
+        return Trust(self.ca_file)
 
 
 # -- the file ------------------------------------------------------------------------------------------------------------------

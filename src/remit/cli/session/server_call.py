@@ -174,7 +174,7 @@ def refusal(error: ApiError, about: str = "") -> Failure:
         said = f"{error.field}: {said}"
     what = f"{about}: {said}" if about else said
     if error.status == UNAUTHENTICATED:
-        if "was revoked" in said or " ran out at " in said:
+        if "was revoked" in said or " expired at " in said:
             return Failure(
                 escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file"
             )

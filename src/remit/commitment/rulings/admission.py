@@ -25,29 +25,29 @@ from remit.model.objects import AnyObject, key_of
 HUMAN_ROLES: Final = frozenset({Role.USER, Role.OPERATOR})
 
 
-def check_admission(draft: Draft, operation: Operation, thing: AnyObject, before: Any) -> Refused | None:
+def check_admission(draft: Draft, operation: Operation, obj: AnyObject, before: Any) -> Refused | None:
     """Refuse an object that policies or tenant limits forbid. `before` is the current object, or None."""
-    if isinstance(thing, Policy):
-        return _check_priority_classes(draft, thing)
-    if not isinstance(thing, LIMITED_KINDS):
+    if isinstance(obj, Policy):
+        return _check_priority_classes(draft, obj)
+    if not isinstance(obj, LIMITED_KINDS):
         return None
     # A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and is not
     # refused.
     if (
-        isinstance(thing, Workload)
+        isinstance(obj, Workload)
         and operation.actor.role in HUMAN_ROLES
-        and (before is None or _policy_inputs_differ(before, thing))
+        and (before is None or _policy_inputs_differ(before, obj))
     ):
-        refused = _check_policies(draft, operation, thing, before)
+        refused = _check_policies(draft, operation, obj, before)
         if refused is not None:
             return refused
-    return _check_limits(draft, thing, before)
+    return _check_limits(draft, obj, before)
 
 
 def _policy_inputs_differ(before: Workload, after: Workload) -> bool:
     """Return whether the fields that policies read have changed."""
-    mine, spec = before.spec, after.spec
-    return (mine.priority_class, mine.placement, before.metadata.labels) != (
+    old, spec = before.spec, after.spec
+    return (old.priority_class, old.placement, before.metadata.labels) != (
         spec.priority_class,
         spec.placement,
         after.metadata.labels,
@@ -62,42 +62,45 @@ def _check_policies(draft: Draft, operation: Operation, workload: Workload, befo
     """
     meta = workload.metadata
     terms = draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
-    stands = before is not None and before.spec.priority_class == workload.spec.priority_class
-    granted = stands or not operation.actor.tenant
-    found = forbidden_field(workload.spec, terms, lambda name: _priority_value(draft, name), may_raise_priority=granted)
-    return None if found is None else refuse(Code.POLICY, f"{found.field}: {found.message}")
+    unchanged = before is not None and before.spec.priority_class == workload.spec.priority_class
+    granted = unchanged or not operation.actor.tenant
+    violation = forbidden_field(workload.spec, terms, lambda name: _priority_value(draft, name), may_raise_priority=granted)
+    return None if violation is None else refuse(Code.POLICY, f"{violation.field}: {violation.message}")
 
 
-def _priority_value(draft: Draft, rank: str) -> int | None:
-    found = draft.lookup(key_of("PriorityClass", rank))
-    return None if found is None else int(found[0].spec.value)
+def _priority_value(draft: Draft, priority_class: str) -> int | None:
+    entry = draft.lookup(key_of("PriorityClass", priority_class))
+    return None if entry is None else int(entry[0].spec.value)
 
 
 def _check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
-    for at, rule in enumerate(policy.spec.rules):
-        for field, rank in (("priorityClass", rule.priority_class), ("defaults.priorityClass", rule.defaults.priority_class)):
-            if rank and _priority_value(draft, rank) is None:
-                detail = f"spec.rules[{at}].{field}: priority class {rank} does not exist; declare it first"
+    for number, rule in enumerate(policy.spec.rules):
+        for field, priority_class in (
+            ("priorityClass", rule.priority_class),
+            ("defaults.priorityClass", rule.defaults.priority_class),
+        ):
+            if priority_class and _priority_value(draft, priority_class) is None:
+                detail = f"spec.rules[{number}].{field}: priority class {priority_class} does not exist; declare it first"
                 return refuse(Code.INVALID, detail)
     return None
 
 
-def _check_limits(draft: Draft, thing: AnyObject, before: Any) -> Refused | None:
-    tenant = thing.metadata.tenant
-    found = draft.lookup(key_of("Tenant", tenant))
-    if found is None or not isinstance(found[0], Tenant):
+def _check_limits(draft: Draft, obj: AnyObject, before: Any) -> Refused | None:
+    tenant = obj.metadata.tenant
+    entry = draft.lookup(key_of("Tenant", tenant))
+    if entry is None or not isinstance(entry[0], Tenant):
         return None
-    had = limit_charges(before)
-    for limit, amount in limit_charges(thing).items():
-        more, most = amount - had.get(limit, 0), int(getattr(found[0].spec.limits, limit))
-        if more <= 0:
+    charged_before = limit_charges(before)
+    for limit, amount in limit_charges(obj).items():
+        growth, maximum = amount - charged_before.get(limit, 0), int(getattr(entry[0].spec.limits, limit))
+        if growth <= 0:
             continue
         used = draft.books.used.get((tenant, limit), 0) + draft.used.get((tenant, limit), 0)
-        if used + more > most:
+        if used + growth > maximum:
             field = LIMIT_FIELDS.get(limit, "metadata.tenant")
             detail = (
-                f"{field}: tenant {tenant} uses {used} of {most} {limit}, {more} more exceed the limit by "
-                f"{used + more - most}; "
+                f"{field}: tenant {tenant} uses {used} of {maximum} {limit}, {growth} more exceed the limit by "
+                f"{used + growth - maximum}; "
             )
             return refuse(Code.LIMIT, detail + f"delete some, or ask an operator to raise spec.limits.{limit} of the tenant")
     return None
@@ -107,18 +110,18 @@ def apply_defaults(draft: Draft, workload: Workload) -> tuple[Workload, Workload
     """Return the workload with a condition that lists the defaults applied by policies, and its spec with these defaults."""
     meta, status = workload.metadata, workload.status
     admission = draft.current_interner().admission
-    spec, words = apply_policy_defaults(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
-    conditions = tuple(one for one in status.conditions if one.type != BY_POLICY_CONDITION)
-    if words:
-        told = Condition(
+    spec, messages = apply_policy_defaults(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
+    conditions = tuple(item for item in status.conditions if item.type != BY_POLICY_CONDITION)
+    if messages:
+        condition = Condition(
             type=BY_POLICY_CONDITION,
             status="True",
             reason=f"PolicyRevision{admission.number}",
-            message="; ".join(words)[:4_096],
+            message="; ".join(messages)[:4_096],
             observed_generation=meta.generation,
             last_transition=draft.time.wall,
         )
-        conditions = tuple(sorted((*conditions, told), key=lambda one: one.type))
+        conditions = tuple(sorted((*conditions, condition), key=lambda item: item.type))
     if conditions != status.conditions:
         workload = replace(workload, status=replace(status, conditions=conditions))
     return workload, spec
@@ -139,16 +142,16 @@ def check_token(draft: Draft, token: Token, before: Token | None) -> Refused | N
         if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
             return refuse(Code.LIMIT, f"the scope has reached its limit of {TOKENS_MAX} tokens; delete expired or revoked ones")
         if any(
-            one.spec.digest == spec.digest for one in _tokens(draft)
+            other.spec.digest == spec.digest for other in _tokens(draft)
         ):  # otherwise one secret would authenticate as two tokens
             return refuse(Code.EXISTS, "spec.digest: another token has the same secret; generate a new one")
         return _check_nodes_unclaimed(draft, token) if spec.joined else None
-    was = before.spec
-    if was.revoked and not spec.revoked:
+    old = before.spec
+    if old.revoked and not spec.revoked:
         return refuse(Code.EXISTS, f"token {name} was revoked, which is final; create a new token")
-    if was.spent and spec.spent != was.spent:
+    if old.spent and spec.spent != old.spent:
         return refuse(Code.EXISTS, f"token {name} was already used by an agent to join, which is final; create a new token")
-    if replace(spec, revoked=was.revoked, expires=was.expires, spent=was.spent) != was:
+    if replace(spec, revoked=old.revoked, expires=old.expires, spent=old.spent) != old:
         return refuse(
             Code.EXISTS,
             f"token {name} exists, and only spec.expires, spec.revoked and spec.spent may change; create a new token instead",
@@ -160,14 +163,14 @@ def _check_nodes_unclaimed(draft: Draft, token: Token) -> Refused | None:
     """Refuse a join token's nodes that another agent has. Two servers may have checked this at the same time; here one comes
     first.
     """
-    for one in _tokens(draft):
-        if one.spec.role != "agent" or one.spec.revoked or one.spec.expires <= draft.time.wall:
+    for other in _tokens(draft):
+        if other.spec.role != "agent" or other.spec.revoked or other.spec.expires <= draft.time.wall:
             continue
-        if taken := sorted(set(one.spec.nodes) & set(token.spec.nodes)):
-            known = f"by token {one.metadata.name}"
+        if taken := sorted(set(other.spec.nodes) & set(token.spec.nodes)):
+            how = f"by token {other.metadata.name}"
             return refuse(
                 Code.EXISTS,
-                f"spec.nodes: node {taken[0]} already has an agent, identified {known}; revoke that token first, or "
+                f"spec.nodes: node {taken[0]} already has an agent, identified {how}; revoke that token first, or "
                 "choose another name",
             )
     return None
@@ -184,13 +187,13 @@ def revoke_node_tokens(draft: Draft, node: str) -> None:
     """Revoke the tokens of agents whose last node is deleted."""
     for token in _tokens(draft):
         spec = token.spec
-        if node in spec.nodes and all(draft.lookup(key_of("Node", one)) is None for one in spec.nodes if one != node):
+        if node in spec.nodes and all(draft.lookup(key_of("Node", name)) is None for name in spec.nodes if name != node):
             _revoke(draft, token)
 
 
 def _tokens(draft: Draft) -> list[Token]:
-    found = (draft.lookup(name) for name in draft.keys(_TOKENS))
-    return [one[0] for one in found if one is not None]
+    entries = (draft.lookup(name) for name in draft.keys(_TOKENS))
+    return [entry[0] for entry in entries if entry is not None]
 
 
 def _revoke(draft: Draft, token: Token) -> None:

@@ -68,8 +68,8 @@ ANY_DECLARING_ROLE = frozenset(role for roles in DECLARING_ROLES.values() for ro
 
 @ruling(Apply, ANY_DECLARING_ROLE, Coordination.HARD, "one object per name, one spec per generation")
 def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
-    thing = claim.thing
-    kind, meta = type(thing).__name__, thing.metadata
+    obj = claim.thing
+    kind, meta = type(obj).__name__, obj.metadata
     if kind not in DECLARED or not isinstance(meta, Metadata):
         return refuse(Code.INVALID, f"{an(kind)} is a record of the authority and cannot be declared")
     if operation.actor.role not in DECLARING_ROLES[kind]:
@@ -77,37 +77,34 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
         return refuse(Code.ROLE, f"{an(kind)} may be declared by {declarers}, not by role {operation.actor.role}")
     if (refused := _check_tenant(operation, meta.tenant)) is not None:
         return refused
-    problems = validate(thing)
+    problems = validate(obj)
     if problems:
         # Report all problems that fit into the answer, so that the user can fix them in one round.
         code = Code.RESERVED if any(problem.reserved for problem in problems) else Code.INVALID
         return refuse(code, " | ".join(problem.description for problem in problems[:8]))
-    if (
-        isinstance(thing, Secret)
-        and (bare := next((k for k, v in thing.spec.data.items() if not is_sealed(v)), None)) is not None
-    ):
+    if isinstance(obj, Secret) and (bare := next((k for k, v in obj.spec.data.items() if not is_sealed(v)), None)) is not None:
         return refuse(
             Code.INVALID, f"spec.data.{bare}: not sealed; declare secrets through the HTTP API of a server, which seals them"
         )
-    found = draft.lookup(key(thing))
-    before = None if found is None else found[0]
-    refused = _check_precondition(key(thing), claim.expect, found) or _check_kind(draft, operation, thing, found)
+    entry = draft.lookup(key(obj))
+    before = None if entry is None else entry[0]
+    refused = _check_precondition(key(obj), claim.expect, entry) or _check_kind(draft, operation, obj, entry)
     if refused is not None:
         return refused
     if before is not None and before.metadata.deleting:
-        return release_finalizers(draft, before, thing)
-    refused = _check_policies_size(draft, thing) if isinstance(thing, Policy) else None
-    refused = refused or check_admission(draft, operation, thing, before)
+        return release_finalizers(draft, before, obj)
+    refused = _check_policies_size(draft, obj) if isinstance(obj, Policy) else None
+    refused = refused or check_admission(draft, operation, obj, before)
     if refused is not None:
         return refused
-    owners = resolve_owners(draft, thing, before)
+    owners = resolve_owners(draft, obj, before)
     if isinstance(owners, Refused):
         return owners
     meta = replace(meta, owners=owners)
-    changed = before is None or before.spec != thing.spec or before.metadata.labels != meta.labels
+    changed = before is None or before.spec != obj.spec or before.metadata.labels != meta.labels
     generation = 1 if before is None else before.metadata.generation + changed
     stamped = replace(
-        thing,
+        obj,
         metadata=replace(
             meta,
             uid=draft.new_uid() if before is None else before.metadata.uid,
@@ -117,17 +114,17 @@ def apply(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
             deleting=False,
         ),
     )
-    if hasattr(thing, "status"):
-        # Status is observed, not declared: a new node starts as joining, whatever its manifest contains.
-        stamped = replace(stamped, status=type(thing.status)() if before is None else before.status)
+    if hasattr(obj, "status"):
+        # Status is observed, not declared: a new node starts as joining, even if its manifest contains a status.
+        stamped = replace(stamped, status=type(obj.status)() if before is None else before.status)
     if isinstance(stamped, Override) and (before is None or before.spec != stamped.spec):
         stamped = replace(stamped, status=OverrideStatus(deadline=_deadline(draft, stamped)))
     if isinstance(stamped, Workload) and changed:
         stamped, spec = apply_defaults(draft, stamped)
-        kept = _store_generation(draft, stamped, spec)
+        generation_record = _store_generation(draft, stamped, spec)
         if claim.fill and before is None and initial_replicas(spec) <= INITIAL_REPLICAS_MAX:
-            # What the workload controller would request next, without the round trip.
-            create_replicas(draft, kept, range(initial_replicas(spec)))
+            # The workload controller would request these replicas next; creating them here saves the round trip.
+            create_replicas(draft, generation_record, range(initial_replicas(spec)))
     draft.put(stamped)
     if isinstance(stamped, Policy):
         _publish(draft, {**_policies(draft), stamped.metadata.name: stamped.spec})
@@ -147,51 +144,52 @@ def _check_policies_size(draft: Draft, policy: Policy) -> Refused | None:
     )
 
 
-def _check_precondition(name: str, expect: int | None, found: tuple[Any, int] | None) -> Refused | None:
+def _check_precondition(name: str, expect: int | None, entry: tuple[Any, int] | None) -> Refused | None:
     if expect is None:
         return None
-    if expect == 0 and found is not None:
-        return refuse(Code.EXISTS, f"{name} exists already, at revision {found[1]}; update it instead of creating it")
-    if expect and found is None:
+    if expect == 0 and entry is not None:
+        return refuse(Code.EXISTS, f"{name} exists already, at revision {entry[1]}; update it instead of creating it")
+    if expect and entry is None:
         return refuse(Code.NOT_FOUND, f"{name} no longer exists; create it again if you need it")
-    if expect and found is not None and (found[1] != expect or expect < 0):
+    if expect and entry is not None and (entry[1] != expect or expect < 0):
         return refuse(
             Code.REVISION, f"{name} was read at revision {expect} and has changed since; read it again and reapply the change"
         )
     return None
 
 
-def _check_kind(draft: Draft, operation: Operation, thing: AnyObject, found: tuple[Any, int] | None) -> Refused | None:
+def _check_kind(draft: Draft, operation: Operation, obj: AnyObject, entry: tuple[Any, int] | None) -> Refused | None:
     """Check what each kind requires of other objects and of the caller. The object's own fields were validated before."""
-    if found is not None and found[0].metadata.deleting:
-        return _check_change_while_deleting(found[0], thing)
-    if thing.metadata.tenant and (refused := _check_tenant_exists(draft, thing.metadata.tenant, new=found is None)) is not None:
+    if entry is not None and entry[0].metadata.deleting:
+        return _check_change_while_deleting(entry[0], obj)
+    if obj.metadata.tenant and (refused := _check_tenant_exists(draft, obj.metadata.tenant, new=entry is None)) is not None:
         return refused
-    if isinstance(thing, Node):
-        own = f"{Role.AGENT}/{thing.metadata.name}"
+    if isinstance(obj, Node):
+        own = f"{Role.AGENT}/{obj.metadata.name}"
         if operation.actor.role is Role.AGENT and operation.actor.lease != own:
             return refuse(Code.NOT_OWNER, f"an agent declares only its own node; this one acts for {operation.actor.lease}")
         if operation.actor.role is Role.AGENT:
-            return _check_agent_node(draft, thing, None if found is None else found[0])
-    if isinstance(thing, Policy):
+            return _check_agent_node(draft, obj, None if entry is None else entry[0])
+    if isinstance(obj, Policy):
         return _check_policy_home(draft)
-    if isinstance(thing, Workload):
-        return _check_workload(draft, operation, thing, None if found is None else found[0])
-    if isinstance(thing, Override):
-        return _check_override(draft, thing, None if found is None else found[0])
-    if isinstance(thing, Token):
-        return check_token(draft, thing, None if found is None else found[0])
+    if isinstance(obj, Workload):
+        return _check_workload(draft, operation, obj, None if entry is None else entry[0])
+    if isinstance(obj, Override):
+        return _check_override(draft, obj, None if entry is None else entry[0])
+    if isinstance(obj, Token):
+        return check_token(draft, obj, None if entry is None else entry[0])
     return None
 
 
 def _check_tenant(operation: Operation, tenant: str) -> Refused | None:
     """Refuse changes outside the actor's tenant, whichever way the claim arrived."""
-    mine = operation.actor.tenant
-    if not mine or tenant == mine:
+    own_tenant = operation.actor.tenant
+    if not own_tenant or tenant == own_tenant:
         return None
     return refuse(
         Code.TENANT,
-        f"metadata.tenant: {operation.actor.name} may act only in tenant {mine}, not in {tenant or 'cluster-wide objects'}",
+        f"metadata.tenant: {operation.actor.name} may act only in tenant {own_tenant}, not in "
+        f"{tenant or 'objects without a tenant'}",
     )
 
 
@@ -207,9 +205,9 @@ def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused 
             Code.NOT_OWNER, f"metadata: an agent may not set owners or finalizers of node {meta.name}; an operator may"
         )
     if before is not None:
-        was = before.spec
-        told = replace(was, capacity=spec.capacity, devices=spec.devices, address=spec.address, port=spec.port)
-        if told != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
+        old = before.spec
+        allowed = replace(old, capacity=spec.capacity, devices=spec.devices, address=spec.address, port=spec.port)
+        if allowed != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
             return refuse(
                 Code.NOT_OWNER,
                 f"an agent may change only capacity, devices, address and port of node {meta.name}; an operator "
@@ -217,16 +215,16 @@ def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused 
             )
     pool = draft.lookup(key_of("NodePool", spec.pool))
     if pool is not None and not spec.capacity <= pool[0].spec.capacity:
-        most = f"pool {spec.pool} allows at most {pool[0].spec.capacity} per node"
-        return refuse(Code.INVALID, f"spec.capacity: {most}, node {node.metadata.name} declares {spec.capacity}")
+        limit = f"pool {spec.pool} allows at most {pool[0].spec.capacity} per node"
+        return refuse(Code.INVALID, f"spec.capacity: {limit}, node {node.metadata.name} declares {spec.capacity}")
     return None
 
 
 def _check_tenant_exists(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
-    found = draft.lookup(key_of("Tenant", tenant))
-    if found is None:
+    entry = draft.lookup(key_of("Tenant", tenant))
+    if entry is None:
         return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist; declare it first")
-    if new and found[0].metadata.deleting:
+    if new and entry[0].metadata.deleting:
         return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted and accepts no new objects")
     return None
 
@@ -263,17 +261,15 @@ def _check_workload(draft: Draft, operation: Operation, workload: Workload, befo
         return refuse(
             Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist; declare it first"
         )
-    if (
-        spec.template.devices or spec.placement != _ANYWHERE
-    ):  # only these fields can contain requirements that no node could ever satisfy
+    # Only these fields can contain requirements that no node could ever satisfy.
+    if spec.template.devices or spec.placement != _ANYWHERE:
         try:
             compile_requirements(meta.tenant, meta.name, meta.labels, spec, ())
         except ValueError as error:
             return refuse(Code.INVALID, f"spec.template.devices: {error}")
-    same = (
-        before is not None and before.spec.template == spec.template
-    )  # what was permitted stays permitted when it is applied again
-    return None if same else _check_permissions(draft, operation, workload)
+    # A template that was permitted once stays permitted when it is applied again.
+    unchanged = before is not None and before.spec.template == spec.template
+    return None if unchanged else _check_permissions(draft, operation, workload)
 
 
 def _check_permissions(draft: Draft, operation: Operation, workload: Workload) -> Refused | None:
@@ -284,23 +280,25 @@ def _check_permissions(draft: Draft, operation: Operation, workload: Workload) -
         return None
     labels = {**meta.labels, WORKLOAD_LABEL: meta.name}
     permit = permissions_of(_policies(draft).values(), meta.tenant, labels)
-    wrong = permission_violation(template, permit) or (isolation_violation(template, permit) if loose else None)
-    return None if wrong is None else refuse(Code.INVALID, f"spec.template.{wrong.field}: {wrong.reason}; {wrong.cure}")
+    violation = permission_violation(template, permit) or (isolation_violation(template, permit) if loose else None)
+    if violation is None:
+        return None
+    return refuse(Code.INVALID, f"spec.template.{violation.field}: {violation.reason}; {violation.cure}")
 
 
-def _store_generation(draft: Draft, workload: Workload, runs: WorkloadSpec) -> Generation:
+def _store_generation(draft: Draft, workload: Workload, effective_spec: WorkloadSpec) -> Generation:
     """Store this generation with its effective spec, and delete old generations that no longer have replicas."""
     meta = workload.metadata
     name = f"{meta.name}/{meta.generation:08d}"
-    spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=runs)
+    spec = GenerationSpec(workload=meta.name, generation=meta.generation, labels=dict(meta.labels), spec=effective_spec)
     generation = Generation(metadata=RecordMetadata(name=name, tenant=meta.tenant, uid=meta.uid), spec=spec)
     draft.put(generation)
     if meta.generation <= GENERATIONS_KEPT:
         return generation  # at most GENERATIONS_KEPT generations can exist
-    for old in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
-        found = draft.lookup(old)
-        if found is not None and not draft.replica_count((meta.tenant, meta.name, found[0].spec.generation)):
-            draft.delete(old)
+    for old_key in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
+        entry = draft.lookup(old_key)
+        if entry is not None and not draft.replica_count((meta.tenant, meta.name, entry[0].spec.generation)):
+            draft.delete(old_key)
     return generation
 
 
@@ -309,7 +307,7 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     if claim.kind not in DECLARING_ROLES:
         return refuse(Code.INVALID, f"kind: {an(claim.kind)} is a record of the authority and cannot be deleted")
     role = operation.actor.role
-    cleans = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
+    is_cleanup = role is Role.WORKLOADS and claim.kind not in ("Workload", "Allotment")
     if role not in DECLARING_ROLES[claim.kind] and role is not Role.WORKLOADS:
         return refuse(Code.ROLE, f"role {role} may not delete {an(claim.kind)}")
     if role is Role.AGENT:  # it would declare the node again, without the labels and taints that operators set
@@ -317,115 +315,117 @@ def delete(draft: Draft, operation: Operation, claim: Delete) -> int | Refused:
     if (refused := _check_tenant(operation, claim.tenant)) is not None:
         return refused
     name = key_of(claim.kind, claim.name, claim.tenant)
-    found = draft.lookup(name)
-    if found is None:
+    entry = draft.lookup(name)
+    if entry is None:
         return refuse(Code.NOT_FOUND, f"{name} does not exist")
-    thing = found[0]
-    if cleans and not thing.metadata.deleting and not is_orphaned(draft, thing):
+    obj = entry[0]
+    if is_cleanup and not obj.metadata.deleting and not is_orphaned(draft, obj):
         return refuse(Code.ROLE, f"role {role} may delete {name} only if all its owners are gone or it is being deleted")
-    refused = _check_precondition(name, claim.expect, found) or _check_unused(draft, claim.kind, claim.name, claim.tenant)
+    refused = _check_precondition(name, claim.expect, entry) or _check_unused(draft, claim.kind, claim.name, claim.tenant)
     if refused is not None:
         return refused
-    return _finish_delete(draft, thing)
+    return _finish_delete(draft, obj)
 
 
-def _finish_delete(draft: Draft, thing: AnyObject) -> int:
+def _finish_delete(draft: Draft, obj: AnyObject) -> int:
     """Delete the object and return 1; or mark it as being deleted and return 0, if finalizers or replicas remain."""
-    meta = thing.metadata
+    meta = obj.metadata
     generations: Sequence[str] = ()
-    held = bool(meta.finalizers) if isinstance(meta, Metadata) else False
-    if isinstance(thing, Workload):
+    is_held = bool(meta.finalizers) if isinstance(meta, Metadata) else False
+    if isinstance(obj, Workload):
         generations = draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))
-        held = held or any(draft.replica_count((meta.tenant, meta.name, int(old.rsplit("/", 1)[1]))) for old in generations)
-    if held and isinstance(meta, Metadata):
+        is_held = is_held or any(
+            draft.replica_count((meta.tenant, meta.name, int(old_key.rsplit("/", 1)[1]))) for old_key in generations
+        )
+    if is_held and isinstance(meta, Metadata):
         if not meta.deleting:
-            draft.put(replace(thing, metadata=replace(meta, deleting=True)))
+            draft.put(replace(obj, metadata=replace(meta, deleting=True)))
         return 0
-    for old in generations:
-        draft.delete(old)
-    if isinstance(thing, Policy):
+    for old_key in generations:
+        draft.delete(old_key)
+    if isinstance(obj, Policy):
         _publish(draft, {k: v for k, v in _policies(draft).items() if k != meta.name})
-    elif isinstance(thing, Tenant):
+    elif isinstance(obj, Tenant):
         revoke_tenant_tokens(draft, meta.name)
-    elif isinstance(thing, Node):
+    elif isinstance(obj, Node):
         revoke_node_tokens(draft, meta.name)
-    draft.delete(key(thing))
+    draft.delete(key(obj))
     return 1
 
 
-def _check_change_while_deleting(before: Any, thing: AnyObject) -> Refused | None:
+def _check_change_while_deleting(before: Any, obj: AnyObject) -> Refused | None:
     """Check a change of an object that is being deleted: finalizers may only be removed, and annotations may change, because
     the holders of finalizers report their progress there.
     """
-    mine, meta = before.metadata, thing.metadata
-    if not isinstance(meta, Metadata) or not set(meta.finalizers) <= set(mine.finalizers):
-        return refuse(Code.DELETING, f"{key(thing)} is being deleted; finalizers can only be removed")
-    same = (before.spec, mine.labels) == (thing.spec, meta.labels)
-    owned = [(one.kind, one.name) for one in mine.owners] == [(one.kind, one.name) for one in meta.owners]
-    if not same or not owned or not mine.finalizers:
-        return refuse(Code.DELETING, f"{key(thing)} is being deleted; only finalizers and annotations may change")
+    old, meta = before.metadata, obj.metadata
+    if not isinstance(meta, Metadata) or not set(meta.finalizers) <= set(old.finalizers):
+        return refuse(Code.DELETING, f"{key(obj)} is being deleted; finalizers can only be removed")
+    unchanged = (before.spec, old.labels) == (obj.spec, meta.labels)
+    same_owners = [(owner.kind, owner.name) for owner in old.owners] == [(owner.kind, owner.name) for owner in meta.owners]
+    if not unchanged or not same_owners or not old.finalizers:
+        return refuse(Code.DELETING, f"{key(obj)} is being deleted; only finalizers and annotations may change")
     return None
 
 
-def release_finalizers(draft: Draft, before: Any, thing: AnyObject) -> int:
+def release_finalizers(draft: Draft, before: Any, obj: AnyObject) -> int:
     """Update the finalizers of an object that is being deleted. Without finalizers and dependents it is deleted."""
-    mine, meta = before.metadata, thing.metadata
+    old, meta = before.metadata, obj.metadata
     if not isinstance(meta, Metadata):
         return 0
-    after = replace(before, metadata=replace(mine, finalizers=meta.finalizers, annotations=meta.annotations))
+    after = replace(before, metadata=replace(old, finalizers=meta.finalizers, annotations=meta.annotations))
     if after != before:
         draft.put(after)
-    if not meta.finalizers and _check_unused(draft, type(thing).__name__, meta.name, meta.tenant) is None:
+    if not meta.finalizers and _check_unused(draft, type(obj).__name__, meta.name, meta.tenant) is None:
         _finish_delete(draft, after)
-    return int(mine.generation)
+    return int(old.generation)
 
 
-def resolve_owners(draft: Draft, thing: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
+def resolve_owners(draft: Draft, obj: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:
     """Return the owner references with the uid of each owner, so that a later object of the same name is not taken for the
     owner. References that existed before are kept.
     """
-    meta, known = thing.metadata, {}
+    meta, known = obj.metadata, {}
     if not isinstance(meta, Metadata):
         return ()
     if before is not None:
-        known = {(one.kind, one.name): one for one in before.metadata.owners}
-    found: list[Owner] = []
-    for one in meta.owners:
-        kept = known.get((one.kind, one.name))
-        if kept is not None and one.uid in ("", kept.uid):
-            found.append(kept)
+        known = {(owner.kind, owner.name): owner for owner in before.metadata.owners}
+    owners: list[Owner] = []
+    for owner in meta.owners:
+        existing = known.get((owner.kind, owner.name))
+        if existing is not None and owner.uid in ("", existing.uid):
+            owners.append(existing)
             continue
-        if meta.tenant and one.kind not in TENANTED and (one.kind, one.name) != ("Tenant", meta.tenant):
+        if meta.tenant and owner.kind not in TENANTED and (owner.kind, owner.name) != ("Tenant", meta.tenant):
             # Otherwise deleting a cluster-wide object or another tenant would delete this tenant's objects, and its uid would
             # be disclosed.
-            which = f"{one.kind} {one.name} does not belong to tenant {meta.tenant}"
+            which = f"{owner.kind} {owner.name} does not belong to tenant {meta.tenant}"
             return refuse(Code.INVALID, f"metadata.owners: {which}; reference an object of the same tenant, or none")
-        uid = _uid_of(draft, one, meta.tenant)
-        if uid is None or one.uid not in ("", uid):
-            which = f" with uid {one.uid}" if one.uid else ""
-            return refuse(Code.INVALID, f"metadata.owners: {one.kind} {one.name}{which} does not exist; declare it first")
-        found.append(replace(one, uid=uid))
-    return tuple(found)
+        uid = _uid_of(draft, owner, meta.tenant)
+        if uid is None or owner.uid not in ("", uid):
+            which = f" with uid {owner.uid}" if owner.uid else ""
+            return refuse(Code.INVALID, f"metadata.owners: {owner.kind} {owner.name}{which} does not exist; declare it first")
+        owners.append(replace(owner, uid=uid))
+    return tuple(owners)
 
 
-def is_orphaned(draft: Draft, thing: AnyObject) -> bool:
+def is_orphaned(draft: Draft, obj: AnyObject) -> bool:
     """Return whether the object had owners and all of them are gone. An object of the same name with another uid is not the
     owner.
     """
-    meta = thing.metadata
+    meta = obj.metadata
     if not isinstance(meta, Metadata) or not meta.owners:
         return False
-    return all(one.kind in DECLARED and _is_gone(_uid_of(draft, one, meta.tenant), one.uid) for one in meta.owners)
+    return all(owner.kind in DECLARED and _is_gone(_uid_of(draft, owner, meta.tenant), owner.uid) for owner in meta.owners)
 
 
-def _is_gone(stands: str | None, uid: str) -> bool:
-    return stands is None or (bool(uid) and stands != uid)
+def _is_gone(current_uid: str | None, uid: str) -> bool:
+    return current_uid is None or (bool(uid) and current_uid != uid)
 
 
 def _uid_of(draft: Draft, owner: Owner, tenant: str) -> str | None:
     """Return the uid of the object with an owner's name, in the tenant of the owned object; None if there is none."""
-    found = draft.lookup(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
-    return None if found is None else str(found[0].metadata.uid)
+    entry = draft.lookup(key_of(owner.kind, owner.name, tenant)) if owner.kind in DECLARED else None
+    return None if entry is None else str(entry[0].metadata.uid)
 
 
 def _check_unused(draft: Draft, kind: str, name: str, tenant: str) -> Refused | None:
@@ -450,7 +450,10 @@ def _check_unused(draft: Draft, kind: str, name: str, tenant: str) -> Refused | 
             users += [k for k in draft.keys("generation/") if (g := draft.lookup(k)) and g[0].spec.spec.priority_class == name]
             users += [f"policy/{k}" for k, policy in _policies(draft).items() if name in priority_classes_in(policy)]
             if users:
-                return refuse(Code.IN_USE, f"priority class {name} is used by {users[0]}")
+                return refuse(
+                    Code.IN_USE,
+                    f"priority class {name} is used by {len(users)} objects, for example {users[0]}; change these first",
+                )
         case "Secret" | "Config":
             user = _mounting_workload(draft, f"{kind.lower()}s", name, tenant)
             if user:
@@ -469,18 +472,20 @@ def _mounting_workload(draft: Draft, mounts: str, name: str, tenant: str) -> str
     """Return the key of a workload that may still start replicas with this secret or config: by its current spec, or by an
     older generation that has replicas. Empty if there is none.
     """
-    for one in draft.keys(f"workload/{tenant}/"):
-        found = draft.lookup(one)
-        if found is None or found[0].metadata.deleting:
+    for workload_key in draft.keys(f"workload/{tenant}/"):
+        entry = draft.lookup(workload_key)
+        if entry is None or entry[0].metadata.deleting:
             continue
-        workload: Workload = found[0]
+        workload: Workload = entry[0]
         specs = [workload.spec.template]
-        for old in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
-            kept = draft.lookup(old)
-            if kept is not None and draft.replica_count((tenant, workload.metadata.name, kept[0].spec.generation)):
-                specs.append(kept[0].spec.spec.template)
+        for old_key in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
+            generation_row = draft.lookup(old_key)
+            if generation_row is not None and draft.replica_count(
+                (tenant, workload.metadata.name, generation_row[0].spec.generation)
+            ):
+                specs.append(generation_row[0].spec.spec.template)
         if any(mount.name == name for template in specs for mount in getattr(template, mounts)):
-            return one
+            return workload_key
     return ""
 
 
@@ -494,30 +499,30 @@ def _publish(draft: Draft, policies: dict[str, PolicySpec], number: int = 0, dea
     number = number or (1 if latest is None else latest.spec.number + 1)
     spec = PolicyRevisionSpec(number=number, policies=policies, deadline=deadline)
     draft.put(PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec))
-    for old in draft.keys("policyrevision/")[:-POLICY_REVISIONS_KEPT]:
-        draft.delete(old)
+    for old_key in draft.keys("policyrevision/")[:-POLICY_REVISIONS_KEPT]:
+        draft.delete(old_key)
     return number
 
 
 @ruling(Rollback, frozenset({Role.OPERATOR, Role.POLICY}), Coordination.HARD, "policy revisions are numbered in sequence")
 def rollback(draft: Draft, operation: Operation, claim: Rollback) -> int | Refused:
-    away = _check_policy_home(draft)
-    if away is not None:
-        return away
-    found = draft.lookup(key_of("PolicyRevision", f"{claim.to:08d}"))
-    if found is None:
+    refusal = _check_policy_home(draft)
+    if refusal is not None:
+        return refusal
+    entry = draft.lookup(key_of("PolicyRevision", f"{claim.to:08d}"))
+    if entry is None:
         return refuse(
             Code.NOT_FOUND,
             f"to: policy revision {claim.to} does not exist or is no longer stored; the last {POLICY_REVISIONS_KEPT} are",
         )
-    policies: dict[str, PolicySpec] = dict(found[0].spec.policies)
+    policies: dict[str, PolicySpec] = dict(entry[0].spec.policies)
     for name in draft.keys("policy/"):
         if name.removeprefix("policy/") not in policies:
             draft.delete(name)
     for name, spec in policies.items():
-        now = draft.lookup(key_of("Policy", name))
-        if now is None or now[0].spec != spec:
-            meta = now[0].metadata if now is not None else _new_metadata(draft, name)
+        current = draft.lookup(key_of("Policy", name))
+        if current is None or current[0].spec != spec:
+            meta = current[0].metadata if current is not None else _new_metadata(draft, name)
             draft.put(Policy(metadata=replace(meta, generation=meta.generation + 1), spec=spec))
     return _publish(draft, policies)
 
@@ -543,8 +548,8 @@ def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
             "on this scope's clock",
         )
     until_ms = claim.asked_ms + claim.ttl
-    known = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline
-    if known is not None and known.boot == draft.time.boot:
-        until_ms = max(until_ms, known.at_ms)  # of two leases on one number the longer wins, in any order of arrival
+    deadline_before = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline
+    if deadline_before is not None and deadline_before.boot == draft.time.boot:
+        until_ms = max(until_ms, deadline_before.at_ms)  # of two leases on one number the longer wins, in any order of arrival
     deadline = Deadline(boot=draft.time.boot, at_ms=until_ms)
     return _publish(draft, dict(claim.policies), claim.number, deadline)

@@ -22,9 +22,9 @@ NAME_BYTES_MAX = 240
 
 @ruling(RecordEvent, ALL_ROLES, Coordination.SOFT, "events are a set: the same name is the same event")
 def record_event(draft: Draft, operation: Operation, claim: RecordEvent) -> int | Refused:
-    unnamed = _check_name(claim.name)
-    if unnamed is not None:
-        return unnamed
+    refusal = _check_name(claim.name)
+    if refusal is not None:
+        return refusal
     draft.put_note(Event(metadata=RecordMetadata(name=claim.name), spec=claim.event))
     return 0
 
@@ -36,9 +36,9 @@ def record_event(draft: Draft, operation: Operation, claim: RecordEvent) -> int 
     "decisions are a set of evidence about choices; no later decision depends on them",
 )
 def record_decision(draft: Draft, operation: Operation, claim: RecordDecision) -> int | Refused:
-    unnamed = _check_name(claim.name)
-    if unnamed is not None:
-        return unnamed
+    refusal = _check_name(claim.name)
+    if refusal is not None:
+        return refusal
     if re.fullmatch(DNS_LABEL, claim.tenant) is None:
         return refuse(Code.INVALID, f"tenant: {claim.tenant!r} is not a DNS label")
     draft.put_note(Decision(metadata=RecordMetadata(name=claim.name, tenant=claim.tenant), spec=claim.decision))
@@ -47,16 +47,16 @@ def record_decision(draft: Draft, operation: Operation, claim: RecordDecision) -
 
 @ruling(Report, ALL_ROLES, Coordination.SOFT, "of two summaries of one holder the higher (epoch, sequence) wins")
 def report_summary(draft: Draft, operation: Operation, claim: Report) -> int | Refused:
-    unnamed = _check_name(claim.name)
-    if unnamed is not None:
-        return unnamed
+    refusal = _check_name(claim.name)
+    if refusal is not None:
+        return refusal
     if claim.name.startswith(AWAITED_NODE):
         return refuse(
             Code.NOT_OWNER,
             f"name: {claim.name} is reserved for the authority's record of nodes awaited after a restore; use another name",
         )
-    found = draft.lookup(key_of("Summary", claim.name))
-    before = None if found is None else found[0]
+    entry = draft.lookup(key_of("Summary", claim.name))
+    before = None if entry is None else entry[0]
     after = Summary(metadata=RecordMetadata(name=claim.name), spec=claim.summary)
     if before is None and len(draft.keys("summary/")) >= SUMMARIES_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {SUMMARIES_MAX} summaries")
@@ -68,19 +68,19 @@ def report_summary(draft: Draft, operation: Operation, claim: Report) -> int | R
 
 @ruling(SetCondition, ALL_ROLES, Coordination.SOFT, "of two conditions of one type the later (generation, transition) wins")
 def set_condition(draft: Draft, operation: Operation, claim: SetCondition) -> int | Refused:
-    found = draft.lookup(key_of(claim.kind, claim.name, claim.tenant))
-    if found is None or not hasattr(found[0], "status") or not hasattr(found[0].status, "conditions"):
+    entry = draft.lookup(key_of(claim.kind, claim.name, claim.tenant))
+    if entry is None or not hasattr(entry[0], "status") or not hasattr(entry[0].status, "conditions"):
         return refuse(Code.NOT_FOUND, f"{claim.kind} {claim.name} does not exist, or its kind has no conditions")
-    thing = found[0]
-    known = {condition.type for condition in thing.status.conditions}
+    obj = entry[0]
+    known = {condition.type for condition in obj.status.conditions}
     if len(known) >= CONDITIONS_MAX and claim.condition.type not in known:
         return refuse(
             Code.LIMIT,
             f"{claim.kind} {claim.name} has reached its limit of {CONDITIONS_MAX} condition types; reuse one of them",
         )
-    merged = merge_conditions(thing.status.conditions, (claim.condition,))
-    if merged != thing.status.conditions:
-        draft.put(replace(thing, status=replace(thing.status, conditions=merged)))
+    merged = merge_conditions(obj.status.conditions, (claim.condition,))
+    if merged != obj.status.conditions:
+        draft.put(replace(obj, status=replace(obj.status, conditions=merged)))
     return 0
 
 
@@ -90,7 +90,7 @@ def _check_name(name: str) -> Refused | None:
     return None if 0 < size <= NAME_BYTES_MAX else refuse(Code.INVALID, f"name: has {size} bytes; use 1 to {NAME_BYTES_MAX}")
 
 
-def merge_summaries(one: Summary, other: Summary) -> Summary:
+def merge_summaries(first: Summary, second: Summary) -> Summary:
     """Return the newer summary. Commutative, associative and idempotent: ties, which a correct holder never creates, go to the
     larger text.
     """
@@ -99,10 +99,10 @@ def merge_summaries(one: Summary, other: Summary) -> Summary:
         spec = summary.spec
         return spec.epoch, spec.sequence, f"{spec.used} {sorted(spec.counts.items())} {spec.holder}"
 
-    return other if rank(other) > rank(one) else one
+    return second if rank(second) > rank(first) else first
 
 
-def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -> tuple[Condition, ...]:
+def merge_conditions(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> tuple[Condition, ...]:
     """Merge conditions by type: the later one wins, and the latest are kept if there are too many. The result is sorted by
     type, so it does not depend on the order of arrival.
     """
@@ -111,9 +111,9 @@ def merge_conditions(one: tuple[Condition, ...], other: tuple[Condition, ...]) -
         return c.observed_generation, c.last_transition, c.status, c.reason, c.message
 
     merged: dict[str, Condition] = {}
-    for condition in (*one, *other):
+    for condition in (*first, *second):
         before = merged.get(condition.type)
         if before is None or rank(condition) > rank(before):
             merged[condition.type] = condition
-    kept = sorted(merged, key=lambda type_: (rank(merged[type_]), type_))[-CONDITIONS_MAX:]
-    return tuple(merged[type_] for type_ in sorted(kept))
+    types = sorted(merged, key=lambda type_: (rank(merged[type_]), type_))[-CONDITIONS_MAX:]
+    return tuple(merged[type_] for type_ in sorted(types))

@@ -77,9 +77,9 @@ def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
         ledger = draft.grant(ledger_name)
         if ledger is None:
             return refuse(Code.NOT_FOUND, f"spec.parent: grant {ledger_name} does not exist; issue it first")
-        short = _check_amount(draft, ledger, amount)
-        if short is not None:
-            return short
+        shortage = _check_amount(draft, ledger, amount)
+        if shortage is not None:
+            return shortage
         if ledger.name == spec.parent:
             deadline = _capped(draft, deadline, ledger)
     draft.put(
@@ -107,9 +107,9 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
             f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request "
             "on this scope's clock",
         )
-    found = draft.lookup(key_of("Grant", claim.name))
+    entry = draft.lookup(key_of("Grant", claim.name))
     deadline = Deadline(boot=draft.time.boot, at_ms=claim.asked_ms + claim.spec.ttl)
-    if found is None:
+    if entry is None:
         status = GrantStatus(serial=claim.serial, deadline=deadline)
         draft.put(
             Grant(
@@ -119,7 +119,7 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
             )
         )
         return claim.serial
-    before: Grant = found[0]
+    before: Grant = entry[0]
     if before.spec.issuer != claim.spec.issuer:
         return refuse(
             Code.EXISTS,
@@ -152,9 +152,9 @@ def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
             f"grant {claim.name} is held by {grant.spec.holder}; {operation.actor.name} neither holds nor issued it",
         )
     parent = draft.grant(grant.spec.parent) if grant.spec.parent else None
-    dead = check_alive(draft, parent) if parent is not None else None
-    if dead is not None:
-        return dead
+    refusal = check_alive(draft, parent) if parent is not None else None
+    if refusal is not None:
+        return refusal
     deadline = _capped(draft, _deadline(draft, grant.spec), parent)
     draft.put(replace(grant, status=replace(grant.status, deadline=deadline, serial=grant.status.serial + 1)))
     return grant.status.serial + 1
@@ -167,10 +167,10 @@ def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
     "returned capacity is debited at the holder before it is credited at the issuer",
 )
 def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
-    found = draft.lookup(key_of("Grant", claim.name))
-    if found is None:
+    entry = draft.lookup(key_of("Grant", claim.name))
+    if entry is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
-    grant: Grant = found[0]
+    grant: Grant = entry[0]
     ledger = draft.grant(claim.name)
     if not grant.spec.issuer or ledger is None:
         return refuse(Code.INVALID, f"grant {claim.name} was issued by this scope; close it instead of yielding")
@@ -181,9 +181,9 @@ def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -
         )
     if any(count < 0 for _, count in claim.amount):
         return refuse(Code.INVALID, f"amount: negative amounts cannot be yielded; got {claim.amount}")
-    short = _check_amount(draft, ledger, claim.amount, drawing=False)
-    if short is not None:
-        return short
+    refusal = _check_amount(draft, ledger, claim.amount, drawing=False)
+    if refusal is not None:
+        return refusal
     report = grant.status.report + 1
     draft.put(
         replace(
@@ -202,11 +202,11 @@ def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -
     "drawn capacity stays charged; only the rest returns, and only once",
 )
 def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
-    found = draft.lookup(key_of("Grant", claim.name))
+    entry = draft.lookup(key_of("Grant", claim.name))
     ledger = draft.grant(claim.name)
-    if found is None or ledger is None:
+    if entry is None or ledger is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
-    grant: Grant = found[0]
+    grant: Grant = entry[0]
     if not _may_manage(draft, operation, grant):
         return refuse(
             Code.NOT_OWNER,
@@ -231,24 +231,22 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
             f"grant {claim.name} is held by scope {grant.spec.holder}, which must close and report it; or declare "
             "that scope lost",
         )
-    taken = ledger.committed()
-    if grant.status.phase is GrantPhase.VOID and taken:
-        # Only the issuer knows how much of this grant is still valid. What the backup shows as held may be granted to others by
-        # now.
+    committed = ledger.committed()
+    if grant.status.phase is GrantPhase.VOID and committed:
+        # Only the issuer knows how much of this grant is still valid: what the backup shows as held may be granted to others.
         return refuse(
             Code.GRANT_VOID,
-            f"grant {claim.name} is void since a restore and {taken} of it is in use; wait until its issuer reissues "
-            "it, or release "
-            "the work that uses it",
+            f"grant {claim.name} is void since a restore and {committed} of it is in use; wait until its issuer reissues "
+            "it, or release the work that uses it",
         )
     if grant.spec.issuer:
         # The reissued amount may be less than what the backup shows as drawn. Report as retained only what was granted.
-        taken = taken - taken.excess_over(grant.spec.amount)
+        committed = committed - committed.excess_over(grant.spec.amount)
         status = replace(grant.status, phase=GrantPhase.CLOSED, report=grant.status.report + 1)
-        draft.put(replace(grant, spec=replace(grant.spec, amount=taken), status=status))
+        draft.put(replace(grant, spec=replace(grant.spec, amount=committed), status=status))
         return status.report
-    status = replace(grant.status, phase=GrantPhase.CLOSED, returned=grant.spec.amount - taken)
-    if not taken:
+    status = replace(grant.status, phase=GrantPhase.CLOSED, returned=grant.spec.amount - committed)
+    if not committed:
         draft.delete(key_of("Grant", claim.name))
     elif status != grant.status:  # a closed grant in use is closed again repeatedly: do not rewrite an unchanged row
         draft.put(replace(grant, status=status))
@@ -273,12 +271,13 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
         return refused
     if (claim.epoch, claim.report) <= (grant.status.epoch, grant.status.report):
         return grant.status.report
-    left = Amount(outstanding(grant))
+    remaining = Amount(outstanding(grant))
     if any(count < 0 for _, count in claim.remaining):
         return refuse(Code.INVALID, f"remaining: negative amounts are invalid; got {claim.remaining}")
-    if not claim.remaining <= left:
+    if not claim.remaining <= remaining:
         return refuse(
-            Code.INVALID, f"remaining: {claim.remaining} is more than {left}, all that is outstanding of grant {claim.name}"
+            Code.INVALID,
+            f"remaining: {claim.remaining} is more than {remaining}, all that is outstanding of grant {claim.name}",
         )
     status = replace(
         grant.status,
@@ -301,8 +300,8 @@ def confirm_holdings(draft: Draft, operation: Operation, claim: ConfirmHoldings)
     refused = check_incarnations(draft, claim.holder, claim)
     if refused is not None:
         return refused
-    known = peer_record(draft, claim.holder)
-    if known.standing is PeerConfirmation.VOUCHED:
+    record = peer_record(draft, claim.holder)
+    if record.standing is PeerConfirmation.VOUCHED:
         return refuse(
             Code.EXISTS,
             f"holder: {claim.holder} has already vouched since the restore; it must send reports (credit) from now on",
@@ -311,34 +310,34 @@ def confirm_holdings(draft: Draft, operation: Operation, claim: ConfirmHoldings)
         refused = _check_spec(name, spec)
         if refused is not None:
             return refused
-        found = draft.lookup(key_of("Grant", name))
+        entry = draft.lookup(key_of("Grant", name))
         if claim.holder != spec.holder:
             return refuse(
                 Code.NOT_OWNER,
                 f"grants.{name}.holder: {spec.holder}, but {claim.holder} vouches; a holder vouches only for its own grants",
             )
-        if found is not None and found[0].spec.holder != claim.holder:
+        if entry is not None and entry[0].spec.holder != claim.holder:
             return refuse(
                 Code.NOT_OWNER,
-                f"grants.{name}: held by {found[0].spec.holder} here, not by {claim.holder}; one of the two must "
+                f"grants.{name}: held by {entry[0].spec.holder} here, not by {claim.holder}; one of the two must "
                 "close it first",
             )
-        orphan = _check_parent(draft, spec) if found is None else None
-        if orphan is not None:
-            return replace(orphan, detail=f"grants.{name}.{orphan.detail}")
-        if not was_restored(draft) and (found is None or not spec.amount <= found[0].spec.amount):
+        bad_parent = _check_parent(draft, spec) if entry is None else None
+        if bad_parent is not None:
+            return replace(bad_parent, detail=f"grants.{name}.{bad_parent.detail}")
+        if not was_restored(draft) and (entry is None or not spec.amount <= entry[0].spec.amount):
             return refuse(
                 Code.NOT_FOUND, f"grants.{name}: not granted by this scope, which was never restored; request a new grant"
             )
     for name, spec in sorted(claim.grants.items()):
-        found = draft.lookup(key_of("Grant", name))
-        if found is None:
+        entry = draft.lookup(key_of("Grant", name))
+        if entry is None:
             status = GrantStatus(epoch=claim.epoch, deadline=_deadline(draft, spec))
             draft.put(Grant(metadata=RecordMetadata(name=name, uid=draft.new_uid()), spec=spec, status=status))
-        elif not spec.amount <= found[0].spec.amount:
-            larger = found[0].spec.amount + spec.amount.excess_over(found[0].spec.amount)
-            draft.put(replace(found[0], spec=replace(found[0].spec, amount=larger)))
-    put_peer(draft, claim.holder, replace(known, standing=PeerConfirmation.VOUCHED))
+        elif not spec.amount <= entry[0].spec.amount:
+            larger = entry[0].spec.amount + spec.amount.excess_over(entry[0].spec.amount)
+            draft.put(replace(entry[0], spec=replace(entry[0].spec, amount=larger)))
+    put_peer(draft, claim.holder, replace(record, standing=PeerConfirmation.VOUCHED))
     return len(claim.grants)
 
 
@@ -355,8 +354,8 @@ def declare_lost(draft: Draft, operation: Operation, claim: DeclareLost) -> int 
         )
     returned = 0
     for name in draft.keys("grant/"):
-        found = draft.lookup(name)
-        if found is not None and found[0].spec.holder == claim.holder and not found[0].spec.issuer:
+        entry = draft.lookup(name)
+        if entry is not None and entry[0].spec.holder == claim.holder and not entry[0].spec.issuer:
             draft.delete(name)
             returned += 1
     if draft.lookup(PEER_PREFIX + claim.holder) is not None:
@@ -421,21 +420,21 @@ def _check_parent(draft: Draft, spec: GrantSpec) -> Refused | None:
     it are charged to nothing else, so a slice of an offer or a budget would create new quota.
     """
     name = spec.parent
-    found = draft.lookup(key_of("Grant", name)) if name else None
-    home = name.startswith("tenant/") and not name.endswith("/emergency") and draft.grant(name) is not None
-    if name and found is None and not home:
+    entry = draft.lookup(key_of("Grant", name)) if name else None
+    is_quota = name.startswith("tenant/") and not name.endswith("/emergency") and draft.grant(name) is not None
+    if name and entry is None and not is_quota:
         return refuse(Code.NOT_FOUND, f"spec.parent: no grant or tenant quota named {name} exists; create it first")
     if spec.purpose != "quota":
         return None
-    tenant = name.removeprefix("tenant/") if found is None else found[0].spec.tenant
+    tenant = name.removeprefix("tenant/") if entry is None else entry[0].spec.tenant
     if tenant != spec.tenant:
         return refuse(
             Code.NOT_OWNER,
             f"spec.parent: {name} belongs to tenant {tenant or 'none'}, not to {spec.tenant}; choose quota of {spec.tenant}",
         )
-    if found is not None and found[0].spec.purpose != "quota":
+    if entry is not None and entry[0].spec.purpose != "quota":
         return refuse(
-            Code.INVALID, f"spec.parent: {name} has purpose {found[0].spec.purpose}; a quota slice must be carved out of quota"
+            Code.INVALID, f"spec.parent: {name} has purpose {entry[0].spec.purpose}; a quota slice must be carved out of quota"
         )
     return None
 
@@ -444,29 +443,32 @@ def _may_manage(draft: Draft, operation: Operation, grant: Grant) -> bool:
     """Return whether the caller may renew or close the grant. A scheduler may do so only for grants that it holds or issued."""
     if operation.actor.role is not Role.SCHEDULER:
         return True
-    mine = (operation.actor.name, operation.actor.lease)
-    return grant.spec.holder in mine or _is_held_by_caller(draft, operation, grant.spec.parent)
+    identities = (operation.actor.name, operation.actor.lease)
+    return grant.spec.holder in identities or _is_held_by_caller(draft, operation, grant.spec.parent)
 
 
 def _check_amount(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
     if drawing:
         if ledger.granted_to_other_scope:
             return refuse(Code.NOT_OWNER, f"grant {ledger.name} is held by another scope; only that scope grants it on")
-        dead = check_alive(draft, ledger)
-        if dead is not None:
-            return dead
-    short = ledger.shortage_for(amount.pairs)
-    if short is None:
+        refusal = check_alive(draft, ledger)
+        if refusal is not None:
+            return refusal
+    shortage = ledger.shortage_for(amount.pairs)
+    if shortage is None:
         return None
-    left, need = format_quantity(short.resource, max(short.available, 0)), format_quantity(short.resource, short.need)
-    return refuse(Code.GRANT_SHORT, f"grant {ledger.name} has {left} {short.resource} free, {need} is needed")
+    free, need = (
+        format_quantity(shortage.resource, max(shortage.available, 0)),
+        format_quantity(shortage.resource, shortage.need),
+    )
+    return refuse(Code.GRANT_SHORT, f"grant {ledger.name} has {free} {shortage.resource} free, {need} is needed")
 
 
 def _find_issued(draft: Draft, name: str, allow_closed: bool = False) -> Grant | Refused:
-    found = draft.lookup(key_of("Grant", name))
-    if found is None:
+    entry = draft.lookup(key_of("Grant", name))
+    if entry is None:
         return refuse(Code.NOT_FOUND, f"grant {name} does not exist")
-    grant: Grant = found[0]
+    grant: Grant = entry[0]
     if grant.spec.issuer:
         return refuse(Code.NOT_OWNER, f"grant {name} was issued by {grant.spec.issuer}; only its issuer may do this")
     if grant.status.phase is not GrantPhase.LIVE and not allow_closed:

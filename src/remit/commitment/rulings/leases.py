@@ -38,12 +38,12 @@ def check_fence(draft: Draft, actor: Actor) -> Refused | None:
     """Refuse unless the actor holds its role's lease at the current epoch. This is the fence of every leased claim."""
     if actor.role in UNLEASED_ROLES:
         return None
-    who = (actor.name, actor.role, actor.lease, actor.epoch)
+    identity = (actor.name, actor.role, actor.lease, actor.epoch)
     try:
-        return draft.fence_results[who]
+        return draft.fence_results[identity]
     except KeyError:
-        fenced = draft.fence_results[who] = _check_fence(draft, actor)
-        return fenced
+        refusal = draft.fence_results[identity] = _check_fence(draft, actor)
+        return refusal
 
 
 def _check_fence(draft: Draft, actor: Actor) -> Refused | None:
@@ -52,10 +52,10 @@ def _check_fence(draft: Draft, actor: Actor) -> Refused | None:
             Code.STALE_EPOCH,
             f"actor.lease: {actor.lease!r} is not a lease of role {actor.role}; acquire {actor.role} or {actor.role}/NAME",
         )
-    found = draft.lookup(key_of("Lease", actor.lease))
-    if found is None:
+    entry = draft.lookup(key_of("Lease", actor.lease))
+    if entry is None:
         return refuse(Code.STALE_EPOCH, f"lease {actor.lease} does not exist; acquire it first")
-    spec: LeaseSpec = found[0].spec
+    spec: LeaseSpec = entry[0].spec
     if spec.holder != actor.name or spec.epoch != actor.epoch:
         return refuse(
             Code.STALE_EPOCH,
@@ -82,20 +82,22 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
         return refuse(Code.INVALID, f"actor.name: has {len(actor.name)} characters; the holder of a lease needs 1 to 253")
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: {claim.ttl} is out of range; use {TTL_MS_MIN} ms to {TTL_MS_MAX} ms")
-    found = draft.lookup(key_of("Lease", claim.lease))
-    if found is None and len(draft.books.by_kind.get("lease", ())) + len(draft.objects) >= LEASES_MAX:
+    entry = draft.lookup(key_of("Lease", claim.lease))
+    if entry is None and len(draft.books.by_kind.get("lease", ())) + len(draft.objects) >= LEASES_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {LEASES_MAX} leases; use an existing lease name")
-    first = draft.lookup(key_of("Lease", LEASE_EPOCH_RECORD)) if found is None else None
-    spec = found[0].spec if found is not None else LeaseSpec(epoch=first[0].spec.epoch if first is not None else 0)
+    epoch_record = draft.lookup(key_of("Lease", LEASE_EPOCH_RECORD)) if entry is None else None
+    spec = (
+        entry[0].spec if entry is not None else LeaseSpec(epoch=epoch_record[0].spec.epoch if epoch_record is not None else 0)
+    )
     if spec.holder not in ("", actor.name) and not _has_lapsed(draft, claim.lease, spec):
         return refuse(
             Code.LEASE_HELD,
             f"lease {claim.lease} is held by {spec.holder} at epoch {spec.epoch}; it is free when vacated or lapsed",
         )
-    taken = LeaseSpec(holder=actor.name, epoch=spec.epoch + 1, ttl=claim.ttl)
-    draft.put(Lease(metadata=RecordMetadata(name=claim.lease), spec=taken))
+    lease = LeaseSpec(holder=actor.name, epoch=spec.epoch + 1, ttl=claim.ttl)
+    draft.put(Lease(metadata=RecordMetadata(name=claim.lease), spec=lease))
     draft.renewed_ms[claim.lease] = draft.time.now_ms
-    return taken.epoch
+    return lease.epoch
 
 
 @ruling(
@@ -105,13 +107,13 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
     "concurrent changes of a lease merge: the one at the higher epoch wins",
 )
 def vacate(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
-    found = draft.lookup(key_of("Lease", claim.lease))
+    entry = draft.lookup(key_of("Lease", claim.lease))
     actor = operation.actor
-    if found is None or (found[0].spec.holder, found[0].spec.epoch, claim.lease) != (actor.name, actor.epoch, actor.lease):
+    if entry is None or (entry[0].spec.holder, entry[0].spec.epoch, claim.lease) != (actor.name, actor.epoch, actor.lease):
         return refuse(
             Code.STALE_EPOCH, f"lease {claim.lease} is not held by {actor.name} at epoch {actor.epoch}; nothing to vacate"
         )
-    draft.put(replace(found[0], spec=replace(found[0].spec, holder="")))
+    draft.put(replace(entry[0], spec=replace(entry[0].spec, holder="")))
     return actor.epoch
 
 
@@ -120,9 +122,9 @@ def _belongs_to_role(actor: Actor, lease: str) -> bool:
 
 
 def _has_lapsed(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
-    heard = draft.renewed_ms.get(lease)
-    silent = draft.time.silent_ms(lease) if heard is None else draft.time.now_ms - heard
-    return silent > spec.ttl
+    renewed_ms = draft.renewed_ms.get(lease)
+    silent_ms = draft.time.silent_ms(lease) if renewed_ms is None else draft.time.now_ms - renewed_ms
+    return silent_ms > spec.ttl
 
 
 _AGENT_PREFIX: Final = f"{Role.AGENT}/"
@@ -148,12 +150,12 @@ class LeaseRenewals:
         if not lease.startswith(_AGENT_PREFIX):
             self._role_leases[lease] = None
 
-    def record_acquired(self, at_ms: Mapping[str, int]) -> None:
+    def record_acquired(self, acquired_ms: Mapping[str, int]) -> None:
         """Record leases that were acquired at these times."""
-        for lease in at_ms:
+        for lease in acquired_ms:
             if not lease.startswith(_AGENT_PREFIX):
                 self._role_leases[lease] = None
-        self.renewed_ms.update(at_ms)
+        self.renewed_ms.update(acquired_ms)
 
     def renewal_ages(self, books: Books, now_ms: int) -> tuple[int, dict[str, int]]:
         """Return how long this authority has received renewals, and the time since the last renewal of each held lease of a
@@ -163,20 +165,20 @@ class LeaseRenewals:
         """
         held = {lease: books.objects.get(key_of("Lease", lease)) for lease in self._role_leases}
         since = {lease: self.renewed_ms[lease] for lease, row in held.items() if row is not None and row[0].spec.holder}
-        return now_ms - self.since_ms, {lease: now_ms - at_ms for lease, at_ms in since.items()}
+        return now_ms - self.since_ms, {lease: now_ms - renewed_ms for lease, renewed_ms in since.items()}
 
-    def record_state(self, beat: NodeHeartbeat) -> None:
-        if beat.actor.lease == agent_lease(beat.state.node):
-            self._node_states[beat.state.node] = beat.state
+    def record_state(self, heartbeat: NodeHeartbeat) -> None:
+        if heartbeat.actor.lease == agent_lease(heartbeat.state.node):
+            self._node_states[heartbeat.state.node] = heartbeat.state
 
     def heartbeat_report(self, incarnation: str, now_ms: int) -> HeartbeatReport:
         """Report the time since the last heartbeat of each node, also of nodes whose lease has lapsed."""
         nodes = dict[str, NodeHeartbeatAge]()
-        for lease, at_ms in self.renewed_ms.items():
+        for lease, renewed_ms in self.renewed_ms.items():
             role, _, node = lease.partition("/")
             if role == Role.AGENT and node:
                 state = self._node_states.get(node)
-                nodes[node] = NodeHeartbeatAge(max(0, now_ms - at_ms), "" if state is None else state.settled)
+                nodes[node] = NodeHeartbeatAge(max(0, now_ms - renewed_ms), "" if state is None else state.settled)
         return HeartbeatReport(incarnation, now_ms - self.since_ms, nodes)
 
     def node_states(self, nodes: Sequence[str]) -> list[NodeState]:

@@ -28,8 +28,8 @@ SEPARATE_CLAIMS = frozenset({"create", "reserve", "bind", "confirm", "forget", "
 def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     generation = (claim.tenant, claim.workload, claim.generation)
     owner = draft.lookup(key_of("Workload", claim.workload, claim.tenant))
-    shape = draft.lookup(generation_key(generation))
-    if owner is None or shape is None:
+    generation_row = draft.lookup(generation_key(generation))
+    if owner is None or generation_row is None:
         return refuse(
             Code.NOT_FOUND,
             f"workload {claim.tenant}/{claim.workload} has no generation {claim.generation}, or does not exist; read it again",
@@ -38,28 +38,28 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
         return refuse(Code.DELETING, f"workload {claim.tenant}/{claim.workload} is being deleted; no replicas are created")
     spec: WorkloadSpec = owner[0].spec
     limit = _replicas_max(spec)
-    there = draft.active_count(claim.tenant, claim.workload)
-    if there + claim.count > limit:
+    existing = draft.active_count(claim.tenant, claim.workload)
+    if existing + claim.count > limit:
         return refuse(
             Code.LIMIT,
-            f"workload {claim.tenant}/{claim.workload} has {there} of at most {limit} replicas; {claim.count} more "
+            f"workload {claim.tenant}/{claim.workload} has {existing} of at most {limit} replicas; {claim.count} more "
             "exceed the limit",
         )
     indexes = range(claim.first, claim.first + claim.count)
     for index in indexes:
         if draft.replica(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
             return refuse(Code.EXISTS, f"replica {claim.tenant}/{claim.workload}-{index} exists already; choose a free index")
-    create_replicas(draft, shape[0], indexes)
+    create_replicas(draft, generation_row[0], indexes)
     return claim.count
 
 
-def create_replicas(draft: Draft, of: Generation, indexes: Iterable[int]) -> None:
+def create_replicas(draft: Draft, generation: Generation, indexes: Iterable[int]) -> None:
     """Create pending replicas of a generation. None of these indexes exists yet."""
-    tenant, workload, number = of.metadata.tenant, of.spec.workload, of.spec.generation
-    runs: WorkloadSpec = of.spec.spec
-    rank = draft.lookup(key_of("PriorityClass", runs.priority_class)) if runs.priority_class else None
-    terms = draft.current_interner().admission.terms(tenant, workload, of.spec.labels)
-    priority = min(0 if rank is None else rank[0].spec.value, terms.priority_max)
+    tenant, workload, number = generation.metadata.tenant, generation.spec.workload, generation.spec.generation
+    spec: WorkloadSpec = generation.spec.spec
+    priority_class = draft.lookup(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
+    terms = draft.current_interner().admission.terms(tenant, workload, generation.spec.labels)
+    priority = min(0 if priority_class is None else priority_class[0].spec.value, terms.priority_max)
     for index in indexes:
         name = f"{workload}-{index}"
         replica = Replica(
@@ -117,11 +117,11 @@ def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
 
 
 def _status_after(status: ReplicaStatus, row: Transition, claim: Move) -> ReplicaStatus:
-    """Return the status after the move. What the replica held is cleared when it enters a phase that holds nothing."""
+    """Return the status after the move. Node, devices and grants are cleared in phases that hold no capacity."""
     match row.target:
         case Phase.PENDING:
-            again = status.attempt + (row.name == "requeue")
-            return ReplicaStatus(phase=Phase.PENDING, attempt=again, failures=status.failures, reason=claim.reason)
+            attempt = status.attempt + (row.name == "requeue")
+            return ReplicaStatus(phase=Phase.PENDING, attempt=attempt, failures=status.failures, reason=claim.reason)
         case Phase.RELEASED:
             result = status.result or _carried_result(row, claim)
             return ReplicaStatus(
@@ -174,28 +174,29 @@ def _check_result(draft: Draft, operation: Operation, claim: Move, replica: Repl
 
 
 def _check_wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    limit = PHASE_TIMEOUTS[replica.status.phase].limit_ms
-    lasted = draft.phase_age_ms(claim.replica)
-    if lasted < limit:
+    limit_ms = PHASE_TIMEOUTS[replica.status.phase].limit_ms
+    age_ms = draft.phase_age_ms(claim.replica)
+    if age_ms < limit_ms:
         return refuse(
             Code.WAIT,
-            f"{claim.replica} has been {replica.status.phase} for {lasted} ms; {claim.transition} is allowed after {limit} ms",
+            f"{claim.replica} has been {replica.status.phase} for {age_ms} ms; {claim.transition} is allowed after "
+            f"{limit_ms} ms",
         )
     return None
 
 
 def _check_fence_passed(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
-    shape = draft.lookup(generation_key(generation_of(replica)))
-    if shape is None:
+    generation_row = draft.lookup(generation_key(generation_of(replica)))
+    if generation_row is None:
         return refuse(Code.NOT_FOUND, f"{claim.replica} has no stored generation, so its fence is unknown")
-    spec: WorkloadSpec = shape[0].spec.spec
-    tempo = draft.time.timing
-    limit = lost_after_ms(spec.fence, tempo) if spec.is_fenced else tempo.eager_ms
-    silent = draft.time.silent_ms(agent_lease(replica.status.node))
-    if silent < limit:
+    spec: WorkloadSpec = generation_row[0].spec.spec
+    timing = draft.time.timing
+    limit_ms = lost_after_ms(spec.fence, timing) if spec.is_fenced else timing.eager_ms
+    silent_ms = draft.time.silent_ms(agent_lease(replica.status.node))
+    if silent_ms < limit_ms:
         return refuse(
             Code.FENCE,
-            f"node {replica.status.node} has been silent for {silent} ms, the fence passes at {limit} ms; the replica "
+            f"node {replica.status.node} has been silent for {silent_ms} ms, the fence passes at {limit_ms} ms; the replica "
             "may still "
             "be running there",
         )
@@ -253,10 +254,10 @@ def forget(draft: Draft, operation: Operation, claim: Forget) -> int | Refused:
 
 @ruling(Mark, frozenset({Role.NODES}), Coordination.HARD, "a node's health changes along its table, by one owner")
 def mark(draft: Draft, operation: Operation, claim: Mark) -> int | Refused:
-    found = draft.lookup(key_of("Node", claim.node))
-    if found is None:
+    entry = draft.lookup(key_of("Node", claim.node))
+    if entry is None:
         return refuse(Code.NOT_FOUND, f"node {claim.node} does not exist")
-    node, revision = found
+    node, revision = entry
     if revision != claim.at or revision < 0:
         return refuse(
             Code.REVISION, f"node {claim.node} was observed at revision {claim.at} and has changed since; read it again"

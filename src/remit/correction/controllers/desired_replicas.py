@@ -41,41 +41,43 @@ class DaemonNodes:
 
     def nodes_for(self, workload: Workload) -> dict[str, bool]:
         """Return the nodes that the daemon should run on, by name, and whether each accepts new work now."""
-        ask = self._requirements_of(workload)
-        if ask is None:
+        requirements = self._requirements_of(workload)
+        if requirements is None:
             return {}
-        found: dict[str, bool] = {}
-        for key, kept in self._cache.of_kind("node/"):
-            site = self._ledger_of(key.removeprefix("node/"), kept.revision, kept.obj)
-            if cached_static_misfit(ask, site) is None:
-                found[site.node.metadata.name] = bool(site.ready and site.open)
-        return dict(sorted(found.items()))
+        nodes: dict[str, bool] = {}
+        for key, row in self._cache.of_kind("node/"):
+            ledger = self._ledger_of(key.removeprefix("node/"), row.revision, row.obj)
+            if cached_static_misfit(requirements, ledger) is None:
+                nodes[ledger.node.metadata.name] = bool(ledger.ready and ledger.open)
+        return dict(sorted(nodes.items()))
 
     def _ledger_of(self, name: str, revision: int, node: Node) -> NodeLedger:
-        known = self._ledgers.get(name)
-        if known is None or known[0] != revision:
-            known = self._ledgers[name] = revision, NodeLedger(node)
-        return known[1]
+        cached = self._ledgers.get(name)
+        if cached is None or cached[0] != revision:
+            cached = self._ledgers[name] = revision, NodeLedger(node)
+        return cached[1]
 
     def _requirements_of(self, workload: Workload) -> Requirements | None:
         meta, latest = workload.metadata, self._current_policy()
         key, number = f"workload/{meta.tenant}/{meta.name}", 0 if latest is None else latest.spec.number
-        known = self._requirements.get(key)
-        if known is None or known[:2] != (meta.generation, number):
+        cached = self._requirements.get(key)
+        if cached is None or cached[:2] != (meta.generation, number):
             policies = () if latest is None else tuple(latest.spec.policies.values())
-            ask: Requirements | None
+            requirements: Requirements | None
             try:
-                ask = compile_requirements(meta.tenant, meta.name, meta.labels, workload.spec, policies, meta.generation)
+                requirements = compile_requirements(
+                    meta.tenant, meta.name, meta.labels, workload.spec, policies, meta.generation
+                )
             except ValueError:
-                ask = None  # no node satisfies them; the authority refuses such a workload when it is declared
-            known = self._requirements[key] = meta.generation, number, ask
-        return known[2]
+                requirements = None  # no node satisfies them; the authority refuses such a workload when it is declared
+            cached = self._requirements[key] = meta.generation, number, requirements
+        return cached[2]
 
     def _current_policy(self) -> PolicyRevision | None:
         latest: PolicyRevision | None = None
-        for _, kept in self._cache.of_kind("policyrevision/"):
-            if latest is None or kept.obj.spec.number > latest.spec.number:
-                latest = kept.obj
+        for _, row in self._cache.of_kind("policyrevision/"):
+            if latest is None or row.obj.spec.number > latest.spec.number:
+                latest = row.obj
         return latest
 
 
@@ -100,8 +102,8 @@ EQUIVALENCE_CACHE_MAX: Final = 100_000
 class ReplicaDiff(NamedTuple):
     """Difference between desired and actual replicas.
 
-    `spawn` lists (first index, count); the other fields are rows as observed. `away` lists replicas that are no longer
-    desired, in whatever phase.
+    `spawn` lists (first index, count); the other fields are rows as observed. `remove` lists replicas that are no
+    longer desired, in whatever phase.
     """
 
     spawn: tuple[tuple[int, int], ...] = ()
@@ -125,17 +127,17 @@ class DesiredReplicas:
         return len(self.daemon_nodes.nodes_for(workload)) if workload.spec.type == "daemon" else workload.spec.replicas
 
     def placeable_count(self, workload: Workload) -> int:
-        """Return the number as `many` does, counting only nodes that accept new work: a daemon cannot start elsewhere."""
+        """Return the number as `desired_count` does, but only of nodes that accept new work: a daemon starts nowhere else."""
         return sum(self.daemon_nodes.nodes_for(workload).values()) if workload.spec.type == "daemon" else workload.spec.replicas
 
     def diff(self, workload: Workload) -> ReplicaDiff:
         """Return the difference for a workload that is not being deleted."""
         members = self.cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
-        settle = tuple(one for one in members if one.obj.status.phase is P.FINISHED)
+        settle = tuple(row for row in members if row.obj.status.phase is P.FINISHED)
         match workload.spec.type:
             case "job":
-                found = _job_diff(workload, members)
-                return found._replace(settle=settle) if settle else found
+                job_diff = _job_diff(workload, members)
+                return job_diff._replace(settle=settle) if settle else job_diff
             case "daemon":
                 return self._daemon_diff(workload, members)._replace(settle=settle)
             case "service":
@@ -146,57 +148,57 @@ class DesiredReplicas:
         meta, number = workload.metadata, replica.spec.generation
         if number == meta.generation:
             return True
-        rows, whose = self.cache.rows, f"generation/{meta.tenant}/{meta.name}/"
-        old, new = rows.get(f"{whose}{number:08d}"), rows.get(f"{whose}{meta.generation:08d}")
+        rows, prefix = self.cache.rows, f"generation/{meta.tenant}/{meta.name}/"
+        old, new = rows.get(f"{prefix}{number:08d}"), rows.get(f"{prefix}{meta.generation:08d}")
         if old is None or new is None:
             return False  # the generation's row arrives with the next commit
         # Keyed by the revisions of both rows. Numbers alone are not enough: after a restore the same number is used again.
-        at = meta.uid, old.revision, new.revision
-        if at not in self._equivalent:
+        cache_key = meta.uid, old.revision, new.revision
+        if cache_key not in self._equivalent:
             if len(self._equivalent) >= EQUIVALENCE_CACHE_MAX:
                 self._equivalent.clear()
-            self._equivalent[at] = is_equivalent(old.obj.spec, new.obj.spec)
-        return self._equivalent[at]
+            self._equivalent[cache_key] = is_equivalent(old.obj.spec, new.obj.spec)
+        return self._equivalent[cache_key]
 
     def _service_diff(self, workload: Workload, members: Sequence[CachedRow]) -> ReplicaDiff:
-        wanted = workload.spec.replicas
-        live = [one for one in members if one.obj.status.phase is not P.RELEASED]
-        current = [one for one in live if self.is_current(workload, one.obj)]
-        old = [one for one in live if not self.is_current(workload, one.obj)]
-        over = _by_index(one for one in members if one.obj.status.phase is P.RELEASED)
-        good = [one for one in over if self.is_current(workload, one.obj)]
-        short = wanted - len(current)
-        room = wanted + (workload.spec.rollout.max_surge if old else 0) - len(live)
-        again = good[: max(0, min(short, room))]
-        kept = good[: max(0, short)]
-        spares = self._least_useful(current, -short)
+        desired = workload.spec.replicas
+        live = [row for row in members if row.obj.status.phase is not P.RELEASED]
+        current = [row for row in live if self.is_current(workload, row.obj)]
+        old = [row for row in live if not self.is_current(workload, row.obj)]
+        released = _by_index(row for row in members if row.obj.status.phase is P.RELEASED)
+        retriable = [row for row in released if self.is_current(workload, row.obj)]
+        missing = desired - len(current)
+        allowed = desired + (workload.spec.rollout.max_surge if old else 0) - len(live)
+        requeue = retriable[: max(0, min(missing, allowed))]
+        reusable = retriable[: max(0, missing)]
+        surplus = self._least_useful(current, -missing)
         return ReplicaDiff(
-            spawn=_free_index_runs(members, min(short, room) - len(kept)),
-            requeue=tuple(again),
-            remove=(*(one for one in old if one.obj.status.phase in UNPLACED_PHASES), *spares),
-            forget=_excluding(over, kept),
+            spawn=_free_index_runs(members, min(missing, allowed) - len(reusable)),
+            requeue=tuple(requeue),
+            remove=(*(row for row in old if row.obj.status.phase in UNPLACED_PHASES), *surplus),
+            forget=_excluding(released, reusable),
         )
 
-    def _least_useful(self, current: Sequence[CachedRow], spare: int) -> list[CachedRow]:
-        """Return the replicas to remove so that `spare` fewer remain.
+    def _least_useful(self, current: Sequence[CachedRow], surplus: int) -> list[CachedRow]:
+        """Return the replicas to remove so that `surplus` fewer remain.
 
         The order: replicas on unhealthy or draining nodes first, then those least far in their lifecycle, then those that
         share a node with other replicas of the workload, then the highest index. Replicas that are ending anyway count
         first, and so do unknown ones: if they return, they are surplus then.
         """
-        if spare <= 0:
+        if surplus <= 0:
             return []
-        spare -= sum(one.obj.status.phase in ENDING_PHASES or one.obj.status.phase is P.UNKNOWN for one in current)
-        able = _by_index(one for one in current if one.obj.status.phase in USEFULNESS_ORDER)
-        crowd: dict[str, int] = {}
+        surplus -= sum(row.obj.status.phase in ENDING_PHASES or row.obj.status.phase is P.UNKNOWN for row in current)
+        candidates = _by_index(row for row in current if row.obj.status.phase in USEFULNESS_ORDER)
+        node_counts: dict[str, int] = {}
         ranked = list[tuple[tuple[int, int, int, int], CachedRow]]()
-        for one in able:
-            status = one.obj.status
-            beside = crowd[status.node] = crowd.get(status.node, -1) + 1 if status.node else 0
-            rank = not self._is_healthy(status.node), USEFULNESS_ORDER.index(status.phase), beside, one.obj.spec.index
-            ranked.append(((-rank[0], rank[1], -rank[2], -rank[3]), one))
+        for row in candidates:
+            status = row.obj.status
+            siblings = node_counts[status.node] = node_counts.get(status.node, -1) + 1 if status.node else 0
+            rank = not self._is_healthy(status.node), USEFULNESS_ORDER.index(status.phase), siblings, row.obj.spec.index
+            ranked.append(((-rank[0], rank[1], -rank[2], -rank[3]), row))
         ranked.sort(key=lambda pair: pair[0])
-        return [one for _, one in ranked[: max(0, spare)]]
+        return [row for _, row in ranked[: max(0, surplus)]]
 
     def _is_healthy(self, name: str) -> bool:
         node: Node | None = self.cache.get(f"node/{name}") if name else None
@@ -208,23 +210,23 @@ class DesiredReplicas:
         """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones without a node
         left.
         """
-        fits = self.daemon_nodes.nodes_for(workload)
-        live = [one for one in members if one.obj.status.phase is not P.RELEASED]
-        placed = [one for one in live if one.obj.status.node]
-        unplaced = [one for one in live if not one.obj.status.node]
-        there = {one.obj.status.node for one in placed}
-        astray = [one for one in placed if one.obj.status.node not in fits]
-        stale = [one for one in unplaced if not self.is_current(workload, one.obj)]
-        fresh = _by_index(one for one in unplaced if self.is_current(workload, one.obj))
-        bare = sum(takes and node not in there for node, takes in fits.items())
-        short = bare - len(fresh)
-        over = _by_index(one for one in members if one.obj.status.phase is P.RELEASED)
-        good = [one for one in over if self.is_current(workload, one.obj)][: max(0, short)]
+        nodes = self.daemon_nodes.nodes_for(workload)
+        live = [row for row in members if row.obj.status.phase is not P.RELEASED]
+        placed = [row for row in live if row.obj.status.node]
+        unplaced = [row for row in live if not row.obj.status.node]
+        occupied = {row.obj.status.node for row in placed}
+        misplaced = [row for row in placed if row.obj.status.node not in nodes]
+        stale = [row for row in unplaced if not self.is_current(workload, row.obj)]
+        pending = _by_index(row for row in unplaced if self.is_current(workload, row.obj))
+        uncovered = sum(accepts and node not in occupied for node, accepts in nodes.items())
+        missing = uncovered - len(pending)
+        released = _by_index(row for row in members if row.obj.status.phase is P.RELEASED)
+        retriable = [row for row in released if self.is_current(workload, row.obj)][: max(0, missing)]
         return ReplicaDiff(
-            spawn=_free_index_runs(members, short - len(good)),
-            requeue=tuple(good),
-            remove=(*astray, *stale, *fresh[max(0, bare) :]),
-            forget=_excluding(over, good),
+            spawn=_free_index_runs(members, missing - len(retriable)),
+            requeue=tuple(retriable),
+            remove=(*misplaced, *stale, *pending[max(0, uncovered) :]),
+            forget=_excluding(released, retriable),
         )
 
 
@@ -234,49 +236,50 @@ def _job_diff(workload: Workload, members: Sequence[CachedRow]) -> ReplicaDiff:
     """
     spec = workload.spec
     if spec.schedule and not members:
-        return (
-            ReplicaDiff()
-        )  # schedules are not implemented, and the job must not run at another time; workload_status.py reports it
-    wanted = spec.completions or spec.replicas
-    over = _by_index(one for one in members if one.obj.status.phase is P.RELEASED)
-    live = [one for one in members if one.obj.status.phase is not P.RELEASED]
-    done = sum(one.obj.status.result == OK for one in members)
-    undone = [one for one in over if one.obj.status.result != OK]
+        # Schedules are not implemented, and the job must not run at another time. workload_status.py reports it.
+        return ReplicaDiff()
+    desired = spec.completions or spec.replicas
+    released = _by_index(row for row in members if row.obj.status.phase is P.RELEASED)
+    live = [row for row in members if row.obj.status.phase is not P.RELEASED]
+    done = sum(row.obj.status.result == OK for row in members)
+    incomplete = [row for row in released if row.obj.status.result != OK]
     failed = failure_reason(workload) or (
-        RETRIES_EXHAUSTED if any(has_exhausted_retries(one.obj, spec) for one in undone) else ""
+        RETRIES_EXHAUSTED if any(has_exhausted_retries(row.obj, spec) for row in incomplete) else ""
     )
-    if failed or (wanted and done >= wanted):
-        away = tuple(one for one in live if one.obj.status.result != OK)
-        return ReplicaDiff(remove=away, complete=not failed, failed=failed)
-    room = spec.replicas - len(live)
-    again = undone[: max(0, room)]
-    return ReplicaDiff(spawn=_free_index_runs(members, min(wanted - len(members), room - len(undone))), requeue=tuple(again))
+    if failed or (desired and done >= desired):
+        remove = tuple(row for row in live if row.obj.status.result != OK)
+        return ReplicaDiff(remove=remove, complete=not failed, failed=failed)
+    allowed = spec.replicas - len(live)
+    requeue = incomplete[: max(0, allowed)]
+    return ReplicaDiff(
+        spawn=_free_index_runs(members, min(desired - len(members), allowed - len(incomplete))), requeue=tuple(requeue)
+    )
 
 
 def failure_reason(workload: Workload) -> str:
     """Return the reason why a job has failed, if it was recorded for this generation. A recorded failure is final."""
-    said = condition_of(workload.status.conditions, "Failed")
-    current = said is not None and said.observed_generation == workload.metadata.generation
-    return said.reason if said is not None and current and said.status == "True" else ""
+    condition = condition_of(workload.status.conditions, "Failed")
+    is_current = condition is not None and condition.observed_generation == workload.metadata.generation
+    return condition.reason if condition is not None and is_current and condition.status == "True" else ""
 
 
 def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
-    return next((one for one in conditions if one.type == type_), None)
+    return next((condition for condition in conditions if condition.type == type_), None)
 
 
 def available(workload: Workload, members: Iterable[CachedRow]) -> list[CachedRow]:
     """Return the replicas that serve their purpose: ready ones of a service, running ones of a job."""
     phases = (P.RUNNING, P.READY, P.SERVING) if workload.spec.type == "job" else (P.READY, P.SERVING)
-    return [one for one in members if one.obj.status.phase in phases]
+    return [row for row in members if row.obj.status.phase in phases]
 
 
-def available_min(spec: WorkloadSpec, wanted: int) -> int:
+def available_min(spec: WorkloadSpec, desired: int) -> int:
     """Return how many replicas must stay available during a replacement.
 
     A node runs at most one replica of a daemon, so one must stop before its replacement can start.
     """
     unavailable = max(1, spec.rollout.max_unavailable) if spec.type == "daemon" else spec.rollout.max_unavailable
-    return max(spec.disruption.min_available, wanted - unavailable)
+    return max(spec.disruption.min_available, desired - unavailable)
 
 
 def has_exhausted_retries(replica: Replica, spec: WorkloadSpec) -> bool:
@@ -284,28 +287,28 @@ def has_exhausted_retries(replica: Replica, spec: WorkloadSpec) -> bool:
     return replica.status.failures > spec.retries
 
 
-def _excluding(rows: Iterable[CachedRow], some: Iterable[CachedRow]) -> tuple[CachedRow, ...]:
-    keys = {one.key for one in some}
-    return tuple(one for one in rows if one.key not in keys)
+def _excluding(rows: Iterable[CachedRow], excluded: Iterable[CachedRow]) -> tuple[CachedRow, ...]:
+    keys = {row.key for row in excluded}
+    return tuple(row for row in rows if row.key not in keys)
 
 
 def _by_index(rows: Iterable[CachedRow]) -> list[CachedRow]:
-    return sorted(rows, key=lambda one: one.obj.spec.index)
+    return sorted(rows, key=lambda row: row.obj.spec.index)
 
 
 def _free_index_runs(members: Sequence[CachedRow], count: int) -> tuple[tuple[int, int], ...]:
     """Return the lowest `count` free indexes, as runs of (first, length)."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     if count <= 0:
         return ()
-    taken = {one.obj.spec.index for one in members}
+    taken = {row.obj.spec.index for row in members}
     index = 0
     while count > 0:
         if index not in taken:
             count -= 1
-            if found and sum(found[-1]) == index:
-                found[-1] = found[-1][0], found[-1][1] + 1
+            if runs and sum(runs[-1]) == index:
+                runs[-1] = runs[-1][0], runs[-1][1] + 1
             else:
-                found.append((index, 1))
+                runs.append((index, 1))
         index += 1
-    return tuple(found)
+    return tuple(runs)

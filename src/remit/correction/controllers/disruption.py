@@ -36,16 +36,16 @@ class PendingEvictions:
     def on_commit(self) -> None:
         pass
 
-    def add(self, one: CachedRow) -> None:
-        self._evicting[one.key] = one.revision
+    def add(self, row: CachedRow) -> None:
+        self._evicting[row.key] = row.revision
 
     def on_verdict(self, replica: str, verdict: Verdict | None) -> None:
         """Drop the eviction unless it was accepted. An accepted one counts until its effect is seen."""
         if not isinstance(verdict, Accepted):
             self._evicting.pop(replica, None)
 
-    def is_staying(self, one: CachedRow) -> bool:
-        return self._evicting.get(one.key) != one.revision
+    def is_staying(self, row: CachedRow) -> bool:
+        return self._evicting.get(row.key) != row.revision
 
 
 NODE_EVICTIONS_MAX: Final = 32
@@ -67,58 +67,58 @@ class NodeDrain:
     def forget_node(self, node: str) -> None:
         self._draining_since.pop(node, None)
 
-    def evict(self, one: CachedRow, reason: str) -> Action:
-        self._evictions.add(one)
-        return Action(Move(one.key, one.revision, "evict", reason=reason))
+    def evict(self, row: CachedRow, reason: str) -> Action:
+        self._evictions.add(row)
+        return Action(Move(row.key, row.revision, "evict", reason=reason))
 
-    def reconcile(self, node: Node, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def reconcile(self, node: Node, time: ReconcileTime) -> Iterator[ReconcileResult]:
         name = node.metadata.name
         if not node.spec.draining:
             self._draining_since.pop(name, None)
             if condition_of(node.status.conditions, "Drained") is not None:
-                yield from update_condition(node, "Drained", "False", "InService", "", times.wall)
+                yield from update_condition(node, "Drained", "False", "InService", "", time.wall)
             return
-        here = [one for one in self._cache.replicas_on(name) if one.obj.status.phase not in OFF_NODE_PHASES]
-        left_ms = self._draining_since.setdefault(name, times.now_ms) + int(node.spec.drain_deadline) - times.now_ms
-        if not here:
-            yield from update_condition(node, "Drained", "True", "Empty", "", times.wall)
+        rows = [row for row in self._cache.replicas_on(name) if row.obj.status.phase not in OFF_NODE_PHASES]
+        remaining_ms = self._draining_since.setdefault(name, time.now_ms) + int(node.spec.drain_deadline) - time.now_ms
+        if not rows:
+            yield from update_condition(node, "Drained", "True", "Empty", "", time.wall)
             return
-        room = NODE_EVICTIONS_MAX - sum(one.obj.status.phase in _LEAVING_PHASES for one in here)
-        held: list[str] = []
-        for one in here:
-            if one.obj.status.phase not in RUNNING_PHASES:
+        evictions_left = NODE_EVICTIONS_MAX - sum(row.obj.status.phase in _LEAVING_PHASES for row in rows)
+        blocked: list[str] = []
+        for row in rows:
+            if row.obj.status.phase not in RUNNING_PHASES:
                 continue
-            if (left_ms <= 0 and node.spec.drain_force) or self._can_spare(one):
-                room -= 1
-                if room >= 0:
-                    yield self.evict(one, f"node {name} is being drained")
+            if (remaining_ms <= 0 and node.spec.drain_force) or self._can_spare(row):
+                evictions_left -= 1
+                if evictions_left >= 0:
+                    yield self.evict(row, f"node {name} is being drained")
             else:
-                held.append(f"{one.obj.metadata.tenant}/{one.obj.metadata.name}")
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
-            yield from update_condition(node, "Drained", "False", "Draining", "", times.wall)
+                blocked.append(f"{row.obj.metadata.tenant}/{row.obj.metadata.name}")
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
+            yield from update_condition(node, "Drained", "False", "Draining", "", time.wall)
         else:
-            yield from update_condition(node, "Drained", "False", "DeadlinePassed", _blockers_message(held, here), times.wall)
+            yield from update_condition(node, "Drained", "False", "DeadlinePassed", _blockers_message(blocked, rows), time.wall)
 
-    def _can_spare(self, one: CachedRow) -> bool:
+    def _can_spare(self, row: CachedRow) -> bool:
         """Return whether the workload can spare this replica now."""
-        replica: Replica = one.obj
+        replica: Replica = row.obj
         meta, spec = replica.metadata, replica.spec
         workload: Workload | None = self._cache.get(f"workload/{meta.tenant}/{spec.workload}")
         if workload is None or workload.metadata.deleting or not workload.spec.disruption.min_available:
             return True
         members = self._cache.replicas_of(meta.tenant, spec.workload)
-        up = [other for other in available(workload, members) if self._evictions.is_staying(other)]
-        if all(other.key != one.key for other in up):
+        available_rows = [other for other in available(workload, members) if self._evictions.is_staying(other)]
+        if all(other.key != row.key for other in available_rows):
             return True
-        return len(up) > workload.spec.disruption.min_available
+        return len(available_rows) > workload.spec.disruption.min_available
 
 
-def _blockers_message(held: list[str], here: list[CachedRow]) -> str:
+def _blockers_message(blocked: list[str], rows: list[CachedRow]) -> str:
     """Name the replicas that block the drain: those that cannot be spared, else those that have not stopped."""
-    if held:
-        names, why = held, "cannot be evicted: minAvailable of their workloads would be violated"
+    if blocked:
+        names, problem = blocked, "cannot be evicted: minAvailable of their workloads would be violated"
     else:
-        names, why = [f"{one.obj.metadata.tenant}/{one.obj.metadata.name}" for one in here], "have not stopped yet"
+        names, problem = [f"{row.obj.metadata.tenant}/{row.obj.metadata.name}" for row in rows], "have not stopped yet"
     more = f" and {len(names) - BLOCKERS_NAMED_MAX} more" if len(names) > BLOCKERS_NAMED_MAX else ""
-    return f"{', '.join(sorted(names)[:BLOCKERS_NAMED_MAX])}{more} {why}"
+    return f"{', '.join(sorted(names)[:BLOCKERS_NAMED_MAX])}{more} {problem}"

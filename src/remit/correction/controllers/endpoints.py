@@ -35,11 +35,13 @@ class EndpointController(Controller):
 
     def keys_for(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if isinstance(new, Node) or isinstance(old, Node):
-            changed = old is None or new is None or old.status.health is not new.status.health
-            found = self.cache.by_node.get(key.removeprefix("node/"), {}) if changed else {}
-            keys = tuple(one for one in found if self.cache.rows[one].obj.status.phase in _PUBLISHABLE_PHASES)
-            for one in keys:
-                self._triggers[one] = self._triggers.get(one, 0) + 1
+            health_changed = old is None or new is None or old.status.health is not new.status.health
+            replicas = self.cache.by_node.get(key.removeprefix("node/"), {}) if health_changed else {}
+            keys = tuple(
+                replica_key for replica_key in replicas if self.cache.rows[replica_key].obj.status.phase in _PUBLISHABLE_PHASES
+            )
+            for replica_key in keys:
+                self._triggers[replica_key] = self._triggers.get(replica_key, 0) + 1
             return keys
         if not isinstance(new, Replica):
             self._triggers.pop(key, None)
@@ -55,29 +57,29 @@ class EndpointController(Controller):
         for phase in _PUBLISHABLE_PHASES:
             yield from tuple(self.cache.by_phase[phase])
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        kept = self.cache.rows.get(key)
-        if kept is None or kept.obj.status.phase not in _PUBLISHABLE_PHASES:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
+        row = self.cache.rows.get(key)
+        if row is None or row.obj.status.phase not in _PUBLISHABLE_PHASES:
             return
-        replica: Replica = kept.obj
+        replica: Replica = row.obj
         workload: Workload | None = self.cache.get(f"workload/{replica.metadata.tenant}/{replica.spec.workload}")
         if workload is None or workload.spec.type == "job":
             return
         node: Node | None = self.cache.get(f"node/{replica.status.node}")
         health = NodeHealth.LOST if node is None else node.status.health
-        named = f"{replica.metadata.uid} {replica.status.attempt} for cause {self._triggers.get(key, 0)}"
+        undo_suffix = f"{replica.metadata.uid} {replica.status.attempt} for trigger {self._triggers.get(key, 0)}"
         if replica.status.phase is Phase.READY and health is NodeHealth.READY:
-            yield Action(Move(key, kept.revision, "serve"), f"serve {named}")
+            yield Action(Move(key, row.revision, "serve"), f"serve {undo_suffix}")
         elif replica.status.phase is Phase.SERVING and health in _UNHEALTHY and self._has_other_endpoint(replica):
             yield Action(
-                Move(key, kept.revision, "unserve", reason=f"node {replica.status.node} is {health}"), f"unserve {named}"
+                Move(key, row.revision, "unserve", reason=f"node {replica.status.node} is {health}"), f"unserve {undo_suffix}"
             )
 
     def _has_other_endpoint(self, replica: Replica) -> bool:
         """Return whether another replica of the service is published on a ready node."""
-        for one in self.cache.replicas_of(replica.metadata.tenant, replica.spec.workload):
-            node: Node | None = self.cache.get(f"node/{one.obj.status.node}")
+        for row in self.cache.replicas_of(replica.metadata.tenant, replica.spec.workload):
+            node: Node | None = self.cache.get(f"node/{row.obj.status.node}")
             ready = node is not None and node.status.health is NodeHealth.READY
-            if one.obj.status.phase is Phase.SERVING and ready:
+            if row.obj.status.phase is Phase.SERVING and ready:
                 return True
         return False

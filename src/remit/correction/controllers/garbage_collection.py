@@ -42,22 +42,22 @@ class GarbageCollector(Controller):
             # Nodes and tenants are held by replicas or grants, whose changes are ignored here. The resync finds objects that
             # they release.
             return ()
-        for thing, belongs in ((old, False), (new, True)):
-            if thing is not None:
-                self._index(key, thing.metadata, present=belongs)
-        owned = tuple(self._dependents.get(key, ())) if new is None or _uid(old) != _uid(new) else ()
-        return (*owned, key) if key in self._tracked else owned
+        for obj, present in ((old, False), (new, True)):
+            if obj is not None:
+                self._index(key, obj.metadata, present=present)
+        dependents = tuple(self._dependents.get(key, ())) if new is None or _uid(old) != _uid(new) else ()
+        return (*dependents, key) if key in self._tracked else dependents
 
     def _index(self, key: str, meta: Metadata, *, present: bool) -> None:
         for owner in meta.owners:
-            at = key_of(owner.kind, owner.name, meta.tenant)
-            owned = self._dependents.setdefault(at, {})
+            owner_key = key_of(owner.kind, owner.name, meta.tenant)
+            dependents = self._dependents.setdefault(owner_key, {})
             if present:
-                owned[key] = None
+                dependents[key] = None
             else:
-                owned.pop(key, None)
-                if not owned:
-                    del self._dependents[at]
+                dependents.pop(key, None)
+                if not dependents:
+                    del self._dependents[owner_key]
         if present and (meta.owners or meta.deleting):
             self._tracked[key] = None
         else:
@@ -66,16 +66,16 @@ class GarbageCollector(Controller):
     def all_keys(self) -> Iterable[str]:
         return tuple(self._tracked)
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        kept = self.cache.rows.get(key)
-        if kept is None:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
+        row = self.cache.rows.get(key)
+        if row is None:
             return
-        meta: Metadata = kept.obj.metadata
+        meta: Metadata = row.obj.metadata
         kind = _DECLARED_KINDS[key.partition("/")[0]]
-        free = meta.deleting and not meta.finalizers and kind != "Workload"
-        orphan = not meta.deleting and bool(meta.owners) and all(self._is_gone(one, meta.tenant) for one in meta.owners)
-        if free or orphan:
-            yield Action(Delete(kind, meta.name, meta.tenant, expect=kept.revision))
+        is_released = meta.deleting and not meta.finalizers and kind != "Workload"
+        is_orphan = not meta.deleting and bool(meta.owners) and all(self._is_gone(owner, meta.tenant) for owner in meta.owners)
+        if is_released or is_orphan:
+            yield Action(Delete(kind, meta.name, meta.tenant, expect=row.revision))
 
     def _is_gone(self, owner: Owner, tenant: str) -> bool:
         """Return whether the owner is gone. An object of its name with another uid is not the owner. Owners of kinds that are
@@ -83,9 +83,9 @@ class GarbageCollector(Controller):
         """
         if owner.kind not in DECLARED:
             return False
-        stands = self.cache.get(key_of(owner.kind, owner.name, tenant))
-        return stands is None or bool(owner.uid and stands.metadata.uid != owner.uid)
+        current = self.cache.get(key_of(owner.kind, owner.name, tenant))
+        return current is None or bool(owner.uid and current.metadata.uid != owner.uid)
 
 
-def _uid(thing: Any) -> str:
-    return "" if thing is None else str(thing.metadata.uid)
+def _uid(obj: Any) -> str:
+    return "" if obj is None else str(obj.metadata.uid)

@@ -66,7 +66,7 @@ class NodeController(Controller):
 
     def keys_for(self, key: str, old: Any, new: Any) -> Iterable[str]:
         if isinstance(new, Replica) or isinstance(old, Replica):
-            names = dict.fromkeys(one.status.node for one in (old, new) if one is not None and one.status.node)
+            names = dict.fromkeys(replica.status.node for replica in (old, new) if replica is not None and replica.status.node)
             return tuple(f"node/{name}" for name in names if self._is_watched(name))
         return (key,) if key.startswith("node/") else ()
 
@@ -80,134 +80,134 @@ class NodeController(Controller):
     def all_keys(self) -> Iterable[str]:
         return (*(key for key, _ in self.cache.of_kind("node/")), *(f"{_REGION_PREFIX}{name}" for name in self._mass_silences))
 
-    def on_lease_acquired(self, times: ReconcileTime) -> None:
+    def on_lease_acquired(self, time: ReconcileTime) -> None:
         self.heartbeat_ages = None
 
     async def background(self, loop: ControllerLoop) -> None:
         """Fetch the heartbeat ages at every heartbeat interval: nodes change by the passage of time alone."""
-        beat_ms = loop.timing.heartbeat_ms
+        heartbeat_ms = loop.timing.heartbeat_ms
         while True:
             try:
                 self.set_heartbeat_ages(
-                    HeartbeatAges(*await loop.client.heartbeat_ages(deadline_ms=beat_ms)), loop.reconcile_time()
+                    HeartbeatAges(*await loop.client.heartbeat_ages(deadline_ms=heartbeat_ms)), loop.reconcile_time()
                 )
             except RetriesExhausted as error:
                 loop.report_failure(error)
             else:
                 loop.enqueue(self._keys_to_check(loop.reconcile_time()))
-            await loop.world.clock.sleep_ms(beat_ms)
+            await loop.world.clock.sleep_ms(heartbeat_ms)
 
-    def set_heartbeat_ages(self, hearing: HeartbeatAges, times: ReconcileTime) -> None:
-        self.heartbeat_ages = hearing
-        nodes = (kept.obj for _, kept in self.cache.of_kind("node/"))
-        self._silent_regions, self._silent_zones = hearing.mass_silences(nodes, times.timing.suspect_ms)
+    def set_heartbeat_ages(self, heartbeat_ages: HeartbeatAges, time: ReconcileTime) -> None:
+        self.heartbeat_ages = heartbeat_ages
+        nodes = (row.obj for _, row in self.cache.of_kind("node/"))
+        self._silent_regions, self._silent_zones = heartbeat_ages.mass_silences(nodes, time.timing.suspect_ms)
 
-    def _keys_to_check(self, times: ReconcileTime) -> list[str]:
+    def _keys_to_check(self, time: ReconcileTime) -> list[str]:
         """Return the keys of nodes and regions that may need action. Almost all nodes are healthy and are skipped."""
-        found = [f"{_REGION_PREFIX}{name}" for name in sorted({*self._mass_silences, *self._silent_regions})]
-        for key, kept in self.cache.of_kind("node/"):
-            node: Node = kept.obj
-            well = node.status.health is NodeHealth.READY and not node.spec.draining
-            if not well or self._silent_ms(node.metadata.name) > times.timing.suspect_ms:
-                found.append(key)
-        return found
+        keys = [f"{_REGION_PREFIX}{name}" for name in sorted({*self._mass_silences, *self._silent_regions})]
+        for key, row in self.cache.of_kind("node/"):
+            node: Node = row.obj
+            is_healthy = node.status.health is NodeHealth.READY and not node.spec.draining
+            if not is_healthy or self._silent_ms(node.metadata.name) > time.timing.suspect_ms:
+                keys.append(key)
+        return keys
 
     def _silent_ms(self, node: str) -> int:
         return 0 if self.heartbeat_ages is None else self.heartbeat_ages.silent_ms(node)
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
-        if isinstance(deed.claim, Move):
-            self.evictions.on_verdict(deed.claim.replica, verdict)
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
+        if isinstance(action.claim, Move):
+            self.evictions.on_verdict(action.claim.replica, verdict)
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
         if key.startswith(_REGION_PREFIX):
-            yield from self._report_mass_silence(key.removeprefix(_REGION_PREFIX), times)
+            yield from self._report_mass_silence(key.removeprefix(_REGION_PREFIX), time)
             return
-        kept = self.cache.rows.get(key)
-        if kept is None:
+        row = self.cache.rows.get(key)
+        if row is None:
             self.drain.forget_node(key.removeprefix("node/"))
             return
-        node: Node = kept.obj
-        held = node.spec.region in self._silent_regions
-        if self._has_fresh_heartbeat_ages(times):
-            yield from self._update_health(node, kept.revision, times, held=held)
-            if node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST) and not held:
-                yield from self._fail_replicas(node.metadata.name, times)
-        if node.status.health not in (NodeHealth.UNKNOWN, NodeHealth.LOST) and not held:
+        node: Node = row.obj
+        evictions_held = node.spec.region in self._silent_regions
+        if self._has_fresh_heartbeat_ages(time):
+            yield from self._update_health(node, row.revision, time, held=evictions_held)
+            if node.status.health in (NodeHealth.UNKNOWN, NodeHealth.LOST) and not evictions_held:
+                yield from self._fail_replicas(node.metadata.name, time)
+        if node.status.health not in (NodeHealth.UNKNOWN, NodeHealth.LOST) and not evictions_held:
             yield from self._evict_intolerant(node)
-            yield from self.drain.reconcile(node, times)
+            yield from self.drain.reconcile(node, time)
 
-    def _has_fresh_heartbeat_ages(self, times: ReconcileTime) -> bool:
+    def _has_fresh_heartbeat_ages(self, time: ReconcileTime) -> bool:
         """Return whether the heartbeat ages are recent, and come from the incarnation that the watch cache shows."""
         if self.heartbeat_ages is None or self.cache.head is None:
             return False
-        young = times.now_ms - self.heartbeat_ages.sent_ms <= HEARTBEAT_AGES_INTERVALS_MAX * times.timing.heartbeat_ms
-        return young and self.heartbeat_ages.report.incarnation == self.cache.head.incarnation
+        is_recent = time.now_ms - self.heartbeat_ages.sent_ms <= HEARTBEAT_AGES_INTERVALS_MAX * time.timing.heartbeat_ms
+        return is_recent and self.heartbeat_ages.report.incarnation == self.cache.head.incarnation
 
-    def _update_health(self, node: Node, at: int, times: ReconcileTime, *, held: bool) -> Iterator[ReconcileResult]:
+    def _update_health(self, node: Node, revision: int, time: ReconcileTime, *, held: bool) -> Iterator[ReconcileResult]:
         if self.heartbeat_ages is None:
             return
-        name, tempo = node.metadata.name, times.timing
+        name, timing = node.metadata.name, time.timing
         silent_ms = self.heartbeat_ages.silent_ms(name)
-        here = self.heartbeat_ages.is_responsive(name, tempo.suspect_ms, times.now_ms)
-        settled = here and self.heartbeat_ages.is_reconciled(name)
+        is_present = self.heartbeat_ages.is_responsive(name, timing.suspect_ms, time.now_ms)
+        is_settled = is_present and self.heartbeat_ages.is_reconciled(name)
         target: NodeHealth | None = None
         match node.status.health:
-            case NodeHealth.JOINING | NodeHealth.SUSPECT if settled:
+            case NodeHealth.JOINING | NodeHealth.SUSPECT if is_settled:
                 target = NodeHealth.READY
-            case NodeHealth.READY if silent_ms > tempo.suspect_ms:
+            case NodeHealth.READY if silent_ms > timing.suspect_ms:
                 target = NodeHealth.SUSPECT
-            case NodeHealth.SUSPECT if silent_ms > tempo.unknown_ms and not held:
-                wait_ms = self._rate_limit_ms(node, times)
+            case NodeHealth.SUSPECT if silent_ms > timing.unknown_ms and not held:
+                wait_ms = self._rate_limit_ms(node, time)
                 if wait_ms:
                     yield RequeueAfter(wait_ms)
                     return
                 target = NodeHealth.UNKNOWN
-            case NodeHealth.UNKNOWN | NodeHealth.LOST if here:
+            case NodeHealth.UNKNOWN | NodeHealth.LOST if is_present:
                 target = NodeHealth.JOINING
             case NodeHealth.UNKNOWN if (
-                not held and silent_ms > LOST_AFTER_UNKNOWN_TIMES * tempo.unknown_ms and self._is_empty(name)
+                not held and silent_ms > LOST_AFTER_UNKNOWN_TIMES * timing.unknown_ms and self._is_empty(name)
             ):
                 target = NodeHealth.LOST
         if target is not None:
             yield Action(
                 Mark(
                     name,
-                    at,
+                    revision,
                     target,
-                    reason=f"no heartbeat for {silent_ms} ms" if silent_ms > tempo.suspect_ms else "heartbeat received",
+                    reason=f"no heartbeat for {silent_ms} ms" if silent_ms > timing.suspect_ms else "heartbeat received",
                 )
             )
 
-    def _rate_limit_ms(self, node: Node, times: ReconcileTime) -> int:
+    def _rate_limit_ms(self, node: Node, time: ReconcileTime) -> int:
         zone = node.spec.region, node.spec.zone
         rate = UNKNOWN_NODES_MILLI_PER_S_SILENT_ZONE if zone in self._silent_zones else UNKNOWN_NODES_MILLI_PER_S
-        return self._buckets.setdefault(zone, TokenBucket(UNKNOWN_NODES_BURST)).wait_ms(times.now_ms, rate)
+        return self._buckets.setdefault(zone, TokenBucket(UNKNOWN_NODES_BURST)).wait_ms(time.now_ms, rate)
 
     def _is_empty(self, node: str) -> bool:
-        return all(one.obj.status.phase in OFF_NODE_PHASES for one in self.cache.replicas_on(node))
+        return all(row.obj.status.phase in OFF_NODE_PHASES for row in self.cache.replicas_on(node))
 
     # -- replicas of a node ------------------------------------------------------------------------------------------------
 
-    def _fail_replicas(self, node: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def _fail_replicas(self, node: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
         """Mark replicas on a silent node unknown, and fail unknown ones whose fence has passed. Requeue for the next fence."""
         silent_ms = self._silent_ms(node)
-        for one in self.cache.replicas_on(node):
-            phase = one.obj.status.phase
+        for row in self.cache.replicas_on(node):
+            phase = row.obj.status.phase
             if phase in _ON_NODE_PHASES:
-                yield Action(Move(one.key, one.revision, "doubt", reason=f"node {node} sends no heartbeats"))
+                yield Action(Move(row.key, row.revision, "doubt", reason=f"node {node} sends no heartbeats"))
             elif phase is Phase.UNKNOWN:
-                spec = self._spec(one.obj)
-                left_ms = 0 if spec is None else _fence_ms(spec, times.timing) - silent_ms
-                if spec is not None and left_ms > 0:
-                    yield RequeueAfter(left_ms)
+                spec = self._spec(row.obj)
+                remaining_ms = 0 if spec is None else _fence_ms(spec, time.timing) - silent_ms
+                if spec is not None and remaining_ms > 0:
+                    yield RequeueAfter(remaining_ms)
                 elif spec is not None:
                     yield Action(
                         Move(
-                            one.key,
-                            one.revision,
+                            row.key,
+                            row.revision,
                             "lose",
                             result="lost",
                             reason=f"node {node} sent no heartbeats for longer than the fence of the workload",
@@ -219,48 +219,46 @@ class NodeController(Controller):
         taint.
         """
         taints = [taint for taint in node.spec.taints if taint.effect == "NoExecute"]
-        for one in self.cache.replicas_on(node.metadata.name) if taints else ():
-            spec = self._spec(one.obj) if one.obj.status.phase in RUNNING_PHASES else None
+        for row in self.cache.replicas_on(node.metadata.name) if taints else ():
+            spec = self._spec(row.obj) if row.obj.status.phase in RUNNING_PHASES else None
             if spec is not None and not all(is_tolerated(taint, spec.placement.tolerations) for taint in taints):
                 yield self.drain.evict(
-                    one, f"node {node.metadata.name} has a NoExecute taint that the replica does not tolerate"
+                    row, f"node {node.metadata.name} has a NoExecute taint that the replica does not tolerate"
                 )
 
     def _spec(self, replica: Replica) -> WorkloadSpec | None:
         meta, spec = replica.metadata, replica.spec
-        found: Generation | None = self.cache.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
-        return None if found is None else found.spec.spec
+        generation: Generation | None = self.cache.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
+        return None if generation is None else generation.spec.spec
 
     # -- mass silence of a region ------------------------------------------------------------------------------------------
 
-    def _report_mass_silence(self, region: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def _report_mass_silence(self, region: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
         """Report mass silence when it begins, when it has lasted too long, and when it ends."""
         silent = region in self._silent_regions
-        since_ms, called = self._mass_silences.get(region, (times.now_ms, False))
+        since_ms, operator_called = self._mass_silences.get(region, (time.now_ms, False))
         if silent and region not in self._mass_silences:
             self._mass_silences[region] = since_ms, False
-            why = (
+            message = (
                 f"most nodes of region {region} send no heartbeats, so none is marked unknown and nothing is evicted "
-                "there; check the "
-                "network and delete nodes that are gone for good"
+                "there; check the network, and delete nodes that are gone for good"
             )
-            yield self._event(region, "MassSilence", why)
+            yield self._event(region, "MassSilence", message)
         elif not silent and self._mass_silences.pop(region, None) is not None:
             yield self._event(region, "MassSilenceOver", f"most nodes of region {region} send heartbeats again", "Normal")
-        elif silent and not called and times.now_ms - since_ms >= times.timing.call_operator_ms:
+        elif silent and not operator_called and time.now_ms - since_ms >= time.timing.call_operator_ms:
             self._mass_silences[region] = since_ms, True
-            why = (
-                f"most nodes of region {region} have sent no heartbeats for {Duration(times.timing.call_operator_ms)}; "
-                "find out whether "
-                "the region is lost, and if so declare it lost"
+            message = (
+                f"most nodes of region {region} have sent no heartbeats for {Duration(time.timing.call_operator_ms)}; "
+                "find out whether the region is lost, and if so declare it lost"
             )
-            yield self._event(region, "CallOperator", why)
+            yield self._event(region, "CallOperator", message)
 
     def _event(self, region: str, reason: str, message: str, type_: Any = "Warning") -> Action:
         event = EventSpec(regarding=f"{_REGION_PREFIX}{region}", type=type_, reason=reason, message=message, source=Role.NODES)
         return Action(RecordEvent(f"{reason.lower()}-{region}-{self.cache.revision}", event))
 
 
-def _fence_ms(spec: WorkloadSpec, tempo: Timing) -> int:
+def _fence_ms(spec: WorkloadSpec, timing: Timing) -> int:
     """Return the silence after which the authority accepts that the replica is lost."""
-    return lost_after_ms(spec.fence, tempo) if spec.is_fenced else tempo.eager_ms
+    return lost_after_ms(spec.fence, timing) if spec.is_fenced else timing.eager_ms

@@ -74,21 +74,21 @@ class RepairController(Controller):
         match new if new is not None else old:
             case Replica() as replica:
                 self._track_phase(key, None if new is None else replica)
-                mine = (
+                own_trigger = (
                     (_trigger_for(key, replica.status.phase),)
                     if new is not None and replica.status.phase in _REPAIRED_PHASES
                     else ()
                 )
                 if not _liveness_changed(old, new):
-                    return mine
+                    return own_trigger
                 # A released replica may be desired again, may allow another to be created, and may be the last one that used a
                 # grant.
                 workload = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
-                return (*mine, workload, *self._released_grants(old))
+                return (*own_trigger, workload, *self._released_grants(old))
             case Workload() as workload:
                 # Without replicas there is nothing to retry.
-                there = (workload.metadata.tenant, workload.metadata.name) in self.cache.by_workload
-                return (key,) if new is not None and there else ()
+                has_replicas = (workload.metadata.tenant, workload.metadata.name) in self.cache.by_workload
+                return (key,) if new is not None and has_replicas else ()
             case Grant():
                 self._closed_in_use.pop(key, None)
                 self._not_before.pop(key, None)
@@ -99,13 +99,13 @@ class RepairController(Controller):
         if replica is None or replica.status.phase not in (*_REPAIRED_PHASES, P.RELEASED):
             self._phases.pop(key, None)
             return
-        stands = replica.status.phase, replica.status.attempt
-        if self._phases.get(key, ())[:2] != stands:
-            self._phases[key] = *stands, self._clock.now_ms()
+        phase_and_attempt = replica.status.phase, replica.status.attempt
+        if self._phases.get(key, ())[:2] != phase_and_attempt:
+            self._phases[key] = *phase_and_attempt, self._clock.now_ms()
 
     def _released_grants(self, old: Replica | None) -> list[str]:
-        found = [] if old is None else [f"grant/{name.partition('/')[0]}" for name in old.status.grants]
-        keys = [key for key in found if key in self._closed_in_use]
+        grants = [] if old is None else [f"grant/{name.partition('/')[0]}" for name in old.status.grants]
+        keys = [key for key in grants if key in self._closed_in_use]
         for key in keys:
             self._closed_in_use.pop(key, None)
         return keys
@@ -116,11 +116,11 @@ class RepairController(Controller):
         for kind in ("workload/", "grant/"):
             yield from tuple(key for key, _ in self.cache.of_kind(kind))
 
-    def on_lease_acquired(self, times: ReconcileTime) -> None:
+    def on_lease_acquired(self, time: ReconcileTime) -> None:
         self._closed_in_use.clear()
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
-        if not isinstance(deed.claim, Close):
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
+        if not isinstance(action.claim, Close):
             return
         grant: Grant | None = self.cache.get(key)
         if isinstance(verdict, Accepted):
@@ -130,65 +130,65 @@ class RepairController(Controller):
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        kept = self.cache.rows.get(key)
-        match None if kept is None else kept.obj:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
+        row = self.cache.rows.get(key)
+        match None if row is None else row.obj:
             case Grant() as grant:
-                yield from self._close_grant(key, grant, times)
+                yield from self._close_grant(key, grant, time)
             case Workload() as workload if not workload.metadata.deleting:
-                for one in self._desired.diff(workload).requeue:
-                    yield from self._requeue(one, times)
-            case Replica() as replica if kept is not None and replica.status.phase in _REPAIRED_PHASES:
-                if not self._is_repair_held(replica, times.authority):
-                    yield from self._repair_replica(kept, times)
+                for released in self._desired.diff(workload).requeue:
+                    yield from self._requeue(released, time)
+            case Replica() as replica if row is not None and replica.status.phase in _REPAIRED_PHASES:
+                if not self._is_repair_held(replica, time.authority):
+                    yield from self._repair_replica(row, time)
 
     def _is_repair_held(self, replica: Replica, now: Instant | None) -> bool:
         """Return whether an override (hold-repair) excludes the replica from repair."""
-        overrides = [kept.obj for _, kept in self.cache.of_kind("override/")]
+        overrides = [row.obj for _, row in self.cache.of_kind("override/")]
         if not overrides:
             return False
         node: Node | None = self.cache.get(f"node/{replica.status.node}")
-        place = ("", "", "") if node is None else (node.spec.region, node.spec.zone, node.spec.pool)
+        location = ("", "", "") if node is None else (node.spec.region, node.spec.zone, node.spec.pool)
         tenant, workload = replica.metadata.tenant, replica.spec.workload
-        return bool(active_overrides(overrides, now).repair_held_by(tenant, workload, *place, replica.status.node))
+        return bool(active_overrides(overrides, now).repair_held_by(tenant, workload, *location, replica.status.node))
 
-    def _repair_replica(self, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        phase: Phase = kept.obj.status.phase
+    def _repair_replica(self, row: CachedRow, time: ReconcileTime) -> Iterator[ReconcileResult]:
+        phase: Phase = row.obj.status.phase
         if phase is P.FAILED:
-            yield Action(Move(kept.key, kept.revision, "release"))
+            yield Action(Move(row.key, row.revision, "release"))
             return
         limit_ms, transition = _PHASE_LIMITS[phase]
-        left_ms = self._seen_since(kept, times) + limit_ms + LIMIT_MARGIN_MS - times.now_ms
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
+        remaining_ms = self._seen_since(row, time) + limit_ms + LIMIT_MARGIN_MS - time.now_ms
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
         else:
-            yield Action(Move(kept.key, kept.revision, transition, reason=_LIMIT_MESSAGES[phase]))
+            yield Action(Move(row.key, row.revision, transition, reason=_LIMIT_MESSAGES[phase]))
 
-    def _seen_since(self, kept: CachedRow, times: ReconcileTime) -> int:
-        status = kept.obj.status
-        return self._phases.setdefault(kept.key, (status.phase, status.attempt, times.now_ms))[2]
+    def _seen_since(self, row: CachedRow, time: ReconcileTime) -> int:
+        status = row.obj.status
+        return self._phases.setdefault(row.key, (status.phase, status.attempt, time.now_ms))[2]
 
-    def _requeue(self, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        replica: Replica = kept.obj
-        if self._is_repair_held(replica, times.authority):
-            yield RequeueAfter(times.timing.lease_ms)
+    def _requeue(self, row: CachedRow, time: ReconcileTime) -> Iterator[ReconcileResult]:
+        replica: Replica = row.obj
+        if self._is_repair_held(replica, time.authority):
+            yield RequeueAfter(time.timing.lease_ms)
             return
-        left_ms = self._seen_since(kept, times) + retry_backoff_ms(replica.status.failures) - times.now_ms
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
+        remaining_ms = self._seen_since(row, time) + retry_backoff_ms(replica.status.failures) - time.now_ms
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
         else:
-            once = f"requeue {replica.metadata.uid} {replica.status.attempt}"
-            yield Action(Move(kept.key, kept.revision, "requeue"), once)
+            undo_key = f"requeue {replica.metadata.uid} {replica.status.attempt}"
+            yield Action(Move(row.key, row.revision, "requeue"), undo_key)
 
-    def _close_grant(self, key: str, grant: Grant, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def _close_grant(self, key: str, grant: Grant, time: ReconcileTime) -> Iterator[ReconcileResult]:
         status, spec = grant.status, grant.spec
         if spec.holder.startswith(SCOPE_PREFIX) or spec.issuer or key in self._closed_in_use:
             return
-        wait_ms = self._not_before.get(key, 0) - times.now_ms
+        wait_ms = self._not_before.get(key, 0) - time.now_ms
         if status.phase is GrantPhase.LIVE:
             if status.deadline is None:
                 return  # it never expires
-            boot, now_ms = times.authority or ("", 0)
+            boot, now_ms = time.authority or ("", 0)
             if status.deadline.boot == boot:
                 wait_ms = max(wait_ms, status.deadline.at_ms - now_ms)
         if wait_ms > 0:
@@ -209,5 +209,5 @@ def _trigger_for(key: str, phase: Phase) -> KeyTrigger:
 
 def _liveness_changed(old: Any, new: Any) -> bool:
     """Return whether the replica started or stopped counting towards its workload."""
-    was, now = (one is not None and one.status.phase is not P.RELEASED for one in (old, new))
-    return was != now
+    was_live, is_live = (replica is not None and replica.status.phase is not P.RELEASED for replica in (old, new))
+    return was_live != is_live

@@ -34,8 +34,8 @@ class RolloutController(Controller):
     def keys_for(self, key: str, old: Any, new: Any) -> Iterable[str]:
         match new if new is not None else old:
             case Replica() as replica:
-                whose = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
-                return (whose,) if whose in self._rolling else ()
+                workload_key = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
+                return (workload_key,) if workload_key in self._rolling else ()
             case Workload() as workload:
                 if new is None:
                     self._rolling.pop(key, None)
@@ -45,28 +45,28 @@ class RolloutController(Controller):
     def all_keys(self) -> Iterable[str]:
         return [key for key, _ in self.cache.of_kind("workload/")]
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
         workload: Workload | None = self.cache.get(key)
         self._rolling.pop(key, None)
         if workload is None or workload.spec.type == "job" or workload.metadata.deleting:
             return
         members = self.cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
-        runs = [one for one in members if one.obj.status.phase in RUNNING_PHASES]
-        old = [one for one in runs if not self._desired.is_current(workload, one.obj)]
+        running = [row for row in members if row.obj.status.phase in RUNNING_PHASES]
+        old = [row for row in running if not self._desired.is_current(workload, row.obj)]
         if not old:
             return
         self._rolling[key] = None
-        old = [one for one in old if self._evictions.is_staying(one)]
-        up = {one.key for one in available(workload, members) if self._evictions.is_staying(one)}
-        spare = len(up) - available_min(workload.spec, self._desired.desired_count(workload))
-        for one in sorted(old, key=lambda one: (one.key in up, -one.obj.spec.index)):
-            if one.key in up:
+        old = [row for row in old if self._evictions.is_staying(row)]
+        available_keys = {row.key for row in available(workload, members) if self._evictions.is_staying(row)}
+        spare = len(available_keys) - available_min(workload.spec, self._desired.desired_count(workload))
+        for row in sorted(old, key=lambda one: (one.key in available_keys, -one.obj.spec.index)):
+            if row.key in available_keys:
                 if spare <= 0:
                     break
                 spare -= 1
-            self._evictions.add(one)
-            yield Action(Move(one.key, one.revision, "retire", reason="replaced by a newer generation"))
+            self._evictions.add(row)
+            yield Action(Move(row.key, row.revision, "retire", reason="replaced by a newer generation"))
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
-        if isinstance(deed.claim, Move):
-            self._evictions.on_verdict(deed.claim.replica, verdict)
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
+        if isinstance(action.claim, Move):
+            self._evictions.on_verdict(action.claim.replica, verdict)

@@ -50,9 +50,9 @@ _ANY_STATE: Final = "either", "either"
 _SCHEDULES_UNSUPPORTED: Final = "schedules are not implemented yet, so this job never runs; remove spec.schedule to run it now"
 
 
-def condition_debounce_ms(tempo: Timing) -> int:
+def condition_debounce_ms(timing: Timing) -> int:
     """Return how long a condition must stay false before that is written."""
-    return 5 * tempo.heartbeat_ms // 2
+    return 5 * timing.heartbeat_ms // 2
 
 
 class WorkloadConditions:
@@ -76,8 +76,8 @@ class WorkloadConditions:
     def on_workload_change(self, old: Workload | None, new: Workload | None) -> None:
         if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
             uid = old.metadata.uid
-            for notes in (self._first_seen, self._finished, self._rollout_progress, self._spawn_refusals):
-                notes.pop(uid, None)
+            for state in (self._first_seen, self._finished, self._rollout_progress, self._spawn_refusals):
+                state.pop(uid, None)
             for type_ in _DEBOUNCED_TYPES:
                 self._pending_updates.pop((uid, type_), None)
         if new is not None and new.spec.type == "job" and new.spec.deadline:
@@ -99,89 +99,89 @@ class WorkloadConditions:
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def reconcile(self, workload: Workload, wanted: ReplicaDiff, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def reconcile(self, workload: Workload, diff: ReplicaDiff, time: ReconcileTime) -> Iterator[ReconcileResult]:
         members = self._cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
-        if not wanted.spawn:
+        if not diff.spawn:
             self.on_spawn_verdict(workload, None)
         if workload.spec.type == "job":
-            yield from self._job_conditions(workload, wanted, members, times)
+            yield from self._job_conditions(workload, diff, members, time)
         else:
-            yield from self._service_conditions(workload, members, times)
+            yield from self._service_conditions(workload, members, time)
 
-    def _update_admitted(self, workload: Workload, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def _update_admitted(self, workload: Workload, time: ReconcileTime) -> Iterator[ReconcileResult]:
         refused = self._spawn_refusals.get(workload.metadata.uid)
         if workload.spec.schedule:
-            yield from self._update_debounced(workload, "Admitted", "NoSchedules", "", _SCHEDULES_UNSUPPORTED, times)
+            yield from self._update_debounced(workload, "Admitted", "NoSchedules", "", _SCHEDULES_UNSUPPORTED, time)
         elif refused is None:
-            yield from self._update_debounced(workload, "Admitted", "", "Accepted", "", times)
+            yield from self._update_debounced(workload, "Admitted", "", "Accepted", "", time)
         else:
-            yield from self._update_debounced(workload, "Admitted", _camel_case(refused.code), "", refused.detail, times)
+            yield from self._update_debounced(workload, "Admitted", _camel_case(refused.code), "", refused.detail, time)
 
     def _update_debounced(
-        self, workload: Workload, type_: str, bad: str, good: str, message: str, times: ReconcileTime
+        self, workload: Workload, type_: str, bad: str, good: str, message: str, time: ReconcileTime
     ) -> Iterator[ReconcileResult]:
         """Write a condition once its state has lasted. `bad` is the reason why it is false; if empty, it is true for the reason
         `good`.
         """
         meta = workload.metadata
-        known, at = condition_of(workload.status.conditions, type_), (meta.uid, type_)
-        said = update_condition(workload, type_, "False" if bad else "True", bad or good, message, times.wall)
-        told_before = known is not None and known.observed_generation == meta.generation
-        if not said or (not bad and (told_before or workload.spec.type != "job")):
-            self._pending_updates.pop(at, None)
-            yield from said
+        known, condition_key = condition_of(workload.status.conditions, type_), (meta.uid, type_)
+        update = update_condition(workload, type_, "False" if bad else "True", bad or good, message, time.wall)
+        was_set = known is not None and known.observed_generation == meta.generation
+        if not update or (not bad and (was_set or workload.spec.type != "job")):
+            self._pending_updates.pop(condition_key, None)
+            yield from update
             return
-        should = bad, message
-        before, since_ms = self._pending_updates.get(at, (should, times.now_ms))
-        if before not in (should, _ANY_STATE) or at not in self._pending_updates:
-            since_ms = times.now_ms
-            self._pending_updates[at] = should, since_ms
-        left_ms = since_ms + condition_debounce_ms(times.timing) - times.now_ms
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
+        state = bad, message
+        before, since_ms = self._pending_updates.get(condition_key, (state, time.now_ms))
+        if before not in (state, _ANY_STATE) or condition_key not in self._pending_updates:
+            since_ms = time.now_ms
+            self._pending_updates[condition_key] = state, since_ms
+        remaining_ms = since_ms + condition_debounce_ms(time.timing) - time.now_ms
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
         else:
-            yield from said
+            yield from update
 
     # -- jobs ----------------------------------------------------------------------------------------------------------------
 
     def _job_conditions(
-        self, workload: Workload, wanted: ReplicaDiff, members: Sequence[CachedRow], times: ReconcileTime
+        self, workload: Workload, diff: ReplicaDiff, members: Sequence[CachedRow], time: ReconcileTime
     ) -> Iterator[ReconcileResult]:
         uid, deadline_ms = workload.metadata.uid, int(workload.spec.deadline)
-        failed = wanted.failed
-        if deadline_ms and not wanted.complete and not failed:
-            left_ms = self._first_seen.setdefault(uid, times.now_ms) + deadline_ms - times.now_ms
-            if left_ms > 0:
-                yield RequeueAfter(left_ms)
+        failed = diff.failed
+        if deadline_ms and not diff.complete and not failed:
+            remaining_ms = self._first_seen.setdefault(uid, time.now_ms) + deadline_ms - time.now_ms
+            if remaining_ms > 0:
+                yield RequeueAfter(remaining_ms)
             else:
                 failed = DEADLINE_EXCEEDED
         if failed:
             yield from update_condition(
-                workload, "Failed", "True", failed, _failure_message(workload, failed, members), times.wall
+                workload, "Failed", "True", failed, _failure_message(workload, failed, members), time.wall
             )
-        elif wanted.complete:
-            yield from update_condition(workload, "Complete", "True", "Done", "", times.wall)
-        for type_, true in (("Failed", bool(failed)), ("Complete", wanted.complete)):
+        elif diff.complete:
+            yield from update_condition(workload, "Complete", "True", "Done", "", time.wall)
+        for type_, holds in (("Failed", bool(failed)), ("Complete", diff.complete)):
             known = condition_of(workload.status.conditions, type_)
-            if not true and known is not None and known.status == "True":
-                yield from update_condition(workload, type_, "False", "Changed", "", times.wall)
-        if failed or wanted.complete:
-            yield from self._delete_expired(workload, times)
+            if not holds and known is not None and known.status == "True":
+                yield from update_condition(workload, type_, "False", "Changed", "", time.wall)
+        if failed or diff.complete:
+            yield from self._delete_expired(workload, time)
             return
         self._finished.pop(uid, None)
-        yield from self._update_admitted(workload, times)
-        waits = bool(wanted.spawn) or any(one.obj.status.phase in UNPLACED_PHASES for one in members)
-        bad = _limiting_stage(workload, workload.spec.replicas, members) if waits else ""
+        yield from self._update_admitted(workload, time)
+        is_waiting = bool(diff.spawn) or any(row.obj.status.phase in UNPLACED_PHASES for row in members)
+        bad = _limiting_stage(workload, workload.spec.replicas, members) if is_waiting else ""
         yield from self._update_debounced(
-            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times
+            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", time
         )
 
-    def _delete_expired(self, workload: Workload, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def _delete_expired(self, workload: Workload, time: ReconcileTime) -> Iterator[ReconcileResult]:
         """Delete a finished job after its `keep` time."""
         meta = workload.metadata
-        left_ms = self._finished.setdefault(meta.uid, times.now_ms) + int(workload.spec.keep) - times.now_ms
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
+        remaining_ms = self._finished.setdefault(meta.uid, time.now_ms) + int(workload.spec.keep) - time.now_ms
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
         else:
             revision = self._cache.rows[f"workload/{meta.tenant}/{meta.name}"].revision
             yield Action(Delete("Workload", meta.name, meta.tenant, expect=revision))
@@ -189,66 +189,64 @@ class WorkloadConditions:
     # -- services and daemons ------------------------------------------------------------------------------------------------
 
     def _service_conditions(
-        self, workload: Workload, members: Sequence[CachedRow], times: ReconcileTime
+        self, workload: Workload, members: Sequence[CachedRow], time: ReconcileTime
     ) -> Iterator[ReconcileResult]:
         spec = workload.spec
-        live = [one for one in members if one.obj.status.phase is not Phase.RELEASED]
-        wanted, takes = self._desired.desired_count(workload), self._desired.placeable_count(workload)
-        current = [one for one in live if self._desired.is_current(workload, one.obj)]
-        up, least = available(workload, live), available_min(spec, wanted)
-        ready = sum(self._desired.is_current(workload, one.obj) for one in up)
-        limit = _limiting_stage(workload, takes, current) or "NotReady"
-        bad = limit if sum(one.obj.status.phase not in UNPLACED_PHASES for one in current) < takes else ""
-        yield from self._update_admitted(workload, times)
+        live = [row for row in members if row.obj.status.phase is not Phase.RELEASED]
+        desired, placeable = self._desired.desired_count(workload), self._desired.placeable_count(workload)
+        current = [row for row in live if self._desired.is_current(workload, row.obj)]
+        available_rows, minimum = available(workload, live), available_min(spec, desired)
+        ready = sum(self._desired.is_current(workload, row.obj) for row in available_rows)
+        limit = _limiting_stage(workload, placeable, current) or "NotReady"
+        bad = limit if sum(row.obj.status.phase not in UNPLACED_PHASES for row in current) < placeable else ""
+        yield from self._update_admitted(workload, time)
         yield from self._update_debounced(
-            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", times
+            workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", time
         )
-        yield from self._update_debounced(workload, "Ready", limit if ready < takes else "", "AllReady", "", times)
-        if len(up) >= least:
-            yield from update_condition(workload, "Available", "True", "EnoughReady", "", times.wall)
+        yield from self._update_debounced(workload, "Ready", limit if ready < placeable else "", "AllReady", "", time)
+        if len(available_rows) >= minimum:
+            yield from update_condition(workload, "Available", "True", "EnoughReady", "", time.wall)
         else:
             yield from update_condition(
                 workload,
                 "Available",
                 "False",
                 "TooFewReady",
-                f"fewer than {least} replicas are ready, the minimum from minAvailable and maxUnavailable",
-                times.wall,
+                f"fewer than {minimum} replicas are ready, the minimum from minAvailable and maxUnavailable",
+                time.wall,
             )
-        fails = [one for one in members if one.obj.status.failures and self._desired.is_current(workload, one.obj)]
-        yield from self._update_progressing(workload, times, wanted, ready, len(live) - len(current), fails)
+        failed = [row for row in members if row.obj.status.failures and self._desired.is_current(workload, row.obj)]
+        yield from self._update_progressing(workload, time, desired, ready, len(live) - len(current), failed)
 
     def _update_progressing(
-        self, workload: Workload, times: ReconcileTime, wanted: int, ready: int, old: int, fails: Sequence[CachedRow]
+        self, workload: Workload, time: ReconcileTime, desired: int, ready: int, old: int, failed: Sequence[CachedRow]
     ) -> Iterator[ReconcileResult]:
-        """Maintain `Progressing`. A completed rollout stays completed until the next generation, whatever happens to its
-        replicas.
-        """
+        """Maintain `Progressing`. A completed rollout stays completed until the next generation, even if replicas fail."""
         meta = workload.metadata
         known = condition_of(workload.status.conditions, "Progressing")
         if known is not None and known.reason == "RolledOut" and known.observed_generation == meta.generation:
             self._rollout_progress.pop(meta.uid, None)
             return
-        if ready >= wanted and not old:
-            yield from update_condition(workload, "Progressing", "True", "RolledOut", "", times.wall)
+        if ready >= desired and not old:
+            yield from update_condition(workload, "Progressing", "True", "RolledOut", "", time.wall)
             return
-        come = meta.generation, ready - old
-        before, since_ms = self._rollout_progress.get(meta.uid, ((0, 0), times.now_ms))
-        if before[0] != come[0] or come[1] > before[1] or meta.uid not in self._rollout_progress:
-            since_ms = times.now_ms
-            self._rollout_progress[meta.uid] = come, since_ms
-        left_ms = since_ms + int(workload.spec.rollout.progress_deadline) - times.now_ms
-        if left_ms > 0:
-            yield RequeueAfter(left_ms)
+        progress_now = meta.generation, ready - old
+        before, since_ms = self._rollout_progress.get(meta.uid, ((0, 0), time.now_ms))
+        if before[0] != progress_now[0] or progress_now[1] > before[1] or meta.uid not in self._rollout_progress:
+            since_ms = time.now_ms
+            self._rollout_progress[meta.uid] = progress_now, since_ms
+        remaining_ms = since_ms + int(workload.spec.rollout.progress_deadline) - time.now_ms
+        if remaining_ms > 0:
+            yield RequeueAfter(remaining_ms)
             yield from update_condition(
-                workload, "Progressing", "True", "RollingOut", _replica_failure(workload, fails), times.wall
+                workload, "Progressing", "True", "RollingOut", _replica_failure(workload, failed), time.wall
             )
         else:
-            trouble = _replica_failure(workload, fails)
-            why = f"the rollout made no progress for {workload.spec.rollout.progress_deadline}" + (
-                f"; {trouble}" if trouble else ""
+            failure = _replica_failure(workload, failed)
+            message = f"the rollout made no progress for {workload.spec.rollout.progress_deadline}" + (
+                f"; {failure}" if failure else ""
             )
-            yield from update_condition(workload, "Progressing", "False", "ProgressDeadlineExceeded", why, times.wall)
+            yield from update_condition(workload, "Progressing", "False", "ProgressDeadlineExceeded", message, time.wall)
 
 
 def _failure_message(workload: Workload, failed: str, members: Sequence[CachedRow]) -> str:
@@ -257,23 +255,23 @@ def _failure_message(workload: Workload, failed: str, members: Sequence[CachedRo
     if known is not None and failure_reason(workload) == failed:
         return known.message
     if failed == RETRIES_EXHAUSTED:
-        for one in members:
-            name, status = one.obj.metadata.name, one.obj.status
-            if has_exhausted_retries(one.obj, workload.spec) and (words := _last_result(status)):
+        for row in members:
+            name, status = row.obj.metadata.name, row.obj.status
+            if has_exhausted_retries(row.obj, workload.spec) and (result := _last_result(status)):
                 times = "once" if status.failures == 1 else f"{status.failures} times"
-                return f"{name} failed {times}; last failure: {words}"
+                return f"{name} failed {times}; last failure: {result}"
     return _FAILURE_MESSAGES.get(failed, "")
 
 
-def _replica_failure(workload: Workload, fails: Sequence[CachedRow]) -> str:
+def _replica_failure(workload: Workload, failed: Sequence[CachedRow]) -> str:
     """Return how a new replica failed. While the replica is retried it reports no failure; the earlier message is then kept."""
-    found = {one.obj.metadata.name: words for one in fails if (words := _last_result(one.obj.status))}
+    failures = {row.obj.metadata.name: result for row in failed if (result := _last_result(row.obj.status))}
     known = condition_of(workload.status.conditions, "Progressing")
     if known is not None and known.observed_generation == workload.metadata.generation and known.reason == "RollingOut":
         before = known.message.partition(": ")[2]
-        if before and fails and (not found or before in found.values()):
+        if before and failed and (not failures or before in failures.values()):
             return known.message
-    return next((f"{name}: {words}" for name, words in found.items()), "")
+    return next((f"{name}: {result}" for name, result in failures.items()), "")
 
 
 def _last_result(status: ReplicaStatus) -> str:
@@ -281,8 +279,8 @@ def _last_result(status: ReplicaStatus) -> str:
     return f"{status.result} {status.reason}".strip()[:MESSAGE_CHARS_MAX] if status.result else ""
 
 
-def _limiting_stage(workload: Workload, wanted: int, members: Sequence[CachedRow]) -> str:
-    return progress(workload.spec.type, wanted, (one.obj.status.phase for one in members)).limit
+def _limiting_stage(workload: Workload, desired: int, members: Sequence[CachedRow]) -> str:
+    return progress(workload.spec.type, desired, (row.obj.status.phase for row in members)).limit
 
 
 def _no_node(workload: Workload) -> str:

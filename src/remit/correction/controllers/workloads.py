@@ -53,8 +53,12 @@ class WorkloadController(Controller):
     def keys_for(self, key: str, old: Any, new: Any) -> Iterable[KeyTrigger]:
         match new if new is not None else old:
             case Replica() as replica:
-                whose = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
-                return (RequeueCoalesced(whose, self._debounce_ms) if self._only_progresses(whose, old, new) else whose,)
+                workload_key = f"workload/{replica.metadata.tenant}/{replica.spec.workload}"
+                return (
+                    RequeueCoalesced(workload_key, self._debounce_ms)
+                    if self._only_progresses(workload_key, old, new)
+                    else workload_key,
+                )
             case Workload() as workload:
                 self._track(key, old, workload if new is not None else None)
                 if old is None and self._has_initial_replicas(workload):
@@ -66,7 +70,7 @@ class WorkloadController(Controller):
                 return tuple(self._daemons) if old is None or new is None or _affects_daemons(old, new) else ()
         return tuple(self._daemons) if key.startswith("policyrevision/") else ()
 
-    def _only_progresses(self, whose: str, old: Replica | None, new: Replica | None) -> bool:
+    def _only_progresses(self, workload_key: str, old: Replica | None, new: Replica | None) -> bool:
         """Return whether a job's replica only progresses, so that none is missing or surplus. That affects only the job's
         conditions, which are debounced anyway. A replica that is seen before its workload was created together with it.
         """
@@ -76,7 +80,7 @@ class WorkloadController(Controller):
             or (old is not None and old.status.phase not in PROGRESSING_PHASES)
         ):
             return False
-        workload: Workload | None = self.cache.get(whose)
+        workload: Workload | None = self.cache.get(workload_key)
         if workload is None:
             return old is None
         return old is not None and workload.spec.type == "job" and not workload.metadata.deleting
@@ -99,62 +103,62 @@ class WorkloadController(Controller):
         keys = [key for key, _ in self.cache.of_kind("workload/")]
         return dict.fromkeys((*keys, *(f"workload/{tenant}/{name}" for tenant, name in self.cache.by_workload)))
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
         workload: Workload | None = self.cache.get(key)
-        if isinstance(deed.claim, Spawn) and workload is not None and verdict is not None:
+        if isinstance(action.claim, Spawn) and workload is not None and verdict is not None:
             self.conditions.on_spawn_verdict(workload, verdict if isinstance(verdict, Refused) else None)
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterator[ReconcileResult]:
         _, tenant, name = key.split("/")
         workload: Workload | None = self.cache.get(key)
         if workload is None or workload.metadata.deleting:
             yield from self._end_workload(tenant, name, workload)
             return
-        wanted = self.desired.diff(workload)
-        yield from self._apply_diff(workload, wanted)
-        yield from self.conditions.reconcile(workload, wanted, times)
+        diff = self.desired.diff(workload)
+        yield from self._apply_diff(workload, diff)
+        yield from self.conditions.reconcile(workload, diff, time)
 
     def _end_workload(self, tenant: str, name: str, workload: Workload | None) -> Iterator[ReconcileResult]:
         """End all replicas of a deleted workload. The workload itself is deleted when no replica and no finalizer remains."""
-        left = self.cache.replicas_of(tenant, name)
-        for one in left:
-            yield from self._end_replica(one, workload)
-            if one.obj.status.phase is Phase.FINISHED:
-                yield Action(Move(one.key, one.revision, "settle"))
-            elif one.obj.status.phase is Phase.RELEASED:
-                yield Action(Forget(one.key, one.revision))
-        if workload is not None and not left and not workload.metadata.finalizers:
+        rows = self.cache.replicas_of(tenant, name)
+        for row in rows:
+            yield from self._end_replica(row, workload)
+            if row.obj.status.phase is Phase.FINISHED:
+                yield Action(Move(row.key, row.revision, "settle"))
+            elif row.obj.status.phase is Phase.RELEASED:
+                yield Action(Forget(row.key, row.revision))
+        if workload is not None and not rows and not workload.metadata.finalizers:
             yield Action(Delete("Workload", name, tenant), f"delete {workload.metadata.uid}")
 
-    def _end_replica(self, one: CachedRow, workload: Workload | None) -> Iterator[Action]:
+    def _end_replica(self, row: CachedRow, workload: Workload | None) -> Iterator[Action]:
         """End a replica in its current phase. The identifier omits the attempt: if the replica is queued again, that undoes
         this action.
         """
-        replica: Replica = one.obj
+        replica: Replica = row.obj
         generation = 0 if workload is None else workload.metadata.generation
-        named = f"of {replica.metadata.uid} wanted at generation {generation}"
+        suffix = f"of replica {replica.metadata.uid} at workload generation {generation}"
         if replica.status.phase in UNPLACED_PHASES:
             # Replicas of a daemon come and go with its nodes, so repetitions are legitimate.
-            once = "" if workload is not None and workload.spec.type == "daemon" else f"cancel {named}"
-            yield Action(Move(one.key, one.revision, "cancel", reason="no longer desired"), once)
+            undo_key = "" if workload is not None and workload.spec.type == "daemon" else f"cancel {suffix}"
+            yield Action(Move(row.key, row.revision, "cancel", reason="no longer desired"), undo_key)
         elif replica.status.phase in RUNNING_PHASES:
-            yield Action(Move(one.key, one.revision, "remove", reason="no longer desired"))
+            yield Action(Move(row.key, row.revision, "remove", reason="no longer desired"))
 
-    def _apply_diff(self, workload: Workload, wanted: ReplicaDiff) -> Iterator[ReconcileResult]:
+    def _apply_diff(self, workload: Workload, diff: ReplicaDiff) -> Iterator[ReconcileResult]:
         meta = workload.metadata
-        for one in wanted.settle:
-            yield Action(Move(one.key, one.revision, "settle"))
-        for one in wanted.remove:
-            yield from self._end_replica(one, workload)
-        for one in wanted.forget:
-            yield Action(Forget(one.key, one.revision))
-        for first, count in wanted.spawn:
+        for row in diff.settle:
+            yield Action(Move(row.key, row.revision, "settle"))
+        for row in diff.remove:
+            yield from self._end_replica(row, workload)
+        for row in diff.forget:
+            yield Action(Forget(row.key, row.revision))
+        for first, count in diff.spawn:
             for start in range(first, first + count, _SPAWN_CLAIM_MAX):
-                many = min(_SPAWN_CLAIM_MAX, first + count - start)
-                once = "" if workload.spec.type == "daemon" else f"spawn {meta.uid} {meta.generation} {start}+{many}"
-                yield Action(Spawn(meta.tenant, meta.name, meta.generation, start, many), once)
+                chunk = min(_SPAWN_CLAIM_MAX, first + count - start)
+                undo_key = "" if workload.spec.type == "daemon" else f"spawn {meta.uid} {meta.generation} {start}+{chunk}"
+                yield Action(Spawn(meta.tenant, meta.name, meta.generation, start, chunk), undo_key)
 
 
 def _affects_daemons(old: Node, new: Node) -> bool:

@@ -25,7 +25,7 @@ _SEPARATE_CLAIMS = {Spawn: "create", Forget: "forget"}
 class Action(NamedTuple):
     """One claim to submit.
 
-    `once` identifies the effect of the action for the undo detector: if an action with an identifier that was already
+    `undo_key` identifies the effect of the action for the undo detector: if an action with an identifier that was already
     applied is requested again, its effect was undone. It contains everything that would make it a different action (uid,
     attempt, generation). Empty: the action may be requested any number of times.
     """
@@ -85,8 +85,8 @@ class ControllerPermissions:
                 )
             case Spawn() | Forget() if _SEPARATE_CLAIMS[type(claim)] in self.transitions:
                 return ""
-            case Apply(thing=thing):
-                kind = type(thing).__name__
+            case Apply(thing=obj):
+                kind = type(obj).__name__
                 return (
                     ""
                     if Apply in self.claims and kind in self.declares
@@ -113,11 +113,11 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 def update_condition(
-    thing: Workload | Node, type_: str, status: ConditionStatus, reason: str, message: str, wall: str
+    obj: Workload | Node, type_: str, status: ConditionStatus, reason: str, message: str, wall: str
 ) -> list[Action]:
     """Return the action that sets a condition, or nothing if the condition is already set so."""
-    meta, message = thing.metadata, message[:MESSAGE_MAX]
-    known = condition_of(thing.status.conditions, type_)
+    meta, message = obj.metadata, message[:MESSAGE_MAX]
+    known = condition_of(obj.status.conditions, type_)
     if known is not None and (known.status, known.reason, known.message, known.observed_generation) == (
         status,
         reason,
@@ -133,7 +133,7 @@ def update_condition(
         observed_generation=meta.generation,
         last_transition=wall if known is None else later_timestamp(wall, known.last_transition),
     )
-    return [Action(SetCondition(type(thing).__name__, meta.name, condition, meta.tenant))]
+    return [Action(SetCondition(type(obj).__name__, meta.name, condition, meta.tenant))]
 
 
 def later_timestamp(wall: str, known: str) -> str:

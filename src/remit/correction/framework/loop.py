@@ -63,8 +63,8 @@ class ReconcileTime(NamedTuple):
 
 
 class LoopTiming(NamedTuple):
-    """Intervals of a controller loop, most of them multiples of the heartbeat interval. Up to `claims` claims are sent in one
-    batch, and up to `ahead` batches are in flight.
+    """Intervals of a controller loop, most of them multiples of the heartbeat interval. Up to
+    `claims_per_batch` claims are sent together, and up to `batches_in_flight` such batches are in flight.
     """
 
     heartbeat_ms: int = 2_000
@@ -127,14 +127,14 @@ class Controller:
         """Return all current keys, for a resync."""
         raise NotImplementedError
 
-    def reconcile(self, key: str, times: ReconcileTime) -> Iterable[ReconcileResult]:
+    def reconcile(self, key: str, time: ReconcileTime) -> Iterable[ReconcileResult]:
         """Return the actions that bring the object to its desired state, and when to reconcile again."""
         raise NotImplementedError
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
         """Called with the verdict of an action; None if the outcome is unknown."""
 
-    def on_lease_acquired(self, times: ReconcileTime) -> None:
+    def on_lease_acquired(self, time: ReconcileTime) -> None:
         """Called when this process has acquired the lease."""
 
     async def background(self, loop: ControllerLoop) -> None:
@@ -149,10 +149,10 @@ class _ActionBatch:
         self.claims: list[AnyClaim] = []
         self.actions: list[tuple[str, Action]] = []
 
-    def add(self, key: str, deeds: Iterable[Action]) -> None:
-        for deed in deeds:
-            self.claims.append(deed.claim)
-            self.actions.append((key, deed))
+    def add(self, key: str, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self.claims.append(action.claim)
+            self.actions.append((key, action))
 
 
 class ControllerLoop:
@@ -192,9 +192,9 @@ class ControllerLoop:
     # -- watch events --------------------------------------------------------------------------------------------------------
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
-        mine = self.controller.keys_for(key, old, new)
-        if mine and self._term is not None:
-            self.enqueue(mine)
+        keys = self.controller.keys_for(key, old, new)
+        if keys and self._term is not None:
+            self.enqueue(keys)
 
     def on_commit(self) -> None:
         """Wake up the loop, unless nothing in its queue depends on this commit, which is the common case."""
@@ -209,16 +209,16 @@ class ControllerLoop:
         """
         if self._term is None:
             return
-        now_ms, agenda = self.world.clock.now_ms(), self._term.queue
+        now_ms, queue = self.world.clock.now_ms(), self._term.queue
         for key in keys:
             if isinstance(key, RequeueCoalesced):
-                next_ms, together_ms = agenda.next_run_ms(), self.timing.requeue_grid_ms
-                at_ms = -(-(now_ms + key.in_ms) // together_ms) * together_ms
-                agenda.enqueue_at(key.key, at_ms)
-                if next_ms is not None and next_ms <= at_ms:
+                next_run_ms, grid_ms = queue.next_run_ms(), self.timing.requeue_grid_ms
+                at_ms = -(-(now_ms + key.in_ms) // grid_ms) * grid_ms
+                queue.enqueue_at(key.key, at_ms)
+                if next_run_ms is not None and next_run_ms <= at_ms:
                     continue
             else:
-                agenda.enqueue(key, now_ms)
+                queue.enqueue(key, now_ms)
             self._wake.set()
 
     @property
@@ -230,17 +230,17 @@ class ControllerLoop:
 
     async def run(self) -> None:
         """Acquire the lease, act while it is held, and start over. Runs until cancelled."""
-        async with asyncio.TaskGroup() as whole:
+        async with asyncio.TaskGroup() as tasks:
             while True:
                 while not self.cache.is_current:
                     self._wake.clear()
                     await self._wake.wait()
-                tenure = await self._acquire()
-                if tenure is None:
+                lease = await self._acquire()
+                if lease is None:
                     pause_ms = self.timing.heartbeat_ms
                     await self.world.clock.sleep_ms(pause_ms + self.rng.jitter_ms(pause_ms))
                     continue
-                await self._serve(tenure, whole)
+                await self._serve(lease, tasks)
 
     async def _acquire(self) -> LeaseHold | None:
         self.client.actor = Actor(self._name, self.role)
@@ -250,27 +250,27 @@ class ControllerLoop:
             self.report_failure(error)
             return None
 
-    async def _serve(self, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
-        self.client.actor = tenure.actor
-        term = self._term = _LeaseTerm(self, tenure, whole)
+    async def _serve(self, lease: LeaseHold, tasks: asyncio.TaskGroup) -> None:
+        self.client.actor = lease.actor
+        term = self._term = _LeaseTerm(self, lease, tasks)
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [
-                    group.create_task(self._renew(tenure), name="renew"),
+                background = [
+                    group.create_task(self._renew(lease), name="renew"),
                     group.create_task(self.controller.background(self), name="background"),
                 ]
                 await term.act(self._wake)
-                for task in beside:
+                for task in background:
                     task.cancel()
         finally:
             self._term = None
 
-    async def _renew(self, tenure: LeaseHold) -> None:
+    async def _renew(self, lease: LeaseHold) -> None:
         pause_ms = self.timing.timing.lease_ms // 3
-        while not tenure.is_lost:
+        while not lease.is_lost:
             await self.world.clock.sleep_ms(pause_ms - self.rng.jitter_ms(pause_ms // 8))
             try:
-                await tenure.renew(self.client, deadline_ms=pause_ms)
+                await lease.renew(self.client, deadline_ms=pause_ms)
             except RetriesExhausted:
                 continue
         self._wake.set()
@@ -287,8 +287,8 @@ class ControllerLoop:
 class _LeaseTerm:
     """One lease term. Answers that arrive after its end are ignored."""
 
-    def __init__(self, loop: ControllerLoop, tenure: LeaseHold, whole: asyncio.TaskGroup) -> None:
-        self._loop, self._lease, self._tasks = loop, tenure, whole
+    def __init__(self, loop: ControllerLoop, lease: LeaseHold, tasks: asyncio.TaskGroup) -> None:
+        self._loop, self._lease, self._tasks = loop, lease, tasks
         self._controller, self._cache, self._clock = loop.controller, loop.cache, loop.world.clock
         self._incarnation = loop.cache.head.incarnation if loop.cache.head is not None else ""
         if loop.incarnation != self._incarnation:
@@ -299,29 +299,29 @@ class _LeaseTerm:
         self._was_cache_usable = False
 
     async def act(self, wake: asyncio.Event) -> None:
-        cadence, chance = self._loop.timing, self._loop.rng
+        timing, rng = self._loop.timing, self._loop.rng
         self._controller.on_lease_acquired(self._loop.reconcile_time())
-        sweep_ms = looked_ms = self._clock.now_ms()
+        resync_at_ms = reconciled_ms = self._clock.now_ms()
         while self._may_continue(now_ms := self._clock.now_ms()):
             wake.clear()
-            if now_ms >= sweep_ms:
-                sweep_ms = now_ms + cadence.resync_ms - chance.jitter_ms(cadence.resync_ms // 4)
+            if now_ms >= resync_at_ms:
+                resync_at_ms = now_ms + timing.resync_ms - rng.jitter_ms(timing.resync_ms // 4)
                 self.queue.resync(self._controller.all_keys())
-            may = len(self._in_flight) < cadence.batches_in_flight and self._is_cache_usable()
-            if may and self._reconcile_due(now_ms):
-                looked_ms = now_ms
+            may_reconcile = len(self._in_flight) < timing.batches_in_flight and self._is_cache_usable()
+            if may_reconcile and self._reconcile_due(now_ms):
+                reconciled_ms = now_ms
                 await self._clock.sleep_ms(0)
                 continue
-            until_ms = min(sweep_ms, self._lease.valid_until_ms)
-            if may and (next_ms := self.queue.next_run_ms()) is not None:
-                until_ms = min(until_ms, next_ms)
+            until_ms = min(resync_at_ms, self._lease.valid_until_ms)
+            if may_reconcile and (next_run_ms := self.queue.next_run_ms()) is not None:
+                until_ms = min(until_ms, next_run_ms)
             try:
                 async with self._clock.timeout_ms(max(1, until_ms - now_ms)):
                     await wake.wait()
             except TimeoutError:
                 continue
             # A single change is reconciled at once. The rest of a burst is gathered for `coalesce_ms`.
-            await self._clock.sleep_ms(max(0, looked_ms + cadence.coalesce_ms - self._clock.now_ms()))
+            await self._clock.sleep_ms(max(0, reconciled_ms + timing.coalesce_ms - self._clock.now_ms()))
 
     def _may_continue(self, now_ms: int) -> bool:
         head = self._cache.head
@@ -329,9 +329,9 @@ class _LeaseTerm:
 
     def _is_cache_usable(self) -> bool:
         """Return whether the watch cache is fresh and shows everything that was committed before this lease term."""
-        board = self._cache
+        cache = self._cache
         self._was_cache_usable = (
-            board.is_current and board.revision >= self._lease.revision and board.age_ms() < CACHE_AGE_MS_MAX
+            cache.is_current and cache.revision >= self._lease.revision and cache.age_ms() < CACHE_AGE_MS_MAX
         )
         return self._was_cache_usable
 
@@ -340,31 +340,36 @@ class _LeaseTerm:
         the effect of an accepted action. A verdict that arrives after the cache has shown its commit makes its key due at
         once; no further commit would wake the loop for it.
         """
-        board = self._cache
-        known = board.head is not None and board.head.incarnation == self._incarnation
-        return not known or not self._was_cache_usable or len(self.queue) > 0 or self.queue.is_waiting_for(board.revision)
+        cache = self._cache
+        same_incarnation = cache.head is not None and cache.head.incarnation == self._incarnation
+        return (
+            not same_incarnation
+            or not self._was_cache_usable
+            or len(self.queue) > 0
+            or self.queue.is_waiting_for(cache.revision)
+        )
 
     # -- reconcile ----------------------------------------------------------------------------------------------------------
 
     def _reconcile_due(self, now_ms: int) -> bool:
         """Reconcile due keys, up to one batch of claims. Return False if none was due."""
-        times = self._loop.reconcile_time()
+        time = self._loop.reconcile_time()
         batch = _ActionBatch(Evidence(self._cache.revision, self._cache.age_ms()))
-        looked = 0
+        reconciled = 0
         while (
-            looked < (RECONCILES_MAX if self.queue else RESYNC_RECONCILES_MAX)
+            reconciled < (RECONCILES_MAX if self.queue else RESYNC_RECONCILES_MAX)
             and len(batch.claims) < self._loop.timing.claims_per_batch
         ):
             key = self.queue.take(now_ms, self._cache.revision)
             if key is None:
                 break
-            looked += 1
-            deeds = self._actions_for(key, times, batch)
-            if deeds:
-                batch.add(key, deeds)
+            reconciled += 1
+            actions = self._actions_for(key, time, batch)
+            if actions:
+                batch.add(key, actions)
             else:
                 self.queue.done(key)
-        self._loop.reconciles += looked
+        self._loop.reconciles += reconciled
         for key in self.queue.take_stuck():
             stuck_after = Duration(self._loop.timing.backoff.stuck_after_ms)
             message = (
@@ -377,39 +382,41 @@ class _LeaseTerm:
             task = self._tasks.create_task(self._submit(batch), name=f"{self._loop.role} batch {self._batches_sent}")
             self._in_flight[task] = None
             task.add_done_callback(self._on_batch_done)
-        return looked > 0
+        return reconciled > 0
 
-    def _actions_for(self, key: str, times: ReconcileTime, batch: _ActionBatch) -> list[Action]:
+    def _actions_for(self, key: str, time: ReconcileTime, batch: _ActionBatch) -> list[Action]:
         """Return the actions for a key that may be submitted: permitted, not applied already, and not repeatedly undone."""
-        found: list[Action] = []
-        fights, remit = self._loop.undo_detector, self._controller.permissions
-        for wish in islice(self._controller.reconcile(key, times), self._loop.timing.claims_per_batch):
-            if isinstance(wish, RequeueAfter):
-                self.queue.enqueue_at(key, times.now_ms + max(1, wish.in_ms))
-            elif why := remit.violation_of(wish.claim):
-                if why not in self._loop.reported_violations:
-                    self._loop.reported_violations[why] = None
-                    batch.add("", [self._event(key, "OutsideRemit", why)])
-            elif wish.undo_key and fights.is_held(wish.undo_key, times.now_ms):
-                self.queue.enqueue_at(key, times.now_ms + self._loop.timing.resync_ms)
-                if fights.take_unreported(wish.undo_key):
+        actions: list[Action] = []
+        detector, permissions = self._loop.undo_detector, self._controller.permissions
+        for result in islice(self._controller.reconcile(key, time), self._loop.timing.claims_per_batch):
+            if isinstance(result, RequeueAfter):
+                self.queue.enqueue_at(key, time.now_ms + max(1, result.in_ms))
+            elif violation := permissions.violation_of(result.claim):
+                if violation not in self._loop.reported_violations:
+                    self._loop.reported_violations[violation] = None
+                    batch.add("", [self._event(key, "OutsideRemit", violation)])
+            elif result.undo_key and detector.is_held(result.undo_key, time.now_ms):
+                self.queue.enqueue_at(key, time.now_ms + self._loop.timing.resync_ms)
+                if detector.take_unreported(result.undo_key):
                     pause = Duration(self._loop.timing.undo_hold_ms)
                     message = (
-                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: {wish.undo_key}. "
-                        "`remit audit` shows the other writer"
+                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: "
+                        f"{result.undo_key}. `remit audit` shows the other writer"
                     )
                     batch.add("", [self._event(key, "Fought", message)])
-            elif not self._is_already_set(wish.claim):
-                found.append(wish)
-        return found
+            elif not self._is_already_set(result.claim):
+                actions.append(result)
+        return actions
 
     def _is_already_set(self, claim: AnyClaim) -> bool:
         """Return whether the claim sets a condition that is already set so. Unchanged conditions are not written."""
         if not isinstance(claim, SetCondition):
             return False
-        thing = self._cache.get(key_of(claim.kind, claim.name, claim.tenant))
-        known = () if thing is None else thing.status.conditions
-        return any(replace(one, last_transition=claim.condition.last_transition) == claim.condition for one in known)
+        obj = self._cache.get(key_of(claim.kind, claim.name, claim.tenant))
+        conditions = () if obj is None else obj.status.conditions
+        return any(
+            replace(condition, last_transition=claim.condition.last_transition) == claim.condition for condition in conditions
+        )
 
     def _event(self, key: str, reason: str, message: str) -> Action:
         self._events_sent += 1
@@ -435,34 +442,34 @@ class _LeaseTerm:
         try:
             return await client.submit_many(batch.claims, evidence=batch.evidence)
         except RetriesExhausted as error:
-            lost, silent = error, error.outcome_unknown
+            last_error, outcome_unknown = error, error.outcome_unknown
         while True:
-            self._loop.report_failure(lost)
-            if not silent or not self._lease.is_valid(self._clock.now_ms()):
+            self._loop.report_failure(last_error)
+            if not outcome_unknown or not self._lease.is_valid(self._clock.now_ms()):
                 return None
             try:
-                return await client.resume(lost.operations, submitted_ms=lost.submitted_ms)
+                return await client.resume(last_error.operations, submitted_ms=last_error.submitted_ms)
             except RetriesExhausted as error:
-                lost = error
+                last_error = error
 
     def _on_verdicts(self, batch: _ActionBatch, verdicts: Sequence[Verdict] | None) -> None:
         now_ms = self._clock.now_ms()
         by_key: dict[str, list[Verdict | None]] = {}
-        for index, (key, deed) in enumerate(batch.actions):
+        for index, (key, action) in enumerate(batch.actions):
             verdict = None if verdicts is None else verdicts[index]
             by_key.setdefault(key, []).append(verdict)
-            if isinstance(verdict, Accepted) and deed.undo_key:
-                self._loop.undo_detector.record(deed.undo_key, now_ms)
+            if isinstance(verdict, Accepted) and action.undo_key:
+                self._loop.undo_detector.record(action.undo_key, now_ms)
             if isinstance(verdict, Refused) and verdict.code in (Code.STALE_EPOCH, Code.LEASE_EXPIRED):
                 self._lease.mark_lost()
             if key:
-                self._controller.on_verdict(key, deed, verdict)
+                self._controller.on_verdict(key, action, verdict)
         by_key.pop("", None)
-        for key, said in by_key.items():
-            revision = max((one.revision for one in said if one is not None), default=0)
-            if all(isinstance(one, Accepted) for one in said):
+        for key, key_verdicts in by_key.items():
+            revision = max((answer.revision for answer in key_verdicts if answer is not None), default=0)
+            if all(isinstance(answer, Accepted) for answer in key_verdicts):
                 self.queue.accepted(key, revision, self._cache.revision)
             else:
-                progress = any(isinstance(one, Accepted) for one in said)
+                progress = any(isinstance(answer, Accepted) for answer in key_verdicts)
                 self._loop.retries += 1
                 self.queue.failed(key, now_ms, revision, self._cache.revision, progress=progress)

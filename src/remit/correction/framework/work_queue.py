@@ -58,7 +58,7 @@ class _KeyState(Struct, gc=False):
 
 
 class WorkQueue:
-    """The queue of one loop. `lot(n)` draws a random integer from 0 to `n` inclusive."""
+    """The queue of one loop. `jitter(n)` draws a random integer from 0 to `n` inclusive."""
 
     def __init__(
         self, jitter: Callable[[int], int], backoff: BackoffPolicy = BackoffPolicy(), budget: RetryBudget | None = None
@@ -82,14 +82,14 @@ class WorkQueue:
 
     def enqueue(self, key: str, now_ms: int) -> None:
         """Queue a key after a change of something that it depends on."""
-        entry = self._states.get(key)
-        if entry is None:
+        state = self._states.get(key)
+        if state is None:
             self._ready[key] = None
-        elif entry.busy:
-            entry.dirty = True
-        elif entry.paused:
-            self._schedule(key, entry, now_ms + 1 + self._jitter(self._backoff.base_ms))
-        elif not entry.at_revision:
+        elif state.busy:
+            state.dirty = True
+        elif state.paused:
+            self._schedule(key, state, now_ms + 1 + self._jitter(self._backoff.base_ms))
+        elif not state.at_revision:
             self._ready[key] = None
 
     def resync(self, keys: Iterable[str]) -> None:
@@ -106,22 +106,22 @@ class WorkQueue:
         """Return a key that is due, given the revision of the watch cache. The key is busy until its result is reported."""
         self._wake(now_ms, revision)
         while (key := self._next(now_ms)) is not None:
-            entry = self._states.setdefault(key, _KeyState())
-            if entry.failures and self._budget.take(now_ms, 0) is None:
-                entry.paused = True
-                self._schedule(key, entry, now_ms + self._backoff.base_ms + self._jitter(self._backoff.cap_ms))
+            state = self._states.setdefault(key, _KeyState())
+            if state.failures and self._budget.take(now_ms, 0) is None:
+                state.paused = True
+                self._schedule(key, state, now_ms + self._backoff.base_ms + self._jitter(self._backoff.cap_ms))
                 continue
-            if not entry.failures:
+            if not state.failures:
                 self._budget.on_first_attempt(now_ms)
-            entry.busy, entry.dirty = True, False
+            state.busy, state.dirty = True, False
             return key
         return None
 
     def _next(self, now_ms: int) -> str | None:
         while not self._ready and self._resync:
-            swept = next(iter(self._resync))
-            del self._resync[swept]
-            self.enqueue(swept, now_ms)
+            resync_key = next(iter(self._resync))
+            del self._resync[resync_key]
+            self.enqueue(resync_key, now_ms)
         key = next(iter(self._ready), None)
         if key is not None:
             del self._ready[key]
@@ -136,8 +136,8 @@ class WorkQueue:
         """Return the time at which the next key becomes due without a change."""
         while self._timers:
             at_ms, _, key = self._timers[0]
-            entry = self._states.get(key)
-            if entry is not None and entry.next_run_ms == at_ms:
+            state = self._states.get(key)
+            if state is not None and state.next_run_ms == at_ms:
                 return at_ms
             heappop(self._timers)
         return None
@@ -146,89 +146,89 @@ class WorkQueue:
 
     def done(self, key: str) -> None:
         """The key was reconciled and needs no action."""
-        entry = self._states[key]
-        entry.failures, entry.failing_ms, entry.reported, entry.paused = 0, -1, False, False
+        state = self._states[key]
+        state.failures, state.failing_ms, state.reported, state.paused = 0, -1, False, False
         self._stuck.pop(key, None)
-        self._finish(key, entry)
+        self._finish(key, state)
 
-    def accepted(self, key: str, revision: int, seen: int) -> None:
-        """All actions were accepted, the last at `revision`. The watch cache is at `seen`."""
-        entry = self._states[key]
-        entry.failures, entry.failing_ms, entry.reported, entry.paused, entry.dirty = 0, -1, False, False, True
+    def accepted(self, key: str, revision: int, cache_revision: int) -> None:
+        """All actions were accepted, the last at `revision`. The watch cache is at `cache_revision`."""
+        state = self._states[key]
+        state.failures, state.failing_ms, state.reported, state.paused, state.dirty = 0, -1, False, False, True
         self._stuck.pop(key, None)
-        self._hold(key, entry, revision, seen)
-        self._finish(key, entry)
+        self._hold(key, state, revision, cache_revision)
+        self._finish(key, state)
 
-    def failed(self, key: str, now_ms: int, revision: int = 0, seen: int = 0, *, progress: bool = False) -> None:
+    def failed(self, key: str, now_ms: int, revision: int = 0, cache_revision: int = 0, *, progress: bool = False) -> None:
         """An action was refused or not answered. `progress`: another action of the key was accepted."""
-        entry = self._states[key]
-        entry.failures = 1 if progress else entry.failures + 1
-        if progress or entry.failing_ms < 0:
-            entry.failing_ms = now_ms
-        pauses = self._backoff
-        if now_ms - entry.failing_ms >= pauses.stuck_after_ms:
-            if not entry.reported:
-                entry.reported = True
+        state = self._states[key]
+        state.failures = 1 if progress else state.failures + 1
+        if progress or state.failing_ms < 0:
+            state.failing_ms = now_ms
+        backoff = self._backoff
+        if now_ms - state.failing_ms >= backoff.stuck_after_ms:
+            if not state.reported:
+                state.reported = True
                 self._stuck[key] = None
-            pause_ms = pauses.slow_ms // 2 + self._jitter(pauses.slow_ms // 2)
+            pause_ms = backoff.slow_ms // 2 + self._jitter(backoff.slow_ms // 2)
         else:
-            pause_ms = 1 + self._jitter(min(pauses.cap_ms, pauses.base_ms << min(entry.failures - 1, _DOUBLINGS_MAX)))
-        entry.paused, entry.next_run_ms = True, -1
-        self._schedule(key, entry, now_ms + pause_ms)
-        self._hold(key, entry, revision, seen)
-        entry.dirty = False
-        self._finish(key, entry)
+            pause_ms = 1 + self._jitter(min(backoff.cap_ms, backoff.base_ms << min(state.failures - 1, _DOUBLINGS_MAX)))
+        state.paused, state.next_run_ms = True, -1
+        self._schedule(key, state, now_ms + pause_ms)
+        self._hold(key, state, revision, cache_revision)
+        state.dirty = False
+        self._finish(key, state)
 
     def take_stuck(self) -> Iterator[str]:
         """Yield keys that became stuck since the last call."""
-        found, self._stuck = self._stuck, {}
-        yield from found
+        keys, self._stuck = self._stuck, {}
+        yield from keys
 
     # -- holds -----------------------------------------------------------------------------------------------------------------
 
-    def _hold(self, key: str, entry: _KeyState, revision: int, seen: int) -> None:
-        if revision > max(seen, entry.at_revision):
-            entry.at_revision = revision
+    def _hold(self, key: str, state: _KeyState, revision: int, cache_revision: int) -> None:
+        if revision > max(cache_revision, state.at_revision):
+            state.at_revision = revision
             self._count += 1
             heappush(self._revision_holds, (revision, self._count, key))
 
-    def _schedule(self, key: str, entry: _KeyState, at_ms: int) -> None:
-        if entry.next_run_ms < 0 or at_ms < entry.next_run_ms:
-            entry.next_run_ms = at_ms
+    def _schedule(self, key: str, state: _KeyState, at_ms: int) -> None:
+        if state.next_run_ms < 0 or at_ms < state.next_run_ms:
+            state.next_run_ms = at_ms
             self._count += 1
             heappush(self._timers, (at_ms, self._count, key))
 
-    def _finish(self, key: str, entry: _KeyState) -> None:
-        entry.busy = False
-        if entry.dirty and not entry.at_revision:
-            entry.dirty = False
+    def _finish(self, key: str, state: _KeyState) -> None:
+        state.busy = False
+        if state.dirty and not state.at_revision:
+            state.dirty = False
             self._ready[key] = None
-        elif entry.at_revision:
-            entry.dirty = True
-        if entry.idle and key not in self._ready:
+        elif state.at_revision:
+            state.dirty = True
+        if state.idle and key not in self._ready:
             del self._states[key]
 
     def _wake(self, now_ms: int, revision: int) -> None:
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, key = heappop(self._timers)
-            entry = self._states.get(key)
-            if entry is None or entry.next_run_ms != at_ms:
+            state = self._states.get(key)
+            if state is None or state.next_run_ms != at_ms:
                 continue  # the key was queued earlier, or is done
-            entry.next_run_ms, entry.paused = -1, False
-            self._release(key, entry)
+            state.next_run_ms, state.paused = -1, False
+            self._release(key, state)
         while self._revision_holds and self._revision_holds[0][0] <= revision:
             at_revision, _, key = heappop(self._revision_holds)
-            entry = self._states.get(key)
-            if entry is not None and entry.at_revision == at_revision:
-                entry.at_revision = 0
-                self._release(key, entry)
+            state = self._states.get(key)
+            if state is not None and state.at_revision == at_revision:
+                state.at_revision = 0
+                self._release(key, state)
 
-    def _release(self, key: str, entry: _KeyState) -> None:
+    def _release(self, key: str, state: _KeyState) -> None:
         """End one of the key's holds, and make it due if no other remains."""
-        if entry.busy:
-            entry.dirty = True
-        elif not entry.paused and not entry.at_revision:
-            entry.dirty = False
+        if state.busy:
+            state.dirty = True
+        elif not state.paused and not state.at_revision:
+            state.dirty = False
             self._ready[key] = None
 
 
@@ -273,30 +273,30 @@ class UndoDetector:
 
     def is_held(self, undo_key: str, now_ms: int) -> bool:
         """Return whether the action was undone too often to be repeated now."""
-        known = self._recent(undo_key, now_ms)
-        return known is not None and known.times >= UNDONE_MAX
+        applied = self._recent(undo_key, now_ms)
+        return applied is not None and applied.times >= UNDONE_MAX
 
     def take_unreported(self, undo_key: str) -> bool:
         """Return True once for each held action, so that it is reported only once."""
-        known = self._applied.get(undo_key)
-        if known is None or known.reported:
+        applied = self._applied.get(undo_key)
+        if applied is None or applied.reported:
             return False
-        self._applied[undo_key] = known._replace(reported=True)
+        self._applied[undo_key] = applied._replace(reported=True)
         return True
 
     def record(self, undo_key: str, now_ms: int) -> None:
         """Record that the action was accepted."""
-        known = self._recent(undo_key, now_ms)
+        applied = self._recent(undo_key, now_ms)
         self._applied.pop(undo_key, None)  # re-inserted at the end: the oldest entries are evicted first
         self._applied[undo_key] = (
-            _AppliedAction(1, now_ms) if known is None else _AppliedAction(known.times + 1, now_ms, known.reported)
+            _AppliedAction(1, now_ms) if applied is None else _AppliedAction(applied.times + 1, now_ms, applied.reported)
         )
         while len(self._applied) > ACTIONS_TRACKED_MAX:
             del self._applied[next(iter(self._applied))]
 
     def _recent(self, undo_key: str, now_ms: int) -> _AppliedAction | None:
-        known = self._applied.get(undo_key)
-        if known is not None and now_ms - known.last_ms >= self._pause_ms:
+        applied = self._applied.get(undo_key)
+        if applied is not None and now_ms - applied.last_ms >= self._pause_ms:
             del self._applied[undo_key]
             return None
-        return known
+        return applied

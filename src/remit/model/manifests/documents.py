@@ -245,11 +245,11 @@ def _read_json(text: str, name: str, is_json: bool, problems: Problems) -> list[
     """Returns None if the text only looked like JSON and is a YAML flow mapping such as `{kind: Region}`."""
     from remit.model.manifests.json_reader import looks_like_yaml, read_json
 
-    told = Problems("")
-    documents, failed_at = read_json(text, told)
+    json_problems = Problems("")
+    documents, failed_at = read_json(text, json_problems)
     if failed_at is not None and not is_json and looks_like_yaml(text, failed_at, name):
         return None
-    problems.merge(told)
+    problems.merge(json_problems)
     return documents
 
 

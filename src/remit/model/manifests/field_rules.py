@@ -55,25 +55,31 @@ def _rootfs_violations(template: DocumentNode, root: DocumentNode, path: Path) -
 def _volume_violations(template: DocumentNode, path: Path, *, rooted: bool) -> Iterator[ConstraintViolation]:
     volumes = template.get("volumes")
     for number, volume in enumerate(volumes.items if volumes is not None else ()):
-        here: Path = (*path, "volumes", number)
+        volume_path: Path = (*path, "volumes", number)
         if volume.type != "mapping":
             continue
-        sorts = [name for name in ("scratch", "host") if name in volume.fields and volume.fields[name].value.type != "null"]
-        if len(sorts) != 1:
-            message = "scratch and host exclude each other" if sorts else "has neither scratch nor host"
-            yield ConstraintViolation(volume.position, here, message, "write scratch: {}, or host: {path: /srv/data}")
-        at = text_of(volume.get("path"))
-        place = volume.get("path")
-        if at is None or place is None:
+        types = [name for name in ("scratch", "host") if name in volume.fields and volume.fields[name].value.type != "null"]
+        if len(types) != 1:
+            message = "scratch and host exclude each other" if types else "has neither scratch nor host"
+            yield ConstraintViolation(volume.position, volume_path, message, "write scratch: {}, or host: {path: /srv/data}")
+        mount_path = text_of(volume.get("path"))
+        path_node = volume.get("path")
+        if mount_path is None or path_node is None:
             continue
-        if at.startswith("/") and not rooted:
+        if mount_path.startswith("/") and not rooted:
             cure = "write a path below the replica's directory, or add a rootfs"
             yield ConstraintViolation(
-                place.position, (*here, "path"), f"without a rootfs, {quoted(at)} would be a directory of the node", cure
+                path_node.position,
+                (*volume_path, "path"),
+                f"without a rootfs, {quoted(mount_path)} would be a directory of the node",
+                cure,
             )
-        if not PurePosixPath(at).parts or PurePosixPath(at).parts in (("/",), (_VOLUMES_DIRECTORY,)):
+        if not PurePosixPath(mount_path).parts or PurePosixPath(mount_path).parts in (("/",), (_VOLUMES_DIRECTORY,)):
             yield ConstraintViolation(
-                place.position, (*here, "path"), f"{quoted(at)} is already used by Remit", "write a path below it, such as data"
+                path_node.position,
+                (*volume_path, "path"),
+                f"{quoted(mount_path)} is already used by Remit",
+                "write a path below it, such as data",
             )
 
 
@@ -82,15 +88,18 @@ def _path_conflicts(template: DocumentNode, path: Path) -> Iterator[ConstraintVi
     seen: dict[tuple[str, ...], str] = {}
     for name in ("artifacts", "volumes"):
         listed = template.get(name)
-        for number, one in enumerate(listed.items if listed is not None else ()):
-            at, unpack = text_of(one.get("path")), one.get("unpack")
-            if at is None or (unpack is not None and unpack.scalar is True):
+        for number, item in enumerate(listed.items if listed is not None else ()):
+            target, unpack = text_of(item.get("path")), item.get("unpack")
+            if target is None or (unpack is not None and unpack.scalar is True):
                 continue
-            steps = PurePosixPath(at).parts
+            steps = PurePosixPath(target).parts
             if steps and steps in seen:
-                where: Path = (*path, name, number, "path")
+                item_path: Path = (*path, name, number, "path")
                 yield ConstraintViolation(
-                    one.position, where, f"{quoted(at)} is also the path of {seen[steps]}", "give each a path of its own"
+                    item.position,
+                    item_path,
+                    f"{quoted(target)} is also the path of {seen[steps]}",
+                    "give each a path of its own",
                 )
             seen.setdefault(steps, f"{name}[{number}]")
 
@@ -188,8 +197,8 @@ class FieldRules:
     def _taints(self) -> None:
         seen: dict[tuple[str | None, str | None], int] = {}
         for index, taint in enumerate(self._items("spec", "taints")):
-            sort = (text_of(taint.get("key")), text_of(taint.get("effect")))
-            if seen.setdefault(sort, index) != index:
+            identity = (text_of(taint.get("key")), text_of(taint.get("effect")))
+            if seen.setdefault(identity, index) != index:
                 self._add(taint, ("spec", "taints", index), "another taint has the same key and effect", "keep one of the two")
 
     # ------------------------------------------------------------------------------------------------- tenants and rules
@@ -217,12 +226,14 @@ class FieldRules:
         for index, rule in enumerate(self._items("spec", "rules")):
             path: Path = ("spec", "rules", index)
             parts = (rule.get("allow"), rule.get("permit"), rule.get("defaults"))
-            says = any(node is not None and (node.type != "mapping" or bool(node.fields)) for node in parts)
+            has_effect = any(node is not None and (node.type != "mapping" or bool(node.fields)) for node in parts)
             priority_class = rule.get("priorityClass")
-            closed = rule.get("exec")
-            says = says or (closed is not None and closed.scalar is False)
-            changes = says or "priorityMax" in rule.fields or (priority_class is not None and priority_class.scalar != "")
-            if rule.type == "mapping" and not changes:
+            exec_ = rule.get("exec")
+            has_effect = has_effect or (exec_ is not None and exec_.scalar is False)
+            effective = (
+                has_effect or "priorityMax" in rule.fields or (priority_class is not None and priority_class.scalar != "")
+            )
+            if rule.type == "mapping" and not effective:
                 cure = "add allow, permit, priorityClass, priorityMax, exec or defaults"
                 self._add(rule, path, "the rule has no effect", cure)
 
@@ -237,29 +248,29 @@ class FieldRules:
         if effect not in _EFFECT_SCOPES:
             return
         needs = _EFFECT_SCOPES[effect]
-        for name, whose in (("by", "boost"), ("budget", "lend-budget")):
-            self._field_of_effect(effect, name, whose)
+        for name, owner in (("by", "boost"), ("budget", "lend-budget")):
+            self._field_of_effect(effect, name, owner)
         if scope is None or scope.type != "mapping":
             return
         for lists in needs:
             if not any(_items(scope.get(name)) or _has_wrong_type(scope.get(name)) for name in lists):
                 self._add(scope, ("spec", "scope"), f"{effect} must name {_SCOPE_DESCRIPTIONS[lists]}", f"add {one_of(lists)}")
-        taken = [name for lists in needs for name in lists]
+        used = [name for lists in needs for name in lists]
         for name in _ALL_LISTS:
-            if name not in taken and _items(scope.get(name)):
+            if name not in used and _items(scope.get(name)):
                 message = f"{effect} does not use {name}"
-                self._add_at(("spec", "scope", name), message, f"remove it: {effect} uses {', '.join(taken)}")
+                self._add_at(("spec", "scope", name), message, f"remove it: {effect} uses {', '.join(used)}")
 
-    def _field_of_effect(self, effect: str, name: str, whose: str) -> None:
+    def _field_of_effect(self, effect: str, name: str, owner: str) -> None:
         """Reports a field that one effect requires and all others reject."""
         node = self._document.at("spec", name)
         left_out = node is None or (node.type in ("integer", "string") and not node.scalar)
         spec = self._document.get("spec")
-        if effect == whose and left_out and spec is not None:
+        if effect == owner and left_out and spec is not None:
             self._add(spec, ("spec", name), f"is missing: {effect} needs it", _FIELD_FIXES[name])
-        elif effect != whose and not left_out:
+        elif effect != owner and not left_out:
             self._add_at(
-                ("spec", name), f"only {whose} uses {name}, and this is {effect}", f"remove it, or write effect: {whose}"
+                ("spec", name), f"only {owner} uses {name}, and this is {effect}", f"remove it, or write effect: {owner}"
             )
 
     # -------------------------------------------------------------------------------------------------------------- work
@@ -281,30 +292,30 @@ class FieldRules:
         spec = self._document.get("spec")
         if spec is None or type_ not in ("job", "service", "daemon"):
             return
-        senseless: dict[str, tuple[str, ...]] = {
+        unsupported: dict[str, tuple[str, ...]] = {
             "job": ("rollout",),
             "service": _JOB_ONLY,
             "daemon": (*_JOB_ONLY, "gang", "replicas"),
         }
-        why = {
+        reasons = {
             "replicas": "a daemon runs one replica on each matching node",
             "gang": "a daemon's replicas start node by node, not together",
             "rollout": "a job's replicas end by themselves and have no rollout",
         }
-        for name in senseless[type_]:
+        for name in unsupported[type_]:
             if name in spec.fields:
-                message = why.get(name, f"only a job has {name}, and this is a {type_}")
-                cure = "remove it" if name in why else "remove it, or write type: job"
+                message = reasons.get(name, f"only a job has {name}, and this is a {type_}")
+                cure = "remove it" if name in reasons else "remove it, or write type: job"
                 self._problems.add(spec.fields[name].position, ("spec", name), message, cure)
 
     def _counts(self) -> None:
         replicas = self._number("spec", "replicas", default=1)
         daemon = self._text("spec", "type") == "daemon"
-        for path, what in ((("spec", "gang", "min"), "gang.min"), (("spec", "disruption", "minAvailable"), "minAvailable")):
+        for path, label in ((("spec", "gang", "min"), "gang.min"), (("spec", "disruption", "minAvailable"), "minAvailable")):
             count = self._number(*path)
             if count is not None and replicas is not None and count > replicas and not daemon:
                 self._add_at(
-                    path, f"{what} {count} is more than the {replicas} replicas", f"use at most {replicas}, or raise replicas"
+                    path, f"{label} {count} is more than the {replicas} replicas", f"use at most {replicas}, or raise replicas"
                 )
         surge = self._number("spec", "rollout", "maxSurge", default=1)
         unavailable = self._number("spec", "rollout", "maxUnavailable", default=0)
@@ -325,8 +336,8 @@ class FieldRules:
                     (*placement, "standby"), "a gang cannot have a standby in another region", "remove standby, or gang"
                 )
         seen: dict[str | None, int] = {}
-        for index, stand in enumerate(standby):
-            region = text_of(stand.get("region"))
+        for index, entry in enumerate(standby):
+            region = text_of(entry.get("region"))
             path = (*placement, "standby", index, "region")
             if region is not None and region in regions:
                 self._add_at(
@@ -378,18 +389,18 @@ class FieldRules:
     def _template(self) -> None:
         template: Path = ("spec", "template")
         self._ports(template)
-        whole: set[str | None] = set()
-        shared: set[str | None] = set()
-        for index, ask in enumerate(self._items(*template, "devices")):
-            self._device_request(ask, (*template, "devices", index))
-            (shared if ask.get("share") else whole).add(text_of(ask.get("kind")))
-        for kind in sorted(name for name in whole & shared if name):
+        whole_kinds: set[str | None] = set()
+        shared_kinds: set[str | None] = set()
+        for index, request in enumerate(self._items(*template, "devices")):
+            self._device_request(request, (*template, "devices", index))
+            (shared_kinds if request.get("share") else whole_kinds).add(text_of(request.get("kind")))
+        for kind in sorted(name for name in whole_kinds & shared_kinds if name):
             message = f"a share and whole devices of {quoted(kind)} in one replica"
             self._add_at((*template, "devices"), message, "request one or the other")
         for probe in ("start", "ready", "live"):
             self._probe((*template, "probes", probe))
-        for breach in software_violations(self._document.at(*template), template):
-            self._problems.add(*breach)
+        for violation in software_violations(self._document.at(*template), template):
+            self._problems.add(*violation)
         self._mounts(template)
 
     def _mounts(self, template: Path) -> None:
@@ -421,52 +432,55 @@ class FieldRules:
             ):
                 self._add_at((*template, "ports", index, "port"), f"port {number.scalar} is used twice", "keep one of the two")
         known = frozenset(names)
-        words: list[tuple[Path, DocumentNode]] = []
-        for index, word in enumerate(self._items(*template, "command")):
-            words.append(((*template, "command", index), word))
+        texts: list[tuple[Path, DocumentNode]] = []
+        for index, node in enumerate(self._items(*template, "command")):
+            texts.append(((*template, "command", index), node))
         env = self._document.at(*template, "env")
         for name, entry in env.fields.items() if env is not None else ():
-            words.append(((*template, "env", name), entry.value))
-        for path, word in words:
-            text = text_of(word) or ""
+            texts.append(((*template, "env", name), entry.value))
+        for path, node in texts:
+            text = text_of(node) or ""
             for name in _PORT.findall(text) if len(text) <= _TEXT_MAX else ():
                 if name not in known:
                     close = self._problems.suggest(name, names)
                     cure = did_you_mean(f"$(PORT_{close})" if close else "") or f"add {{name: {name[:63]}}} to ports"
-                    self._add(word, path, f"$(PORT_{quoted(name)[1:-1]}) refers to no port of this template", cure)
+                    self._add(node, path, f"$(PORT_{quoted(name)[1:-1]}) refers to no port of this template", cure)
 
-    def _device_request(self, ask: DocumentNode, path: Path) -> None:
-        if ask.type != "mapping":
+    def _device_request(self, request: DocumentNode, path: Path) -> None:
+        if request.type != "mapping":
             return
-        count, share = ask.get("count"), ask.get("share")
-        asks_count = count is not None and count.scalar != 0
-        asks_share = share is not None and share.scalar != ""
-        if asks_count and asks_share:
+        count, share = request.get("count"), request.get("share")
+        has_count = count is not None and count.scalar != 0
+        has_share = share is not None and share.scalar != ""
+        if has_count and has_share:
             self._add_at(
                 (*path, "share"),
                 "count and share exclude each other",
                 "keep count for whole devices, or share for a part of one",
             )
-        elif not asks_count and not asks_share:
-            self._add(ask, path, "requests nothing", "add count: 1 for a whole device, or share: 250m for a part of one")
+        elif not has_count and not has_share:
+            self._add(request, path, "requests nothing", "add count: 1 for a whole device, or share: 250m for a part of one")
 
     def _probe(self, path: Path) -> None:
         probe = self._document.at(*path)
         if probe is None or probe.type != "mapping":
             return
-        ways = [name for name in ("http", "tcp", "exec") if name in probe.fields and probe.fields[name].value.type != "null"]
-        if len(ways) != 1:
-            message = f"{' and '.join(ways)} exclude each other" if ways else "has no check"
+        methods = [name for name in ("http", "tcp", "exec") if name in probe.fields and probe.fields[name].value.type != "null"]
+        if len(methods) != 1:
+            message = f"{' and '.join(methods)} exclude each other" if methods else "has no check"
             self._add(probe, path, message, "write one of http, tcp and exec")
         names = [text_of(port.get("name")) or "" for port in self._items("spec", "template", "ports")]
-        for way in ("http", "tcp"):
-            port = probe.at(way, "port")
+        for method in ("http", "tcp"):
+            port = probe.at(method, "port")
             name = text_of(port)
             if port and name and name not in names:
                 close = self._problems.suggest(name, names)
                 known = f"ports has {one_of(name[:63] for name in names)}" if names else f"add {{name: {name[:63]}}} to ports"
                 self._add(
-                    port, (*path, way, "port"), f"{quoted(name)} is not a port of this template", did_you_mean(close) or known
+                    port,
+                    (*path, method, "port"),
+                    f"{quoted(name)} is not a port of this template",
+                    did_you_mean(close) or known,
                 )
 
     # ------------------------------------------------------------------------------------------------------------ helpers
@@ -483,10 +497,10 @@ class FieldRules:
     def _items(self, *path: str | int) -> list[DocumentNode]:
         return _items(self._document.at(*path))
 
-    def _check_constraint(self, limit: FieldConstraint, path: Path) -> None:
+    def _check_constraint(self, constraint: FieldConstraint, path: Path) -> None:
         node = self._document.at(*path)
-        for breach in limit.violations(node, path) if node is not None else ():
-            self._problems.add(*breach)
+        for violation in constraint.violations(node, path) if node is not None else ():
+            self._problems.add(*violation)
 
     def _add_at(self, path: Path, message: str, cure: str) -> None:
         node = self._document.at(*path)

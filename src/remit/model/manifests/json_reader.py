@@ -120,37 +120,37 @@ class _Reader:
 
     def _value(self) -> bool:
         """Reads a scalar, or opens a mapping or list. Returns whether one was opened."""
-        builder, word, place = self._builder, self._lexeme, self._position()
+        builder, lexeme, position = self._builder, self._lexeme, self._position()
         if self._is_mark("{") or self._is_mark("["):
-            builder.open(DocumentNode("mapping" if word == "{" else "list", place))
+            builder.open(DocumentNode("mapping" if lexeme == "{" else "list", position))
             self._advance()
             return True
         if self._lexeme_type == "string":
-            builder.add(DocumentNode("string", place, self._string(), word))
+            builder.add(DocumentNode("string", position, self._string(), lexeme))
         elif self._lexeme_type == "number":
-            builder.add(self._number(word, place))
-        elif word in _LITERALS:
-            value = _LITERALS[word]
-            builder.add(DocumentNode("null" if value is None else "boolean", place, value, word))
+            builder.add(self._number(lexeme, position))
+        elif lexeme in _LITERALS:
+            value = _LITERALS[lexeme]
+            builder.add(DocumentNode("null" if value is None else "boolean", position, value, lexeme))
         elif self._lexeme_type == "word":
-            builder.add_problem(place, f"{word} is not a finite number", "write a finite number")
-            builder.add(DocumentNode("void", place))
+            builder.add_problem(position, f"{lexeme} is not a finite number", "write a finite number")
+            builder.add(DocumentNode("void", position))
         else:
             self._unexpected("a value")
         self._advance()
         return False
 
-    def _number(self, token: str, place: Position) -> DocumentNode:
-        if len(token) > DIGITS_MAX:
-            self._builder.add_problem(place, f"a number of {len(token)} digits is too long", f"use at most {DIGITS_MAX}")
-            return DocumentNode("void", place)
-        if token.lstrip("-").isdigit():
-            return DocumentNode("integer", place, int(token), token)
-        value = float(token)
+    def _number(self, text: str, position: Position) -> DocumentNode:
+        if len(text) > DIGITS_MAX:
+            self._builder.add_problem(position, f"a number of {len(text)} digits is too long", f"use at most {DIGITS_MAX}")
+            return DocumentNode("void", position)
+        if text.lstrip("-").isdigit():
+            return DocumentNode("integer", position, int(text), text)
+        value = float(text)
         if value in (float("inf"), float("-inf")):
-            self._builder.add_problem(place, f"{token} is too large for a number", "write a finite number")
-            return DocumentNode("void", place)
-        return DocumentNode("number", place, value, token)
+            self._builder.add_problem(position, f"{text} is too large for a number", "write a finite number")
+            return DocumentNode("void", position)
+        return DocumentNode("number", position, value, text)
 
     def _string(self) -> str:
         if "\\" not in self._lexeme:
@@ -193,8 +193,8 @@ class _Reader:
             self._fail("JSON has no comments", "remove it, or write YAML")
         if self._is_mark("}") or self._is_mark("]"):
             self._fail(f'"{self._lexeme}" where {expected} is expected', "is there an extra comma before it?")
-        found = re.match(r"[-+.\w]+", self._text[self._offset : self._offset + 60])
-        word = found.group() if found else self._lexeme.strip('"')
+        match = re.match(r"[-+.\w]+", self._text[self._offset : self._offset + 60])
+        word = match.group() if match else self._lexeme.strip('"')
         cure = did_you_mean(_FOREIGN_LITERALS.get(word.lower(), "")) if expected == "a value" else ""
         self._fail(f"{quoted(word)} where {expected} is expected", cure or "is a comma or a quote missing before it?")
 

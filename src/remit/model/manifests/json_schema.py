@@ -91,9 +91,9 @@ class SchemaWriter:
             **{name: field for name, field in definition["properties"].items() if name not in ("apiVersion", "status")},
         }
         if kind in objects.DECLARED:
-            owned = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
-            theirs = owned if kind in objects.TENANTED else {"properties": {"tenant": False}}
-            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._prefix}Metadata"}, theirs]}
+            required_tenant = {"required": ["tenant"], "properties": {"tenant": {"minLength": 1}}}
+            tenant_schema = required_tenant if kind in objects.TENANTED else {"properties": {"tenant": False}}
+            definition["properties"]["metadata"] = {"allOf": [{"$ref": f"{self._prefix}Metadata"}, tenant_schema]}
             self.definitions["Metadata"]["properties"].pop("deleting", None)
         return reference
 
@@ -136,14 +136,14 @@ class SchemaWriter:
             extra = type_.extra or {}
             described = type_.extra_json_schema or {}
             if "quantity" in extra:
-                said = _QUANTITY_DESCRIPTIONS.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
-                written = {**_quantity(extra["quantity"]), "description": said}
+                text = _QUANTITY_DESCRIPTIONS.get(extra["quantity"], "a number with an optional suffix, such as 64Mi")
+                written = {**_quantity(extra["quantity"]), "description": text}
             elif extra.get("devices") is False:
                 written = self.shared("Resources", _amount(devices=False))
             else:
                 written = self._type(type_.type)
-            for limit in extra.get("limits", ()):
-                written = _combine(written, limit.schema())
+            for constraint in extra.get("limits", ()):
+                written = _combine(written, constraint.schema())
             return {**written, **described}
         if isinstance(type_, inspect.StructType):
             return self._struct(type_)
@@ -160,7 +160,7 @@ class SchemaWriter:
         tagged = [part for part in type_.types if isinstance(part, inspect.StructType) and part.tag_field is not None]
         if len(tagged) < len(parts):
             return {"anyOf": parts}
-        mapping = {str(one.tag): part["$ref"] for one, part in zip(tagged, parts, strict=True)}
+        mapping = {str(type_part.tag): part["$ref"] for type_part, part in zip(tagged, parts, strict=True)}
         return {"oneOf": parts, "discriminator": {"propertyName": tagged[0].tag_field, "mapping": mapping}}
 
     def _container(self, type_: inspect.Type) -> dict[str, Any] | None:
@@ -181,9 +181,9 @@ class SchemaWriter:
         return None
 
 
-def _combine(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _combine(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Returns a schema that requires both. If they share a key, merging would lose one of them, so they go into `allOf`."""
-    return {**one, **other} if one.keys().isdisjoint(other) else {"allOf": [one, other]}
+    return {**first, **second} if first.keys().isdisjoint(second) else {"allOf": [first, second]}
 
 
 def _scalar(type_: inspect.Type) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _scalar(type_: inspect.Type) -> dict[str, Any]:
 
 
 def _limits(type_: inspect.Type, names: dict[str, str]) -> dict[str, Any]:
-    return {theirs: getattr(type_, ours) for ours, theirs in names.items() if getattr(type_, ours) is not None}
+    return {target: getattr(type_, source) for source, target in names.items() if getattr(type_, source) is not None}
 
 
 def _quantity(resource: str = "") -> dict[str, Any]:

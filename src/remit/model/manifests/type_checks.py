@@ -76,23 +76,23 @@ class TypeChecker:
             return self._list(node, type_, path)
         return self._scalar(node, type_, path)
 
-    def _constrained(self, node: DocumentNode, type_: inspect.Metadata, marks: dict[str, Any], path: Path) -> Any:
+    def _constrained(self, node: DocumentNode, type_: inspect.Metadata, extra: dict[str, Any], path: Path) -> Any:
         """Checks the constraints of a field (constraints.py) before its type, and reports both."""
-        if self._add_violations(node, marks.get("limits", ()), path) and node.type == "list" and not node.items:
+        if self._add_violations(node, extra.get("limits", ()), path) and node.type == "list" and not node.items:
             return []  # the violation is a better message than the number of items
-        if "quantity" in marks:
-            return self._quantity(node, str(marks["quantity"]), path)
+        if "quantity" in extra:
+            return self._quantity(node, str(extra["quantity"]), path)
         if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
-            return self._amount(node, path, devices=bool(marks.get("devices")))
+            return self._amount(node, path, devices=bool(extra.get("devices")))
         return self.check(node, type_.type, path)
 
-    def _add_violations(self, node: DocumentNode, limits: tuple[FieldConstraint, ...], path: Path) -> bool:
-        broken = False
-        for limit in limits:
-            for breach in () if self._system and limit.users_only else limit.violations(node, path):
-                self._problems.add(*breach, reserved=limit.users_only)
-                broken = True
-        return broken
+    def _add_violations(self, node: DocumentNode, constraints: tuple[FieldConstraint, ...], path: Path) -> bool:
+        violated = False
+        for constraint in constraints:
+            for violation in () if self._system and constraint.users_only else constraint.violations(node, path):
+                self._problems.add(*violation, reserved=constraint.users_only)
+                violated = True
+        return violated
 
     def _scalar(self, node: DocumentNode, type_: inspect.Type, path: Path) -> Any:
         if isinstance(type_, inspect.StrType):
@@ -162,9 +162,9 @@ class TypeChecker:
         if node.type == "null" and len(parts) < len(type_.types):
             return None
         if len(parts) > 1:
-            wanted = inspect.IntType if node.type == "integer" else inspect.StrType
-            bare = {type(part.type if isinstance(part, inspect.Metadata) else part): part for part in parts}
-            return self.check(node, bare.get(wanted, parts[0]), path)
+            preferred = inspect.IntType if node.type == "integer" else inspect.StrType
+            by_type = {type(part.type if isinstance(part, inspect.Metadata) else part): part for part in parts}
+            return self.check(node, by_type.get(preferred, parts[0]), path)
         return self.check(node, parts[0], path)
 
     # ---------------------------------------------------------------------------------------------------------- scalars
@@ -184,12 +184,12 @@ class TypeChecker:
         elif type_.pattern and not re.search(type_.pattern, text):
             message, cure = _PATTERNS.get(type_.pattern, ("is not a DNS label", _PATTERNS[metadata.DNS_LABEL][1]))
             if not text:
-                message, text_shown = "is empty", ""
+                message, prefix = "is empty", ""
             else:
-                text_shown = quoted(text) + " "
-            if any(letter in _TYPOGRAPHIC_QUOTES for letter in text):
+                prefix = quoted(text) + " "
+            if any(char in _TYPOGRAPHIC_QUOTES for char in text):
                 cure = "replace the typographic quotes with plain quotes, \" or '"
-            self._add_problem(node, path, text_shown + message, did_you_mean(_suggest_label(text, type_.pattern)) or cure)
+            self._add_problem(node, path, prefix + message, did_you_mean(_suggest_label(text, type_.pattern)) or cure)
         elif type_.max_length is not None and len(text) > type_.max_length:
             self._add_problem(node, path, f"{len(text)} characters are too many", f"use at most {type_.max_length}")
         elif type_.min_length is not None and len(text) < type_.min_length:
@@ -248,12 +248,12 @@ class TypeChecker:
             except ValueError as error:
                 message, _, cure = str(error).partition(": ")
                 cure = cure or "write a shorter one"
-                said = (
+                text = (
                     "a duration cannot be negative"
                     if str(node.scalar).startswith("-")
                     else f"{quoted(str(node.scalar))} is {message}"
                 )
-                self._add_problem(node, path, said, cure)
+                self._add_problem(node, path, text, cure)
         return str(node.scalar)
 
     # -------------------------------------------------------------------------------------------------------- quantities
@@ -282,34 +282,34 @@ class TypeChecker:
             value[kind] = self._quantity(entry.value, kind, (*path, kind))
         return value
 
-    def _resource(self, place: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
+    def _resource(self, position: tuple[int, int], name: str, path: Path, *, devices: bool) -> str:
         """Returns the resource to check the amount against, which is the intended one for a misspelt name; "" if there is
         none.
         """
         if name == "devices" or re.search(DEVICE_NAME_PATTERN, name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
-            ask = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
-            cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{ask}] beside it"
+            example = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
+            cure = f"devices: {{{kind}: 1}}" if devices else f"devices: [{example}] beside it"
             message = "expected devices by kind" if name == "devices" and devices else "devices are not listed under resources"
-            self._problems.add(place, path, message, f"write {cure}")
+            self._problems.add(position, path, message, f"write {cure}")
             return ""
         if name.startswith(DEVICES_PREFIX):
             kind = name.removeprefix(DEVICES_PREFIX)[:63]
             cure = f"write devices: {{{kind}: 1}}" if devices else f"write devices: [{{kind: {kind}, count: 1}}] beside it"
-            self._problems.add(place, path, f"{quoted(name)} is not a resource name", cure)
+            self._problems.add(position, path, f"{quoted(name)} is not a resource name", cure)
             return ""
         if name in UNSUPPORTED_AMOUNTS:
-            self._problems.add(place, path, "unknown resource", "write the amounts here: each resource has one amount")
+            self._problems.add(position, path, "unknown resource", "write the amounts here: each resource has one amount")
             return ""
         # `Problems.suggest` stops after a number of comparisons per file. That must not decide what is rejected, so the limit
         # is bypassed here.
         intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or closest_name(name, RESOURCES)
         if intended:
-            self._problems.add(place, path, "unknown resource", did_you_mean(intended))
+            self._problems.add(position, path, "unknown resource", did_you_mean(intended))
             return intended
         if not re.search(metadata.LABEL_KEY, name):
             cure = 'put a space after ":"' if ":" in name and not self._problems.as_json else _LABEL_RULE
-            self._problems.add(place, path, f"{quoted(name)} is not a resource name", cure)
+            self._problems.add(position, path, f"{quoted(name)} is not a resource name", cure)
             return ""
         return name
 
@@ -318,9 +318,11 @@ class TypeChecker:
             cure = (
                 _LEAVE_OUT if node.type == "null" else "write a number with an optional suffix, such as 500m, 1.5, 2k or 64Gi"
             )
-            found = "is empty" if node.type == "null" else f"expected a quantity, found {TYPE_NAMES.get(node.type, 'nothing')}"
+            mismatch = (
+                "is empty" if node.type == "null" else f"expected a quantity, found {TYPE_NAMES.get(node.type, 'nothing')}"
+            )
             if node.type != "void":
-                self._add_problem(node, path, found, cure)
+                self._add_problem(node, path, mismatch, cure)
             return "0"
         text = node.text if node.type == "number" else str(node.scalar)
         if resource == "cpu" and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
@@ -333,9 +335,9 @@ class TypeChecker:
             resources.parse_quantity(resource, text)
         except ValueError as error:
             message, _, cure = str(error).partition(": ")
-            said = f"{quoted(text)} is {message}" if message.startswith(("not", "too", "finer")) else message
+            text_message = f"{quoted(text)} is {message}" if message.startswith(("not", "too", "finer")) else message
             rounded = "round it" if message.startswith("finer") else "write 0 or more"
-            self._add_problem(node, path, said, did_you_mean(_suggest_quantity(resource, text)) or cure or rounded)
+            self._add_problem(node, path, text_message, did_you_mean(_suggest_quantity(resource, text)) or cure or rounded)
         return text
 
     # ---------------------------------------------------------------------------------------------------------- problems

@@ -71,14 +71,14 @@ def has_plain_metadata(name: str, tenant: str, labels: Mapping[str, str]) -> boo
     return True
 
 
-def is_known_valid(thing: Any) -> bool:
+def is_known_valid(obj: Any) -> bool:
     """Whether the object is already known to be valid."""
-    if type(thing) is not Workload or thing.api_version != API_VERSION:
+    if type(obj) is not Workload or obj.api_version != API_VERSION:
         return False
-    meta = thing.metadata
+    meta = obj.metadata
     if type(meta) is not Metadata or meta.annotations or meta.owners or meta.finalizers:
         return False
-    return is_known_valid_spec(thing.spec) and has_plain_metadata(meta.name, meta.tenant, meta.labels)
+    return is_known_valid_spec(obj.spec) and has_plain_metadata(meta.name, meta.tenant, meta.labels)
 
 
 def is_known_valid_spec(spec: WorkloadSpec) -> bool:
@@ -86,10 +86,10 @@ def is_known_valid_spec(spec: WorkloadSpec) -> bool:
     return _valid_specs.get(encode_spec(spec)) is not None
 
 
-def remember_valid(thing: Any) -> None:
+def remember_valid(obj: Any) -> None:
     """Records that the full validation found no problem."""
-    if type(thing) is Workload:
-        _valid_specs.put(encode_spec(thing.spec), True)
+    if type(obj) is Workload:
+        _valid_specs.put(encode_spec(obj.spec), True)
 
 
 AUTHORITY_FIELDS = frozenset({"uid", "generation", "revision", "created", "deleting"})
@@ -116,19 +116,19 @@ def validate_document(document: DocumentNode, kind: str, problems: Problems, *, 
     return value
 
 
-def validate(thing: objects.AnyObject) -> tuple[Problem, ...]:
+def validate(obj: objects.AnyObject) -> tuple[Problem, ...]:
     """Returns the problems of a declared object. Fields that the authority sets (metadata, status) are not checked."""
-    if is_known_valid(thing):
+    if is_known_valid(obj):
         return ()
-    kind = type(thing).__name__
+    kind = type(obj).__name__
     problems = Problems(kind)
     problems.as_json = True
-    document = _to_document(to_manifest(thing))
+    document = _to_document(to_manifest(obj))
     # The limits of a file also hold for an object, so that every stored object can be written out and read again.
     if document.size > JSON_NODES_MAX:
         problems.add(_NO_POSITION, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
         return problems.sorted_problems()
-    size = len(objects.encode(thing)) - (sealing_overhead_bytes(thing.spec.data) if isinstance(thing, Secret) else 0)
+    size = len(objects.encode(obj)) - (sealing_overhead_bytes(obj.spec.data) if isinstance(obj, Secret) else 0)
     if size > JSON_BYTES_MAX:
         problems.add(
             _NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several objects"
@@ -136,17 +136,17 @@ def validate(thing: objects.AnyObject) -> tuple[Problem, ...]:
         return problems.sorted_problems()
     validate_document(document, kind, problems, system=False)
     if not problems:
-        remember_valid(thing)
+        remember_valid(obj)
     return problems.sorted_problems()
 
 
-def to_manifest(thing: objects.AnyObject) -> dict[str, Any]:
+def to_manifest(obj: objects.AnyObject) -> dict[str, Any]:
     """Returns the manifest that declares this object, without defaults and without fields that the authority sets.
 
     Defaults are compared by value. The encoder compares some by identity, so that equal objects could be written differently
     and validated differently.
     """
-    manifest = {"apiVersion": thing.api_version, "kind": type(thing).__name__, **_to_plain(thing)}
+    manifest = {"apiVersion": obj.api_version, "kind": type(obj).__name__, **_to_plain(obj)}
     manifest.pop("status", None)
     if isinstance(manifest.get("metadata"), dict):
         manifest["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in AUTHORITY_FIELDS}
@@ -159,12 +159,12 @@ _REQUIRED = object()
 @cache
 def _struct_fields(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, object], ...]:
     """Returns for each field its attribute name, its name in a manifest, and its default."""
-    parts = []
+    fields = []
     for field in msgspec.structs.fields(cls):
-        made = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else _REQUIRED
-        default = field.default if field.default is not msgspec.NODEFAULT else made
-        parts.append((field.name, field.encode_name, default))
-    return tuple(parts)
+        default_value = field.default_factory() if field.default_factory is not msgspec.NODEFAULT else _REQUIRED
+        default = field.default if field.default is not msgspec.NODEFAULT else default_value
+        fields.append((field.name, field.encode_name, default))
+    return tuple(fields)
 
 
 def _to_plain(value: Any) -> Any:

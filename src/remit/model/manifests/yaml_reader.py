@@ -54,9 +54,9 @@ def read_yaml(text: str, problems: Problems) -> list[DocumentNode]:
         return []
     composer = _Composer(problems)
     try:
-        for part in _split_documents(text):
-            if _strip_directives(part, problems):
-                composer.read(part)
+        for document in _split_documents(text):
+            if _strip_directives(document, problems):
+                composer.read(document)
     except FileLimitExceeded:
         pass
     if not composer.documents and not problems:
@@ -85,30 +85,30 @@ def _split_documents(text: str) -> Iterator[DocumentText]:
     line = 0
     starts = [0, *(match.start() for match in _DOCUMENT_BORDER.finditer(text) if match.start()), len(text)]
     for start, end in itertools.pairwise(starts):
-        part = text[start:end]
-        if part.startswith("..."):
-            part = "#" + part[1:]  # the marker ended the previous document; as a comment it keeps the line count
-        if not _EMPTY_DOCUMENT.match(part):
-            yield DocumentText(part, line)
-        line += part.count("\n")
+        document = text[start:end]
+        if document.startswith("..."):
+            document = "#" + document[1:]  # the marker ended the previous document; as a comment it keeps the line count
+        if not _EMPTY_DOCUMENT.match(document):
+            yield DocumentText(document, line)
+        line += document.count("\n")
 
 
-def _strip_directives(part: DocumentText, problems: Problems) -> DocumentText | None:
+def _strip_directives(document: DocumentText, problems: Problems) -> DocumentText | None:
     """Returns the document without its `%` lines; None if nothing else is left. Only `%YAML 1.2` can be ignored silently."""
-    if "%" not in part.text:
-        return part
-    lines = part.text.split("\n")
-    may_stand = True
+    if "%" not in document.text:
+        return document
+    lines = document.text.split("\n")
+    directives_allowed = True
     for number, line in enumerate(lines):
-        if may_stand and line.startswith("%"):
+        if directives_allowed and line.startswith("%"):
             lines[number] = ""
             if not re.match(r"%YAML[ \t]+1\.2[ \t]*(?:#|\Z)", line):
                 message = f"the directive {quoted(line.strip())} is not supported: the file is read as YAML 1.2, without tags"
-                problems.add((part.line + number + 1, 1), (), message, "remove the line, or write %YAML 1.2")
+                problems.add((document.line + number + 1, 1), (), message, "remove the line, or write %YAML 1.2")
         elif line.strip(" \t") and not line.lstrip(" \t").startswith("#"):
-            may_stand = False
+            directives_allowed = False
     text = "\n".join(lines)
-    return None if _EMPTY_DOCUMENT.match(text) else DocumentText(text, part.line)
+    return None if _EMPTY_DOCUMENT.match(text) else DocumentText(text, document.line)
 
 
 # ------------------------------------------------------------------------------------------------------ before parsing
@@ -128,31 +128,31 @@ def _prescan(text: str, problems: Problems) -> bool:
     nodes = flow = 0
     text_indent: int | None = None
     for number, line in enumerate(text.split("\n"), start=1):
-        bare = line.strip()
-        if not bare or bare[0] == "#":
+        content = line.strip()
+        if not content or content[0] == "#":
             continue
         indent = len(line) - len(line.lstrip(" "))
         if text_indent is not None and indent > text_indent:
             continue
         text_indent = None
-        if '"' in bare or "'" in bare:
-            bare = _empty_quotes(bare)
-            if _UNCLOSED_QUOTE.search(bare.replace('""', "")):
+        if '"' in content or "'" in content:
+            content = _empty_quotes(content)
+            if _UNCLOSED_QUOTE.search(content.replace('""', "")):
                 return True
-        bare = bare.split(" #", 1)[0]
-        if indent == 0 and bare.startswith(("---", "...")):
+        content = content.split(" #", 1)[0]
+        if indent == 0 and content.startswith(("---", "...")):
             flow = 0
-        if flow or _FLOW.search(bare):
-            opened = bare.count("[") + bare.count("{")
-            nodes += opened + bare.count(",")
-            if flow + opened > DEPTH_MAX and _max_depth(bare, flow) > DEPTH_MAX:
+        if flow or _FLOW.search(content):
+            opened = content.count("[") + content.count("{")
+            nodes += opened + content.count(",")
+            if flow + opened > DEPTH_MAX and _max_depth(content, flow) > DEPTH_MAX:
                 message = f"more than {DEPTH_MAX} brackets are open"
                 problems.add((number, indent + 1), (), message, "no manifest needs that many levels: flatten it")
                 return False
-            flow = max(0, flow + opened - bare.count("]") - bare.count("}"))
+            flow = max(0, flow + opened - content.count("]") - content.count("}"))
         else:
-            text_indent = indent if _BLOCK_SCALAR.search(bare) else None
-            nodes += bare.startswith("- ") + 2 * (": " in bare or bare.endswith(":"))
+            text_indent = indent if _BLOCK_SCALAR.search(content) else None
+            nodes += content.startswith("- ") + 2 * (": " in content or content.endswith(":"))
         if nodes > YAML_NODES_MAX:
             message = f"more than {YAML_NODES_MAX} values in one file"
             problems.add((number, indent + 1), (), message, "split it into several files")
@@ -160,19 +160,19 @@ def _prescan(text: str, problems: Problems) -> bool:
     return True
 
 
-def _empty_quotes(bare: str) -> str:
+def _empty_quotes(content: str) -> str:
     """Empties all quoted texts. After a double quote that is never closed there can be no other quoted text (each further quote
     is escaped, as seen from the first), so the rest is not searched quote by quote: on a line of only `\\"` that would take
     quadratic time.
     """
-    left_open = next((match.start() for match in _QUOTED.finditer(bare) if match["open"]), len(bare))
-    return _QUOTED.sub('""', bare[:left_open]) + _SINGLE_QUOTED.sub('""', bare[left_open:])
+    left_open = next((match.start() for match in _QUOTED.finditer(content) if match["open"]), len(content))
+    return _QUOTED.sub('""', content[:left_open]) + _SINGLE_QUOTED.sub('""', content[left_open:])
 
 
-def _max_depth(bare: str, depth: int) -> int:
+def _max_depth(content: str, depth: int) -> int:
     deepest = depth
-    for letter in bare:
-        depth += (letter in "[{") - (letter in "]}")
+    for char in content:
+        depth += (char in "[{") - (char in "]}")
         deepest = max(deepest, depth)
     return deepest
 
@@ -190,14 +190,14 @@ def _replace_tabs(text: str) -> str:
     if "\t" not in text:
         return text
     lines = text.split("\n")
-    block: int | None = None
+    block_indent: int | None = None
     for number, line in enumerate(lines):
-        bare = line.strip(" \t")
+        content = line.strip(" \t")
         indent = len(line) - len(line.lstrip(" "))
-        if block is not None and (not bare or indent > block):
+        if block_indent is not None and (not content or indent > block_indent):
             continue
-        block = None
-        if not bare or bare[0] == "#":
+        block_indent = None
+        if not content or content[0] == "#":
             lines[number] = line[: len(line) - len(line.lstrip(" \t"))].replace("\t", " ") + line.lstrip(" \t")
             continue
         spaced = _replace_tabs_in_line(line)
@@ -205,31 +205,31 @@ def _replace_tabs(text: str) -> str:
             break
         lines[number] = spaced
         if _BLOCK_SCALAR.search(_empty_quotes(spaced.strip()).split(" #", 1)[0]):
-            block = indent
+            block_indent = indent
     return "\n".join(lines)
 
 
 def _replace_tabs_in_line(line: str) -> str | None:
     """Returns None if a quote is opened and not closed in this line."""
     pieces: list[str] = []
-    at = 0
+    offset = 0
     while True:
-        opens = _OPENS_QUOTE.search(line, at)
-        end = opens.start(1) if opens else len(line)
-        plain = line[at:end]
+        quote = _OPENS_QUOTE.search(line, offset)
+        end = quote.start(1) if quote else len(line)
+        plain = line[offset:end]
         comment = re.search(r"(?:^|[ \t])#", plain)
         body = plain[: comment.start() + 1] if comment else plain
         rest = plain[len(body) :]
-        pieces.append(_blank_tabs(body, first=at == 0, last=opens is None or comment is not None) + rest)
-        if opens is None:
+        pieces.append(_blank_tabs(body, first=offset == 0, last=quote is None or comment is not None) + rest)
+        if quote is None:
             return "".join(pieces)
         if comment:
             return "".join(pieces) + line[end:]
-        quoted_text = _QUOTED_TEXT[opens[1]].match(line, end)
+        quoted_text = _QUOTED_TEXT[quote[1]].match(line, end)
         if quoted_text is None:
             return None
         pieces.append(quoted_text.group())
-        at = quoted_text.end()
+        offset = quoted_text.end()
 
 
 def _blank_tabs(body: str, *, first: bool, last: bool) -> str:
@@ -238,8 +238,8 @@ def _blank_tabs(body: str, *, first: bool, last: bool) -> str:
     head, body = body[:lead], body[lead:]
     body = _AFTER_COLON.sub(lambda match: " " * len(match.group()), body)
     if last:
-        kept = body.rstrip(" \t")
-        body = kept + " " * (len(body) - len(kept))
+        stripped = body.rstrip(" \t")
+        body = stripped + " " * (len(body) - len(stripped))
     return head + body
 
 
@@ -256,10 +256,10 @@ class _Composer:
         self._anchors_seen = 0
         self._aliases_seen = 0
 
-    def read(self, part: DocumentText) -> None:
-        self._line = part.line
+    def read(self, document: DocumentText) -> None:
+        self._line = document.line
         try:
-            for event in YAML(typ="safe", pure=True).parse(_replace_tabs(part.text)):
+            for event in YAML(typ="safe", pure=True).parse(_replace_tabs(document.text)):
                 self._handle_event(event)
         except FileLimitExceeded:
             raise
@@ -269,9 +269,9 @@ class _Composer:
             self._add_parser_error(error)
         except (YAMLError, ValueError, LookupError, AssertionError, AttributeError, TypeError, ArithmeticError) as error:
             # The parser raises these on some invalid input, such as an escape beyond the last Unicode character.
-            why = "it contains an invalid escape" if isinstance(error, (ValueError, ArithmeticError)) else "it is not YAML"
-            message = f"this document cannot be read: {why}"
-            self._builder.add_problem((part.line + 1, 1), message, "check its quotes, tags and escapes such as \\U0001f600")
+            reason = "it contains an invalid escape" if isinstance(error, (ValueError, ArithmeticError)) else "it is not YAML"
+            message = f"this document cannot be read: {reason}"
+            self._builder.add_problem((document.line + 1, 1), message, "check its quotes, tags and escapes such as \\U0001f600")
 
     def _handle_event(self, event: Any) -> None:
         builder = self._builder
@@ -287,146 +287,150 @@ class _Composer:
             if anchor is not None:
                 self._anchors[anchor] = node
         elif isinstance(event, NodeEvent):
-            place = self._position(event.start_mark)
+            position = self._position(event.start_mark)
             if builder.expects_key:
-                self._key(event, place)
+                self._key(event, position)
             else:
-                self._value(event, place)
+                self._value(event, position)
 
     def _position(self, mark: Any) -> Position:
         return self._line + mark.line + 1, mark.column + 1
 
-    def _key(self, event: Any, place: Position) -> None:
+    def _key(self, event: Any, position: Position) -> None:
         if not isinstance(event, ScalarEvent) or event.anchor is not None:
             cure = "write the key as plain text, without brackets, & or *"
             if isinstance(event, MappingStartEvent):
                 cure = "write the key as plain text, without brackets; a template such as {{ }} must be rendered first"
-            self._fail(place, "a key must be plain text", cure)
+            self._fail(position, "a key must be plain text", cure)
         merge = event.value == "<<" and event.implicit[0]
         if merge:
             message = "the merge key << of YAML 1.1 is not supported"
-            self._builder.add_problem(place, message, "write out the fields where they are needed")
+            self._builder.add_problem(position, message, "write out the fields where they are needed")
         elif event.tag is not None:
-            self._builder.add_problem(place, "a key cannot have a tag", "remove the tag")
-        self._builder.key(self._valid_text(event.value, place), place, drop=merge)
+            self._builder.add_problem(position, "a key cannot have a tag", "remove the tag")
+        self._builder.key(self._valid_text(event.value, position), position, drop=merge)
 
-    def _value(self, event: Any, place: Position) -> None:
+    def _value(self, event: Any, position: Position) -> None:
         if isinstance(event, AliasEvent):
-            self._alias(event.anchor, place)
+            self._alias(event.anchor, position)
             return
         if event.anchor is not None:
             self._anchors_seen += 1
             if self._anchors_seen > ANCHORS_MAX:
-                self._builder.abort_file(place, f"more than {ANCHORS_MAX} anchors in one file", "write out the values")
+                self._builder.abort_file(position, f"more than {ANCHORS_MAX} anchors in one file", "write out the values")
         if isinstance(event, ScalarEvent):
             if not event.value and event.implicit[0]:
                 # For an absent value the parser's position is already that of the next token.
-                place = self._builder.key_position or place
-            node = self._scalar(event, place)
+                position = self._builder.key_position or position
+            node = self._scalar(event, position)
             self._builder.add(node)
             if event.anchor is not None:
                 self._anchors[event.anchor] = node
             return
         is_mapping = isinstance(event, MappingStartEvent)
         if event.tag not in (None, "!", _TAG_PREFIX + ("map" if is_mapping else "seq")):
-            self._reject_tag(event.tag, place)
-        self._builder.open(DocumentNode("mapping" if is_mapping else "list", place))
+            self._reject_tag(event.tag, position)
+        self._builder.open(DocumentNode("mapping" if is_mapping else "list", position))
         self._open_anchors.append(event.anchor)
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # still open: an alias to it from inside would be infinite
 
-    def _alias(self, name: str, place: Position) -> None:
+    def _alias(self, name: str, position: Position) -> None:
         self._aliases_seen += 1
         if self._aliases_seen > ALIASES_MAX:
-            self._builder.abort_file(place, f"more than {ALIASES_MAX} aliases in one file", "write out the values")
+            self._builder.abort_file(position, f"more than {ALIASES_MAX} aliases in one file", "write out the values")
         if name not in self._anchors:
             cure = "define it before, in the same document; or quote the text if it is not an alias"
-            self._fail(place, f"the alias *{escaped(name)[:60]} refers to no anchor", cure)
+            self._fail(position, f"the alias *{escaped(name)[:60]} refers to no anchor", cure)
         node = self._anchors[name]
         if node is None:
-            self._fail(place, f"the alias *{escaped(name)[:60]} is inside the value that it refers to", "write out the values")
-        self._builder.add_alias(node, place)
+            self._fail(
+                position, f"the alias *{escaped(name)[:60]} is inside the value that it refers to", "write out the values"
+            )
+        self._builder.add_alias(node, position)
 
-    def _scalar(self, event: Any, place: Position) -> DocumentNode:
-        text = self._valid_text(event.value, place)
+    def _scalar(self, event: Any, position: Position) -> DocumentNode:
+        text = self._valid_text(event.value, position)
         tag = event.tag
         if tag is None and not event.implicit[0]:
-            return DocumentNode("string", place, text, text)
+            return DocumentNode("string", position, text, text)
         node = (
-            self._resolved(text, place)
+            self._resolved(text, position)
             if tag in (None, "!") or tag.startswith(_TAG_PREFIX)
-            else DocumentNode("string", place, text, text)
+            else DocumentNode("string", position, text, text)
         )
         if tag is None:
             return node
         expected = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "null": "null"}
         form = expected.get(tag.removeprefix(_TAG_PREFIX))
         if tag == "!" or form == "string":
-            return DocumentNode("string", place, text, text)
+            return DocumentNode("string", position, text, text)
         if form is None:
-            self._reject_tag(tag, place)
-            return DocumentNode("void", place)
+            self._reject_tag(tag, position)
+            return DocumentNode("void", position)
         if node.type not in (form, "void") and (form, node.type) != ("number", "integer"):
-            self._builder.add_problem(place, f"{quoted(text)} does not match its tag", "remove the tag")
-            return DocumentNode("void", place)
+            self._builder.add_problem(position, f"{quoted(text)} does not match its tag", "remove the tag")
+            return DocumentNode("void", position)
         return node
 
-    def _resolved(self, text: str, place: Position) -> DocumentNode:
+    def _resolved(self, text: str, position: Position) -> DocumentNode:
         """Resolves a plain scalar by the core schema of YAML 1.2: `on` and `2026-11-15` are strings, `010` is ten."""
         if _NULL.match(text):
-            return DocumentNode("null", place, None, text)
+            return DocumentNode("null", position, None, text)
         if _BOOLEAN.match(text):
-            return DocumentNode("boolean", place, text.lower() == "true", text)
+            return DocumentNode("boolean", position, text.lower() == "true", text)
         if _NOT_FINITE.match(text):
-            self._builder.add_problem(place, f"{text} is not a finite number", "write a finite number")
-            return DocumentNode("void", place)
+            self._builder.add_problem(position, f"{text} is not a finite number", "write a finite number")
+            return DocumentNode("void", position)
         integer = _INTEGER.match(text)
         if not integer and not _NUMBER.match(text):
-            return DocumentNode("string", place, text, text)
+            return DocumentNode("string", position, text, text)
         if len(text) > DIGITS_MAX:
             self._builder.add_problem(
-                place, f"a number of {len(text)} digits is too long", f"use at most {DIGITS_MAX}, or quote it if it is text"
+                position, f"a number of {len(text)} digits is too long", f"use at most {DIGITS_MAX}, or quote it if it is text"
             )
-            return DocumentNode("void", place)
+            return DocumentNode("void", position)
         if integer:
             base = 8 if text.startswith("0o") else 16 if text.startswith("0x") else 10
-            return DocumentNode("integer", place, int(text, base), text)
+            return DocumentNode("integer", position, int(text, base), text)
         value = float(text)
         if value in (float("inf"), float("-inf")):
-            self._builder.add_problem(place, f"{text} is too large for a number", "write a finite number")
-            return DocumentNode("void", place)
-        return DocumentNode("number", place, value, text)
+            self._builder.add_problem(position, f"{text} is too large for a number", "write a finite number")
+            return DocumentNode("void", position)
+        return DocumentNode("number", position, value, text)
 
-    def _valid_text(self, text: str, place: Position) -> str:
+    def _valid_text(self, text: str, position: Position) -> str:
         if not _SURROGATE.search(text):
             return text
-        self._builder.add_problem(place, "unpaired surrogate in a text", "write the character itself")
+        self._builder.add_problem(position, "unpaired surrogate in a text", "write the character itself")
         return _SURROGATE.sub("\ufffd", text)
 
-    def _reject_tag(self, tag: str, place: Position) -> None:
+    def _reject_tag(self, tag: str, position: Position) -> None:
         short = tag.replace(_TAG_PREFIX, "!!", 1)
         message, cure = f"the tag {quoted(short)} is not supported", "remove it: a manifest is plain data"
         if short.startswith("!!python"):
             message = f"the tag {quoted(short)} would construct a Python object, which is not supported"
         elif short == "!!binary":
             cure = "remove it, and write the base64 text as a string"
-        self._builder.add_problem(place, message, cure)
+        self._builder.add_problem(position, message, cure)
 
-    def _fail(self, place: Position, message: str, cure: str) -> NoReturn:
-        self._builder.add_problem(place, message, cure)
+    def _fail(self, position: Position, message: str, cure: str) -> NoReturn:
+        self._builder.add_problem(position, message, cure)
         raise DocumentRejected
 
     def _add_parser_error(self, error: MarkedYAMLError) -> None:
         """Reports an error of the parser with a message that names the fix."""
         mark = error.problem_mark or error.context_mark
-        place = self._position(mark) if mark else (self._line + 1, 1)
-        opened = self._position(error.context_mark) if error.context_mark else place
-        said = str(error.problem or error.context or error)
-        for sign, message, cure, at_opening in _PARSER_ERRORS:
-            if re.search(sign, f"{error.context or ''}: {said}"):
-                self._builder.add_problem(opened if at_opening else place, message, cure)
+        position = self._position(mark) if mark else (self._line + 1, 1)
+        opened_at = self._position(error.context_mark) if error.context_mark else position
+        text = str(error.problem or error.context or error)
+        for pattern, message, cure, at_opening in _PARSER_ERRORS:
+            if re.search(pattern, f"{error.context or ''}: {text}"):
+                self._builder.add_problem(opened_at if at_opening else position, message, cure)
                 return
-        self._builder.add_problem(place, "this cannot be read as YAML", "check the indentation, quotes and brackets near here")
+        self._builder.add_problem(
+            position, "this cannot be read as YAML", "check the indentation, quotes and brackets near here"
+        )
 
 
 _PARSER_ERRORS = (

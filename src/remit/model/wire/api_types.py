@@ -176,7 +176,7 @@ class PlanItem(ApiType, frozen=True, kw_only=True):
 
 
 class PlanAnswer(ApiType, frozen=True, kw_only=True):
-    """What an apply would do, as of `revision`. Nothing was written."""
+    """The effect that an apply would have, as of `revision`. Nothing was written."""
 
     revision: Natural
     items: tuple[PlanItem, ...]

@@ -99,9 +99,9 @@ class ExecFrameError(ValueError):
     """The bytes are not a valid frame."""
 
 
-def encode_frame(part: ExecFrameType, body: bytes | Struct = b"") -> bytes:
+def encode_frame(type_: ExecFrameType, body: bytes | Struct = b"") -> bytes:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return _HEADER.pack(part, len(data)) + data
+    return _HEADER.pack(type_, len(data)) + data
 
 
 class ExecFrameReader:
@@ -112,38 +112,38 @@ class ExecFrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, piece: bytes) -> list[ExecFrame]:
-        self._buffer += piece
-        found = []
+    def feed(self, chunk: bytes) -> list[ExecFrame]:
+        self._buffer += chunk
+        frames = []
         while len(self._buffer) >= _HEADER.size:
-            part, length = _HEADER.unpack_from(self._buffer)
+            type_, length = _HEADER.unpack_from(self._buffer)
             if length > FRAME_BYTES_MAX:
                 raise ExecFrameError(f"frame of {length} bytes exceeds the limit of {FRAME_BYTES_MAX} bytes")
             end = _HEADER.size + length
             if len(self._buffer) < end:
                 break
-            found.append(ExecFrame(part, bytes(self._buffer[_HEADER.size : end])))
+            frames.append(ExecFrame(type_, bytes(self._buffer[_HEADER.size : end])))
             del self._buffer[:end]
-        return found
+        return frames
 
 
 def decode_start(body: bytes) -> ExecStart:
     """Decodes the body of a start frame. Raises `ExecFrameError` with a message for people."""
     try:
-        found = msgspec.json.decode(body, type=ExecStart)
+        start = msgspec.json.decode(body, type=ExecStart)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ExecFrameError(str(error)) from None
-    if not found.argv[0]:
+    if not start.argv[0]:
         raise ExecFrameError("argv[0] is empty: name a program")
-    if any("\0" in word for word in found.argv):
+    if any("\0" in word for word in start.argv):
         raise ExecFrameError("argv contains a NUL character, which cannot be passed to a program")
     try:
-        size = sum(len(word.encode()) for word in found.argv)
+        size = sum(len(word.encode()) for word in start.argv)
     except UnicodeEncodeError:
         raise ExecFrameError("argv contains an unpaired surrogate, which is not a character") from None
     if size > ARGV_BYTES_MAX:
         raise ExecFrameError(f"argv has {size} bytes; use at most {ARGV_BYTES_MAX}")
-    return found
+    return start
 
 
 def decode_terminal_size(body: bytes) -> TerminalSize:

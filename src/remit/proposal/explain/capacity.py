@@ -24,11 +24,11 @@ from remit.model.kinds import Node, NodeHealth, NodePool, NodeSpec, NodeStatus, 
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.scheduler_view import SchedulerView
-from remit.proposal.explain.pending import PlacementInputs, reason_text, filter_funnel, missing_amount, remove_replica
+from remit.proposal.explain.pending import PlacementInputs, filter_funnel, missing_amount, reason_text, remove_replica
 from remit.proposal.explain.remedies import NAMED_MAX, find_remedies
-from remit.proposal.explain.result_types import Change, NearestNodeExplanation, FilterFunnel, Remedy
-from remit.proposal.explain.what_if import NODE_STATE_FILTERS, DAEMON_FILTERS, TrialSetting, Trial
-from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit
+from remit.proposal.explain.result_types import Change, FilterFunnel, NearestNodeExplanation, Remedy
+from remit.proposal.explain.what_if import DAEMON_FILTERS, NODE_STATE_FILTERS, Trial, TrialSetting
+from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit, rejection_text
 from remit.proposal.placement.kernel import Placements
 from remit.proposal.placement.preemption import VictimCandidates, plan_evictions
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
@@ -50,8 +50,7 @@ class ReplicaDistribution(Struct, frozen=True):
 
 
 class HardFit(Struct, frozen=True):
-    """Capacity that is free now. `room` is what the nodes allow, `quota` what the tenant may use, `replicas` what both allow.
-    """
+    """Capacity that is free now: `room` is what nodes allow, `quota` what the tenant may use, `replicas` what both allow."""
 
     replicas: int
     room: int
@@ -124,8 +123,7 @@ class _CapacityRequest(NamedTuple):
         return self.workload.spec.gang.min if self.workload.spec.gang is not None else 0
 
     def covered(self, fitting: int, before: int = 0) -> int:
-        """How many of `room` replicas the quota covers after `before` were charged. A gang is counted complete or not at all.
-        """
+        """How many of `fitting` replicas the quota covers after `before` were charged. A gang counts complete or not at all."""
         available = max(0, self.quota_source.covers(self.trial.setting.requirements.charge.pairs, before + fitting) - before)
         count = min(fitting, available)
         return 0 if self.paused or (before + count < self.gang) else count
@@ -144,7 +142,12 @@ def compute_capacity(
     free = trial.kernel.place_run(trial.work_class, most)
     hard_count = len(free.rows)
     requirements = trial.setting.requirements
-    hard = HardFit(request.covered(hard_count), hard_count, request.quota_source.covers(requirements.charge.pairs, most), _distribution(trial, free.rows))
+    hard = HardFit(
+        request.covered(hard_count),
+        hard_count,
+        request.quota_source.covers(requirements.charge.pairs, most),
+        _distribution(trial, free.rows),
+    )
     return CapacityAnswer(
         tenant=requirements.tenant,
         workload=workload.metadata.name,
@@ -179,7 +182,12 @@ def _capacity_request(view: SchedulerView, workload: Workload, rules: PlacementI
         priority_class is None or priority_class.spec.preempts,
         effects.paused_by(meta.tenant, meta.name),
         quota_source(view, meta.tenant, rules.now[1]),
-        Trial.of(view, TrialSetting(requirements, pins, effects, rules.filters, rules.scores, DAEMON_FILTERS if spec.type == "daemon" else ())),
+        Trial.of(
+            view,
+            TrialSetting(
+                requirements, pins, effects, rules.filters, rules.scores, DAEMON_FILTERS if spec.type == "daemon" else ()
+            ),
+        ),
         most,
     )
 
@@ -220,8 +228,19 @@ def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) 
     one_at_a_time = depends_on_peers(requirements) or bool(trial.peers.anti_affinity_owners(requirements))
     for _ in range(ROUNDS_MAX):
         count_wanted = 1 if one_at_a_time else remaining - len(rows)
-        open_rows, left_candidates = trial.kernel.without_capacity_check(trial.work_class), _remaining_candidates(candidates, evicted)
-        plans = plan_evictions(requirements, trial.columns, open_rows, left_candidates, allowance, count=count_wanted, victims_max=len(left_candidates.slots)).evictions
+        open_rows, left_candidates = (
+            trial.kernel.without_capacity_check(trial.work_class),
+            _remaining_candidates(candidates, evicted),
+        )
+        plans = plan_evictions(
+            requirements,
+            trial.columns,
+            open_rows,
+            left_candidates,
+            allowance,
+            count=count_wanted,
+            victims_max=len(left_candidates.slots),
+        ).evictions
         for eviction in plans:
             for slot in eviction.victims:
                 remove_replica(view, trial, slot)
@@ -253,9 +272,10 @@ def _remaining_candidates(candidates: VictimCandidates, evicted: Sequence[int]) 
 
 
 def _soft(request: _CapacityRequest, hard: HardFit, pools: Sequence[NodePool]) -> SoftFit:
-    """Capacity on existing nodes that accept no replicas now, and on nodes that pools may still add. Lost nodes do not count.
-    """
-    causes = {node.metadata.name: cause for node in request.trial.columns.nodes if node is not None and (cause := _soft_cause(node))}
+    """Capacity on existing nodes that accept no replicas now, and on nodes that pools may add. Lost nodes do not count."""
+    causes = {
+        node.metadata.name: cause for node in request.trial.columns.nodes if node is not None and (cause := _soft_cause(node))
+    }
     trial = request.trial.relaxed(*sorted(NODE_STATE_FILTERS), nodes=causes)
     pool_nodes = list(_pool_nodes(request.trial, pools))
     trial = trial.with_nodes(*pool_nodes)
@@ -313,19 +333,27 @@ def _capacity_limit(request: _CapacityRequest, hard: HardFit, free: Placements) 
         code, detail = Code.OVERRIDE, f"paused by override {request.paused}"
     elif hard.quota < min(hard.room + 1, request.most):
         code = source.reason
-        detail = f"{source.name} has no quota left for another replica" if source.ledger is not None else f"{source.name} does not exist in this scope"
+        detail = (
+            f"{source.name} has no quota left for another replica"
+            if source.ledger is not None
+            else f"{source.name} does not exist in this scope"
+        )
     elif hard.room >= request.most:
         return None
     elif request.gang and hard.room < request.gang:
         code, detail = Code.GANG_SHORT, f"{hard.room} of {request.gang} replicas fit, and the gang must be bound at once"
-    elif (step := node_funnel.dominant) is not None:
-        detail = f"{step.filter.name} refuses the last {step.refused} of {node_funnel.nodes} nodes"
     else:
-        detail = "the cluster has no nodes"
+        detail = rejection_text(node_funnel, trial.work_class.requirements)
     nearest = nearest_fit(trial.kernel, trial.work_class) if not node_funnel.fits else None
-    closest = nearest and NearestNodeExplanation(trial.kernel.node_name(nearest.row), tuple(filter_.name for filter_ in nearest.refused), missing_amount(trial, nearest.row))
+    closest = nearest and NearestNodeExplanation(
+        trial.kernel.node_name(nearest.row),
+        tuple(filter_.name for filter_ in nearest.refused),
+        missing_amount(trial, nearest.row),
+    )
     unblocks = () if request.paused else tuple(_remedies(trial, source, charged + 1))
-    return CapacityLimit(code.value, reason_text(code, node_funnel), REFUSALS[code].cure, detail, filter_funnel(node_funnel), closest, unblocks)
+    return CapacityLimit(
+        code.value, reason_text(code, node_funnel), REFUSALS[code].cure, detail, filter_funnel(node_funnel), closest, unblocks
+    )
 
 
 def _remedies(trial: Trial, source: QuotaSource, wanted: int) -> Iterable[Remedy]:

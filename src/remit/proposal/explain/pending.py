@@ -20,27 +20,27 @@ from remit.model.records import DecisionCandidate
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount
 from remit.observation.replica_table import PENDING
 from remit.observation.scheduler_view import SchedulerView
-from remit.proposal.attempts import QueueKey, queue_key_for, gang_minimum
+from remit.proposal.attempts import QueueKey, gang_minimum, queue_key_for
 from remit.proposal.explain.remedies import find_remedies
 from remit.proposal.explain.result_types import (
-    FailedRule,
     Change,
     ExplanationEvidence,
+    FailedRule,
+    FilterFunnel,
+    FilterStep,
     GangExplanation,
     NearestNodeExplanation,
     NodeFitExplanation,
-    FilterFunnel,
+    PendingExplanation,
     PreemptionExplanation,
     QuotaExplanation,
-    FilterStep,
     Remedy,
     VictimInfo,
-    PendingExplanation,
 )
-from remit.proposal.explain.what_if import DAEMON_FILTERS, TrialSetting, Trial
+from remit.proposal.explain.what_if import DAEMON_FILTERS, Trial, TrialSetting
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
-from remit.proposal.placement.funnel import Funnel, could_ever_fit, funnel, missing_capacity, nearest_fit
-from remit.proposal.placement.plugins import UnblockEvent, Filter, Score
+from remit.proposal.placement.funnel import Funnel, could_ever_fit, funnel, missing_capacity, nearest_fit, rejection_text
+from remit.proposal.placement.plugins import Filter, Score, UnblockEvent
 from remit.proposal.placement.preemption import DisruptionAllowance, plan_evictions
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
 from remit.proposal.quota import QuotaSource, quota_source
@@ -102,7 +102,9 @@ def explain_pending(view: SchedulerView, generation: int, priority: int, rules: 
     placements = work.trial.try_place(work.needed)
     gang = None
     if work.key.gang:
-        gang = GangExplanation(work.key.gang, view.bound_count(generation), work.pending, len(work.trial.try_place(work.pending).rows))
+        gang = GangExplanation(
+            work.key.gang, view.bound_count(generation), work.pending, len(work.trial.try_place(work.pending).rows)
+        )
     return PendingExplanation(
         verdict="now" if code is None else "never" if never else "not-now",
         reason="" if code is None else code.value,
@@ -113,7 +115,11 @@ def explain_pending(view: SchedulerView, generation: int, priority: int, rules: 
         passage=filter_funnel(node_funnel),
         quota=_quota_explanation(work),
         nearest=nearest
-        and NearestNodeExplanation(work.trial.kernel.node_name(nearest.row), tuple(filter_.name for filter_ in nearest.refused), missing_amount(work.trial, nearest.row)),
+        and NearestNodeExplanation(
+            work.trial.kernel.node_name(nearest.row),
+            tuple(filter_.name for filter_ in nearest.refused),
+            missing_amount(work.trial, nearest.row),
+        ),
         gang=gang,
         preemption=_preemption(view, work) if code is not None and len(placements.rows) < work.needed else None,
         unblocks=_remedies(work, code, lapsed=_policy_lapsed(work.requirements, rules.now)),
@@ -142,14 +148,17 @@ def _reason(view: SchedulerView, work: PendingWork, node_funnel: Funnel) -> tupl
     if work.trial.can_place(work.needed):
         return None, "", False
     if key.gang and node_funnel.fits:
-        return Code.GANG_SHORT, f"{len(work.trial.try_place(work.needed).rows)} of {work.needed} gang members fit, and they must be bound at once", never
-    step = node_funnel.dominant
-    detail = (
-        f"{step.filter.name} refused the last {step.refused} of {node_funnel.nodes} nodes"
-        if step is not None
-        else "the cluster has no nodes"
+        return (
+            Code.GANG_SHORT,
+            f"{len(work.trial.try_place(work.needed).rows)} of {work.needed} gang members fit, and they must be bound at once",
+            never,
+        )
+    detail = rejection_text(node_funnel, work.requirements)
+    return (
+        node_funnel.reason,
+        f"{detail}; no node could hold it even if empty" if never and node_funnel.nodes else detail,
+        never,
     )
-    return node_funnel.reason, f"{detail}; no node could hold it even if empty" if never and node_funnel.nodes else detail, never
 
 
 def _policy_lapsed(requirements: Requirements, now: Instant) -> bool:
@@ -206,7 +215,9 @@ def reason_text(code: Code, node_funnel: Funnel) -> str:
 
 def _quota_explanation(work: PendingWork) -> QuotaExplanation:
     source = work.quota_source
-    quota_left = Amount() if source.ledger is None else Amount({name: max(count, 0) for name, count in source.ledger.free.items()})
+    quota_left = (
+        Amount() if source.ledger is None else Amount({name: max(count, 0) for name, count in source.ledger.free.items()})
+    )
     unusable = "" if source.unusable is None else source.unusable.value
     covers = source.covers(work.requirements.charge.pairs, work.needed)
     return QuotaExplanation(source.name, quota_left, work.requirements.charge, work.needed, covers, unusable)
@@ -218,7 +229,7 @@ def candidates(trial: Trial, count: int = CANDIDATES) -> tuple[DecisionCandidate
 
 
 def missing_amount(trial: Trial, row: int) -> Amount:
-    """What this node lacks, with devices in the units of `Amount`."""
+    """Amounts that this node lacks, with devices in the units of `Amount`."""
     missing = missing_capacity(trial.kernel, trial.work_class, row)
     kinds = {part.kind for part in trial.work_class.requirements.whole_devices}
     shared = {f"{part.kind} share": part.kind for part in trial.work_class.requirements.device_shares}
@@ -288,8 +299,13 @@ def _preemption(view: SchedulerView, work: PendingWork) -> PreemptionExplanation
     candidates = victims.candidates(view, trial.work_class, key.priority)
     if candidates is None or not open_rows[candidates.rows].any():
         return PreemptionExplanation(False, "priority")
-    for allowance, reason in ((victims.disruption_allowance(view), ""), (DisruptionAllowance.unlimited(int(candidates.groups.max()) + 1), "protected")):
-        plans = plan_evictions(trial.work_class.requirements, trial.columns, open_rows, candidates, allowance, count=1, victims_max=VICTIMS_MAX).evictions
+    for allowance, reason in (
+        (victims.disruption_allowance(view), ""),
+        (DisruptionAllowance.unlimited(int(candidates.groups.max()) + 1), "protected"),
+    ):
+        plans = plan_evictions(
+            trial.work_class.requirements, trial.columns, open_rows, candidates, allowance, count=1, victims_max=VICTIMS_MAX
+        ).evictions
         if plans:
             victim_infos = tuple(_victim(view, slot) for slot in plans[0].victims)
             return PreemptionExplanation(not reason, reason, trial.kernel.node_name(plans[0].row), victim_infos)
@@ -310,8 +326,13 @@ def explain_node(trial: Trial, node: str) -> NodeFitExplanation | None:
     row = trial.columns.rows.get(node)
     if row is None:
         return None
-    broken = [FailedRule(filter_.name, filter_.code.value, filter_reason(filter_), REFUSALS[filter_.code].cure) for filter_ in trial.refusing_filters(row)]
-    score = next((filter_ for filter_ in trial.kernel.top_rows(trial.work_class, len(trial.columns)) if filter_[0] == row), None)
+    broken = [
+        FailedRule(filter_.name, filter_.code.value, filter_reason(filter_), REFUSALS[filter_.code].cure)
+        for filter_ in trial.refusing_filters(row)
+    ]
+    score = next(
+        (filter_ for filter_ in trial.kernel.top_rows(trial.work_class, len(trial.columns)) if filter_[0] == row), None
+    )
     if broken or score is None:
         return NodeFitExplanation(node, False, tuple(broken), missing_amount(trial, row))
     return NodeFitExplanation(node, True, (), Amount(), score[1], score[2])

@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.fit import Requirements, DeviceRequirement
+from remit.law.fit import DeviceRequirement, Requirements
 from remit.model.kinds import Device, Node
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount
 from remit.proposal.explain.result_types import Change, Remedy
-from remit.proposal.explain.what_if import NODE_STATE_FILTERS, NODE_HEALTH, TAKES_WORK, Trial, ready_node
+from remit.proposal.explain.what_if import NODE_HEALTH, NODE_STATE_FILTERS, TAKES_WORK, Trial, ready_node
 from remit.proposal.placement.devices import fits_devices
-from remit.proposal.placement.plugins import PEER_CHECKS, CAPACITY_CHECKS, applies
+from remit.proposal.placement.plugins import CAPACITY_CHECKS, PEER_CHECKS, applies
 
 RELAXED_MAX: Final = 3
 """Filters relaxed together, at most. A remedy with more changes would amount to a different workload."""
@@ -30,7 +30,7 @@ NAMED_MAX: Final = 3
 
 
 def find_remedies(trial: Trial, count: int) -> tuple[Remedy, ...]:
-    """Remedies that make room for `want` replicas at once, capacity changes first.
+    """Remedies that make room for `count` replicas at once, capacity changes first.
 
     Returns nothing if they fit already, or if no remedy within the limits of this module would be enough.
     """
@@ -51,8 +51,7 @@ def combinations_upto(names: Sequence[str], most: int) -> Iterator[tuple[str, ..
 
 
 def _relaxable_filters(trial: Trial) -> list[str]:
-    """Filters that reject a node now, or might once another filter is relaxed. Capacity filters are excluded: see `_capacity_remedies`.
-    """
+    """Filters that reject a node now, or might once another filter is relaxed; capacity filters are excluded."""
     refusing = {filter_.name for filter_ in trial.refusing_filters()}
     return [
         filter_.name
@@ -104,7 +103,7 @@ def _remedy(trial: Trial, changes: Iterable[Change]) -> Remedy:
 
 
 def _capacity_remedies(trial: Trial, count_wanted: int, relaxed: Sequence[str]) -> Iterator[Remedy]:
-    """More capacity on one node, or more nodes, given a trial in which the filters `eased` are relaxed already."""
+    """More capacity on one node, or more nodes, given a trial in which the filters `relaxed` are relaxed already."""
     if count_wanted == 1 and (growth := _smallest_growth(trial)) is not None:
         change, larger = growth
         before = [Change("filter", name, nodes=(change.what,) if name in NODE_STATE_FILTERS else ()) for name in relaxed]
@@ -174,7 +173,10 @@ def missing_devices(requirements: Requirements, devices: Sequence[Device], used:
     for at, part in enumerate(requirements.whole_devices):
         for _ in range(part.amount):
             amounts[at] += 1
-            so_far = tuple(requirement._replace(amount=amount) for requirement, amount in zip(requirements.whole_devices, amounts, strict=True))
+            so_far = tuple(
+                requirement._replace(amount=amount)
+                for requirement, amount in zip(requirements.whole_devices, amounts, strict=True)
+            )
             if not fits(requirements._replace(whole_devices=so_far, device_shares=())):
                 add(part)
     for part in requirements.device_shares:
@@ -218,7 +220,10 @@ def _node_shapes(trial: Trial) -> list[Node]:
     for name, need in work_class.requirements.resources:
         at = columns.resources.get(name)
         could_fit &= columns.capacity[at] >= need if at is not None else False
-    keys = [term.peers.topology_key for term in (*work_class.requirements.spread, *work_class.requirements.affinity, *work_class.requirements.anti_affinity)]
+    keys = [
+        term.peers.topology_key
+        for term in (*work_class.requirements.spread, *work_class.requirements.affinity, *work_class.requirements.anti_affinity)
+    ]
     keys += [index.topology_key for index in trial.peers.anti_affinity_owners(work_class.requirements)]
     places = [columns.domains(key).ids for key in dict.fromkeys(keys) if key != "node"]
     shapes: dict[object, tuple[float, Node]] = {}
@@ -230,7 +235,9 @@ def _node_shapes(trial: Trial) -> list[Node]:
         devices = tuple(sorted((device.kind, device.model) for device in spec.devices))
         shape = (spec.region, spec.zone, spec.pool, spec.capacity, devices, spec.taints, tuple(int(ids[row]) for ids in places))
         if shape not in shapes:
-            size = sum(spec.capacity.get(name) / need for name, need in work_class.requirements.resources if need) + len(devices)
+            size = sum(spec.capacity.get(name) / need for name, need in work_class.requirements.resources if need) + len(
+                devices
+            )
             shapes[shape] = size, node
     ordered = sorted(shapes.values(), key=lambda pair: (pair[0], pair[1].metadata.name))
     return [node for _, node in ordered[:SHAPES_MAX]]

@@ -43,8 +43,7 @@ class FailedRule(Struct, frozen=True):
 
 
 class NodeFitExplanation(Struct, frozen=True):
-    """Whether a replica fits on one node now: every rule the node violates and what it lacks, or its score if it violates none.
-    """
+    """Whether a replica fits on one node now: the rules the node violates and what it lacks, or else its score."""
 
     node: str
     fits: bool
@@ -125,8 +124,7 @@ class QuotaExplanation(Struct, frozen=True):
 
 
 class GangExplanation(Struct, frozen=True):
-    """A gang: `min` replicas must be bound at once; how many are running (`standing`), pending (`waiting`), and would fit now.
-    """
+    """A gang: `min` replicas must be bound at once; how many run (`standing`), are pending (`waiting`), and would fit now."""
 
     min: int
     standing: int
@@ -194,7 +192,7 @@ class PlacementExplanation(Struct, frozen=True):
 
 
 class ExplanationEvidence(Struct, frozen=True):
-    """What an explanation is based on: one revision of the store and how long ago it was read, the policy and the overrides in
+    """The data that an explanation is based on: one revision of the store and how long ago it was read, the policy and the overrides in
     force.
     """
 
@@ -254,7 +252,7 @@ class WorkloadExplanation(Struct, frozen=True):
     evidence: ExplanationEvidence
     groups: tuple[PendingGroup, ...]
     limit: str
-    """What limits the workload now: a reason code, or the phase that most unfinished replicas are in; empty if it has reached
+    """The current limit of the workload: a reason code, or the phase that most unfinished replicas are in; empty if it has reached
     its desired state.
     """
     there: NodeFitExplanation | None

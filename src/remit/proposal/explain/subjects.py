@@ -15,16 +15,23 @@ from remit.model.records import Decision, DecisionSpec, Phase, Replica
 from remit.model.resources import Amount
 from remit.observation.replica_table import PENDING, PHASES
 from remit.observation.scheduler_view import SchedulerView
-from remit.proposal.explain.pending import PlacementInputs, explain_node, evidence, explain_pending, remove_replica, pending_work
+from remit.proposal.explain.pending import (
+    PlacementInputs,
+    evidence,
+    explain_node,
+    explain_pending,
+    pending_work,
+    remove_replica,
+)
 from remit.proposal.explain.result_types import (
-    PlacementExplanation,
-    PendingGroup,
-    NodeFitExplanation,
     FilterFunnel,
-    ReplicaExplanation,
     FilterStep,
     HistoryEntry,
+    NodeFitExplanation,
     PendingExplanation,
+    PendingGroup,
+    PlacementExplanation,
+    ReplicaExplanation,
     WorkloadExplanation,
 )
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
@@ -57,7 +64,9 @@ class RecordedHistory(NamedTuple):
         return tuple(sorted((*entries, *self.verdicts), key=lambda one: one.revision)[-HISTORY_MAX:])
 
 
-def explain_replica(view: SchedulerView, row: Replica, revision: int, records: RecordedHistory, rules: PlacementInputs, node: str = "") -> ReplicaExplanation:
+def explain_replica(
+    view: SchedulerView, row: Replica, revision: int, records: RecordedHistory, rules: PlacementInputs, node: str = ""
+) -> ReplicaExplanation:
     """Explains one replica. If `node` is given, also whether the replica would fit on that node.
 
     Raises `NodeNotFound` if there is no node of that name.
@@ -99,7 +108,9 @@ def _has_left(view: SchedulerView, victim: str, copy: str) -> bool:
     return slot is None or view.replicas.at.node[slot] < 0 or not view.replicas.is_attempt(slot, copy)
 
 
-def _node_answers(view: SchedulerView, slot: int, rules: PlacementInputs, node: str, now_on: str) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
+def _node_answers(
+    view: SchedulerView, slot: int, rules: PlacementInputs, node: str, now_on: str
+) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
     """Fit on the requested node, and on the node where the replica runs now, both as if it were not running anywhere."""
     if not node:
         return None, None
@@ -150,7 +161,13 @@ def _history_entry(revision: int, at: str, spec: DecisionSpec) -> HistoryEntry:
 
 
 def explain_workload(
-    view: SchedulerView, declared: Workload | None, tenant: str, name: str, records: RecordedHistory, rules: PlacementInputs, node: str = ""
+    view: SchedulerView,
+    declared: Workload | None,
+    tenant: str,
+    name: str,
+    records: RecordedHistory,
+    rules: PlacementInputs,
+    node: str = "",
 ) -> WorkloadExplanation:
     """Explains one workload. `declared` is None if only replicas of it remain.
 
@@ -217,7 +234,11 @@ class _ConditionSummary(NamedTuple):
 
 
 def _summarize_conditions(declared: Workload) -> _ConditionSummary | None:
-    current = {condition.type: condition for condition in declared.status.conditions if condition.observed_generation == declared.metadata.generation}
+    current = {
+        condition.type: condition
+        for condition in declared.status.conditions
+        if condition.observed_generation == declared.metadata.generation
+    }
     failed, complete, progressing = current.get("Failed"), current.get("Complete"), current.get("Progressing")
     if failed is not None and failed.status == "True":
         return _ConditionSummary(failed.reason, failed.message, ended=True)
@@ -238,7 +259,9 @@ def _slots(view: SchedulerView, tenant: str, name: str) -> np.ndarray[tuple[int]
     return slots
 
 
-def _groups(view: SchedulerView, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: PlacementInputs) -> list[PendingGroup]:
+def _groups(
+    view: SchedulerView, slots: np.ndarray[tuple[int], np.dtype[np.intp]], rules: PlacementInputs
+) -> list[PendingGroup]:
     """Pending replicas grouped by generation and priority, which share a reason; the largest group first."""
     at, keys = view.replicas.at, view.replicas.keys
     by_class: dict[tuple[int, int], list[int]] = {}
@@ -255,7 +278,7 @@ def _groups(view: SchedulerView, slots: np.ndarray[tuple[int], np.dtype[np.intp]
 
 
 def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing: int, kind: str) -> str:
-    """What keeps the workload from its desired state: the reason of its largest pending group, replicas that are not created
+    """The reason why the workload is not in its desired state: the reason of its largest pending group, replicas that are not created
     yet, or the phase that most unfinished replicas are in.
     """
     if groups:
@@ -263,5 +286,7 @@ def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing:
     if missing:
         return "missing"
     arrived = _GOAL_PHASES["job"] if kind == "job" else _GOAL_PHASES[""]
-    under_way = {phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GONE_PHASES}
+    under_way = {
+        phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GONE_PHASES
+    }
     return max(under_way, key=lambda phase: under_way[phase]).value if under_way else ""

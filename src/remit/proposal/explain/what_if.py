@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.fit import Requirements, PeerIndex, MemoizedPredicate, owned_anti_affinity
+from remit.law.fit import MemoizedPredicate, PeerIndex, Requirements, owned_anti_affinity
 from remit.law.overrides import ActiveOverrides, PlaceSet
 from remit.law.selectors import domain_of
 from remit.model.kinds import Node, NodeHealth, NodeStatus
-from remit.observation.node_columns import Bools, NodeColumns, Ints, SelectedRows
+from remit.observation.node_columns import Bools, Ints, NodeColumns, SelectedRows
 from remit.observation.scheduler_view import SchedulerView
 from remit.observation.topology_counts import ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, OverrideFilter
@@ -108,7 +108,14 @@ class _TrialPeers(ColumnPeerCounts):
 class Trial:
     """Trial placements of one class. `kernel` is configured like the scheduler's; postings stay inside this trial."""
 
-    def __init__(self, columns: NodeColumns, counted: DomainCountsByIndex, own: DomainCountsByIndex, setting: TrialSetting, relaxed: Collection[str]) -> None:
+    def __init__(
+        self,
+        columns: NodeColumns,
+        counted: DomainCountsByIndex,
+        own: DomainCountsByIndex,
+        setting: TrialSetting,
+        relaxed: Collection[str],
+    ) -> None:
         self.setting, self.columns = setting, columns
         self._relaxed = frozenset(relaxed)
         self.peers = _TrialPeers(columns, counted, own, relaxed=SHUNNED in relaxed)
@@ -117,16 +124,33 @@ class Trial:
         filters = tuple(filter_ for filter_ in setting.filters if filter_.name not in relaxed)
         self.kernel = Kernel(columns, self.peers, filters=(override_filter.filter, *filters), scores=setting.scores)
         pins = () if OVERRIDES in relaxed else setting.pins
-        self.work_class: WorkClass = self.kernel.class_for(("trial",), _relaxed_requirements(setting.requirements, relaxed), pins=pins)
+        self.work_class: WorkClass = self.kernel.class_for(
+            ("trial",), _relaxed_requirements(setting.requirements, relaxed), pins=pins
+        )
 
     @classmethod
     def of(cls, view: SchedulerView, setting: TrialSetting) -> Trial:
         requirements = setting.requirements
         indexes = dict.fromkeys(
-            (*(term.peers for term in (*requirements.spread, *requirements.affinity, *requirements.anti_affinity, *requirements.preferred_spread)), *view.peers.anti_affinity_owners(requirements))
+            (
+                *(
+                    term.peers
+                    for term in (
+                        *requirements.spread,
+                        *requirements.affinity,
+                        *requirements.anti_affinity,
+                        *requirements.preferred_spread,
+                    )
+                ),
+                *view.peers.anti_affinity_owners(requirements),
+            )
         )
         counted = {index: _counts_by_domain(view.columns, view.peers, index) for index in indexes}
-        own = {index: _own_counts_by_domain(view, requirements, index) for index in owned_anti_affinity(requirements) if index in counted}
+        own = {
+            index: _own_counts_by_domain(view, requirements, index)
+            for index in owned_anti_affinity(requirements)
+            if index in counted
+        }
         return cls(view.columns.freeze(), counted, own, setting, ())
 
     def relaxed(self, *names: str, nodes: Collection[str] | None = None) -> Trial:
@@ -146,8 +170,7 @@ class Trial:
         return Trial(columns, counted, self.peers.own, self.setting, self._relaxed | frozenset(names))
 
     def with_nodes(self, *nodes: Node) -> Trial:
-        """Returns a copy with these nodes added; a node with an existing name replaces that node. The nodes are used as given.
-        """
+        """Returns a copy with these nodes added; a node with an existing name replaces that node. Nodes are used as given."""
         trial = self.relaxed()
         for node in nodes:
             trial.columns.put(node)
@@ -179,7 +202,9 @@ class Trial:
             filter_
             for filter_ in self.kernel.all_filters
             if applies(filter_, self.work_class.requirements)
-            and not np.broadcast_to(self.kernel.check(filter_, self.work_class.column_requirements, site), len(exists))[exists].all()
+            and not np.broadcast_to(self.kernel.check(filter_, self.work_class.column_requirements, site), len(exists))[
+                exists
+            ].all()
         ]
 
     def count_peer(self, indexes: Collection[PeerIndex], row: int, sign: int) -> None:
@@ -205,7 +230,8 @@ def _repaired(node: Node, filters: Collection[str]) -> Node:
 
 def _relaxed_requirements(requirements: Requirements, names: Collection[str]) -> Requirements:
     for name in sorted(names):
-        requirements = requirements._replace(**_RELAXED_FIELDS.get(name, {}))  # type: ignore[arg-type]  # the table has what each field takes
+        fields = _RELAXED_FIELDS.get(name, {})
+        requirements = requirements._replace(**fields)  # type: ignore[arg-type]  # the table holds values of the right types
     return requirements
 
 
@@ -220,7 +246,9 @@ def _own_counts_by_domain(view: SchedulerView, requirements: Requirements, index
     """Replicas of the workload itself in an index, by domain."""
     shapes, replicas = view.shapes, view.replicas
     owner = shapes.workloads.ids.get(f"{requirements.tenant}/{requirements.generation[1]}")
-    generations = [generation for generation in shapes.generations_in(index).tolist() if shapes.at.workload[generation] == owner]
+    generations = [
+        generation for generation in shapes.generations_in(index).tolist() if shapes.at.workload[generation] == owner
+    ]
     nodes = replicas.column("node")
     rows = nodes[(nodes >= 0) & np.isin(replicas.column("generation"), generations)]
     domains = view.columns.domains(index.topology_key)

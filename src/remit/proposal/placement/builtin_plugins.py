@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from remit.law.fit import Requirements, PeerCounts, NodeView
+from remit.law.fit import NodeView, PeerCounts, Requirements
 from remit.law.overrides import ActiveOverrides, Instant, PlaceSet, active_overrides
 from remit.model.claims import Code
 from remit.model.kinds import Override
 from remit.observation.hints import Hints
 from remit.observation.node_columns import Bools, NodeColumns
-from remit.proposal.placement.plugins import UnblockEvent, Filter, Score
+from remit.proposal.placement.plugins import Filter, Score, UnblockEvent
 
 _NO_EFFECTS: Final = ActiveOverrides()
 
@@ -94,7 +94,9 @@ def most_allocated(requirements: Requirements, site: Any) -> Any:
 
 def balanced(requirements: Requirements, site: Any) -> Any:
     """How evenly the requested resources are used: free cpu without free memory is of no use to other work."""
-    shares = [(site.free.get(name, 0) - need) * site.share.get(name, 0.0) for name, need in _counted_resources(requirements, site)]
+    shares = [
+        (site.free.get(name, 0) - need) * site.share.get(name, 0.0) for name, need in _counted_resources(requirements, site)
+    ]
     if len(shares) < 2:
         return shares[0] * 0 + 1.0 if shares else 1.0
     mean = sum(shares) / len(shares)

@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from remit.law import fit
-from remit.law.fit import Requirements, PeerIndex
+from remit.law.fit import PeerIndex, Requirements
 from remit.observation.node_columns import Bools, Ints
 from remit.observation.topology_counts import NODE
 from remit.proposal.placement.builtin_plugins import LEAST_ALLOCATED
-from remit.proposal.placement.plugins import PEER_CHECKS, BUILTIN_FILTERS, STATIC_CHECKS, constant_epoch, Filter, Score, applies
-from remit.proposal.placement.topology_gates import TopologyGates, ScoreArray, TopologyGroups
+from remit.proposal.placement.plugins import BUILTIN_FILTERS, PEER_CHECKS, STATIC_CHECKS, Filter, Score, applies, constant_epoch
+from remit.proposal.placement.topology_gates import ScoreArray, TopologyGates, TopologyGroups
 
 RESOURCES: Final = next(one for one in BUILTIN_FILTERS if one.check is fit.resources)
 
@@ -26,15 +26,44 @@ class WorkClass:
     """Cached placement state of one class of equal work: which nodes fit, and their scores."""
 
     __slots__ = (
-        "excluded_on_node", "requirements", "source_requirements", "static_bonus", "choose_devices", "closed", "static_scores", "epoch", "filters", "high_precision", "uses_domains", "survey", "index_epoch",
-        "counted_in", "names_version", "one_per_node", "column_requirements", "uses_fast_path", "other_filters", "score", "scores", "changes_seen", "groups", "anti_affinity_epoch",
-        "static", "has_constant_epoch", "attributes_seen", "excluded_in_domain",
+        "anti_affinity_epoch",
+        "attributes_seen",
+        "changes_seen",
+        "choose_devices",
+        "closed",
+        "column_requirements",
+        "counted_in",
+        "epoch",
+        "excluded_in_domain",
+        "excluded_on_node",
+        "filters",
+        "groups",
+        "has_constant_epoch",
+        "high_precision",
+        "index_epoch",
+        "names_version",
+        "one_per_node",
+        "other_filters",
+        "requirements",
+        "score",
+        "scores",
+        "source_requirements",
+        "static",
+        "static_bonus",
+        "static_scores",
+        "survey",
+        "uses_domains",
+        "uses_fast_path",
     )  # fmt: skip
 
-    def __init__(self, base: Requirements, requirements: Requirements, filters: Sequence[Filter], scores: Sequence[Score]) -> None:
+    def __init__(
+        self, base: Requirements, requirements: Requirements, filters: Sequence[Filter], scores: Sequence[Score]
+    ) -> None:
         self.source_requirements, self.requirements = base, requirements
         applying = [filter_ for filter_ in filters if applies(filter_, requirements)]
-        self.filters = [filter_ for filter_ in applying if filter_.check not in STATIC_CHECKS and filter_.check not in PEER_CHECKS]
+        self.filters = [
+            filter_ for filter_ in applying if filter_.check not in STATIC_CHECKS and filter_.check not in PEER_CHECKS
+        ]
         self.static_bonus: ScoreArray | None = None
         """Sum of the static scores by row; None if it is the same for all nodes."""
         self.one_per_node = any(term.own for term in requirements.anti_affinity if term.peers.topology_key == NODE)
@@ -52,7 +81,9 @@ class WorkClass:
         self.survey: Any = None
         """Last survey of this class for decision records (proposals.py); it is dropped together with the class."""
         self.closed: Bools = np.zeros(0, dtype=np.bool_)
-        self.names_version = self.changes_seen = self.attributes_seen = self.epoch = self.anti_affinity_epoch = self.index_epoch = -1
+        self.names_version = self.changes_seen = self.attributes_seen = self.epoch = self.anti_affinity_epoch = (
+            self.index_epoch
+        ) = -1
         self.static: Bools = np.zeros(0, dtype=np.bool_)
         self.scores: list[Score] = []
         self.static_scores: list[Score] = []
@@ -119,8 +150,7 @@ def top_k(numbers: ScoreArray, limit: int) -> Ints:
 
 
 class GroupMerge:
-    """Merges the sorted placements of several node groups: repeatedly takes the best next item of a group whose gate is open.
-    """
+    """Merges the sorted placements of several node groups: repeatedly takes the best item of a group whose gate is open."""
 
     def __init__(self, orders: Sequence[tuple[Ints, ScoreArray, bool]]) -> None:
         self._rows = [rows.tolist() for rows, _, _ in orders]

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from remit.law.fit import NO_PEERS, Requirements, DeviceRequirement, DeviceModel, free_devices
+from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, free_devices
 from remit.law.fit import devices as fit_whole
 from remit.law.fit import shares as fit_shares
 from remit.model.kinds import Device, Node
 from remit.model.resources import WHOLE_DEVICE
 from remit.observation.column_table import NameInterner
-from remit.observation.node_columns import NodeColumns, Ints
+from remit.observation.node_columns import Ints, NodeColumns
 
 
 def choose_devices(requirements: Requirements, columns: NodeColumns, row: int) -> dict[str, int]:
@@ -29,10 +29,10 @@ def choose_devices(requirements: Requirements, columns: NodeColumns, row: int) -
 
 
 class _FreeDevices(NamedTuple):
-    """The subset of a `Site` that the device rules read."""
+    """The subset of a `NodeView` that the device rules read."""
 
     whole_devices: Mapping[DeviceModel, int]
-    device_shares: Mapping[DeviceModel, int]
+    largest_shares: Mapping[DeviceModel, int]
 
 
 def fits_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
@@ -49,10 +49,12 @@ def tightest(requirement: DeviceRequirement, free: int) -> int:
     return free
 
 
-def assign_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int], cost: DeviceCost = tightest) -> dict[str, int] | None:
+def assign_devices(
+    requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int], cost: DeviceCost = tightest
+) -> dict[str, int] | None:
     """Assigns devices to the requirements; None if that is not possible.
 
-    Shares go to the device with the lowest `rank` (by default the one with the least free), the first one on ties. Whole
+    Shares go to the device with the lowest `cost` (by default the one with the least free), the first one on ties. Whole
     devices are matched so that every requirement gets its own.
     """
     chosen: dict[str, int] = {}
@@ -65,11 +67,19 @@ def assign_devices(requirements: Requirements, devices: Sequence[Device], used: 
 
 
 def _cheapest_device(
-    requirement: DeviceRequirement, devices: Sequence[Device], used: Mapping[str, int], chosen: Mapping[str, int], cost: DeviceCost
+    requirement: DeviceRequirement,
+    devices: Sequence[Device],
+    used: Mapping[str, int],
+    chosen: Mapping[str, int],
+    cost: DeviceCost,
 ) -> str | None:
     best, lowest = None, 0
     for device in devices:
-        if device.kind != requirement.kind or (requirement.models and device.model not in requirement.models) or device.name in chosen:
+        if (
+            device.kind != requirement.kind
+            or (requirement.models and device.model not in requirement.models)
+            or device.name in chosen
+        ):
             continue
         free = WHOLE_DEVICE - used.get(device.name, 0)
         if free >= requirement.amount and (best is None or cost(requirement, free) < lowest):
@@ -77,7 +87,9 @@ def _cheapest_device(
     return best
 
 
-def _match_whole_devices(wholes: Sequence[DeviceRequirement], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]) -> bool:
+def _match_whole_devices(
+    wholes: Sequence[DeviceRequirement], devices: Sequence[Device], used: Mapping[str, int], chosen: dict[str, int]
+) -> bool:
     """Matches each requested whole device to a free one (bipartite matching by augmenting paths): if requirements overlap in
     the models they accept, an earlier choice may be moved.
     """
@@ -88,7 +100,11 @@ def _match_whole_devices(wholes: Sequence[DeviceRequirement], devices: Sequence[
     def find(want: int, tried: set[str]) -> bool:
         requirement = wanted[want]
         for device in free:
-            if device.kind != requirement.kind or (requirement.models and device.model not in requirement.models) or device.name in tried:
+            if (
+                device.kind != requirement.kind
+                or (requirement.models and device.model not in requirement.models)
+                or device.name in tried
+            ):
                 continue
             tried.add(device.name)
             if device.name not in owner or find(owner[device.name], tried):
@@ -110,8 +126,8 @@ _NO_NODE: Final[tuple[Node | None, Mapping[str, int]]] = None, _UNUSED
 class FreeDeviceShares:
     """Free shares of every device, updated incrementally from the node columns.
 
-    `left` has the free thousandths: one line per row and one column per device, in the order of the node's spec. `sort` has
-    the id of the device's kind and model in `sorts`, -1 where there is no device. Both arrays are over-allocated.
+    `free` has the free thousandths: one line per row and one column per device, in the order of the node's spec. `device_type` has
+    the id of the device's kind and model in `device_types`, -1 where there is no device. Both arrays are over-allocated.
     """
 
     def __init__(self, columns: NodeColumns) -> None:
@@ -127,8 +143,7 @@ class FreeDeviceShares:
         return self._names.values
 
     def update(self) -> Ints | None:
-        """Processes changed rows. Returns the rows with any change (devices or other resources); None if all rows were rebuilt.
-        """
+        """Processes changed rows. Returns the rows with any change, in devices or otherwise; None if all rows were rebuilt."""
         changed, rows = self._columns.changed, len(self._columns)
         if self._changes_seen == changed.count:
             return np.zeros(0, dtype=np.int64)

@@ -8,7 +8,7 @@ for (all in fragmentation_model.py). A node is rated by how little is lost there
 A share goes to the device where it destroys the least worth, then to the one with the least free. Work without device
 requests is scored too: it goes where it harms work with device requests the least, and is spread over nodes without devices.
 
-Between two calls of `renew` the score depends on the row alone. Call `renew` between runs of the kernel, never within one.
+Between two calls of `update_weights` the score depends on the row alone. Call `update_weights` between runs of the kernel, never within one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from remit.law.fit import Requirements, DeviceRequirement
+from remit.law.fit import DeviceRequirement, Requirements
 from remit.model.resources import WHOLE_DEVICE
-from remit.observation.node_columns import Bools, NodeColumns, Floats, Ints, SelectedRows
+from remit.observation.node_columns import Bools, Floats, Ints, NodeColumns, SelectedRows
 from remit.proposal.placement.builtin_plugins import BALANCED, LEAST_ALLOCATED, MOST_ALLOCATED
 from remit.proposal.placement.devices import FreeDeviceShares, assign_devices
 from remit.proposal.placement.fragmentation_model import CPU, MEMORY, WHOLE_ONLY, Demand, Potential, accepts_device, worth
@@ -77,7 +77,7 @@ class Fragmentation:
     # -- learning ----------------------------------------------------------------------------------------------------------
 
     def arrived(self, requirements: Requirements, count: int = 1) -> None:
-        """Counts arriving replicas with these requirements. Takes effect at the next `renew`."""
+        """Counts arriving replicas with these requirements. Takes effect at the next `update_weights`."""
         self.demand.arrived(requirements, count)
 
     def update_weights(self) -> None:
@@ -103,7 +103,9 @@ class Fragmentation:
         shares.update()
         kinds = {kind for kind, _ in shares.device_types}
         frequent = self.demand.frequent_shapes(min(SHAPES_WEIGHED_MAX, CELLS_MAX // max(len(columns), 1)))
-        self._potential = Potential([shape_count for shape_count in frequent if shape_count.shape.kind in kinds], shares.device_types, self._worths)
+        self._potential = Potential(
+            [shape_count for shape_count in frequent if shape_count.shape.kind in kinds], shares.device_types, self._worths
+        )
         self._device_types, self._rows = len(shares.device_types), len(shares.free)
         self._share_costs, self._masks = {}, {}
         self._room = np.zeros((self._rows, len(self._potential)))
@@ -140,7 +142,11 @@ class Fragmentation:
     def _update_rows(self) -> None:
         """Processes changed rows. A new device type, or more rows than the arrays can hold, causes a full recalculation."""
         touched = self._device_shares.update()
-        if touched is None or len(self._device_shares.device_types) != self._device_types or len(self._device_shares.free) != self._rows:
+        if (
+            touched is None
+            or len(self._device_shares.device_types) != self._device_types
+            or len(self._device_shares.free) != self._rows
+        ):
             self._rebuild()
         elif len(touched):
             self._update_devices(touched)
@@ -174,19 +180,31 @@ class Fragmentation:
         rows = np.arange(len(self._columns)) if site is self._columns else site.rows
         needs = {name: int(count) for name, count in requirements.resources}
         cpu, memory = _free(site, CPU), _free(site, MEMORY)
-        after_spending = site is not self._columns and bool(site.spent)
+        after_deduction = site is not self._columns and bool(site.deducted)
         gains = np.empty(len(rows))
         step = max(_BLOCK_CELLS // max(len(self._potential), 1), 1)
         for at in range(0, len(rows), step):
             block = slice(at, at + step)
-            gains[block] = self._gain(requirements, needs, rows[block], cpu[block], memory[block], after_spending)
+            gains[block] = self._gain(requirements, needs, rows[block], cpu[block], memory[block], after_deduction)
         return np.clip(1.0 + (gains - 1.0) / RANGE, 0.0, 1.0)
 
-    def _gain(self, requirements: Requirements, needs: Mapping[str, int], rows: Ints, cpu: Floats, memory: Floats, after_spending: bool) -> Floats:
+    def _gain(
+        self,
+        requirements: Requirements,
+        needs: Mapping[str, int],
+        rows: Ints,
+        cpu: Floats,
+        memory: Floats,
+        after_deduction: bool,
+    ) -> Floats:
         """Score difference on these rows, given their free cpu and memory. It is negative, apart from the tie breaker."""
         room, worth_, free = self._room[rows], self._worth[rows], self._free[rows]
-        before = self._potential.of(cpu, memory, room, worth_) if after_spending else self._base[rows]
-        spoiled = self._take_devices(requirements, rows, room, worth_, free) if requirements.whole_devices or requirements.device_shares else 0.0
+        before = self._potential.of(cpu, memory, room, worth_) if after_deduction else self._base[rows]
+        spoiled = (
+            self._take_devices(requirements, rows, room, worth_, free)
+            if requirements.whole_devices or requirements.device_shares
+            else 0.0
+        )
         cpu = np.maximum(cpu - needs.get(CPU, 0), 0.0)
         memory = np.maximum(memory - needs.get(MEMORY, 0), 0.0)
         gain = self._potential.of(cpu, memory, room, worth_) - before
@@ -203,7 +221,9 @@ class Fragmentation:
         free_shares, device_type = self._device_shares.free[rows], self._device_shares.device_type[rows]
         queues = np.arange(len(rows))
         for requirement in requirements.device_shares:
-            at = np.where(self._mask(requirement)[device_type], self._share_cost(requirement)[free_shares], _UNFIT).argmin(axis=1)
+            at = np.where(self._mask(requirement)[device_type], self._share_cost(requirement)[free_shares], _UNFIT).argmin(
+                axis=1
+            )
             level, of = free_shares[queues, at], device_type[queues, at]
             after = np.maximum(level - requirement.amount, 0)
             lost = potential.worths[of, level] - potential.worths[of, after]
@@ -217,7 +237,9 @@ class Fragmentation:
             taken = available & (available.cumsum(axis=1) <= requirement.amount)
             free_shares[taken] = 0  # so that another device requirement does not take them again
             for of in np.unique(device_type[taken]).tolist():
-                room -= potential.units[WHOLE_DEVICE] * potential.allowed[of] * (taken & (device_type == of)).sum(axis=1)[:, None]
+                room -= (
+                    potential.units[WHOLE_DEVICE] * potential.allowed[of] * (taken & (device_type == of)).sum(axis=1)[:, None]
+                )
             count = taken.sum(axis=1)
             worth_[:, potential.kinds.index(requirement.kind)] -= count
             free -= count * WHOLE_DEVICE
@@ -227,7 +249,10 @@ class Fragmentation:
         """By device type, whether it satisfies the requirement; the last entry, for no device, is False."""
         key = requirement.kind, requirement.models
         if key not in self._masks:
-            self._masks[key] = np.array([*(accepts_device(*key, device_type) for device_type in self._device_shares.device_types), False], dtype=np.bool_)
+            self._masks[key] = np.array(
+                [*(accepts_device(*key, device_type) for device_type in self._device_shares.device_types), False],
+                dtype=np.bool_,
+            )
         return self._masks[key]
 
     # -- choosing devices --------------------------------------------------------------------------------------------------

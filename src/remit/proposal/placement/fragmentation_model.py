@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from remit.law.fit import Requirements, DeviceModel
+from remit.law.fit import DeviceModel, Requirements
 from remit.model.resources import WHOLE_DEVICE
 from remit.observation.node_columns import Floats, Ints
 
@@ -131,8 +131,15 @@ class Demand:
 
 def shapes_of(requirements: Requirements, cpu: int) -> list[DeviceShape]:
     """One shape for each device requirement (most have one), each with the cpu of the whole request."""
-    parts = [DeviceShape(requirement.kind, requirement.models, requirement.amount, WHOLE_DEVICE, cpu) for requirement in requirements.whole_devices if requirement.amount > 0]
-    return parts + [DeviceShape(requirement.kind, requirement.models, 1, requirement.amount, cpu) for requirement in requirements.device_shares]
+    parts = [
+        DeviceShape(requirement.kind, requirement.models, requirement.amount, WHOLE_DEVICE, cpu)
+        for requirement in requirements.whole_devices
+        if requirement.amount > 0
+    ]
+    return parts + [
+        DeviceShape(requirement.kind, requirement.models, 1, requirement.amount, cpu)
+        for requirement in requirements.device_shares
+    ]
 
 
 LEVELS: Final = 100
@@ -239,10 +246,12 @@ WHOLE_ONLY: Final = worth({})
 class Potential:
     """Potential of nodes: one column for each shape, those for several devices first.
 
-    Arrays by device type have one entry more than `sorts`, for positions without a device.
+    Arrays by device type have one entry more than `device_types`, for positions without a device.
     """
 
-    def __init__(self, frequent: Sequence[FrequentShape], device_types: Sequence[DeviceModel], worths: Mapping[str, Floats]) -> None:
+    def __init__(
+        self, frequent: Sequence[FrequentShape], device_types: Sequence[DeviceModel], worths: Mapping[str, Floats]
+    ) -> None:
         frequent = sorted(frequent, key=lambda one: one.shape.number == 1)
         shapes = [entry.shape for entry in frequent]
         self.kinds = list(dict.fromkeys(kind for kind, _ in device_types)) or [""]

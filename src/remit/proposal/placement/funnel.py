@@ -11,13 +11,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law import fit
+from remit.law.fit import Requirements
 from remit.model.claims import Code
 from remit.model.kinds import Node
 from remit.observation.node_columns import Bools, Ints, SelectedRows
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.devices import fits_devices
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import CAPACITY_CHECKS, UnblockEvent, Filter, applies
+from remit.proposal.placement.plugins import CAPACITY_CHECKS, Filter, UnblockEvent, applies
 
 _NO_DEVICES: Ints = np.zeros(1, dtype=np.int64)
 """Column of a device type that no node has."""
@@ -26,22 +27,19 @@ _DECLARATION_EVENTS: Final = frozenset((UnblockEvent.NODE, UnblockEvent.POLICY, 
 
 
 _REJECTIONS: Final = {
-    "node-health": "are not ready",
-    "takes-work": "are cordoned or draining",
-    "place": "are outside the requested regions, zones and pools",
-    "policy": "are not allowed by the policy",
-    "taints": "have a taint that is not tolerated",
-    "labels": "do not match the node selector",
-    "resources": "have too little free {resources}",
-    "devices": "have too few free devices ({whole_devices} needed)",
-    "device-shares": "have no device with enough free ({device_shares} needed)",
-    "spread": "would violate the topology spread",
-    "affinity": "lack a replica that affinity requires",
-    "anti-affinity": "run a replica that anti-affinity excludes",
-    "shunned": "run a replica whose anti-affinity excludes this one",
-    "overrides": "are excluded by an override",
+    "node-health": "not ready",
+    "takes-work": "cordoned or draining",
+    "place": "outside the requested regions, zones and pools",
+    "policy": "not allowed by the policy",
+    "taints": "taint not tolerated",
+    "labels": "node selector does not match",
+    "spread": "topology spread would be violated",
+    "affinity": "no replica that affinity requires",
+    "anti-affinity": "runs a replica excluded by anti-affinity",
+    "shunned": "runs a replica whose anti-affinity excludes this one",
+    "overrides": "excluded by an override",
 }
-"""By filter name, what the rejected nodes have in common, to complete the sentence "the last 2 nodes ..."."""
+"""By filter name, why a node was rejected. Capacity filters are worded from the requirements: see `_rejection`."""
 
 
 class FunnelStep(NamedTuple):
@@ -83,7 +81,9 @@ def funnel(kernel: Kernel, work_class: WorkClass) -> Funnel:
     for filter_ in kernel.all_filters:
         if not applies(filter_, work_class.requirements):
             continue
-        passed = np.asarray(kernel.check(filter_, work_class.column_requirements, columns))  # one value per row, or a single value for all
+        passed = np.asarray(
+            kernel.check(filter_, work_class.column_requirements, columns)
+        )  # one value per row, or a single value for all
         refused = int(np.count_nonzero(remaining & ~passed))
         if refused:
             steps.append(FunnelStep(filter_, refused))
@@ -92,17 +92,24 @@ def funnel(kernel: Kernel, work_class: WorkClass) -> Funnel:
 
 
 def rejection_text(node_funnel: Funnel, requirements: Requirements) -> str:
-    """Why not all nodes fit, in one sentence: how many fit, and what the last rejected ones lack."""
-    step = node_funnel.dominant
-    if step is None:
-        return "the cluster has no nodes" if not node_funnel.nodes else f"all {node_funnel.nodes} nodes fit"
-    text = _REJECTIONS.get(step.filter.name, "were rejected by filter {filter}").format(
-        filter=step.filter.name,
-        resources=" or ".join(name for name, _ in requirements.resources),
-        whole_devices=" and ".join(f"{part.amount} {part.kind}" for part in requirements.whole_devices),
-        device_shares=" and ".join(f"{part.amount}m {part.kind}" for part in requirements.device_shares),
-    )
-    return f"{node_funnel.fits} of {node_funnel.nodes} nodes fit: the last {step.refused} {text}"
+    """How many nodes fit, and why the last ones were rejected: `0 of 3 nodes fit; 2 rejected last: no free gpu`."""
+    if not node_funnel.nodes:
+        return "the cluster has no nodes"
+    fit_text, step = f"{node_funnel.fits} of {node_funnel.nodes} nodes fit", node_funnel.dominant
+    return fit_text if step is None else f"{fit_text}; {step.refused} rejected last: {_rejection(step.filter, requirements)}"
+
+
+def _rejection(filter_: Filter, requirements: Requirements) -> str:
+    if filter_.check is fit.resources:
+        return f"too little free {' or '.join(name for name, need in requirements.resources if need)}"
+    if filter_.check is fit.devices:
+        parts = [part for part in requirements.whole_devices if part.amount]
+        return " or ".join(
+            f"no free {part.kind}" if part.amount == 1 else f"fewer than {part.amount} free {part.kind}" for part in parts
+        )
+    if filter_.check is fit.shares:
+        return " or ".join(f"no {part.kind} with {part.amount}m free" for part in requirements.device_shares)
+    return _REJECTIONS.get(filter_.name, f"filter {filter_.name}")
 
 
 def refused_only_by(kernel: Kernel, work_class: WorkClass, rows: Ints, filters: Sequence[Filter]) -> bool:
@@ -162,7 +169,7 @@ def nearest_fit(kernel: Kernel, work_class: WorkClass) -> NearestFit | None:
 
 
 def missing_capacity(kernel: Kernel, work_class: WorkClass, row: int) -> dict[str, int]:
-    """What this node lacks: resource amounts, and by device kind whole devices or thousandths of one."""
+    """Capacity that this node lacks: resource amounts, and by device kind whole devices or thousandths of one."""
     columns, missing = kernel.columns, dict[str, int]()
     for name, need in work_class.requirements.resources:
         free = int(columns.free[name][row]) if name in columns.free else 0
@@ -190,7 +197,11 @@ def could_ever_fit(kernel: Kernel, work_class: WorkClass) -> bool:
     columns = kernel.columns
     could_fit = work_class.static.copy()
     for filter_ in kernel.all_filters:
-        if filter_.third_party and _DECLARATION_EVENTS.issuperset(filter_.unblock_events) and applies(filter_, work_class.requirements):
+        if (
+            filter_.third_party
+            and _DECLARATION_EVENTS.issuperset(filter_.unblock_events)
+            and applies(filter_, work_class.requirements)
+        ):
             could_fit &= kernel.check(filter_, work_class.column_requirements, columns)
     for name, need in work_class.requirements.resources:
         at = columns.resources.get(name)

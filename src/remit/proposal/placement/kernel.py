@@ -26,11 +26,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from remit.law import fit
-from remit.law.fit import Requirements, PeerIndex
-from remit.observation.node_columns import Bools, NodeColumns, Ints, SelectedRows, translate_requirements
+from remit.law.fit import PeerIndex, Requirements
+from remit.observation.node_columns import Bools, Ints, NodeColumns, SelectedRows, translate_requirements
 from remit.observation.topology_counts import NODE, ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, LEAST_ALLOCATED
-from remit.proposal.placement.class_scores import WorkClass, GroupMerge, top_k, top_k_fitting
+from remit.proposal.placement.class_scores import GroupMerge, WorkClass, top_k, top_k_fitting
 from remit.proposal.placement.devices import choose_devices
 from remit.proposal.placement.plugins import (
     BUILTIN_FILTERS,
@@ -38,12 +38,21 @@ from remit.proposal.placement.plugins import (
     Filter,
     PluginError,
     Score,
-    check_weight_sum,
     check_unique_names,
+    check_weight_sum,
     epoch_of,
     without_identity,
 )
-from remit.proposal.placement.topology_gates import HIGH_PRECISION_FACTOR, SCALE, TopologyGates, ScoreArray, GroupOrder, TopologyGroups, topology_keys, group_rows
+from remit.proposal.placement.topology_gates import (
+    HIGH_PRECISION_FACTOR,
+    SCALE,
+    GroupOrder,
+    ScoreArray,
+    TopologyGates,
+    TopologyGroups,
+    group_rows,
+    topology_keys,
+)
 
 _UNFIT: Final = np.asarray(-1, dtype=np.int32)
 _CELLS_MAX: Final = 1 << 22
@@ -97,10 +106,19 @@ class Kernel:
         """
         work_class = self._classes.pop(key, None)
         if work_class is None or work_class.source_requirements is not requirements:
-            work_class = WorkClass(requirements, requirements._replace(**overridden) if overridden else requirements, self.filters, self.scores)
-            for term in (*requirements.spread, *requirements.affinity, *requirements.anti_affinity, *requirements.preferred_spread):
+            work_class = WorkClass(
+                requirements, requirements._replace(**overridden) if overridden else requirements, self.filters, self.scores
+            )
+            for term in (
+                *requirements.spread,
+                *requirements.affinity,
+                *requirements.anti_affinity,
+                *requirements.preferred_spread,
+            ):
                 self.peers.counts(term.peers)  # registers the index, so that its counts are maintained from now on
-            while self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> work_class.high_precision:
+            while (
+                self._classes and (len(self._classes) + 1) * len(self.columns) > CLASSES_CELLS_MAX >> work_class.high_precision
+            ):
                 del self._classes[next(iter(self._classes))]
         self._classes[key] = work_class
         return work_class
@@ -113,12 +131,16 @@ class Kernel:
 
     def refresh(self, work_class: WorkClass) -> ScoreArray:
         """Brings the scores of the class up to date and returns them by row. Rules about domains wider than a node are not
-        applied: see `numbers`.
+        applied: see `row_scores`.
         """
         columns = self.columns
         changed, rows = columns.changed, len(columns.nodes)
         if work_class.names_version != columns.name_count:
-            work_class.column_requirements, work_class.names_version, work_class.groups = translate_requirements(work_class.requirements, columns), columns.name_count, None
+            work_class.column_requirements, work_class.names_version, work_class.groups = (
+                translate_requirements(work_class.requirements, columns),
+                columns.name_count,
+                None,
+            )
             work_class.select_scores(self.scores)
         attributes_current = work_class.attributes_seen == columns.attributes_changed.count
         if not attributes_current:
@@ -129,7 +151,9 @@ class Kernel:
         if work_class.changes_seen != changed.count or epoch != work_class.epoch:
             if len(work_class.score) < rows:
                 work_class.score = np.concatenate([work_class.score, np.full(rows - len(work_class.score), _UNFIT)])
-            touched = changed.since(work_class.changes_seen) if work_class.changes_seen >= 0 and epoch == work_class.epoch else None
+            touched = (
+                changed.since(work_class.changes_seen) if work_class.changes_seen >= 0 and epoch == work_class.epoch else None
+            )
             if touched is None or 2 * len(touched) > rows:
                 work_class.score = self._score_rows(work_class, _ALL)
                 if work_class.groups is not None:
@@ -146,26 +170,50 @@ class Kernel:
         return work_class.score
 
     def _group_rows(self, work_class: WorkClass) -> TopologyGroups:
-        requirements = work_class.column_requirements._replace(anti_affinity=tuple(term for term in work_class.column_requirements.anti_affinity if term.peers.topology_key != NODE))
+        requirements = work_class.column_requirements._replace(
+            anti_affinity=tuple(
+                term for term in work_class.column_requirements.anti_affinity if term.peers.topology_key != NODE
+            )
+        )
         keys = topology_keys(requirements, work_class.excluded_in_domain)
         version, order = self._group_orders.get(keys, (-1, None))
         if version != self.columns.attributes_changed.count:
             order = group_rows(keys, self.columns)
             self._group_orders[keys] = self.columns.attributes_changed.count, order
         heads = _ALL if order is None else order.heads
-        return TopologyGroups(order, TopologyGates(requirements, self.columns, self.peers, work_class.static, heads, work_class.excluded_in_domain, work_class.high_precision), work_class.score)
+        return TopologyGroups(
+            order,
+            TopologyGates(
+                requirements,
+                self.columns,
+                self.peers,
+                work_class.static,
+                heads,
+                work_class.excluded_in_domain,
+                work_class.high_precision,
+            ),
+            work_class.score,
+        )
 
     def _update_anti_affinity(self, work_class: WorkClass) -> None:
         """Updates the anti-affinity indexes in both directions: of this class, and of other workloads against it."""
         owners = self.peers.anti_affinity_owners(work_class.requirements)
-        indexes = [term.peers for term in work_class.requirements.anti_affinity if term.peers.topology_key == NODE] + [index for index in owners if index.topology_key == NODE]
+        indexes = [term.peers for term in work_class.requirements.anti_affinity if term.peers.topology_key == NODE] + [
+            index for index in owners if index.topology_key == NODE
+        ]
         in_domain = tuple(index for index in owners if index.topology_key != NODE)
         if work_class.excluded_on_node != (on_node := tuple(dict.fromkeys(indexes))):
             work_class.excluded_on_node, work_class.changes_seen = on_node, -1
         if work_class.excluded_in_domain != in_domain:
             work_class.excluded_in_domain, work_class.groups = in_domain, None
         requirements = work_class.requirements
-        work_class.uses_domains = bool(requirements.spread or requirements.affinity or requirements.preferred_spread or in_domain or any(term.peers.topology_key != NODE for term in requirements.anti_affinity))
+        work_class.uses_domains = bool(
+            requirements.spread
+            or requirements.affinity
+            or requirements.preferred_spread
+            or in_domain
+            or any(term.peers.topology_key != NODE for term in requirements.anti_affinity)
+        )
         work_class.anti_affinity_epoch = self.peers.shunned_epoch
 
     def _update_static(self, work_class: WorkClass, rows: int) -> None:
@@ -182,7 +230,9 @@ class Kernel:
         work_class.attributes_seen, work_class.groups = changes.count, None
         work_class.closed = ~(work_class.static & self.columns.takes)
         if work_class.static_scores:
-            bias = self._weighted_sum(work_class.static_scores, work_class.column_requirements, self.columns, work_class.high_precision)
+            bias = self._weighted_sum(
+                work_class.static_scores, work_class.column_requirements, self.columns, work_class.high_precision
+            )
             allowed = bias if len(bias) and bias.min() != bias.max() else None
             if (allowed is None) != (work_class.static_bonus is None):
                 work_class.changes_seen = -1  # the total changes even on rows that did not
@@ -192,9 +242,13 @@ class Kernel:
         """Scores of these rows, or of all, after `spent` more is used on each of them."""
         bare = work_class.uses_fast_path and not work_class.other_filters and not work_class.excluded_on_node
         site: Any = self.columns if bare or rows is _ALL else SelectedRows(self.columns, rows, spent)
-        numbers, shut = self._score_fast(work_class, rows, spent) if work_class.uses_fast_path else (None, work_class.closed[rows])
+        numbers, shut = (
+            self._score_fast(work_class, rows, spent) if work_class.uses_fast_path else (None, work_class.closed[rows])
+        )
         for filter_ in work_class.other_filters:
-            shut = shut | np.logical_not(self.check(filter_, work_class.column_requirements, site))  # `~` would turn a plain True into -2
+            shut = shut | np.logical_not(
+                self.check(filter_, work_class.column_requirements, site)
+            )  # `~` would turn a plain True into -2
         if work_class.excluded_on_node:
             shut = shut | np.logical_not(fit.clear_of(work_class.excluded_on_node, site, self.peers))
         if numbers is None:
@@ -237,10 +291,14 @@ class Kernel:
             numbers[at] = self._weighted_sum(work_class.scores, work_class.column_requirements, site, work_class.high_precision)
         return numbers
 
-    def _weighted_sum(self, scores: Sequence[Score], requirements: Requirements, site: Any, high_precision: bool = False) -> ScoreArray:
+    def _weighted_sum(
+        self, scores: Sequence[Score], requirements: Requirements, site: Any, high_precision: bool = False
+    ) -> ScoreArray:
         total: Any = 0.0
         for at, score in enumerate(scores):
-            part = self._score(score, requirements, site) * float((SCALE * HIGH_PRECISION_FACTOR if high_precision else SCALE) * score.weight)
+            part = self._score(score, requirements, site) * float(
+                (SCALE * HIGH_PRECISION_FACTOR if high_precision else SCALE) * score.weight
+            )
             total = total + part if at else part
         array, kind = np.asarray(total), np.int64 if high_precision else np.int32
         numbers: ScoreArray = array.astype(kind) if array.shape else np.full(len(site), int(array), dtype=kind)
@@ -256,7 +314,8 @@ class Kernel:
             raise PluginError(filter_.name, f"check() raised {error!r}") from error
         if passed.dtype != np.bool_ or passed.shape not in ((), (len(site),)):
             raise PluginError(
-                filter_.name, f"check() returned {passed.dtype} of shape {passed.shape}; expected a bool for each of {len(site)} nodes"
+                filter_.name,
+                f"check() returned {passed.dtype} of shape {passed.shape}; expected a bool for each of {len(site)} nodes",
             )
         return passed
 
@@ -269,7 +328,8 @@ class Kernel:
             raise PluginError(score.name, f"score() raised {error!r}") from error
         if values.dtype.kind not in "fiub" or values.shape not in ((), (len(site),)):
             raise PluginError(
-                score.name, f"score() returned {values.dtype} of shape {values.shape}; expected a number for each of {len(site)} nodes"
+                score.name,
+                f"score() returned {values.dtype} of shape {values.shape}; expected a number for each of {len(site)} nodes",
             )
         # NaN ranks a node last; it does not make it ineligible.
         return np.clip(np.nan_to_num(values.astype(np.float64), nan=0.0), 0.0, 1.0)
@@ -313,7 +373,9 @@ class Kernel:
             if work_class.groups is not None:
                 self._place_by_group(work_class, work_class.groups, count, placed)
                 return
-            rows, _, _ = self._greedy_order(work_class, candidates := top_k_fitting(numbers, remaining), numbers[candidates], remaining)
+            rows, _, _ = self._greedy_order(
+                work_class, candidates := top_k_fitting(numbers, remaining), numbers[candidates], remaining
+            )
             if not len(rows):
                 return
             self._post_run(work_class, rows)
@@ -336,7 +398,10 @@ class Kernel:
         rows = rows[np.argsort(-numbers[rows], kind="stable")]
         site = SelectedRows(self.columns, rows)
         contributing = (*work_class.scores, *(work_class.static_scores if work_class.static_bonus is not None else ()))
-        parts = {score.name: self._weighted_sum([score], work_class.column_requirements, site) // (SCALE // 1000) for score in contributing}
+        parts = {
+            score.name: self._weighted_sum([score], work_class.column_requirements, site) // (SCALE // 1000)
+            for score in contributing
+        }
         return [
             (row, int(numbers[row]) // unit, {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())
@@ -344,7 +409,11 @@ class Kernel:
 
     def choose_devices(self, work_class: WorkClass, row: int) -> dict[str, int]:
         """Devices by name, in thousandths, that a replica of the class gets on a row where it fits."""
-        return choose_devices(work_class.requirements, self.columns, row) if work_class.choose_devices is None else work_class.choose_devices(work_class.requirements, row)
+        return (
+            choose_devices(work_class.requirements, self.columns, row)
+            if work_class.choose_devices is None
+            else work_class.choose_devices(work_class.requirements, row)
+        )
 
     def node_name(self, row: int) -> str:
         node = self.columns.nodes[row]
@@ -378,7 +447,10 @@ class Kernel:
 
     def _counted_in(self, work_class: WorkClass) -> tuple[PeerIndex, ...]:
         if work_class.index_epoch != self.peers.indexes_epoch:
-            work_class.counted_in, work_class.index_epoch = self.peers.indexes_of(work_class.requirements), self.peers.indexes_epoch
+            work_class.counted_in, work_class.index_epoch = (
+                self.peers.indexes_of(work_class.requirements),
+                self.peers.indexes_epoch,
+            )
         return work_class.counted_in
 
     def _place_one_by_one(self, work_class: WorkClass, count: int, placed: Placements) -> None:
@@ -393,7 +465,7 @@ class Kernel:
     # -- placement by topology group -------------------------------------------------------------------------------------
 
     def _place_by_group(self, work_class: WorkClass, groups: TopologyGroups, count: int, placed: Placements) -> None:
-        """Like `_run` for rules on topology domains: places step by step, but over groups of nodes instead of single nodes."""
+        """Like `_place_run` for rules on topology domains: places step by step, but over groups of nodes instead of single nodes."""
         if groups.order is None:
             self._place_one_by_one(work_class, count, placed)
             return
@@ -414,7 +486,9 @@ class Kernel:
 
     # -- the order of a run ------------------------------------------------------------------------------------------------
 
-    def _greedy_order(self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, limit: int) -> tuple[Ints, ScoreArray, bool]:
+    def _greedy_order(
+        self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, limit: int
+    ) -> tuple[Ints, ScoreArray, bool]:
         """Greedy order over these candidate rows, with the score of each item; at most `limit` items.
 
         The last value is False if the order was truncated. It is then a non-empty prefix: post it and call again.
@@ -440,7 +514,11 @@ class Kernel:
             return rows[items // depth], table.ravel()[items], complete
 
     def _depth_max(self, work_class: WorkClass, rows: Ints, limit: int) -> int:
-        depths = [int((self.columns.free[name][rows] // need).max()) for name, need in work_class.requirements.resources if need and len(rows)]
+        depths = [
+            int((self.columns.free[name][rows] // need).max())
+            for name, need in work_class.requirements.resources
+            if need and len(rows)
+        ]
         return max(1, min([limit, *depths]))
 
     def _scores_by_depth(self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, depth: int) -> ScoreArray:

@@ -28,7 +28,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, NamedTuple
 
 from remit.law import fit
-from remit.law.fit import Requirements, PeerCounts, NodeView, BoolOrMask
+from remit.law.fit import BoolOrMask, NodeView, PeerCounts, Requirements
 from remit.model.claims import Code
 
 _NO_GENERATION: Final = ("", "", 0)
@@ -110,7 +110,9 @@ class Score(NamedTuple):
 
 _CAPACITY_EVENTS: Final = (UnblockEvent.ROOM, UnblockEvent.NODE)
 _PEER_EVENTS: Final = (UnblockEvent.PEERS, UnblockEvent.NODE)
-FILTER_DEFINITIONS: Final[dict[Callable[..., BoolOrMask], tuple[str, tuple[UnblockEvent, ...], Callable[[Requirements], bool]]]] = {
+FILTER_DEFINITIONS: Final[
+    dict[Callable[..., BoolOrMask], tuple[str, tuple[UnblockEvent, ...], Callable[[Requirements], bool]]]
+] = {
     fit.ready: ("node-health", (UnblockEvent.NODE,), lambda requirements: True),
     fit.accepting: ("takes-work", (UnblockEvent.NODE,), lambda requirements: True),
     fit.place: ("place", (UnblockEvent.NODE,), lambda requirements: True),
@@ -126,7 +128,9 @@ FILTER_DEFINITIONS: Final[dict[Callable[..., BoolOrMask], tuple[str, tuple[Unblo
     fit.anti_affinity: ("anti-affinity", _PEER_EVENTS, lambda requirements: bool(requirements.anti_affinity)),
     fit.symmetric_anti_affinity: ("shunned", _PEER_EVENTS, lambda requirements: True),
 }
-BUILTIN_FILTERS: Final = tuple(Filter(FILTER_DEFINITIONS[rule.check][0], rule.code, rule.check, *FILTER_DEFINITIONS[rule.check][1:]) for rule in fit.RULES)
+BUILTIN_FILTERS: Final = tuple(
+    Filter(FILTER_DEFINITIONS[rule.check][0], rule.code, rule.check, *FILTER_DEFINITIONS[rule.check][1:]) for rule in fit.RULES
+)
 """The rules of law/fit.py as filters, in the same order; funnels list them in this order."""
 
 STATIC_CHECKS: Final = frozenset(rule.check for rule in fit.STATIC_RULES)
@@ -152,13 +156,18 @@ def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filte
         if not callable(plugin.check) or not isinstance(plugin.code, Code):
             raise PluginError(plugin.name, "a Filter needs a code of remit.model.claims.Code and a callable check")
         if invalid or not plugin.unblock_events:
-            raise PluginError(plugin.name, f"its unblock events are {plugin.unblock_events}; expected one or more of {', '.join(UnblockEvent)}")
+            raise PluginError(
+                plugin.name,
+                f"its unblock events are {plugin.unblock_events}; expected one or more of {', '.join(UnblockEvent)}",
+            )
     return tuple(plugin._replace(third_party=True) for plugin in filters)
 
 
 def installed_scores(points: Iterable[EntryPoint] | None = None) -> tuple[Score, ...]:
     """Scores of installed packages, loaded and checked like `installed_filters`."""
-    scores = tuple(_load(point, Score) for point in sorted(entry_points(group=SCORE_GROUP) if points is None else points, key=_name))
+    scores = tuple(
+        _load(point, Score) for point in sorted(entry_points(group=SCORE_GROUP) if points is None else points, key=_name)
+    )
     for plugin in scores:
         if plugin.name in SCORE_NAMES:
             raise PluginError(plugin.name, "this name belongs to a built-in score")

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law.fit import Requirements
-from remit.observation.node_columns import Bools, NodeColumns, Ints
+from remit.observation.node_columns import Bools, Ints, NodeColumns
 from remit.proposal.placement.devices import assign_devices, fits_devices
 
 NODES_EXAMINED_MAX: Final = 128
@@ -74,8 +74,8 @@ class Eviction(NamedTuple):
 
 
 class PreemptionPlan(NamedTuple):
-    """Result of a search: the evictions; how many victims the cheapest rejected node would have needed (`lacking`); and whether
-    some replicas need no victims because enough capacity is becoming free (`coming`).
+    """Result of a search: the evictions; how many victims the cheapest rejected node would have needed (`victims_lacking`); and whether
+    some replicas need no victims because enough capacity is becoming free (`capacity_coming`).
     """
 
     evictions: list[Eviction]
@@ -130,7 +130,14 @@ class _FreeCapacity(NamedTuple):
 
 
 def plan_evictions(
-    requirements: Requirements, columns: NodeColumns, open_rows: Bools, candidates: VictimCandidates, allowance: DisruptionAllowance, *, count: int, victims_max: int
+    requirements: Requirements,
+    columns: NodeColumns,
+    open_rows: Bools,
+    candidates: VictimCandidates,
+    allowance: DisruptionAllowance,
+    *,
+    count: int,
+    victims_max: int,
 ) -> PreemptionPlan:
     """Plans evictions for up to `count` replicas with these requirements, on different nodes, with at most `victims_max`
     victims in all.
@@ -138,8 +145,15 @@ def plan_evictions(
     Where terminating replicas will free enough, no further victims are taken, and that many of the `count` replicas wait
     instead.
     """
-    free_capacity, future_capacity = _free_capacity(requirements, columns, candidates.assigned), _free_capacity(requirements, columns, candidates.releasing)
-    sufficient_rows = [row for row in _rows_with_enough(requirements, future_capacity, open_rows, candidates.releasing.rows) if _fits(requirements, future_capacity, row, candidates, ())]
+    free_capacity, future_capacity = (
+        _free_capacity(requirements, columns, candidates.assigned),
+        _free_capacity(requirements, columns, candidates.releasing),
+    )
+    sufficient_rows = [
+        row
+        for row in _rows_with_enough(requirements, future_capacity, open_rows, candidates.releasing.rows)
+        if _fits(requirements, future_capacity, row, candidates, ())
+    ]
     count -= sum(_replicas_that_fit(requirements, future_capacity, row, candidates, ()) for row in sufficient_rows)
     capacity_coming = bool(sufficient_rows)
     open_rows = open_rows.copy()
@@ -147,20 +161,39 @@ def plan_evictions(
     ranked = _rank_rows(requirements, free_capacity, open_rows, candidates, allowance) if count > 0 else None
     if ranked is None:
         # Victims that are not enough now may be enough together with capacity that is becoming free.
-        soon = count > 0 and len(candidates.releasing.rows) > 0 and _rank_rows(requirements, future_capacity, open_rows, candidates, allowance) is not None
+        soon = (
+            count > 0
+            and len(candidates.releasing.rows) > 0
+            and _rank_rows(requirements, future_capacity, open_rows, candidates, allowance) is not None
+        )
         return PreemptionPlan([], 0, capacity_coming or soon)
     plans: list[Eviction] = []
     victims_lacking = examined_count = at = 0
     while at < len(ranked.rows) and len(plans) < count and examined_count < NODES_EXAMINED_MAX:
         # Examine rows of the same cost level, as many as the limit allows; then take those with the fewest victims first.
-        end = min(int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + NODES_EXAMINED_MAX - examined_count)
-        examined = sorted((victim_count, nth) for nth in range(at, end) if (victim_count := _victim_count(requirements, free_capacity, ranked, nth, candidates, allowance)))
+        end = min(
+            int(np.searchsorted(ranked.levels, ranked.levels[at], side="right")), at + NODES_EXAMINED_MAX - examined_count
+        )
+        examined = sorted(
+            (victim_count, nth)
+            for nth in range(at, end)
+            if (victim_count := _victim_count(requirements, free_capacity, ranked, nth, candidates, allowance))
+        )
         examined_count, at = examined_count + end - at, end
         for victim_count, nth in examined:
-            row, victims = ranked.rows[nth], _victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance) if len(plans) < count else None
+            row, victims = (
+                ranked.rows[nth],
+                _victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance)
+                if len(plans) < count
+                else None,
+            )
             if not victims:
                 continue  # earlier plans of this call used up the disruption budget
-            eviction = _eviction(requirements, free_capacity, row, candidates, victims) if len(victims) <= min(victims_max, VICTIMS_MAX) else None
+            eviction = (
+                _eviction(requirements, free_capacity, row, candidates, victims)
+                if len(victims) <= min(victims_max, VICTIMS_MAX)
+                else None
+            )
             if eviction is None:
                 victims_lacking = min(victims_lacking or victim_count, victim_count)
             else:
@@ -195,7 +228,7 @@ def _rows_with_enough(requirements: Requirements, free_capacity: _FreeCapacity, 
 
 class _RankedRows(NamedTuple):
     """Rows where evictions free enough, cheapest first: the candidates of each, the lowest possible victim priority level, and
-    `sure`, the number of leading candidates that is known to be the minimum (0 if a detailed examination is needed).
+    `known_minimum`, the number of leading candidates that is known to be the minimum (0 if a detailed examination is needed).
     """
 
     rows: list[int]
@@ -204,7 +237,13 @@ class _RankedRows(NamedTuple):
     known_minimum: list[int]
 
 
-def _rank_rows(requirements: Requirements, free_capacity: _FreeCapacity, open_rows: Bools, candidates: VictimCandidates, allowance: DisruptionAllowance) -> _RankedRows | None:
+def _rank_rows(
+    requirements: Requirements,
+    free_capacity: _FreeCapacity,
+    open_rows: Bools,
+    candidates: VictimCandidates,
+    allowance: DisruptionAllowance,
+) -> _RankedRows | None:
     usable = np.flatnonzero(open_rows[candidates.rows])
     # Replicas protected by disruption limits are excluded first; otherwise their rows could use up the examination limit.
     usable = usable[allowance.allows(candidates.groups[usable], candidates.up[usable])]
@@ -235,17 +274,35 @@ def _rank_rows(requirements: Requirements, free_capacity: _FreeCapacity, open_ro
     starts, ends, first, lower_bound = starts[possible], ends[possible], first[possible], lower_bound[possible]
     levels, victim_counts = candidates.priority[order][first], first - starts + 1
     cost = np.lexsort((rows[starts], victim_counts, levels))
-    sure = np.where((victim_counts == lower_bound) & (not (requirements.whole_devices or requirements.device_shares)), victim_counts, 0)[cost]
+    sure = np.where(
+        (victim_counts == lower_bound) & (not (requirements.whole_devices or requirements.device_shares)), victim_counts, 0
+    )[cost]
     begin_end = zip(starts[cost].tolist(), ends[cost].tolist(), strict=True)
     return _RankedRows(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
 
 
-def _victim_count(requirements: Requirements, free_capacity: _FreeCapacity, ranked: _RankedRows, nth: int, candidates: VictimCandidates, allowance: DisruptionAllowance) -> int:
+def _victim_count(
+    requirements: Requirements,
+    free_capacity: _FreeCapacity,
+    ranked: _RankedRows,
+    nth: int,
+    candidates: VictimCandidates,
+    allowance: DisruptionAllowance,
+) -> int:
     """Number of victims needed on this row; 0 if eviction is not enough there."""
-    return ranked.known_minimum[nth] or len(_victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance) or ())
+    return ranked.known_minimum[nth] or len(
+        _victims_on_row(requirements, free_capacity, ranked, nth, candidates, allowance) or ()
+    )
 
 
-def _victims_on_row(requirements: Requirements, free_capacity: _FreeCapacity, ranked: _RankedRows, nth: int, candidates: VictimCandidates, allowance: DisruptionAllowance) -> list[int] | None:
+def _victims_on_row(
+    requirements: Requirements,
+    free_capacity: _FreeCapacity,
+    ranked: _RankedRows,
+    nth: int,
+    candidates: VictimCandidates,
+    allowance: DisruptionAllowance,
+) -> list[int] | None:
     """The victims on this row that disruption limits still allow; None if they are not enough."""
     row_candidates = ranked.candidates[nth]
     if ranked.known_minimum[nth]:
@@ -255,7 +312,14 @@ def _victims_on_row(requirements: Requirements, free_capacity: _FreeCapacity, ra
     return _select_victims(requirements, free_capacity, ranked.rows[nth], candidates, row_candidates, allowance)
 
 
-def _select_victims(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, at: Ints, allowance: DisruptionAllowance) -> list[int] | None:
+def _select_victims(
+    requirements: Requirements,
+    free_capacity: _FreeCapacity,
+    row: int,
+    candidates: VictimCandidates,
+    at: Ints,
+    allowance: DisruptionAllowance,
+) -> list[int] | None:
     """Selects victims among the candidates of one row: add candidates until the replica fits, then drop those that are not
     needed.
     """
@@ -264,10 +328,18 @@ def _select_victims(requirements: Requirements, free_capacity: _FreeCapacity, ro
     if victims is None:
         # Disruption limits stopped the search: of a group that may lose only a few, the lowest were taken first, and they were
         # too small or do not hold the requested devices. Retry with the largest first, then with each candidate first.
-        sizes = {one: sum(int(candidates.amounts[name][one]) / max(need, 1) for name, need in requirements.resources) for one in lowest}
-        limited = [one for one in lowest[1:FIRST_VICTIMS_MAX] if allowance.remaining(int(candidates.groups[one]))[0] < len(lowest)]
+        sizes = {
+            one: sum(int(candidates.amounts[name][one]) / max(need, 1) for name, need in requirements.resources)
+            for one in lowest
+        }
+        limited = [
+            one for one in lowest[1:FIRST_VICTIMS_MAX] if allowance.remaining(int(candidates.groups[one]))[0] < len(lowest)
+        ]
         orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in limited))
-        attempts = (_take_until_fits(requirements, free_capacity, row, candidates, list(dict.fromkeys(order)), allowance) for order in orders)
+        attempts = (
+            _take_until_fits(requirements, free_capacity, row, candidates, list(dict.fromkeys(order)), allowance)
+            for order in orders
+        )
         victims = next((one for one in attempts if one is not None), None)
     if victims is None:
         return None
@@ -280,7 +352,14 @@ def _select_victims(requirements: Requirements, free_capacity: _FreeCapacity, ro
     return victims
 
 
-def _take_until_fits(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, at: Sequence[int], allowance: DisruptionAllowance) -> list[int] | None:
+def _take_until_fits(
+    requirements: Requirements,
+    free_capacity: _FreeCapacity,
+    row: int,
+    candidates: VictimCandidates,
+    at: Sequence[int],
+    allowance: DisruptionAllowance,
+) -> list[int] | None:
     """Takes candidates in order, as far as disruption limits allow, until the replica fits."""
     victims: list[int] = []
     remaining: dict[int, tuple[int, int]] = {}
@@ -295,23 +374,35 @@ def _take_until_fits(requirements: Requirements, free_capacity: _FreeCapacity, r
     return None
 
 
-def _eviction(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, victims: Sequence[int]) -> Eviction | None:
+def _eviction(
+    requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, victims: Sequence[int]
+) -> Eviction | None:
     node = free_capacity.columns.nodes[row]
-    chosen = assign_devices(requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, victims)) if node is not None else None
+    chosen = (
+        assign_devices(requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, victims))
+        if node is not None
+        else None
+    )
     return None if chosen is None else Eviction(row, tuple(int(candidates.slots[index]) for index in victims), chosen)
 
 
-def _fits(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> bool:
+def _fits(
+    requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]
+) -> bool:
     for name, need in requirements.resources:
         if int(free_capacity.free[name][row]) + sum(int(candidates.amounts[name][index]) for index in evicted) < need:
             return False
     node = free_capacity.columns.nodes[row]
     if node is None:
         return False
-    return not (requirements.whole_devices or requirements.device_shares) or fits_devices(requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, evicted))
+    return not (requirements.whole_devices or requirements.device_shares) or fits_devices(
+        requirements, node.spec.devices, _device_usage(free_capacity, row, candidates, evicted)
+    )
 
 
-def _replicas_that_fit(requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> int:
+def _replicas_that_fit(
+    requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]
+) -> int:
     """How many such replicas fit on the row then, by resources; 1 if they request devices."""
     counts = [
         (int(free_capacity.free[name][row]) + sum(int(candidates.amounts[name][index]) for index in evicted)) // need
@@ -321,7 +412,9 @@ def _replicas_that_fit(requirements: Requirements, free_capacity: _FreeCapacity,
     return 1 if requirements.whole_devices or requirements.device_shares else min(counts, default=1)
 
 
-def _device_usage(free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]) -> dict[str, int]:
+def _device_usage(
+    free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]
+) -> dict[str, int]:
     used = dict(free_capacity.columns.used[row])
     evicted_devices = [candidates.devices.get(int(candidates.slots[index]), {}) for index in evicted]
     for devices in (*free_capacity.releasing.devices.get(row, ()), *evicted_devices):

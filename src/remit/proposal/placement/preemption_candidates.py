@@ -21,16 +21,25 @@ from remit.observation.replica_table import PHASE_NUMBERS
 from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.preemption import VICTIMS_MAX, VictimCandidates, Eviction, ReleasingCapacity, DisruptionAllowance, plan_evictions
+from remit.proposal.placement.preemption import (
+    VICTIMS_MAX,
+    DisruptionAllowance,
+    Eviction,
+    ReleasingCapacity,
+    VictimCandidates,
+    plan_evictions,
+)
 
-PREEMPTIBLE: Final = np.array(sorted(PHASE_NUMBERS[row.source] for row in TRANSITIONS if row.name == "preempt" and row.source is not None))
+PREEMPTIBLE: Final = np.array(
+    sorted(PHASE_NUMBERS[row.source] for row in TRANSITIONS if row.name == "preempt" and row.source is not None)
+)
 
 
 UP: Final = np.array(sorted(PHASE_NUMBERS[phase] for phase in (Phase.RUNNING, Phase.READY, Phase.SERVING)))
 """Phases of replicas that are running. The other preemptible phases come before that."""
 
 TERMINATING: Final = np.array(sorted(PHASE_NUMBERS[phase] for phase in (Phase.DRAINING, Phase.STOPPING)))
-"""Phases of replicas that are terminating and will release their capacity, whatever the cause."""
+"""Phases of replicas that are terminating and will release their capacity, for any cause."""
 
 
 class VictimRateLimit(NamedTuple):
@@ -91,9 +100,15 @@ class VictimSelector:
     def retry_after_ms(self) -> int:
         """Time until the rate limit allows the victims that were lacking; 0 if the rate limit is not the cause."""
         tokens_lacking = max(self._victims_lacking, 1) - self._tokens
-        return 0 if tokens_lacking <= 0 or self._victims_lacking > self.rate_limit.burst else round(tokens_lacking * 1000 / self.rate_limit.per_s) + 1
+        return (
+            0
+            if tokens_lacking <= 0 or self._victims_lacking > self.rate_limit.burst
+            else round(tokens_lacking * 1000 / self.rate_limit.per_s) + 1
+        )
 
-    def plan(self, view: SchedulerView, kernel: Kernel, work_class: WorkClass, open_rows: Bools, priority: int, count: int) -> list[Eviction]:
+    def plan(
+        self, view: SchedulerView, kernel: Kernel, work_class: WorkClass, open_rows: Bools, priority: int, count: int
+    ) -> list[Eviction]:
         """Plans evictions for up to `count` replicas of a class, one per node. Their victims count as taken from then on."""
         allowed = int(self._tokens)
         if allowed < 1:
@@ -102,7 +117,9 @@ class VictimSelector:
         if candidates is None:
             return []
         allowance = self.disruption_allowance(view)
-        plan = plan_evictions(work_class.requirements, kernel.columns, open_rows, candidates, allowance, count=count, victims_max=allowed)
+        plan = plan_evictions(
+            work_class.requirements, kernel.columns, open_rows, candidates, allowance, count=count, victims_max=allowed
+        )
         self._victims_lacking = max(self._victims_lacking, plan.victims_lacking if plan.victims_lacking <= VICTIMS_MAX else 0)
         self.capacity_coming = self.capacity_coming or plan.capacity_coming
         for eviction in plan.evictions:
@@ -156,13 +173,14 @@ class VictimSelector:
         amounts = {name: np.array([amounts_due.get(name, 0) for _, amounts_due in assigned], dtype=np.int64) for name in names}
         devices: dict[int, list[Mapping[str, int]]] = {}
         for row, amounts_due in assigned:
-            part = {name.removeprefix(DEVICE_PREFIX): share for name, share in amounts_due.items() if name.startswith(DEVICE_PREFIX)}
+            part = {
+                name.removeprefix(DEVICE_PREFIX): share for name, share in amounts_due.items() if name.startswith(DEVICE_PREFIX)
+            }
             devices.setdefault(row, []).append(part)
         return ReleasingCapacity(np.array([row for row, _ in assigned], dtype=np.int64), amounts, devices)
 
     def _releasing_capacity(self, view: SchedulerView, names: Sequence[str]) -> ReleasingCapacity:
-        """Capacity of terminating replicas and of victims of in-flight claims, minus the part that is assigned to preemptors.
-        """
+        """Capacity of terminating replicas and of victims of in-flight claims, without the part assigned to preemptors."""
         replicas = view.replicas
         terminating = np.flatnonzero(np.isin(replicas.column("phase"), TERMINATING))
         slots = np.concatenate([terminating, np.array(list(self._taken), dtype=np.int64)])
@@ -173,11 +191,19 @@ class VictimSelector:
             devices.setdefault(replicas.at.node[slot], []).append(replicas.devices[slot])
         assigned = list(view.reduced_amounts())
         for row, amounts_due in assigned:
-            part = {name.removeprefix(DEVICE_PREFIX): -share for name, share in amounts_due.items() if name.startswith(DEVICE_PREFIX)}
+            part = {
+                name.removeprefix(DEVICE_PREFIX): -share
+                for name, share in amounts_due.items()
+                if name.startswith(DEVICE_PREFIX)
+            }
             devices.setdefault(row, []).append(part)
         rows = np.concatenate([rows, np.array([row for row, _ in assigned], dtype=np.int64)])
-        assigned_amounts = {name: np.array([-amounts_due.get(name, 0) for _, amounts_due in assigned], dtype=np.int64) for name in names}
-        return ReleasingCapacity(rows, {name: np.concatenate([amounts[name], assigned_amounts[name]]) for name in names}, devices)
+        assigned_amounts = {
+            name: np.array([-amounts_due.get(name, 0) for _, amounts_due in assigned], dtype=np.int64) for name in names
+        }
+        return ReleasingCapacity(
+            rows, {name: np.concatenate([amounts[name], assigned_amounts[name]]) for name in names}, devices
+        )
 
     def disruption_allowance(self, view: SchedulerView) -> DisruptionAllowance:
         """How many replicas of each workload may be evicted, from its `minAvailable`."""

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity
-from remit.observation.node_columns import Bools, NodeColumns, Ints
+from remit.law.fit import PeerIndex, Requirements, owned_anti_affinity
+from remit.observation.node_columns import Bools, Ints, NodeColumns
 from remit.observation.topology_counts import ColumnPeerCounts
 
 GROUPS_MAX: Final = 256
@@ -24,7 +24,7 @@ GROUPS_MAX: Final = 256
 
 PREFER_WEIGHT: Final = 2
 SCALE: Final = 1_000_000
-"""Integer value of a score of 1. High-precision classes use FINE times as much."""
+"""Integer value of a score of 1. High-precision classes use HIGH_PRECISION_FACTOR times as much."""
 HIGH_PRECISION_FACTOR: Final = 1 << 20
 ScoreArray = npt.NDArray[np.signedinteger[Any]]
 """Scores by row: 32-bit integers, 64-bit for high-precision classes."""
@@ -34,9 +34,11 @@ _UNFIT: Final = np.int32(-1)
 class _DomainCount:
     """Replicas in each domain of one index, seen from the gates, with the effect of the run's own placements."""
 
-    __slots__ = ("_columns", "_eligible", "_index", "_peers", "_static", "gate_domains", "counts", "has_domain", "own", "total")
+    __slots__ = ("_columns", "_eligible", "_index", "_peers", "_static", "counts", "gate_domains", "has_domain", "own", "total")
 
-    def __init__(self, index: PeerIndex, own: int, columns: NodeColumns, peers: ColumnPeerCounts, static: Bools, rows: Any) -> None:
+    def __init__(
+        self, index: PeerIndex, own: int, columns: NodeColumns, peers: ColumnPeerCounts, static: Bools, rows: Any
+    ) -> None:
         self._index, self._columns, self._peers, self._static = index, columns, peers, static
         self.gate_domains = columns.domains(index.topology_key).ids[rows]
         self.has_domain: Bools = self.gate_domains >= 0
@@ -78,7 +80,7 @@ class _DomainCount:
 
 
 class TopologyGates:
-    """One gate per row; a row may represent all rows in the same domains. Call `look` before reading.
+    """One gate per row; a row may represent all rows in the same domains. Call `load` before reading.
 
     Valid until a node's attributes change or another workload's anti-affinity starts to match this class.
     """
@@ -101,7 +103,9 @@ class TopologyGates:
         self._high_precision = fine
         self._spread = [(count(term.peers, term.own), term.max_skew) for term in requirements.spread]
         self._affinity = [count(term.peers, term.own) for term in requirements.affinity]
-        self._anti_affinity = [count(term.peers, term.own) for term in requirements.anti_affinity] + [count(i, int(i in ours)) for i in shunners]
+        self._anti_affinity = [count(term.peers, term.own) for term in requirements.anti_affinity] + [
+            count(i, int(i in ours)) for i in shunners
+        ]
         self._prefer = [count(term.peers, term.own) for term in requirements.preferred_spread]
         self._counts = [*(count_ for count_, _ in self._spread), *self._affinity, *self._anti_affinity, *self._prefer]
 
@@ -111,7 +115,7 @@ class TopologyGates:
             count.load(ours)
 
     def open(self) -> Bools:
-        """Rows allowed by the rules `spread`, `affinity`, `anti_affinity` and `shunned` with the current counts."""
+        """Rows allowed by the rules `spread`, `affinity`, `anti_affinity` and `symmetric_anti_affinity` with the current counts."""
         is_open = np.ones(self._gates, dtype=np.bool_)
         for count, skew in self._spread:
             is_open &= count.has_domain & (count.at_gates() + (count.own - count.least()) <= skew)
@@ -163,7 +167,7 @@ class TopologyGroups:
     If there are too many domains to group by, `order` is None and each row has its own gate.
     """
 
-    __slots__ = ("gates", "scores", "order")
+    __slots__ = ("gates", "order", "scores")
 
     def __init__(self, order: GroupOrder | None, gates: TopologyGates, numbers: ScoreArray) -> None:
         self.order, self.gates = order, gates
@@ -213,7 +217,9 @@ class TopologyGroups:
         self.gates.load()
         is_open, bonus = self._to_rows(self.gates.open()), self.gates.spread_bonus()
         own = self._to_rows(self.scores, by_group=False)
-        scores: ScoreArray = np.where(is_open & (own >= 0), own + (bonus if isinstance(bonus, int) else self._to_rows(bonus)), _UNFIT)
+        scores: ScoreArray = np.where(
+            is_open & (own >= 0), own + (bonus if isinstance(bonus, int) else self._to_rows(bonus)), _UNFIT
+        )
         return scores
 
     def _to_rows(self, values: npt.NDArray[Any], by_group: bool = True) -> npt.NDArray[Any]:

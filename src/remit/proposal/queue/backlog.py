@@ -8,7 +8,7 @@ queues in backoff are skipped without being examined, so work that cannot be pla
 them has a time at which it is tried again in any case.
 
 **No wake-up is lost** (F22). The caller counts in `version` the changes it has applied to its view. An attempt starts with
-`begin`, which returns the version it sees, and may end with `wait`; if one of its events happened after that version, the
+`begin_attempt`, which returns the version it sees, and may end with `wait`; if one of its events happened after that version, the
 queue stays active. An event at version N is visible to an attempt that began at N: changes are applied, counted and reported
 before an attempt begins.
 """
@@ -19,9 +19,9 @@ from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
-from remit.proposal.queue.class_queues import Ageing, UnblockKey, ClassQueue, Member, QueueOrder, PriorityLevels, QueueWait
-from remit.proposal.queue.fair_share import ShareParts, FairShareLedger, TenantShare
-from remit.proposal.queue.wakeups import UnblockHistory, QueuePredicate
+from remit.proposal.queue.class_queues import Ageing, ClassQueue, Member, PriorityLevels, QueueOrder, QueueWait, UnblockKey
+from remit.proposal.queue.fair_share import FairShareLedger, ShareParts, TenantShare
+from remit.proposal.queue.wakeups import QueuePredicate, UnblockHistory
 
 QueueRun = tuple[ClassQueue, list[Member]]
 """Consecutive turns of one queue's members."""
@@ -32,7 +32,7 @@ class TenantAllocation:
     cheaper.
     """
 
-    __slots__ = ("_lanes", "_round", "_reserved", "remaining", "queue", "parts", "tenant_share")
+    __slots__ = ("_lanes", "_reserved", "_round", "parts", "queue", "remaining", "tenant_share")
 
     def __init__(self, tenant_share: TenantShare, lanes: list[QueueOrder], round_: FillRound) -> None:
         self.tenant_share = tenant_share
@@ -42,14 +42,14 @@ class TenantAllocation:
         self.remaining = self._reserved = 0
 
     def next_queue(self) -> ClassQueue | None:
-        """The queue whose turn is next, valid for at least `left` turns; None if nothing is queued."""
+        """The queue whose turn is next, valid for at least `remaining` turns; None if nothing is queued."""
         self.flush()
         entries = [entry for lane in self._lanes if (entry := lane.first()) is not None]
         if not entries:
             return None
         queue = self.queue = min(entries)[3]
         self.parts = self.tenant_share.parts(queue.amount)
-        # If this is the tenant's only queue, all of its members are next, whatever their arrival times.
+        # If this is the tenant's only queue, all of its members are next, regardless of arrival times.
         alone = len(entries) == 1 and sum(map(len, self._lanes)) == 1
         self.remaining = self._reserved = queue.queued if alone else queue.head_run()
         return queue
@@ -67,7 +67,7 @@ class FillRound:
     The cost is one step per competing tenant and one heap operation per turn; a single tenant is served in bulk.
     """
 
-    __slots__ = ("_turn_counts", "_taken", "_turn_queues", "_levels", "_load_share", "_shares", "remaining")
+    __slots__ = ("_levels", "_load_share", "_shares", "_taken", "_turn_counts", "_turn_queues", "remaining")
 
     def __init__(self, limit: int, levels: PriorityLevels, load_share: Callable[[str], TenantShare]) -> None:
         self.remaining = limit
@@ -189,7 +189,7 @@ class Backlog:
     def queue_of(self, member: Member) -> ClassQueue | None:
         return self._queue_by_member.get(member)
 
-    def add(self, key: Hashable, make_line: Callable[[], ClassQueue], member: Member, now_ms: int) -> ClassQueue:
+    def add(self, key: Hashable, make_queue: Callable[[], ClassQueue], member: Member, now_ms: int) -> ClassQueue:
         """Appends a member to the queue of this key, which is created if needed. A member that joins a waiting queue waits with
         it.
         """
@@ -197,9 +197,9 @@ class Backlog:
             raise ValueError(f"{member!r} is already in the backlog")
         queue = self._queues.get(key)
         if queue is None:
-            queue = make_line()
+            queue = make_queue()
             if queue.key != key or len(queue):
-                raise ValueError(f"make_line returned {queue!r}; expected a new, empty queue with key {key!r}")
+                raise ValueError(f"make_queue returned {queue!r}; expected a new, empty queue with key {key!r}")
             self._serial += 1
             queue.serial = self._serial
             self._queues[key] = queue
@@ -225,7 +225,7 @@ class Backlog:
             del self._queues[queue.key]
 
     def take_rest(self, queue: ClassQueue) -> list[Member]:
-        """Takes all remaining members of a queue: a gang is tried complete, whatever the limit of the batch."""
+        """Takes all remaining members of a queue: a gang is tried complete, even beyond the limit of the batch."""
         members = queue.pop(queue.queued)
         self._levels.drop(queue)
         return members
@@ -253,7 +253,14 @@ class Backlog:
         return self.version
 
     def wait(
-        self, queue: ClassQueue, reason: str, unblock_events: frozenset[UnblockKey], *, since: int, now_ms: int, until_ms: int | None = None
+        self,
+        queue: ClassQueue,
+        reason: str,
+        unblock_events: frozenset[UnblockKey],
+        *,
+        since: int,
+        now_ms: int,
+        until_ms: int | None = None,
     ) -> bool:
         """Records that an attempt which saw version `since` could not place the queue. Returns False if it is to be tried again
         at once.

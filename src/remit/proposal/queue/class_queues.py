@@ -35,7 +35,7 @@ _SLACK: Final = 16
 class QueueWait(NamedTuple):
     """Why a queue is not active, which events end that, and when it is tried in any case.
 
-    Without `cures` it is a backoff: only time ends it. `since` is the version that the attempt saw, `at_ms` the time at
+    Without `unblock_events` it is a backoff: only time ends it. `since` is the version that the attempt saw, `at_ms` the time at
     which it ended.
     """
 
@@ -49,14 +49,14 @@ class QueueWait(NamedTuple):
 class ClassQueue:
     """Replicas of one tenant and one priority with equal requirements, so that the result of an attempt for one holds for all.
 
-    Each member is in one of three places. `_fresh` is the queue, in order of arrival. `_flying` are members in flight, each
-    with its position; positions are assigned in the order in which members are first taken. `_landed` are members that were
-    returned; their positions precede all members of `_fresh`, because members are taken in order.
+    Each member is in one of three places. `_queue` holds new members, in order of arrival. `_in_flight` are members in flight, each
+    with its position; positions are assigned in the order in which members are first taken. `_returned` are members that were
+    returned; their positions precede all members of `_queue`, because members are taken in order.
     """
 
     __slots__ = (
         *("_in_flight", "_queue", "_returned", "_returned_heap", "_next_position", "_last_arrival"),
-        *("amount", "attempts", "deadline_ms", "failed_ms", "failures", "key", "priority", "serial", "tenant", "told", "wait"),
+        *("amount", "attempts", "deadline_ms", "failed_ms", "failures", "key", "priority", "serial", "tenant", "wait"),
     )
 
     def __init__(self, key: Hashable, tenant: str, priority: int, amount: Vector, deadline_ms: int | None = None) -> None:
@@ -67,19 +67,17 @@ class ClassQueue:
         self.attempts = 0
         self.failures = self.failed_ms = 0
         """Consecutive failures since a member was placed or a long wait began, and the time of the last one."""
-        self.told = ""
-        """Unused."""
         self._last_arrival = [0, 0]
-        """Shared by the members that arrived at the same time: that time, and how many of them are still in `_fresh`."""
+        """Shared by the members that arrived at the same time: that time, and how many of them are still in `_queue`."""
         self._queue: OrderedDict[Member, list[int]] = OrderedDict()
         self._in_flight: dict[Member, tuple[int, int]] = {}
         self._returned: dict[Member, tuple[int, int]] = {}
         self._returned_heap: list[tuple[int, Member]] = []
-        """Heap of the positions in `_landed`. A removed member stays in it until it reaches the top; the top is never stale."""
+        """Heap of the positions in `_returned`. A removed member stays in it until it reaches the top; the top is never stale."""
         self._next_position = 0
 
     def __repr__(self) -> str:
-        return f"Line({self.key!r}, {self.tenant}, {self.priority}, {self.state}: {self.queued}+{self.in_flight_count})"
+        return f"ClassQueue({self.key!r}, {self.tenant}, {self.priority}, {self.state}: {self.queued}+{self.in_flight_count})"
 
     def __len__(self) -> int:
         """Number of members, queued and in flight."""
@@ -193,13 +191,13 @@ class Ageing(NamedTuple):
 
 
 class QueueOrder:
-    """Queues ordered by the arrival of their heads; if `urgent`, by deadline before that.
+    """Queues ordered by the arrival of their heads; if `by_deadline`, by deadline before that.
 
     Heap entries are corrected lazily. Taking a head only makes the key of its queue later, so an outdated entry is corrected
     when it reaches the top. A returned head makes the key earlier, so the queue is pushed again.
     """
 
-    __slots__ = ("_entries", "_heap", "_by_deadline")
+    __slots__ = ("_by_deadline", "_entries", "_heap")
 
     def __init__(self, *, by_deadline: bool) -> None:
         self._by_deadline = by_deadline

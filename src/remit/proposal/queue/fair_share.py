@@ -116,7 +116,7 @@ class _TenantUsage:
 class FairShareLedger:
     """Usage of each tenant relative to the cluster's capacity.
 
-    share = max over resources of (usage + memory_weight * decayed usage) / capacity / weight. A resource without capacity is
+    share = max over resources of (usage + history_weight * decayed usage) / capacity / weight. A resource without capacity is
     ignored, so that usage on removed nodes does not block a tenant from the remaining ones.
     """
 
@@ -129,7 +129,7 @@ class FairShareLedger:
         history_weight: int = 1,
     ) -> None:
         if half_life_ms < 0 or history_weight < 0:
-            raise ValueError(f"half_life_ms and memory_weight must not be negative: {half_life_ms}, {history_weight}")
+            raise ValueError(f"half_life_ms and history_weight must not be negative: {half_life_ms}, {history_weight}")
         self._half_life_ms = half_life_ms
         self._history_weight = history_weight if half_life_ms else 0
         self._tenants: dict[str, _TenantUsage] = {}
@@ -230,7 +230,9 @@ class FairShareLedger:
         ledger.
         """
         if len(self._tenants) >= self._sweep_at:
-            expired = [name for name, entry in self._tenants.items() if not entry.usage and not self.decayed_usage(name, now_ms)]
+            expired = [
+                name for name, entry in self._tenants.items() if not entry.usage and not self.decayed_usage(name, now_ms)
+            ]
             for name in expired:
                 del self._tenants[name]
             self._sweep_at = max(_SWEEP_MIN, 2 * len(self._tenants))

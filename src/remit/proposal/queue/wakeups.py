@@ -25,7 +25,7 @@ from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import refused_only_by
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import PEER_CHECKS, PluginError, applies
-from remit.proposal.queue.class_queues import UnblockKey, ClassQueue
+from remit.proposal.queue.class_queues import ClassQueue, UnblockKey
 
 EVENTS_MAX: Final = 4096
 PREDICATES_MAX: Final = 64
@@ -38,7 +38,7 @@ QueuePredicate = Callable[[ClassQueue], bool]
 class _EventHistory:
     """Versions of one event: the last one for all queues, and later ones for selected queues."""
 
-    __slots__ = ("last_for_all", "for_selected")
+    __slots__ = ("for_selected", "last_for_all")
 
     def __init__(self) -> None:
         self.last_for_all = -1
@@ -73,7 +73,9 @@ class UnblockHistory:
                 history.last_for_all = max(history.last_for_all, history.for_selected.popleft()[0])
         if len(self._events) > self._events_max:
             _, oldest = self._events.popitem(last=False)
-            self.dropped_version = max(self.dropped_version, oldest.last_for_all, *(version for version, _ in oldest.for_selected))
+            self.dropped_version = max(
+                self.dropped_version, oldest.last_for_all, *(version for version, _ in oldest.for_selected)
+            )
 
     def happened_since(self, queue: ClassQueue, events: Iterable[UnblockKey], since: int) -> bool:
         """Whether one of these events happened for this queue after version `since`, or may have happened and was dropped."""
@@ -106,15 +108,16 @@ class WakeupMatcher:
                     return True
                 if any(need > largest_free.get(name, 0) for name, need in work_class.requirements.resources):
                     return False
-                return bool((self._kernel.refresh(work_class)[at] >= 0).any()) or self._has_unawaited_blocker(line, work_class, at)
+                return bool((self._kernel.refresh(work_class)[at] >= 0).any()) or self._has_unawaited_blocker(
+                    line, work_class, at
+                )
             except PluginError:
                 return True
 
         return fits
 
     def open_on(self, rows: Sequence[int]) -> QueuePredicate:
-        """Selects queues whose replicas could run on one of these rows by its node attributes, if necessary after preemption.
-        """
+        """Selects queues whose replicas could run on one of these rows by node attributes, if necessary after preemption."""
         at = np.array(rows, dtype=np.int64)
 
         def is_open(line: ClassQueue) -> bool:
@@ -139,9 +142,15 @@ class WakeupMatcher:
 
     def _has_unawaited_blocker(self, queue: ClassQueue, work_class: WorkClass, rows: Ints) -> bool:
         """Whether one of these rows is rejected only by filters whose unblock events the queue does not wait for."""
-        awaited = {str(event[0]) for event in queue.wait.unblock_events if isinstance(event, tuple)} if queue.wait is not None else set()
+        awaited = (
+            {str(event[0]) for event in queue.wait.unblock_events if isinstance(event, tuple)}
+            if queue.wait is not None
+            else set()
+        )
         unawaited = [
-            filter_ for filter_ in self._kernel.all_filters if not awaited.issuperset(filter_.unblock_events) and applies(filter_, work_class.requirements)
+            filter_
+            for filter_ in self._kernel.all_filters
+            if not awaited.issuperset(filter_.unblock_events) and applies(filter_, work_class.requirements)
         ]
         if not work_class.excluded_on_node and all(filter_.check in PEER_CHECKS for filter_ in unawaited):
             return False  # cached scores ignore rules about wider domains, so these rules have closed no row here

@@ -146,7 +146,7 @@ ROUTES: Final = (
         "POST",
         "/v1/ask",
         "ask",
-        "Internal RPC of agents, schedulers and controllers: claims, heartbeats and rows. Messages may change with every version.",
+        "Internal RPC of agents, schedulers and controllers: claims, heartbeats, rows. Messages may change with every version.",
         ask,
         tag="components",
         body=BodySpec((Any,), bytes_max=MANY_BYTES_MAX),

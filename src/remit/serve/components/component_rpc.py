@@ -4,7 +4,7 @@
 transport is HTTP (claim_routes.py) or a simulated network. A message that cannot be decoded gets an error reply; it raises
 nothing.
 
-`OrderFeed` streams the assignments of an agent's nodes from the watch cache: first the complete state, then changes. Every
+`AssignmentFeed` streams the assignments of an agent's nodes from the watch cache: first the complete state, then changes. Every
 stream sends at least one message per heartbeat interval, so that the agent knows how old its state is and that the server is
 alive.
 """
@@ -39,7 +39,7 @@ BUSY_CHANGES: Final = 256
 """With more row changes than this since its last message, a stream pauses: most changes concern other agents."""
 
 
-class _OrderRow(Struct, frozen=True):
+class _AssignmentRow(Struct, frozen=True):
     """As `model.wire.agent_messages.AssignmentRow`, with the replica as stored bytes."""
 
     key: str
@@ -47,14 +47,14 @@ class _OrderRow(Struct, frozen=True):
     replica: msgspec.Raw
 
 
-class _OrdersMessage(Struct, frozen=True, omit_defaults=True):
+class _AssignmentsUpdate(Struct, frozen=True, omit_defaults=True):
     """As `model.wire.agent_messages.AssignmentsUpdate`."""
 
     incarnation: str
     revision: int
     age_ms: int = 0
     whole: bool = False
-    replicas: tuple[_OrderRow, ...] = ()
+    replicas: tuple[_AssignmentRow, ...] = ()
     gone: tuple[str, ...] = ()
     generations: tuple[msgspec.Raw, ...] = ()
     nodes: dict[str, tuple[msgspec.Raw, int]] = {}
@@ -87,7 +87,7 @@ class _ChangedKeys:
         return list(keys)
 
 
-class OrderFeed:
+class AssignmentFeed:
     """Assignment streams of all agents of a scope."""
 
     def __init__(self, watch_cache: WatchCache, store: Store, clock: Clock, timing: Timing) -> None:
@@ -114,7 +114,7 @@ class OrderFeed:
             changed.take()
             sent_generations: dict[str, int] = {}
             incarnation = self._incarnation()
-            yield self._encode_update(nodes, self._all_keys(nodes), sent_generations, whole=True)
+            yield self._encode_update(nodes, self._all_keys(nodes), sent_generations, complete=True)
             changes = self._watch_cache.changes
             while self._incarnation() == incarnation and self._watch_cache.is_current:
                 with suppress(TimeoutError):
@@ -153,7 +153,7 @@ class OrderFeed:
     ) -> bytes:
         """Encode an update. `sent_generations` are the generations sent on this stream, with their revisions."""
         hosted = frozenset(nodes)
-        rows, gone, generations = list[_OrderRow](), list[str](), list[msgspec.Raw]()
+        rows, gone, generations = list[_AssignmentRow](), list[str](), list[msgspec.Raw]()
         declared, undeclared = dict[str, tuple[msgspec.Raw, int]](), list[str]()
         for key in keys:
             row = self._watch_cache.rows.get(key)
@@ -172,8 +172,8 @@ class OrderFeed:
             if generation is not None and sent_generations.get(generation.key) != generation.revision:
                 sent_generations[generation.key] = generation.revision
                 generations.append(msgspec.Raw(generation.value))
-            rows.append(_OrderRow(key, row.revision, msgspec.Raw(row.value)))
-        update = _OrdersMessage(
+            rows.append(_AssignmentRow(key, row.revision, msgspec.Raw(row.value)))
+        update = _AssignmentsUpdate(
             incarnation=self._incarnation(),
             revision=self._watch_cache.revision,
             age_ms=self._watch_cache.age_ms(),
@@ -210,7 +210,7 @@ _stream_decoder: msgspec.json.Decoder[AssignmentsRequest | WatchRequest] = msgsp
 class ComponentService:
     """Satisfies `world.interfaces.Service`. `keyring` unseals secrets for delivery."""
 
-    def __init__(self, endpoint: Endpoint, store: Store, assignments: OrderFeed, keyring: Keyring) -> None:
+    def __init__(self, endpoint: Endpoint, store: Store, assignments: AssignmentFeed, keyring: Keyring) -> None:
         self.keyring = keyring
         self._endpoint_service = EndpointService(endpoint)
         self._secret_delivery = SecretDelivery(endpoint, store, keyring)

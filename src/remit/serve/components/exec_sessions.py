@@ -1,7 +1,7 @@
 """Exec: authorizes, audits and relays sessions to agents.
 
 The request body and the response run at the same time, in the frames of model/wire/exec_frames.py: one POST without an
-upgrade. The audit log records who runs what before a session starts, and how it ended. What an agent sends is bounded and
+upgrade. The audit log records who runs what before a session starts, and how it ended. Data from an agent is bounded and
 relayed, never interpreted as an instruction.
 """
 

@@ -1,7 +1,7 @@
 """Connections to agents; log streaming.
 
 Logs are requested from the agent of the replica's node and relayed as they come. Each client has its own connection to the
-agent, which ends with it; their number is limited. What an agent sends is bounded and never interpreted.
+agent, which ends with it; their number is limited. Data from an agent is bounded and never interpreted.
 """
 
 from __future__ import annotations

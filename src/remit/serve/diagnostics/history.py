@@ -190,7 +190,7 @@ class _Occurrence(NamedTuple):
     regarding: str
     source: str
     message: str
-    count: int = 1
+    repetitions: int = 1
 
 
 async def list_events(
@@ -220,7 +220,7 @@ def fold_occurrences(occurrences: Iterable[_Occurrence]) -> list[HistoryEvent]:
             regarding=occurrence.regarding,
             source=occurrence.source,
             message=occurrence.message,
-            count=occurrence.count + (0 if before is None else before.count),
+            count=occurrence.repetitions + (0 if before is None else before.count),
             revision=occurrence.revision,
         )
     return list(events.values())

@@ -218,10 +218,10 @@ class SupportAnswer(Struct, frozen=True, kw_only=True):
     machine: str
     settings: dict[str, str | int | bool]
     counts: dict[str, int]
-    unconfirmed_after_restore: dict[str, object]
+    doubts: dict[str, object]
     collected: list[int]
-    task_stacks: list[str]
-    thread_stacks: dict[str, list[str]]
+    tasks: list[str]
+    threads: dict[str, list[str]]
     log: list[str]
 
 

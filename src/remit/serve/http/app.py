@@ -215,7 +215,7 @@ class _Exchange:
         try:
             await self._run()
         except ApiProblem as problem:
-            # The traceback refers to the body and to the exception: a cycle that would keep both alive until the next collection.
+            # The traceback refers to the body and to the exception, a cycle that would keep both alive until the next GC run.
             problem.__traceback__ = None
             self._code = problem.document.code
             self._app.server.request_metrics.count_problem(self._code, problem.document.status, self._route)

@@ -11,7 +11,7 @@ other flows from one that sends too much. Each answers 429 with Retry-After:
 - *Seats*: a bounded number of requests runs at once, and no flow gets all seats, so that slow requests of one flow do not keep
   others out. A request that computes rather than waits, such as a long list, takes several seats.
 
-What a scope depends on (heartbeats, leases, assignments, claims of schedulers and controllers) is never queued.
+Traffic that a scope depends on (heartbeats, leases, assignments, claims of schedulers and controllers) is never queued.
 
 Each flow has its own queue; there is no shuffle sharding, which is for systems with more flows than queues. A server has a
 few thousand tenants at most and an idle flow costs nothing, so a flood only ever delays its own tenant.

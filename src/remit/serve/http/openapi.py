@@ -77,7 +77,7 @@ SCHEMAS_PATH: Final = "#/components/schemas/"
 TAGS: Final = {
     "batch": "Operations on many objects at once.",
     "diagnostics": "Why work is placed or pending, what happened, logs, exec and the audit log.",
-    "what if": "What a change would do, without making it.",
+    "what if": "Capacity and the effect of a change, without making it.",
     "endpoints": "Addresses of the replicas that serve.",
     "usage": "Resource usage of nodes and replicas.",
     "components": "For agents, schedulers and controllers, Remit's own and others.",

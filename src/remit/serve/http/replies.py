@@ -1,6 +1,6 @@
 """JSON replies and RFC 9457 problem documents.
 
-A problem has a stable `code` for programs and a `cure` for people. What counts as a failure is decided by the callers.
+A problem has a stable `code` for programs and a `cure` for people. Callers decide which errors they report.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def problem_item(problem: Problem, manifest: int | None = None) -> ProblemItem:
 
 
 def invalid_manifest(problems: Sequence[Problem]) -> ApiProblem:
-    """Return one problem for all problems of a manifest. Setting a field reserved for Remit is forbidden (403), whatever else
-    is wrong.
+    """Return one problem for all problems of a manifest. Setting a field reserved for Remit is forbidden (403), even if other
+    fields are invalid.
     """
     reserved = [problem for problem in problems if problem.reserved]
     items = [problem_item(problem) for problem in (*reserved, *(problem for problem in problems if not problem.reserved))]

@@ -79,7 +79,7 @@ class Route(Struct, frozen=True):
     - `kind`: the kind of object it operates on, if any.
     - `tenant_access`: callers of one tenant may use it, and see only that tenant.
     - `read_only`: changes nothing, although it is not a GET. `audited`: audited although it changes nothing.
-    - `streams`: lasts as long as the client listens, and counts as an open watch; `streams_if`: the query flag that makes it so.
+    - `streams`: lasts as long as the client listens, and counts as an open watch; `streams_if`: the query flag that enables it.
     - `duplex`: the body is not read beforehand. It continues while the response is sent, through `RequestContext.receive`.
     - `waits_for_agent`: the handler waits for another process, which may never answer, so that it holds no seats meanwhile.
     - `unqueued`: does not wait in the fair queue, because the scope depends on it (heartbeats, leases, claims).

@@ -1,7 +1,7 @@
 """Long-lived responses: bookmarks, heartbeats, disconnects, shutdown.
 
-A stream ends when its content ends, the client disconnects or stalls, its token is revoked, or the server shuts down. What
-is sent is up to the caller.
+A stream ends when its content ends, the client disconnects or stalls, its token is revoked, or the server shuts down. The
+caller produces the content.
 """
 
 from __future__ import annotations

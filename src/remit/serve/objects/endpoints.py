@@ -43,7 +43,7 @@ class _LoggedChange(NamedTuple):
     revision: int
     tenant: str
     service: str
-    json_line: bytes
+    line: bytes
 
 
 class EndpointIndex:

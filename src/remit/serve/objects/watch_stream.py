@@ -122,7 +122,7 @@ class _WatchStream:
                 continue
             if event.revision <= self._after:
                 continue
-            lines = [self._line(None, self._object_change(change), known=False) for change in event.changes]
+            lines = [self._line(None, self._object_change(change), old_is_known=False) for change in event.changes]
             self._after = event.revision
             if any(lines):
                 yield self._sent(b"".join(lines) + json_line(BookmarkLine(self._after)))
@@ -178,7 +178,7 @@ class _WatchStream:
                 if start:
                     await asyncio.sleep(0)
                 step = changes[start : start + CHANGES_PER_STEP]
-                lines += [self._line(old, change, known=True) for old, change in step if change.revision > after]
+                lines += [self._line(old, change, old_is_known=True) for old, change in step if change.revision > after]
         matching = b"".join(lines)
         return matching + json_line(BookmarkLine(until)) if matching else b""
 

@@ -388,7 +388,7 @@ async def _submit_all(
 
 
 async def _current_row(server: ServerContext, name: str) -> Row | None:
-    """Return the stored row. If the leader runs here and does not know the key, the store is not read; the authority decides."""
+    """Return the stored row. If the leader runs here and does not know the key, skip the store read; the authority decides."""
     return (
         None if server.standby.leading is not None and server.committed_object(name) is None else await server.store.get(name)
     )

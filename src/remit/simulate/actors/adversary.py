@@ -153,20 +153,20 @@ class Adversary(LimitAdversary):
     async def wrong_role(self) -> None:
         await self.send(Role.USER, Delete("Node", HOME), AcceptIncarnation(NOWHERE, "one"), Acquire("user", Duration(1_000)))
         await self.send(Role.ENDPOINTS, Spawn(NAME, f"{NAME}-plain", 1, 0), Renew("none"))
-        for key, seen in self.others("replica/")[:1]:
+        for key, row in self.others("replica/")[:1]:
             transition = self.rng.choice([name for name, owner in OWNERS.items() if owner is not Role.ENDPOINTS])
-            await self.send(Role.ENDPOINTS, Move(key, seen.revision, transition, seen.obj.status.attempt))
+            await self.send(Role.ENDPOINTS, Move(key, row.revision, transition, row.obj.status.attempt))
 
     async def not_owner(self) -> None:
         """Claims on leases, nodes and grants that it does not own."""
         await self.send(Role.SCHEDULER, Acquire("repair", Duration(1_000)), Close("clock"))
         nodes = self.others("node/")
         if nodes:
-            key, seen = self.rng.choice(nodes)
-            await self.send(Role.AGENT, Apply(seen.obj), Delete("Node", key.removeprefix("node/")))
-        busy = [(key, seen) for key, seen in self.others("replica/") if seen.obj.status.phase is Phase.BOUND]
-        for key, seen in busy[:1]:
-            await self.send(Role.AGENT, Move(key, seen.revision, "start", seen.obj.status.attempt))
+            key, row = self.rng.choice(nodes)
+            await self.send(Role.AGENT, Apply(row.obj), Delete("Node", key.removeprefix("node/")))
+        busy = [(key, row) for key, row in self.others("replica/") if row.obj.status.phase is Phase.BOUND]
+        for key, row in busy[:1]:
+            await self.send(Role.AGENT, Move(key, row.revision, "start", row.obj.status.attempt))
 
     async def old_epoch(self) -> None:
         actor = await self.actor(Role.REPAIR)
@@ -217,7 +217,9 @@ class Adversary(LimitAdversary):
     async def contradictory_claims(self) -> None:
         """Claims that contradict themselves."""
         await self.send(Role.OPERATOR, DeclareLost(HOME), AcceptIncarnation("nobody", "one"), Delete("Replica", "none"))
-        await self.send(Role.BUDGETS, Issue("NO LABEL", self._offer_spec()), Issue(f"{NAME}-x", self._offer_spec(amount=Amount())))
+        await self.send(
+            Role.BUDGETS, Issue("NO LABEL", self._offer_spec()), Issue(f"{NAME}-x", self._offer_spec(amount=Amount()))
+        )
         far = Accept(f"{NAME}-far", GrantSpec(holder=NAME, amount=SMALL_AMOUNT, ttl=Duration(1)), 1, 0, "a", "b")
         await self.send(Role.BUDGETS, far, ReturnCapacity("clock", SMALL_AMOUNT))
         transition = self.rng.choice(sorted(OWN_CLAIM_TRANSITIONS))
@@ -242,16 +244,16 @@ class Adversary(LimitAdversary):
 
     async def existing_objects(self) -> None:
         await self.send(Role.OPERATOR, Apply(self.rng.choice(self.own_objects()), expect=0))
-        found = await self.pending("plain")
-        if found is not None:
-            index = self.view.get(found[0]).spec.index if self.view.get(found[0]) else 0
+        pending = await self.pending("plain")
+        if pending is not None:
+            index = self.view.get(pending[0]).spec.index if self.view.get(pending[0]) else 0
             await self.send(Role.WORKLOADS, Spawn(NAME, f"{NAME}-plain", 1, index))
 
     async def old_revision(self) -> None:
         """On any replica: an old revision is never the current one."""
-        for key, seen in self.others("replica/")[:2]:
-            await self.send(Role.WORKLOADS, Move(key, seen.revision - 1, "cancel"), Forget(key, seen.revision - 1))
-            await self.send(Role.SCHEDULER, Bind(key, seen.revision - 1, HOME, f"tenant/{NAME}"))
+        for key, row in self.others("replica/")[:2]:
+            await self.send(Role.WORKLOADS, Move(key, row.revision - 1, "cancel"), Forget(key, row.revision - 1))
+            await self.send(Role.SCHEDULER, Bind(key, row.revision - 1, HOME, f"tenant/{NAME}"))
         seen_home = await self.read(key_of("Node", HOME))
         if seen_home is not None:
             await self.send(Role.NODES, Mark(HOME, seen_home.revision - 1, NodeHealth.SUSPECT))
@@ -260,21 +262,21 @@ class Adversary(LimitAdversary):
         """On any object, but only transitions that the table does not have from its current phase."""
         replicas, nodes = self.others("replica/"), self.others("node/")
         if replicas:
-            key, seen = self.rng.choice(replicas)
-            status = seen.obj.status
+            key, row = self.rng.choice(replicas)
+            status = row.obj.status
             names = [
                 n for n in OWNERS if n not in OWN_CLAIM_TRANSITIONS and find_transition(n, status.phase, status.before) is None
             ]
             name = self.rng.choice(names)
             if OWNERS[name] is not Role.AUTHORITY:
-                await self.send(OWNERS[name], Move(key, seen.revision, name, status.attempt, "odd"))
+                await self.send(OWNERS[name], Move(key, row.revision, name, status.attempt, "odd"))
             if status.phase is not Phase.RELEASED:
-                await self.send(Role.WORKLOADS, Forget(key, seen.revision))
+                await self.send(Role.WORKLOADS, Forget(key, row.revision))
         if nodes:
-            key, seen = self.rng.choice(nodes)
-            here = seen.obj.status.health
+            key, row = self.rng.choice(nodes)
+            here = row.obj.status.health
             there = self.rng.choice([health for health in NodeHealth if (here, health) not in NODE_HEALTH_TRANSITIONS])
-            await self.send(Role.NODES, Mark(key.removeprefix("node/"), seen.revision, there))
+            await self.send(Role.NODES, Mark(key.removeprefix("node/"), row.revision, there))
         placed = await self.placed()
         if placed is not None:
             await self.send(Role.SCHEDULER, Bind(placed[0], placed[2], HOME, f"tenant/{NAME}"))
@@ -315,9 +317,9 @@ class Adversary(LimitAdversary):
             return
         await self.client.renew(await self.actor(Role.AGENT))
         await self.send(Role.NODES, Move(placed[0], placed[2], "doubt"))
-        seen = await self.read(placed[0])
-        if seen is not None:
-            await self.send(Role.NODES, Move(placed[0], seen.revision, "lose", seen.obj.status.attempt, "lost"))
+        row = await self.read(placed[0])
+        if row is not None:
+            await self.send(Role.NODES, Move(placed[0], row.revision, "lose", row.obj.status.attempt, "lost"))
 
     async def stale_evidence(self) -> None:
         await self.bind("plain", age_ms=3_600_000)
@@ -341,12 +343,12 @@ class Adversary(LimitAdversary):
     async def wrong_device(self) -> None:
         """Also on replicas of others: no node has this device, so it is never accepted."""
         await self.bind("plain", devices={"gpu-1": 1000})
-        waiting = [(key, seen) for key, seen in self.others("replica/") if seen.obj.status.phase is Phase.PENDING]
+        waiting = [(key, row) for key, row in self.others("replica/") if row.obj.status.phase is Phase.PENDING]
         nodes = self.others("node/")
         if waiting and nodes:
-            key, seen = self.rng.choice(waiting)
+            key, row = self.rng.choice(waiting)
             node = self.rng.choice(nodes)[0].removeprefix("node/")
-            claim = Bind(key, seen.revision, node, f"tenant/{seen.obj.metadata.tenant}", {f"{NAME}-device": 1000})
+            claim = Bind(key, row.revision, node, f"tenant/{row.obj.metadata.tenant}", {f"{NAME}-device": 1000})
             await self.send(Role.SCHEDULER, claim)
 
     async def excluded_by_policy(self) -> None:
@@ -374,21 +376,21 @@ class Adversary(LimitAdversary):
     async def expired_policy(self) -> None:
         """Bind while the policies may be past their lease, and adopt an older policy revision."""
         await self.bind("plain")
-        rows = [seen.obj.spec for _, seen in self.view.of_kind("policyrevision/")]
+        rows = [row.obj.spec for _, row in self.view.of_kind("policyrevision/")]
         number = max((spec.number for spec in rows if spec.deadline is not None), default=0)
         if number > 1:
             await self.send(Role.POLICY, Adopt(number - 1, {}, Duration(1_000), 0), Rollback(number))
 
     async def short_gang(self) -> None:
-        found = await self.pending("gang")
-        if found is not None:
-            await self.send(Role.SCHEDULER, BindGang((Bind(*found, HOME, f"tenant/{NAME}"),)))
+        pending = await self.pending("gang")
+        if pending is not None:
+            await self.send(Role.SCHEDULER, BindGang((Bind(*pending, HOME, f"tenant/{NAME}"),)))
             await self.bind("gang")
 
     async def wrong_victims(self) -> None:
-        placed, found = await self.placed(), await self.pending("plain")
-        if placed is not None and found is not None:
-            claim = Reserve(*found, HOME, f"tenant/{NAME}", victims={placed[0]: placed[2]})
+        placed, pending = await self.placed(), await self.pending("plain")
+        if placed is not None and pending is not None:
+            claim = Reserve(*pending, HOME, f"tenant/{NAME}", victims={placed[0]: placed[2]})
             await self.send(Role.SCHEDULER, claim)
 
     async def too_many(self) -> None:

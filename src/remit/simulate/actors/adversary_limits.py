@@ -135,11 +135,11 @@ class LimitAdversary(AdversaryTenant):
     async def victim_elsewhere(self) -> bool:
         """A victim of lower priority, but not on the node where capacity is needed."""
         pending = await self.pending("ranked")
-        busy = [(key, seen) for key, seen in self.others("replica/") if _is_possible_victim(seen.obj)]
+        busy = [(key, row) for key, row in self.others("replica/") if _is_possible_victim(row.obj)]
         if pending is None or not busy:
             return False
-        key, seen = self.rng.choice(busy)
-        await self.send(Role.SCHEDULER, Reserve(*pending, HOME, OWN_QUOTA, victims={key: seen.revision}))
+        key, row = self.rng.choice(busy)
+        await self.send(Role.SCHEDULER, Reserve(*pending, HOME, OWN_QUOTA, victims={key: row.revision}))
         return True
 
     async def non_preempting(self) -> bool:
@@ -156,11 +156,11 @@ class LimitAdversary(AdversaryTenant):
         if placed is None or pending is None:
             return False
         await self.send(Role.SCHEDULER, Reserve(*pending, HOME, OWN_QUOTA, victims={placed[0]: placed[2]}))
-        seen = await self.read(pending[0])
-        if seen is None or seen.obj.status.phase is not Phase.RESERVED:
+        row = await self.read(pending[0])
+        if row is None or row.obj.status.phase is not Phase.RESERVED:
             return False
         grant = await self._issue_grant()
-        await self.send(Role.SCHEDULER, *(Bind(pending[0], seen.revision, HOME, source) for source in (grant, OWN_QUOTA)))
+        await self.send(Role.SCHEDULER, *(Bind(pending[0], row.revision, HOME, source) for source in (grant, OWN_QUOTA)))
         return True
 
     async def broken_gang(self) -> bool:
@@ -174,10 +174,10 @@ class LimitAdversary(AdversaryTenant):
                 await self.send(Role.WORKLOADS, *(Spawn(NAME, f"{NAME}-pack", 1, index) for index in missing))
             return False
         bound = (await self.send(Role.SCHEDULER, BindGang(tuple(Bind(*member, HOME, OWN_QUOTA) for member in waiting[:2]))))[0]
-        seen = await self.read(waiting[0][0])
-        if isinstance(bound, Refused) or seen is None:
+        row = await self.read(waiting[0][0])
+        if isinstance(bound, Refused) or row is None:
             return False
-        await self.send(Role.WORKLOADS, Move(waiting[0][0], seen.revision, "remove"))
+        await self.send(Role.WORKLOADS, Move(waiting[0][0], row.revision, "remove"))
         await self.send(Role.SCHEDULER, Bind(*waiting[2], HOME, OWN_QUOTA))
         return True
 
@@ -186,15 +186,15 @@ class LimitAdversary(AdversaryTenant):
     async def _finish_job(self, workload: str, *steps: tuple[Role, str, str]) -> tuple[str, CachedRow] | None:
         """Place a replica of this workload on `HOME` and move it through these transitions."""
         placed = await self.placed(workload)
-        seen = None if placed is None else await self.read(placed[0])
+        row = None if placed is None else await self.read(placed[0])
         for role, transition, result in steps:
-            if placed is None or seen is None:
+            if placed is None or row is None:
                 return None
-            await self.send(role, Move(placed[0], seen.revision, transition, seen.obj.status.attempt, result))
-            seen = await self.read(placed[0])
-        if placed is None or seen is None or seen.obj.status.phase is not Phase.RELEASED:
+            await self.send(role, Move(placed[0], row.revision, transition, row.obj.status.attempt, result))
+            row = await self.read(placed[0])
+        if placed is None or row is None or row.obj.status.phase is not Phase.RELEASED:
             return None
-        return placed[0], seen
+        return placed[0], row
 
     async def retries_exhausted(self) -> bool:
         """A job without retries left."""

@@ -181,8 +181,7 @@ PAUSE_TTL: Final = Duration(3_600_000)
 
 
 class AdversaryTenant:
-    """One client in many roles, one request at a time. Nothing is retried: the outcome of an unanswered request stays unknown.
-    """
+    """One client in many roles, one request at a time. Nothing is retried: the outcome of a lost request stays unknown."""
 
     def __init__(self, context: RoleContext) -> None:
         self.context = context
@@ -234,11 +233,11 @@ class AdversaryTenant:
         while True:
             leases = {name: f"{Role.AGENT}/{name}" for name in (HOME, CORDONED)}
             held = {name: self._epochs[lease][0] for name, lease in leases.items() if lease in self._epochs}
-            beats = [
+            heartbeats = [
                 NodeHeartbeat(Actor(NAME, Role.AGENT, leases[name], epoch), NodeState(name)) for name, epoch in held.items()
             ]
             with suppress(RetriesExhausted):
-                await client.heartbeat(beats, deadline_ms=heartbeat_ms)
+                await client.heartbeat(heartbeats, deadline_ms=heartbeat_ms)
             await self.world.clock.sleep_ms(heartbeat_ms)
 
     def forget_lease(self, actor: Actor) -> None:
@@ -265,7 +264,7 @@ class AdversaryTenant:
 
     def others(self, prefix: str) -> list[tuple[str, CachedRow]]:
         """Rows that do not belong to the adversary."""
-        return [(key, seen) for key, seen in self.view.of_kind(prefix) if f"/{NAME}" not in key]
+        return [(key, row) for key, row in self.view.of_kind(prefix) if f"/{NAME}" not in key]
 
     # -- its objects -----------------------------------------------------------------------------------------------------
 
@@ -296,9 +295,9 @@ class AdversaryTenant:
             await self.send(Role.OPERATOR, *(Apply(obj) for obj in missing))
         for name in (HOME, CORDONED):
             for _ in range(2):
-                seen = await self.read(key_of("Node", name))
-                if seen is not None and seen.obj.status.health in _TOWARDS_READY:
-                    await self.send(Role.NODES, Mark(name, seen.revision, _TOWARDS_READY[seen.obj.status.health]))
+                row = await self.read(key_of("Node", name))
+                if row is not None and row.obj.status.health in _TOWARDS_READY:
+                    await self.send(Role.NODES, Mark(name, row.revision, _TOWARDS_READY[row.obj.status.health]))
         await self._mark_new_node_lost()
         for name in (HOME, CORDONED):
             await self.actor(Role.AGENT, name)
@@ -313,9 +312,9 @@ class AdversaryTenant:
     async def close_nodes(self) -> None:
         """Mark the nodes suspect, so that nothing is placed on them until the next attempt."""
         for name in (HOME, CORDONED):
-            seen = await self.read(key_of("Node", name))
-            if seen is not None and seen.obj.status.health is NodeHealth.READY:
-                await self.send(Role.NODES, Mark(name, seen.revision, NodeHealth.SUSPECT))
+            row = await self.read(key_of("Node", name))
+            if row is not None and row.obj.status.health is NodeHealth.READY:
+                await self.send(Role.NODES, Mark(name, row.revision, NodeHealth.SUSPECT))
 
     async def _mark_new_node_lost(self) -> None:
         new = await self.read(key_of("Node", NEW))
@@ -336,8 +335,8 @@ class AdversaryTenant:
                 return None
             await self.send(Role.WORKLOADS, Spawn(NAME, f"{NAME}-{workload}", owner.metadata.generation, index))
             waiting = [key_of("Replica", f"{NAME}-{workload}-{index}", NAME)]
-        seen = await self.read(waiting[0])
-        return None if seen is None else (waiting[0], seen.revision)
+        row = await self.read(waiting[0])
+        return None if row is None else (waiting[0], row.revision)
 
     async def bind(
         self,
@@ -348,10 +347,10 @@ class AdversaryTenant:
         devices: Mapping[str, int] | None = None,
         age_ms: int | None = None,
     ) -> Verdict | None:
-        found = await self.pending(workload)
-        if found is None:
+        pending = await self.pending(workload)
+        if pending is None:
             return None
-        claim = Bind(found[0], found[1], node, grant, dict(devices or {}))
+        claim = Bind(pending[0], pending[1], node, grant, dict(devices or {}))
         return (await self.send(Role.SCHEDULER, claim, age_ms=age_ms))[0]
 
     async def placed(self, workload: str = "plain") -> tuple[str, Replica, int] | None:
@@ -360,9 +359,9 @@ class AdversaryTenant:
         """
         for _ in range(4):
             for key in self.own_replicas(workload, Phase.BOUND):
-                seen = self.view.rows[key]
-                if seen.obj.status.node == HOME:
-                    return key, seen.obj, seen.revision
+                row = self.view.rows[key]
+                if row.obj.status.node == HOME:
+                    return key, row.obj, row.revision
             verdict = await self.bind(workload, devices={"gpu-0": 1000} if workload == "gpu" else None)
             if verdict is None:
                 await self.clean_up()  # no replica is pending: the bound ones have moved on to later phases
@@ -378,30 +377,30 @@ class AdversaryTenant:
         spared = () if including_pending else (Phase.PENDING,)
         for _ in range(6):
             await self.read("")
-            remaining = [seen for _, seen in self.view.of_kind(f"replica/{NAME}/") if seen.obj.status.phase not in spared]
+            remaining = [row for _, row in self.view.of_kind(f"replica/{NAME}/") if row.obj.status.phase not in spared]
             if not remaining:
                 break
-            for seen in remaining:
-                await self._move_towards_released(seen)
-        grants: list[Grant] = [seen.obj for _, seen in self.view.of_kind("grant/") if _is_own_grant(seen.obj)]
+            for row in remaining:
+                await self._move_towards_released(row)
+        grants: list[Grant] = [row.obj for _, row in self.view.of_kind("grant/") if _is_own_grant(row.obj)]
         for grant in grants:
             if not grant.spec.holder.startswith("scope/") and not grant.spec.issuer:
                 await self.send(Role.BUDGETS, Close(grant.metadata.name))
         if self._is_awaited() or any(grant.spec.holder == NOWHERE for grant in grants):
             await self.send(Role.OPERATOR, DeclareLost(NOWHERE))
-        for key, seen in list(self.view.of_kind(f"workload/{NAME}/")):
-            if seen.obj.metadata.deleting:
+        for key, row in list(self.view.of_kind(f"workload/{NAME}/")):
+            if row.obj.metadata.deleting:
                 await self.send(Role.WORKLOADS, Delete("Workload", key.rsplit("/", 1)[1], NAME))
 
-    async def _move_towards_released(self, seen: CachedRow) -> None:
-        replica: Replica = seen.obj
+    async def _move_towards_released(self, row: CachedRow) -> None:
+        replica: Replica = row.obj
         key, status = key_of("Replica", replica.metadata.name, NAME), replica.status
         if status.phase is Phase.RELEASED:
-            await self.send(Role.WORKLOADS, Forget(key, seen.revision))
+            await self.send(Role.WORKLOADS, Forget(key, row.revision))
         elif not status.node or status.node.startswith(NAME):  # the lease of another node's agent must not be taken
             transition, role = TOWARDS_RELEASED[status.phase]
             result = "stopped" if transition == "stopped" else ""
-            await self.send(role, Move(key, seen.revision, transition, status.attempt, result), node=status.node or HOME)
+            await self.send(role, Move(key, row.revision, transition, status.attempt, result), node=status.node or HOME)
 
     async def delete_objects(self) -> None:
         """Delete all its objects; retried, because controllers may still use some of them."""
@@ -412,7 +411,7 @@ class AdversaryTenant:
             if await self.read(key_of("Tenant", NAME)) is None:
                 return
             await self.clean_up(including_pending=True)
-            await self.send(Role.OPERATOR, *(Delete(*one) for one in (*kinds, ("Tenant", NAME, ""))))
+            await self.send(Role.OPERATOR, *(Delete(*name) for name in (*kinds, ("Tenant", NAME, ""))))
             await self.world.clock.sleep_ms(self.context.timing.heartbeat_ms)
 
 

@@ -75,7 +75,7 @@ def _recorded_feed(context: RoleContext, feed: AssignmentFeed) -> AssignmentFeed
         async with aclosing(feed(nodes)) as items:
             async for orders in items:
                 yield orders
-                context.observed(orders.incarnation, orders.revision)
+                context.report_observed(orders.incarnation, orders.revision)
 
     return recorded
 
@@ -108,10 +108,10 @@ TEMPORARY_NODE_PREFIX: Final = f"{NODE_PREFIX.removeprefix('node/')}passing-"
 async def report_hints(farm: SimulatedAgent) -> None:
     """Periodically report, for each node, what ran there recently. The reports are true, but soon out of date."""
     context, orders = farm.context, farm.agent.assignments
-    clock, chance = context.world.clock, context.world.randomness.stream(random_streams.NODE_HINTS)
+    clock, rng = context.world.clock, context.world.randomness.stream(random_streams.NODE_HINTS)
     recent: dict[str, dict[str, None]] = {name: {} for name in farm.names}
     while True:
-        await clock.sleep_ms(context.timing.heartbeat_ms * 2 + chance.jitter_ms(8 * context.timing.heartbeat_ms))
+        await clock.sleep_ms(context.timing.heartbeat_ms * 2 + rng.jitter_ms(8 * context.timing.heartbeat_ms))
         for name in farm.names if not context.timing.quiet else ():
             known = recent[name]
             for _, order in orders.on_node(name):
@@ -150,7 +150,9 @@ class HintReporter:
                 continue
             await self._reopen()
             if not self.context.timing.quiet:
-                await self.rng.choice((self._mislead, self._mislead, self._mislead, self._recommend_and_close, self._temporary_node))()
+                await self.rng.choice(
+                    (self._mislead, self._mislead, self._mislead, self._recommend_and_close, self._temporary_node)
+                )()
 
     # -- hints -----------------------------------------------------------------------------------------------------------
 
@@ -173,8 +175,8 @@ class HintReporter:
             return
         node = self.rng.choice(ready)
         await self._report(node.metadata.name, dict.fromkeys(self._workloads(), FULL))
-        beats = 2 + self.rng.randrange(10)
-        self._closed_until[node.metadata.name] = self.context.world.clock.now_ms() + beats * self.context.timing.heartbeat_ms
+        heartbeats = 2 + self.rng.randrange(10)
+        self._closed_until[node.metadata.name] = self.context.world.clock.now_ms() + heartbeats * self.context.timing.heartbeat_ms
         await self._declare(node, unschedulable=bool(self.rng.randrange(2)))
 
     async def _temporary_node(self) -> None:
@@ -199,16 +201,16 @@ class HintReporter:
     def _workloads(self) -> list[str]:
         """Workloads to report about, as `tenant/name`: pending ones, future ones, and a few others."""
         waiting = (self.view.get(key) for key in self.view.by_phase[Phase.PENDING])
-        found = {f"{replica.metadata.tenant}/{replica.spec.workload}": None for replica in waiting}
+        waiting_workloads = {f"{replica.metadata.tenant}/{replica.spec.workload}": None for replica in waiting}
         kinds = self.users.load.kinds
         coming = [
             f"{tenant}/{self.users.workload_name(kind, ahead)}" for tenant in TENANTS for kind in kinds for ahead in (1, 2)
         ]
         others = [key.partition("/")[2] for key, _ in self.view.of_kind("workload/")]
-        return [*found, *self.rng.shuffled([*coming, *others])][:HINTS_MAX]
+        return [*waiting_workloads, *self.rng.shuffled([*coming, *others])][:HINTS_MAX]
 
     def _nodes(self) -> list[Node]:
-        return [seen.obj for key, seen in self.view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
+        return [row.obj for key, row in self.view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
 
     def _full(self, path: str) -> Iterator[str]:
         nodes = self._nodes()
@@ -220,7 +222,7 @@ class HintReporter:
 
     def _forbidden(self, path: str) -> Iterator[str]:
         policy = latest_policy(self.view)
-        for rule in (rule for one in (policy.spec.policies.values() if policy else ()) for rule in one.rules):
+        for rule in (rule for policy_spec in (policy.spec.policies.values() if policy else ()) for rule in policy_spec.rules):
             zones, tenants = rule.allow.zones, rule.match.tenants
             if zones and (not tenants or path.partition("/")[0] in tenants):
                 yield from (node.metadata.name for node in self._nodes() if node.spec.zone not in zones)

@@ -186,8 +186,8 @@ class BudgetPeer(RetryingRole):
                 await self.send([claim])
 
     def peer_record(self, peer: str) -> PeerSpec:
-        found = self.view.get(f"peer/{peer}")
-        return PeerSpec() if found is None else found.spec
+        peer_row = self.view.get(f"peer/{peer}")
+        return PeerSpec() if peer_row is None else peer_row.spec
 
     def incarnations(self, other: BudgetPeer) -> tuple[str, str] | None:
         """The incarnation of this scope and the one it knows of the other; None if it has not accepted one yet."""
@@ -245,11 +245,11 @@ class BudgetPeer(RetryingRole):
     # -- state -----------------------------------------------------------------------------------------------------------
 
     def grants(self) -> Iterator[Grant]:
-        return (seen.obj for _, seen in self.view.of_kind("grant/"))
+        return (row.obj for _, row in self.view.of_kind("grant/"))
 
     def grant(self, name: str) -> Grant | None:
-        found: Grant | None = self.view.get(f"grant/{name}")
-        return found
+        grant: Grant | None = self.view.get(f"grant/{name}")
+        return grant
 
     def is_due(self, action: str, mean_beats: int) -> bool:
         """Whether a periodic action is due, on the clock of this process. The first time is random too. Optional actions are
@@ -265,8 +265,8 @@ class BudgetPeer(RetryingRole):
         _drop_oldest(self._next_action_ms)
         return True
 
-    def ttl(self, beats: int) -> Duration:
-        return Duration(beats * self.context.timing.heartbeat_ms)
+    def ttl(self, heartbeats: int) -> Duration:
+        return Duration(heartbeats * self.context.timing.heartbeat_ms)
 
     def new_name(self, stem: str) -> str:
         return f"{stem[:40]}-{self.world.ids.nonce()[:10]}"
@@ -305,8 +305,8 @@ class BudgetIssuer(BudgetPeer):
             yield from self._maintain(grant, region, reading)
         if reading is None or self.peer_record(region.name).standing is PeerConfirmation.AWAITED:
             return
-        for _, seen in self.view.of_kind("tenant/"):
-            tenant: Tenant = seen.obj
+        for _, row in self.view.of_kind("tenant/"):
+            tenant: Tenant = row.obj
             name, live = tenant.metadata.name, [grant for grant in issued if grant.status.phase is GrantPhase.LIVE]
             slices = [grant for grant in live if (grant.spec.tenant, grant.spec.purpose) == (name, "quota")]
             if not slices or (len(slices) < SLICES_MAX and self.is_due(f"slice {name}", 60)):
@@ -329,10 +329,18 @@ class BudgetIssuer(BudgetPeer):
         requested = self._readings.get((name, grant.status.serial))
         age_ms = now_ms - self._renewed_ms.get(name, -(1 << 40))
         lapsed = requested is None or reading is None or requested.boot != reading.boot
-        if reading is not None and (lapsed or age_ms > grant.spec.ttl // 3) and self._should_send("renew", name, grant.status.serial):
+        if (
+            reading is not None
+            and (lapsed or age_ms > grant.spec.ttl // 3)
+            and self._should_send("renew", name, grant.status.serial)
+        ):
             self._readings_in_flight[name] = reading
             yield Renew(name)
-        elif holder_copy is None or holder_copy.status.phase is GrantPhase.VOID or holder_copy.status.serial < grant.status.serial:
+        elif (
+            holder_copy is None
+            or holder_copy.status.phase is GrantPhase.VOID
+            or holder_copy.status.serial < grant.status.serial
+        ):
             self._offer(grant, region, requested)
 
     def _offer(self, grant: Grant, region: BudgetPeer, requested: ClockReading | None) -> None:
@@ -481,7 +489,7 @@ class BudgetHolder(BudgetPeer):
                     yield Issue(self.new_name("offer"), spec)
 
     def _tenants(self) -> Iterator[Tenant]:
-        return (seen.obj for _, seen in self.view.of_kind("tenant/"))
+        return (row.obj for _, row in self.view.of_kind("tenant/"))
 
 
 def _drop_oldest(entries: dict[Any, Any]) -> None:

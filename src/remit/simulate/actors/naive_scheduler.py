@@ -96,14 +96,14 @@ class NaiveScheduler(SimulatedRole):
         attempted: dict[str, None] = {}
         for key in self.rng.shuffled(pending)[:_BATCH]:
             replica: Replica = self.view.get(key)
-            shape = self._shape(replica)
-            if key in attempted or shape is None:
+            needs = self._needs_of(replica)
+            if key in attempted or needs is None:
                 continue
-            short = shape.spec.gang is not None and self._gang_size(replica) < shape.spec.gang.min
+            short = needs.spec.gang is not None and self._gang_size(replica) < needs.spec.gang.min
             # A gang is tried as a unit, whichever member is due.
             members = self._waiting_with(replica) if short else [key]
             attempted.update(dict.fromkeys(members))
-            claims += self._gang(members) if short else self._place(key, replica, shape)
+            claims += self._gang(members) if short else self._place(key, replica, needs)
         for key in attempted:
             self._retry_at[key] = now_ms + round(_RETRY_HEARTBEATS * self.context.timing.heartbeat_ms)
         return claims
@@ -118,19 +118,19 @@ class NaiveScheduler(SimulatedRole):
             return
         # Another node, or quota instead of an offer, is tried soon. Otherwise capacity must be released first.
         members = claim.members if isinstance(claim, BindGang) else (claim,)
-        spent = verdict.code in _GRANT_REFUSALS and any(self._is_optional_grant(one.grant) for one in members)
-        soon = spent or verdict.code in _NODE_REFUSALS or verdict.code is Code.REVISION
-        again = 2 + max(self._rounds.get(one.replica, 0) for one in members) if verdict.code in _NODE_REFUSALS else 1
-        pause_ms = self._backoff_ms() * (min(4, again) if soon else 12)
+        exhausted = verdict.code in _GRANT_REFUSALS and any(self._is_optional_grant(member.grant) for member in members)
+        soon = exhausted or verdict.code in _NODE_REFUSALS or verdict.code is Code.REVISION
+        attempt_factor = 2 + max(self._rounds.get(member.replica, 0) for member in members) if verdict.code in _NODE_REFUSALS else 1
+        pause_ms = self._backoff_ms() * (min(4, attempt_factor) if soon else 12)
         pause_ms += self.rng.jitter_ms(pause_ms)
-        for one in members:
+        for member in members:
             if verdict.code in _GRANT_REFUSALS:
-                self._exhausted_grant[one.replica] = one.grant
+                self._exhausted_grant[member.replica] = member.grant
             if verdict.code in _NODE_REFUSALS:
-                self._refused.setdefault(one.replica, {}).update(dict.fromkeys(self._similar_nodes(one.node, verdict.code)))
+                self._refused.setdefault(member.replica, {}).update(dict.fromkeys(self._similar_nodes(member.node, verdict.code)))
             if verdict.code is Code.OVER_QUOTA:
-                self._short_of_quota[one.replica] = None
-            self._backoff_until[one.replica] = self.world.clock.now_ms() + pause_ms
+                self._short_of_quota[member.replica] = None
+            self._backoff_until[member.replica] = self.world.clock.now_ms() + pause_ms
         if isinstance(claim, BindGang) and (first := self.view.get(members[0].replica)) is not None:
             # Also members without a node: a gang is tried as a unit, whichever member is due.
             self._backoff_until |= dict.fromkeys(self._waiting_with(first), self.world.clock.now_ms() + pause_ms)
@@ -188,7 +188,9 @@ class NaiveScheduler(SimulatedRole):
                 elif key.startswith("policyrevision/") and key not in self._policies:  # a new policy revision, not a renewal
                     self._policies[key] = None
                     self._refused.clear()
-                    self._backoff_until = {one: until_ms for one, until_ms in self._backoff_until.items() if one not in self._rounds}
+                    self._backoff_until = {
+                        member: until_ms for member, until_ms in self._backoff_until.items() if member not in self._rounds
+                    }
                     self._rounds.clear()
         for key in [key for key in self._short_of_quota if key.split("/")[1] in tenants_with_quota]:
             self._backoff_until.pop(key, None)
@@ -202,9 +204,9 @@ class NaiveScheduler(SimulatedRole):
             free |= {f"@{device.name}": 1000 for device in node.spec.devices}
             for key in self.view.by_node.get(name, ()):
                 replica: Replica = self.view.get(key)
-                shape = self._shape(replica) if replica.status.phase in HOLDING_PHASES else None
-                if shape is not None:
-                    _subtract(free, shape.needs)
+                needs = self._needs_of(replica) if replica.status.phase in HOLDING_PHASES else None
+                if needs is not None:
+                    _subtract(free, needs.needs)
                     _subtract(free, {f"@{name}": n for name, n in replica.status.devices.items()})
             self._free[name] = free
         return free
@@ -219,7 +221,7 @@ class NaiveScheduler(SimulatedRole):
         others = (self.view.get(key) for key in keys)
         return sum(o.status.phase in HOLDING_PHASES and o.spec.generation == replica.spec.generation for o in others)
 
-    def _shape(self, replica: Replica) -> ReplicaNeeds | None:
+    def _needs_of(self, replica: Replica) -> ReplicaNeeds | None:
         meta, spec = replica.metadata, replica.spec
         found: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
         if found is None:
@@ -231,8 +233,8 @@ class NaiveScheduler(SimulatedRole):
 
     # -- claims ----------------------------------------------------------------------------------------------------------
 
-    def _place(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
-        found = self._find_node(shape, self._refused.get(key, ()))
+    def _place(self, key: str, replica: Replica, needs: ReplicaNeeds) -> Iterator[AnyClaim]:
+        found = self._find_node(needs, self._refused.get(key, ()))
         if found is None and self._refused.pop(key, None) is not None:
             # All nodes with capacity refused it: retry with increasing backoff.
             self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
@@ -241,31 +243,31 @@ class NaiveScheduler(SimulatedRole):
         at = self.view.rows[key].revision
         if found is not None:
             node, devices = found
-            _subtract(self._free_on(node, self.view.get(f"node/{node}")), shape.needs | {f"@{name}": 1000 for name in devices})
+            _subtract(self._free_on(node, self.view.get(f"node/{node}")), needs.needs | {f"@{name}": 1000 for name in devices})
             grant = self._grant(key, replica.metadata.tenant)
             if self.rng.randrange(40) == 0:
                 yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
             else:
                 yield Bind(key, at, node, grant, dict.fromkeys(devices, 1000))
         elif replica.spec.priority > 0:
-            yield from self._preempt(key, replica, shape)
+            yield from self._preempt(key, replica, needs)
 
-    def _find_node(self, shape: ReplicaNeeds, excluded: Collection[str] = ()) -> tuple[str, list[str]] | None:
-        nodes = [key for key, seen in self.view.of_kind("node/") if seen.obj.status.health is NodeHealth.READY]
+    def _find_node(self, needs: ReplicaNeeds, excluded: Collection[str] = ()) -> tuple[str, list[str]] | None:
+        nodes = [key for key, row in self.view.of_kind("node/") if row.obj.status.health is NodeHealth.READY]
         for key in self.rng.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(key)
             name = node.metadata.name
             if node.spec.draining or node.spec.unschedulable or name in excluded:
                 continue
             free = self._free_on(name, node)
-            devices = self._devices(node, shape, free)
-            if devices is not None and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+            devices = self._devices(node, needs, free)
+            if devices is not None and all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
                 return name, devices
         return None
 
-    def _devices(self, node: Node, shape: ReplicaNeeds, free: dict[str, int]) -> list[str] | None:
+    def _devices(self, node: Node, needs: ReplicaNeeds, free: dict[str, int]) -> list[str] | None:
         found: list[str] = []
-        for kind, count in shape.devices.items():
+        for kind, count in needs.devices.items():
             free_devices = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
             if len(free_devices) < count:
                 return None
@@ -276,9 +278,9 @@ class NaiveScheduler(SimulatedRole):
         """A slice of the parent scope if there is one, sometimes an offer or an emergency budget, else the tenant's own quota;
         never the grant that was just refused.
         """
-        slices, offers, spent = [], [], self._exhausted_grant.pop(key, "")
-        for _, seen in self.view.of_kind("grant/"):
-            grant: Grant = seen.obj
+        slices, offers, exhausted = [], [], self._exhausted_grant.pop(key, "")
+        for _, row in self.view.of_kind("grant/"):
+            grant: Grant = row.obj
             if grant.status.phase is not GrantPhase.LIVE:
                 continue
             if grant.spec.issuer and grant.spec.purpose == "quota" and grant.spec.tenant == tenant:
@@ -288,15 +290,15 @@ class NaiveScheduler(SimulatedRole):
             ):
                 offers.append(grant.metadata.name)
         own = slices or [f"tenant/{tenant}"]
-        choices = [name for name in (offers if self.rng.randrange(4) == 0 else own) if name != spent]
-        return self.rng.choice(choices or [name for name in (*offers, *own) if name != spent] or own)
+        choices = [name for name in (offers if self.rng.randrange(4) == 0 else own) if name != exhausted]
+        return self.rng.choice(choices or [name for name in (*offers, *own) if name != exhausted] or own)
 
     def _similar_nodes(self, name: str, code: Code) -> list[str]:
         """Nodes that would probably be refused for the same reason: policies and spread apply per zone."""
         node: Node | None = self.view.get(f"node/{name}")
         if node is None or code not in (Code.POLICY, Code.SPREAD):
             return [name]
-        return [seen.obj.metadata.name for _, seen in self.view.of_kind("node/") if seen.obj.spec.zone == node.spec.zone]
+        return [row.obj.metadata.name for _, row in self.view.of_kind("node/") if row.obj.spec.zone == node.spec.zone]
 
     def _is_optional_grant(self, grant: str) -> bool:
         """Whether it is an offer or budget, for which quota can be used instead."""
@@ -307,32 +309,32 @@ class NaiveScheduler(SimulatedRole):
         binds = []
         for key in members:
             replica: Replica = self.view.get(key)
-            shape = self._shape(replica)
-            found = self._find_node(shape) if shape is not None else None
-            if shape is None or found is None:
+            needs = self._needs_of(replica)
+            found = self._find_node(needs) if needs is not None else None
+            if needs is None or found is None:
                 continue
             node, devices = found
-            _subtract(self._free_on(node, self.view.get(f"node/{node}")), shape.needs)
+            _subtract(self._free_on(node, self.view.get(f"node/{node}")), needs.needs)
             grant = self._grant(key, replica.metadata.tenant)
             binds.append(Bind(key, self.view.rows[key].revision, node, grant, dict.fromkeys(devices, 1000)))
         if binds:
             yield BindGang(tuple(binds))
 
-    def _preempt(self, key: str, replica: Replica, shape: ReplicaNeeds) -> Iterator[AnyClaim]:
-        nodes = [name for name, seen in self.view.of_kind("node/") if seen.obj.status.health is NodeHealth.READY]
+    def _preempt(self, key: str, replica: Replica, needs: ReplicaNeeds) -> Iterator[AnyClaim]:
+        nodes = [name for name, row in self.view.of_kind("node/") if row.obj.status.health is NodeHealth.READY]
         for name in self.rng.shuffled(nodes)[:_NODES_TRIED_MAX]:
             node: Node = self.view.get(name)
             free = dict(self._free_on(node.metadata.name, node))
             victims: dict[str, int] = {}
             for other in self.view.by_node.get(node.metadata.name, ()):
-                seen = self.view.rows[other]
-                if all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+                row = self.view.rows[other]
+                if all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
                     break
-                theirs = self._shape(seen.obj)
-                if seen.obj.status.phase in _RUNNING_PHASES and seen.obj.spec.priority < replica.spec.priority and theirs:
-                    victims[other] = seen.revision
-                    _subtract(free, {what: -n for what, n in theirs.needs.items()})
-            if victims and not shape.devices and all(free.get(what, 0) >= n for what, n in shape.needs.items()):
+                victim_needs = self._needs_of(row.obj)
+                if row.obj.status.phase in _RUNNING_PHASES and row.obj.spec.priority < replica.spec.priority and victim_needs:
+                    victims[other] = row.revision
+                    _subtract(free, {resource: -n for resource, n in victim_needs.needs.items()})
+            if victims and not needs.devices and all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
                 at, grant = self.view.rows[key].revision, self._grant(key, replica.metadata.tenant)
                 yield Reserve(key, at, node.metadata.name, grant, victims=victims)
                 return
@@ -340,14 +342,14 @@ class NaiveScheduler(SimulatedRole):
     def _reserved(self) -> Iterator[AnyClaim]:
         """Bind reserved replicas whose victims are gone; sometimes cancel a reservation or preempt without need."""
         for key in self.view.by_phase[Phase.RESERVED]:
-            seen = self.view.rows[key]
-            status = seen.obj.status
+            row = self.view.rows[key]
+            status = row.obj.status
             if status.victims and self._delays_use(key):
                 continue
             if self.rng.randrange(150) == 0:
-                yield Move(key, seen.revision, "unreserve", reason="thought better of it")
-            elif not any(self._holds(victim, copy) for victim, copy in status.victims.items()):
-                yield Bind(key, seen.revision, status.node, status.grants[0], status.devices)
+                yield Move(key, row.revision, "unreserve", reason="thought better of it")
+            elif not any(self._holds(victim, attempt) for victim, attempt in status.victims.items()):
+                yield Bind(key, row.revision, status.node, status.grants[0], status.devices)
         for phase in _RUNNING_PHASES:
             for key in self.view.by_phase[phase]:
                 if self.rng.randrange(3_000) == 0 and not self.context.timing.quiet:
@@ -361,9 +363,9 @@ class NaiveScheduler(SimulatedRole):
             self._delayed_until[key] = at, now_ms + slow_ms
         return self._delayed_until[key][1] > now_ms and not self.context.timing.quiet
 
-    def _holds(self, victim: str, copy: str) -> bool:
+    def _holds(self, victim: str, attempt: str) -> bool:
         replica: Replica | None = self.view.get(victim)
-        return replica is not None and still_holds(replica, copy)
+        return replica is not None and still_holds(replica, attempt)
 
 
 def _subtract(free: dict[str, int], needs: dict[str, int]) -> None:

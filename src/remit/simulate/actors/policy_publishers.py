@@ -40,8 +40,8 @@ NARROW_PRIORITY_MAX: Final = 50
 
 def latest_policy(view: WatchCache) -> PolicyRevision | None:
     keys = [key for key, _ in view.of_kind(_REVISION)]
-    found: PolicyRevision | None = view.get(max(keys)) if keys else None
-    return found
+    revision: PolicyRevision | None = view.get(max(keys)) if keys else None
+    return revision
 
 
 class PolicyPublisher(RetryingRole):
@@ -51,7 +51,9 @@ class PolicyPublisher(RetryingRole):
 
     role = Role.POLICY
 
-    def __init__(self, context: RoleContext, *, lease: str = "", region: WatchCache | None = None, mean_beats: int = 40) -> None:
+    def __init__(
+        self, context: RoleContext, *, lease: str = "", region: WatchCache | None = None, mean_beats: int = 40
+    ) -> None:
         super().__init__(context, lease=lease)
         self._region = context.view if region is None else region
         self._mean_ms = mean_beats * context.timing.heartbeat_ms
@@ -79,7 +81,7 @@ class PolicyPublisher(RetryingRole):
 
     def _roll_back(self, number: int) -> Iterator[AnyClaim]:
         """Roll back to one of the last revisions that excluded nothing."""
-        specs = [seen.obj.spec for _, seen in self.view.of_kind(_REVISION)]
+        specs = [row.obj.spec for _, row in self.view.of_kind(_REVISION)]
         allowed = [
             spec.number for spec in specs if number - 8 <= spec.number < number and not _excludes_places(spec.policies.values())
         ]
@@ -90,7 +92,7 @@ class PolicyPublisher(RetryingRole):
         zones = self._zones()
         if not self._excluding or len(zones) < 2:
             return PolicyRule(reason="everything goes anywhere", priority_max=1_000_000_000)
-        tenants = [seen.obj.metadata.name for _, seen in self.view.of_kind("tenant/")]
+        tenants = [row.obj.metadata.name for _, row in self.view.of_kind("tenant/")]
         match = PolicyMatch(tenants=(self.rng.choice(tenants),)) if tenants else PolicyMatch()
         excluded = self.rng.choice(zones)
         allow = PolicyAllow(zones=tuple(zone for zone in zones if zone != excluded))
@@ -98,8 +100,8 @@ class PolicyPublisher(RetryingRole):
         return PolicyRule(match=match, allow=allow, priority_max=NARROW_PRIORITY_MAX, reason=reason)
 
     def _zones(self) -> list[str]:
-        zones = {zone for _, seen in self.view.of_kind("region/") for zone in seen.obj.spec.zones}
-        zones |= {seen.obj.spec.zone for _, seen in self._region.of_kind("node/")}
+        zones = {zone for _, row in self.view.of_kind("region/") for zone in row.obj.spec.zones}
+        zones |= {row.obj.spec.zone for _, row in self._region.of_kind("node/")}
         return sorted(zones)
 
 
@@ -154,8 +156,8 @@ class PolicyAdopter(RetryingRole):
         if above is None or self._reading is None:
             return
         heartbeat_ms = self.context.timing.heartbeat_ms
-        beats = LAPSE_BEATS if self.rng.randrange(12) == 0 and not self.context.timing.quiet else RENEW_BEATS
-        self._next_ms = self.world.clock.now_ms() + beats * heartbeat_ms // 2 + self.rng.jitter_ms(beats * heartbeat_ms // 2)
+        heartbeats = LAPSE_BEATS if self.rng.randrange(12) == 0 and not self.context.timing.quiet else RENEW_BEATS
+        self._next_ms = self.world.clock.now_ms() + heartbeats * heartbeat_ms // 2 + self.rng.jitter_ms(heartbeats * heartbeat_ms // 2)
         ttl = Duration(TTL_BEATS * heartbeat_ms)
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)
 

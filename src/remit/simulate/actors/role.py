@@ -183,12 +183,12 @@ class RecordedEndpoint:
             self._observer.lease_renewed(self._client_name, self._scope, actor.lease, actor.epoch, sent_s)
         return renewed
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         sent_s = self._loop.time()
-        renewed = await self._endpoint.heartbeat(beats)
-        for beat, renewed_here in zip(beats, renewed, strict=False):
+        renewed = await self._endpoint.heartbeat(heartbeats)
+        for heartbeat, renewed_here in zip(heartbeats, renewed, strict=False):
             if renewed_here:
-                self._observer.lease_renewed(self._client_name, self._scope, beat.actor.lease, beat.actor.epoch, sent_s)
+                self._observer.lease_renewed(self._client_name, self._scope, heartbeat.actor.lease, heartbeat.actor.epoch, sent_s)
         return renewed
 
     async def heartbeat_ages(self) -> HeartbeatReport:
@@ -232,11 +232,11 @@ class RoleContext:
             process.port(store, observer=True),
             process.port(store),
             process.world,
-            self.observed,
+            self.report_observed,
             idle_ms=5 * timing.heartbeat_ms,
         )
 
-    def observed(self, incarnation: str, revision: int) -> None:
+    def report_observed(self, incarnation: str, revision: int) -> None:
         self.observer.revision_observed(self.process.name, self.scope, incarnation, revision)
 
     def report_abandoned(self, error: RetriesExhausted) -> None:
@@ -244,8 +244,8 @@ class RoleContext:
             self.observer.operation_abandoned(self.process.name, self.scope, operation)
 
     def client(self, actor: Actor) -> AuthorityClient:
-        chance = self.world.randomness
-        names = chance.shuffled(self.servers)
+        randomness = self.world.randomness
+        names = randomness.shuffled(self.servers)
         endpoints = {
             name: RecordedEndpoint(EndpointStub(self.world.link, name), self.process, self.scope, self.observer)
             for name in names

@@ -154,7 +154,9 @@ class Users:
             await self._random_action()
 
     async def _random_action(self) -> None:
-        own_workloads = [seen.obj for key, seen in self.context.view.of_kind("workload/") if not key.startswith("workload/meddler/")]
+        own_workloads = [
+            row.obj for key, row in self.context.view.of_kind("workload/") if not key.startswith("workload/meddler/")
+        ]
         existing = [workload for workload in own_workloads if not workload.metadata.deleting]
         draw = self.rng.randrange(100) - self.load.deletes
         if len(existing) > self.load.standing_max or (draw < 0 and len(existing) > 3):
@@ -202,7 +204,7 @@ class Users:
 
     async def _operator_action(self) -> None:
         view = self.context.view
-        nodes = [seen.obj for key, seen in view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
+        nodes = [row.obj for key, row in view.of_kind("node/") if not key.startswith(NODE_PREFIX)]
         draw = self.rng.randrange(3)
         if draw == 0 and not self.has_parent:
             await self.submit(Apply(self._tenant(self.rng.choice(TENANTS), 40 + self.rng.randrange(60))), operator=True)
@@ -225,15 +227,15 @@ class Users:
             await self.submit(Delete("Override", rng.choice(existing)), operator=True)
             return
         work = [key.removeprefix("workload/") for key, _ in self.context.view.of_kind("workload/")]
-        tenant, place = rng.choice(TENANTS), f"{scope}-{rng.choice('abc')}"
+        tenant, zone = rng.choice(TENANTS), f"{scope}-{rng.choice('abc')}"
         override_scope: dict[str, tuple[str, ...]] = {"tenants": (tenant,)}
         if work and rng.randrange(2):
             override_scope = {"workloads": (rng.choice(work),)}
         effect: OverrideEffect = rng.choice(("avoid", "pin", "pause-expansion", "boost"))
         if effect == "avoid":
-            override_scope = {"zones": (place,)}
+            override_scope = {"zones": (zone,)}
         elif effect == "pin":
-            override_scope["zones"] = (place,)
+            override_scope["zones"] = (zone,)
         self.overridden += 1
         spec = OverrideSpec(
             effect=effect,
@@ -324,8 +326,7 @@ class Users:
         return Workload(metadata=Metadata(name=name, tenant=tenant, labels={"app": name}), spec=spec)
 
     def _service_template(self, template: Template) -> Template:
-        """A template for services: restarted within its attempt after a backoff; some of them listen on a port and have probes.
-        """
+        """A template for services: restarted within its attempt after a backoff; some listen on a port and have probes."""
         rng, heartbeat_ms = self.rng, self.context.timing.heartbeat_ms
         if self.load.reads:
             template = replace(template, configs=(Mount(name=SETTINGS, path="settings"),))

@@ -1,6 +1,6 @@
 """Safety: nodes, devices, ledgers, gangs, constraints.
 
-Nodes, devices, ledgers, gangs, constraints. No phases here.
+Phases and leases are checked in transition_checks.py.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def node_sums_never_rise_above_capacity(step: Step) -> Found:
         if n <= before:
             continue
         if node not in history.capacity:
-            yield f"node/{node}", f"there is no node {node}, and replicas hold {n} {name} on it"
+            yield f"node/{node}", f"replicas hold {n} {name} on node {node}, which does not exist"
             continue
         limit = max(history.capacity[node].get(name, 0), step.nodes_before.get(node, {}).get(name, 0))
         if n > limit:
-            yield f"node/{node}", f"{name} rose from {before} to {n}, of {limit}; {_holders(step, node, name)}"
+            yield f"node/{node}", f"{name} rose from {before} to {n}, limit {limit}; {_holders(step, node, name)}"
     for node in step.nodes_before:
         if node not in history.capacity and (left := [key for key, p in history.sums.postings.items() if p.node == node]):
-            yield f"node/{node}", f"it went while {left} hold room on it"
+            yield f"node/{node}", f"the node was removed while {left} hold capacity on it"
 
 
 def _holders(step: Step, node: str, name: str) -> str:
-    """Whose stories to read next: those that this commit moved come first."""
+    """Return some holders, those that this commit changed first, to show whose history to read next."""
     postings = step.history.sums.postings.items()
     holders = sorted((key not in step.changed, key) for key, held in postings if held.node == node and held.on_node.get(name))
     told = [key for _, key in holders[:HOLDERS_TOLD]]
@@ -65,7 +65,9 @@ def _holders(step: Step, node: str, name: str) -> str:
 
 @promise("S4")
 def ledgers_never_rise_above_amount(step: Step) -> Found:
-    """Drawn and granted on. A restore counts all that was lent as used, and a voucher is believed: both may lift a sum."""
+    """Charges and sub-grants of a ledger stay within its amount. A restore counts everything granted on as used, and confirmed
+    holdings are accepted as reported: both may raise a sum.
+    """
     if step.doubting or any(entry.did == "vouch" for entry in step.accepted):
         return
     history, sums = step.history, step.history.sums
@@ -73,18 +75,20 @@ def ledgers_never_rise_above_amount(step: Step) -> Found:
         n = sums.taken(ledger, name)
         key = ledger if ledger.startswith("tenant/") else f"grant/{ledger}"
         if (ledger, name) in sums.used and ledger not in history.limits:
-            yield key, f"{n} {name} is charged to {ledger}, which is not there"
+            yield key, f"{n} {name} is charged to ledger {ledger}, which does not exist"
         limit = max(history.limits.get(ledger, {}).get(name, 0), step.ledgers_before.get(ledger, {}).get(name, 0))
         if n > limit and n > before and ledger in history.limits:
-            yield key, f"{name} of {ledger} rose from {before} to {n}, of {limit}"
+            yield key, f"{name} of {ledger} rose from {before} to {n}, limit {limit}"
     for ledger in step.ledgers_before:
         if ledger not in history.limits and (left := [name for at, name in sums.used if at == ledger]):
-            yield ledger, f"it went while {left} of it are drawn"
+            yield ledger, f"the ledger was removed while {left} of it are charged"
 
 
 @promise("S4")
 def draws_are_on_ones_own(step: Step) -> Found:
-    """A tenant's work is charged to that tenant, and by a scheduler to what it holds itself or its scope has from another."""
+    """Replicas are charged to their own tenant, and a scheduler charges only grants that it holds or that its scope holds from
+    another.
+    """
     for key, new in step.placed("bound", "reserved"):
         if holds(step.was(key)):
             continue
@@ -95,17 +99,19 @@ def draws_are_on_ones_own(step: Step) -> Found:
             grant = step.was(f"grant/{ledger}") or step.history.row(f"grant/{ledger}")
             spec = {} if grant is None else grant["spec"]
             if grant is None and not ledger.endswith(f"/{tenant}"):  # its quota, or its share of a budget
-                yield key, f"{ledger} is not {tenant}'s"
+                yield key, f"{ledger} does not belong to {tenant}"
             elif spec.get("tenant", "") not in ("", tenant):
-                yield key, f"{ledger} is {spec['tenant']}'s, and not {tenant}'s"
+                yield key, f"{ledger} belongs to {spec['tenant']}, not to {tenant}"
             elif spec and not spec.get("issuer") and spec["holder"] not in hands:
-                yield key, f"{ledger} is held by {spec['holder']}, and {sorted(hands)} drew on it"
+                yield key, f"{ledger} is held by {spec['holder']}, and {sorted(hands)} charged it"
 
 
 @promise("S4")
 def what_is_given_back_is_not_drawn(step: Step) -> Found:
-    """Whoever is told that it has less than others draw may draw on; but nobody gives back, or closes, what is drawn. A reissue
-    after a restore may bring less than is drawn; in one batch with it nothing is told of what was given back.
+    """No holder returns or closes capacity that is charged. A grant may be reduced below what is charged; then charges stay.
+
+    A reissue after a restore may bring less than is charged; grants reissued in the same batch are skipped, because no row
+    shows what was returned in between.
     """
     history = step.history
     reissued = {entry.subject for entry in step.accepted if entry.did == "accept"}
@@ -116,12 +122,12 @@ def what_is_given_back_is_not_drawn(step: Step) -> Found:
         for name, had in before.items():
             has, taken = now.get(name, 0), history.sums.taken(entry.subject, name)
             if has < had and taken > has:
-                yield f"grant/{entry.subject}", f"{entry.did} left {has} {name} of {had}, and {taken} of it are drawn"
+                yield f"grant/{entry.subject}", f"{entry.did} left {has} {name} of {had}, and {taken} of it are charged"
 
 
 @promise("S5")
 def quota_comes_from_quota(step: Step) -> Found:
-    """Draws on a slice are charged to nothing else, so it must be of its tenant's own quota, all the way up."""
+    """Charges on a slice are posted to no other ledger, so a slice must be part of its tenant's own quota, over all levels."""
     grants = step.history.kind("grant")
     changed = {key: (old, new) for key, old, new in step.of_kind("grant")}
     turned = any(old is not None and _sort(old) != _sort(new) for old, new in changed.values())
@@ -135,7 +141,7 @@ def quota_comes_from_quota(step: Step) -> Found:
         above = grants.get(f"grant/{parent}", {}).get("spec")
         of_slice = above is not None and (above.get("purpose", "quota"), above.get("tenant", "")) == ("quota", tenant)
         if parent != f"tenant/{tenant}" and not of_slice:
-            yield key, f"a slice of {tenant}'s quota was carved out of {parent or 'nothing'}: {above}"
+            yield key, f"a slice of the quota of {tenant} was issued from {parent or 'nothing'}: {above}"
 
 
 def _sort(grant: Json) -> Json:
@@ -144,7 +150,7 @@ def _sort(grant: Json) -> Json:
 
 @promise("S18")
 def hard_constraints_hold_at_the_bind(step: Step) -> Found:
-    """Judged on what stands after the batch: exact if nothing later in the batch could have changed it."""
+    """Evaluated on the state after the batch: exact if nothing later in the batch could have changed it."""
     bound = dict(step.placed("bound"))
     if not bound:
         return
@@ -159,13 +165,13 @@ def hard_constraints_hold_at_the_bind(step: Step) -> Found:
         node = new["status"]["node"]
         site, shape = history.sites.get(node), history.shape(new)
         if site is None or shape is None:
-            yield key, f"there is no node {node}" if site is None else "it has no generation"
+            yield key, f"node {node} does not exist" if site is None else "the replica has no generation"
             return
         if why := barred(shape, site, history.policy):
             yield key, f"bound to {node}: {why}"
         row = history.row(f"node/{node}")
         if health_of(row) != "ready" or not is_open(row):
-            yield key, f"bound to {node}, which takes no new work: {row.get('status')} {row['spec']}"
+            yield key, f"bound to {node}, which accepts no new work: {row.get('status')} {row['spec']}"
         if not freed and (why := towards_others(history, shape, site, spread=exact)):
             yield key, f"bound to {node}: {why}"
 
@@ -175,7 +181,7 @@ def devices_are_those_that_were_asked_for(step: Step) -> Found:
     for key, new in step.placed("bound", "reserved"):
         shape, given = step.history.shape(new), new["status"].get("devices") or {}
         if shape is None or not (shape.asks or given) or new["status"]["node"] in step.nodes_before:
-            continue  # the last: a node that changed in this batch may have had other devices at the bind
+            continue  # a node that changed in this batch may have had other devices at the time of the bind
         row = step.history.row(f"node/{new['status']['node']}") or {"spec": {}}
         known = {device["name"]: device for device in row["spec"].get("devices", ())}
         charged = {name: n for name, n in shape.charge.items() if name.startswith("devices/") and n}
@@ -190,38 +196,40 @@ def devices_are_those_that_were_asked_for(step: Step) -> Found:
             if models and all(a.get("models") for a in shape.asks) and known.get(name, {}).get("model") not in models
         ]
         if held != charged or odd:
-            yield key, f"asked for {shape.asks}, and was given {given} of {sorted(known)}"
+            yield key, f"requested {shape.asks}, got {given} of {sorted(known)}"
 
 
 @promise("S18")
 def nothing_is_placed_for_what_goes(step: Step) -> Found:
-    """A workload that is being deleted, before the batch and after it, is given no more room."""
+    """A workload that is being deleted, before the batch and after it, gets no more capacity."""
     for key, new in step.placed("bound", "reserved"):
         if holds(step.was(key)):
             continue
         owner = owner_of(new)
         both = step.was(owner), step.history.row(owner)
         if all(row is not None and row["metadata"].get("deleting") for row in both):
-            yield key, f"it was placed, and {owner} is being deleted"
+            yield key, f"it was placed although {owner} is being deleted"
 
 
 @promise("S18")
 def victims_rank_lower(step: Step) -> Found:
-    """Room is taken from those who rank below, on the node where it is needed, and by those who may."""
+    """Preemption takes capacity only from replicas of lower priority, on the node where it is needed, and only if the class may
+    preempt.
+    """
     for key, new in step.placed("reserved"):
         rank = new["spec"].get("priority", 0)
         if new["status"].get("victims") and not _preempts(step, new):
-            yield key, "those of its class take nobody's place"
+            yield key, "its priority class may not preempt"
         for victim in new["status"].get("victims", {}):
             found = step.was(victim) or step.history.row(victim)
             if found is None or found["spec"].get("priority", 0) >= rank:
-                yield key, f"{victim} ranks {found and found['spec'].get('priority', 0)}, not below {rank}"
+                yield key, f"{victim} has priority {found and found['spec'].get('priority', 0)}, not below {rank}"
             elif found["status"].get("node") != new["status"]["node"]:
-                yield key, f"{victim} is on {found['status'].get('node')}, and room is needed on {new['status']['node']}"
+                yield key, f"{victim} is on {found['status'].get('node')}, and capacity is needed on {new['status']['node']}"
 
 
 def _preempts(step: Step, replica: Json) -> bool:
-    """Before the batch, or after it: both may have been in force when it was decided."""
+    """Whether its class may preempt, before the batch or after it: either may have been in force at the decision."""
     owner = owner_of(replica)
     for workload in (step.was(owner), step.history.row(owner)):
         named = "" if workload is None else workload["spec"].get("priorityClass", "")
@@ -238,11 +246,11 @@ def policy_in_force_is_recorded_and_alive(step: Step) -> Found:
         latest = [step.policy_before, step.history.policy]
         numbers = [0 if one is None else one["number"] for one in latest]
         if not min(numbers) <= new["status"].get("policy", 0) <= max(numbers):
-            yield key, f"placed under policy {new['status'].get('policy', 0)}; {numbers} is in force"
+            yield key, f"placed under policy {new['status'].get('policy', 0)}; in force is {numbers}"
         if not any(_in_force(one, stand.boot, stand.decided_ms) for one in latest):
-            yield key, f"placed under policy {numbers}, past its lease at {stand.decided_ms} on {stand.boot}"
+            yield key, f"placed under policy {numbers} after its lease expired, at {stand.decided_ms} on {stand.boot}"
         elif not any(_in_force(one, stand.boot, stand.applied_ms) for one in latest):
-            yield key, f"{UNDECIDED} a policy's lease ran out between a decision under it and its commit"
+            yield key, f"{UNDECIDED} a policy's lease expired between a decision under it and its commit"
 
 
 def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
@@ -252,7 +260,7 @@ def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
 
 @promise("S18")
 def nothing_fenced_is_placed_before_all_nodes_reported(step: Step) -> Found:
-    """After a restore: what was pending in the backup may be running on a node that has not been heard since."""
+    """After a restore, work that was pending in the backup may be running on a node that has not reported since."""
     unheard = step.history.unheard
     if not unheard:
         return
@@ -277,7 +285,7 @@ def gangs_are_bound_together(step: Step) -> Found:
         members = step.history.members.get(group, {})
         standing = [k for k in members if phase_of(step.was(k)) in RUNS]
         if len(keys) < least and len(standing) < least:
-            yield keys[0], f"{len(keys)} members were bound, {len(standing)} stood, the gang's minimum is {least}"
+            yield keys[0], f"{len(keys)} members were bound and {len(standing)} were running; the gang's minimum is {least}"
 
 
 @promise("S5")
@@ -294,21 +302,21 @@ def reservations_are_committed_once_or_released(step: Step) -> Found:
             if left:
                 yield key, f"bound before its victims {left} were gone"
         if not holds(new) and any(status.get(name) for name in ("devices", "grants", "victims")):
-            yield key, f"holds nothing, and has {status}"
+            yield key, f"holds no capacity, but has {status}"
         if phase_of(new) != "reserved" and status.get("victims"):
-            yield key, f"has victims, but no reservation: {status}"
+            yield key, f"has victims without a reservation: {status}"
 
 
 def _stood(step: Step, victim: str, copy: str) -> bool:
-    """Before the batch and after it that very copy held its room."""
+    """Whether this attempt of the victim held its capacity both before the batch and after it."""
     both = step.was(victim), step.history.row(victim)
     return all(row is not None and holds(row) and copy_of(row) == copy for row in both)
 
 
 @promise("S5")
 def draws_are_on_living_grants(step: Step) -> Found:
-    """Past its term, or closed, or void, nothing is drawn on a grant any more. What a reservation drew before that stays drawn,
-    and is bound as it was made (`reservations_are_committed_once_or_released`).
+    """Nothing is charged to a grant that has expired, or is closed or void. What a reservation charged before stays charged,
+    and is bound as it was reserved (`reservations_are_committed_once_or_released`).
     """
     stand = step.stand
     for key, old, new in step.moves:
@@ -319,25 +327,25 @@ def draws_are_on_living_grants(step: Step) -> Found:
                 continue
             dead = [_dead(step, ledger, stand.decided_ms, before) for before in (True, False)]
             if all(dead):
-                yield key, f"drew on {ledger}: {dead[1]}"
+                yield key, f"charged {ledger}: {dead[1]}"
             elif all(_dead(step, ledger, stand.applied_ms, before) for before in (True, False)):
-                yield key, f"{UNDECIDED} a grant ran out between a draw on it and its commit"
+                yield key, f"{UNDECIDED} a grant expired between a charge on it and its commit"
 
 
 def _rewritten(step: Step, name: str) -> bool:
-    """Was the grant changed more than once in this batch? Then it may have been alive in the middle, which no row tells."""
+    """Whether the grant was changed more than once in this batch. It may have been alive in between, which no row shows."""
     return sum(entry.subject == name for entry in step.accepted) > 1
 
 
 def _dead(step: Step, ledger: str, now_ms: int, before: bool) -> str:
-    """Why nothing may be drawn on it, as it stood before the commit or after; empty if it was alive."""
+    """Return why nothing may be charged to the ledger, as of before or after the commit; empty if it was alive."""
     history, name = step.history, ledger.split("/")[0]
     for _ in range(CHAIN_MAX):
         key = f"grant/{name}"
         grant = step.was(key) if before else history.row(key)
         if grant is None:
-            return f"{name} is not there"
-        # What was just written over may have been older than the reign.
+            return f"{name} does not exist"
+        # The version that was just replaced may be older than the current leader's takeover.
         fresh = before if key in step.changed else history.rows[key][0] < history.seized_at
         if why := grant_is_dead(history, key, grant, step.stand.boot, now_ms, fresh=fresh):
             return why
@@ -345,12 +353,14 @@ def _dead(step: Step, ledger: str, now_ms: int, before: bool) -> str:
         if not parent or parent.startswith("tenant/"):
             return ""
         name = parent
-    return f"{ledger} is handed down over more than {CHAIN_MAX} steps"
+    return f"{ledger} has more than {CHAIN_MAX} levels of parents"
 
 
 def grant_is_dead(history: History, key: str, grant: Json, boot: str, now_ms: int, *, fresh: bool) -> str:
-    """By its own row. What was issued here before this reign (`fresh`) got a full new term at its takeover, which was before
-    the reign's first batch at the latest. What is held from another scope has lapsed on any other boot.
+    """Return why a grant is dead by its own row; empty if it is alive.
+
+    Grants issued here before the current takeover (`fresh`) got a full new term at the takeover, which happened at the
+    latest before the leader's first batch. Grants held from another scope have expired on any other boot.
     """
     status, spec = grant.get("status", {}), grant["spec"]
     if status.get("phase", "live") != "live":
@@ -362,16 +372,16 @@ def grant_is_dead(history: History, key: str, grant: Json, boot: str, now_ms: in
     if not spec.get("issuer") and (fresh or deadline["boot"] != boot):
         takeover = history.first or history.seized
         until = max(until, (takeover.sent_ms if takeover is not None else 0) + milliseconds(spec["ttl"]))
-    return f"{key} ran out at {until} on {deadline['boot']}, and it is {now_ms} on {boot}" if now_ms >= until else ""
+    return f"{key} expired at {until} on {deadline['boot']}, and it is {now_ms} on {boot}" if now_ms >= until else ""
 
 
 @promise("S4")
 def grants_are_held_by_somebody(step: Step) -> Found:
-    """Only its holder draws on a grant: one lent to another scope is drawn on there, never here."""
+    """Only the holder of a grant charges it: a grant issued to another scope is charged there, never here."""
     for key, old, new in step.moves:
         if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
             continue
         for ledger in new["status"].get("grants", ()):
             grant = None if ledger.startswith("tenant/") else step.history.row(f"grant/{ledger.split('/')[0]}")
             if grant is not None and not grant["spec"].get("issuer") and grant["spec"]["holder"].startswith(SCOPE):
-                yield key, f"drew on {ledger}, which {grant['spec']['holder']} holds"
+                yield key, f"charged {ledger}, which {grant['spec']['holder']} holds"

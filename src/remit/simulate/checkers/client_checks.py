@@ -1,13 +1,9 @@
 """Safety: answers against history, cited evidence, monotonic observers.
 
-What observers have seen, against the scope's history.
+Latency of answers is checked in liveness_checks.py, age of evidence in transition_checks.py.
 
-Acknowledgements against outcomes; how long each took: liveness.py.
-
-Revisions of objects, against when each had last changed; ages: conduct.py.
-
-Which revision a claim names stands in no row: a batch tells who did what, and not what was seen before. It is in what was
-asked, and that is known of everything that was answered.
+The revision that a claim cites is in no row: a batch records who did what, but not what was seen before. It is in the
+submitted payload, which is known for everything that was answered.
 """
 
 from __future__ import annotations
@@ -24,24 +20,24 @@ from remit.simulate.checkers.registry import UNDECIDED, Found
 
 UNVIEWED: Final = ("head", MARKER)
 UNVIEWED_KINDS: Final = ("batch/", "event/", "decision/")
-"""What no view keeps: the chain itself, and notes that grow with the run and that nobody decides by."""
+"""Rows that no view stores: the chain itself, and records that grow with the run and that no component decides by."""
 
 
 class Observers:
-    """By name; an observer keeps its name over restarts."""
+    """Positions of observers by name; an observer keeps its name over restarts."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str], tuple[int, int]] = {}
-        """The incarnation, by its place in the scope's history, and the revision."""
+        """The incarnation, by its index in the scope's history, and the revision."""
 
     def observers_never_go_back(self, history: History, observer: str, incarnation: str, revision: int) -> Found:
-        """S10: revisions never go back within an incarnation, nor does anybody return to one that is over."""
+        """S10: revisions never go back within an incarnation, and no observer returns to an earlier incarnation."""
         if incarnation not in history.incarnations:
-            yield observer, f"it saw incarnation {incarnation}, and there was none"
+            yield observer, f"it saw incarnation {incarnation}, which does not exist"
             return
         if revision > history.revision:
-            yield observer, f"it saw revision {revision}, and the last was {history.revision}"
-        # A new incarnation's revisions are past all that were ever used.
+            yield observer, f"it saw revision {revision}, but the latest was {history.revision}"
+        # Revisions of a new incarnation are higher than all earlier ones.
         which = len(history.incarnations) - 1 - history.incarnations[::-1].index(incarnation)
         before = self.seen.get((observer, history.scope), (-1, 0))
         if (which, revision) < before:
@@ -61,15 +57,17 @@ class Observers:
         kinds: tuple[str, ...] = (),
         nodes: frozenset[str] | None = None,
     ) -> Found:
-        """S23: a view at the last revision has exactly the keys that stand, each at its revision. One that is behind may still
-        catch up; `late_ms` is for how long it could have and has not, beyond what is allowed, and None if nobody can say.
+        """S23: a view at the last revision has exactly the existing keys, each at its revision.
+
+        A view that is behind may still catch up; `late_ms` is how far it is past its allowed delay, and None if that is
+        unknown.
         """
         if revision < history.revision:
-            behind = f"{observer} is at revision {revision}, and the last is {history.revision}"
+            behind = f"{observer} is at revision {revision}, and the latest is {history.revision}"
             if late_ms is None or late_ms <= 0:
                 yield observer, f"{UNDECIDED} {behind}"
             else:
-                yield observer, f"{behind}: {late_ms:.0f} ms later than it may be"
+                yield observer, f"{behind}: {late_ms:.0f} ms later than allowed"
             return
         stands = {
             key: at
@@ -79,44 +77,44 @@ class Observers:
         }
         for key in sorted(stands.keys() | rows.keys()):
             if key not in rows:
-                yield key, f"{observer} at revision {revision} does not have it, and it stands since {stands[key]}"
+                yield key, f"{observer} at revision {revision} lacks it; it exists since {stands[key]}"
             elif key not in stands:
-                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, and it is gone"
+                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, but it was deleted"
             elif rows[key] != stands[key]:
-                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, and it stands since {stands[key]}"
+                yield key, f"{observer} at revision {revision} has it as of {rows[key]}, but it changed at {stands[key]}"
 
 
 def behind_since_ms(history: History, revision: int) -> int:
-    """When the first commit came that somebody at this revision has not seen."""
+    """Return when the first commit happened that an observer at this revision has not seen."""
     return history.times[bisect_right(history.times, revision, key=lambda time: time[0])][1]
 
 
 def acknowledged_is_in_history(history: History, operation: str, code: str, number: int, revision: int) -> Found:
-    """S2: nothing acknowledged is lost, but by a restore, which lists it."""
+    """S2: nothing acknowledged is lost, except by a restore, which lists it."""
     if code in NOT_OUTCOMES or (code == "invalid" and not revision):
         return
     said = history.outcomes.get(operation)
     if said is None and operation in history.former:
-        # Answered before a restore, or heard only after it.
+        # Answered before a restore, or received only after it.
         said = history.former[operation]
         if operation not in history.lost:
             history.lost.append(operation)
     if said is None:
-        yield operation, f"it was answered {code or 'accepted'}, and no batch tells of it"
+        yield operation, f"it was answered {code or 'accepted'}, but is in no batch"
         return
-    # To abandon something is answered with that thing's own outcome, which may be older.
+    # Abandoning an operation is answered with the outcome of that operation, which may be older.
     older = operation in history.abandons and revision < said.revision
     if older:
         said = history.outcomes.get(history.abandons[operation], said)
-        older = said.revision > revision  # or that is forgotten
+        older = said.revision > revision  # or that outcome is no longer retained
     if (number, code) != (said.number, said.code) and not older:
-        yield operation, f"it was answered {(number, code, revision)}, and came to {said}"
+        yield operation, f"it was answered {(number, code, revision)}, but had outcome {said}"
     elif revision != said.revision and not older:
-        yield operation, f"it was answered as of {revision}, and came to {said}"
+        yield operation, f"it was answered as of {revision}, but had outcome {said}"
 
 
 def one_answer_per_operation(history: History, operation: str, code: str, number: int, revision: int) -> Found:
-    """S2: the same id, the same answer."""
+    """S2: the same id gets the same answer."""
     if code in NOT_OUTCOMES or (code == "invalid" and not revision) or operation in history.former:
         return
     before = history.acknowledged.setdefault(operation, (code, number))
@@ -125,35 +123,35 @@ def one_answer_per_operation(history: History, operation: str, code: str, number
 
 
 def what_was_seen_is_on_record(history: History, operation: str, code: str, seen: int | None) -> Found:
-    """S22: beside each outcome stands the revision that its asker had decided on."""
+    """S22: each outcome records the revision that its author had decided on."""
     said = history.outcomes.get(operation)
     if seen is None or said is None or code in (*NOT_OUTCOMES, "abandoned", "invalid"):
         return
     if said.seen != seen:
-        yield operation, f"it was asked on revision {seen}, and {said.seen} is on record"
+        yield operation, f"it was decided on revision {seen}, but {said.seen} is recorded"
 
 
 def an_id_stands_for_one_payload(history: History, operation: str, code: str, taken: str) -> Found:
-    """S2: an outcome answers whoever asked for that, and nobody who asks for something else under its id."""
+    """S2: an outcome is returned only for the payload it belongs to, and never for another payload under the same id."""
     said = history.outcomes.get(operation)
     if not taken or said is None or not said.digest or code in (*NOT_OUTCOMES, "abandoned", "invalid"):
         return
     if said.digest != taken:
-        yield operation, f"what was asked has the digest {taken}, and was answered {code or 'accepted'}, which is for {said}"
+        yield operation, f"its payload has the digest {taken}, but it was answered {code or 'accepted'}, the outcome of {said}"
 
 
 TENANTED: Final = ("Workload", "Secret", "Config", "Allotment")
-"""What is declared under the name of its tenant."""
+"""Kinds that belong to a tenant."""
 
 Cited = Iterator[tuple[str, int]]
-"""Keys, and the revision that each was seen at; 0: it was not there."""
+"""Keys with the revision each was seen at; 0 means that it did not exist."""
 
 _decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
 
 
 def cited_evidence_was_true(history: History, operation: str, code: str, number: int, payload: bytes) -> Found:
-    """S16: what is accepted names the last change of each object that it decides on, as of just before its commit; and an
-    agent the attempt that it speaks of.
+    """S16: an accepted operation cites the last change of each object it decides on, as of just before its commit; and an agent
+    cites the attempt it reports on.
     """
     _, role, claim = _decode(payload) if payload and not code else ("", "", {})
     cited = list(cited_by(claim))
@@ -162,18 +160,18 @@ def cited_evidence_was_true(history: History, operation: str, code: str, number:
     said = history.outcomes.get(operation) or history.former.get(operation)
     revisions = history.revisions_in(operation.partition(".")[0])
     if said is None or revisions is None:
-        yield operation, f"{UNDECIDED} {'no batch tells' if said is None else 'no incarnation is known'} of what was answered"
+        yield operation, f"{UNDECIDED} {'no batch contains the operation' if said is None else 'its incarnation is unknown'}"
         return
     wrong = []
     for key, at in cited:
         last = revisions.last_before(key, said.revision)
         if last != at:
-            wrong.append((key, f"{claim['do']} {operation}, of {said.revision}, saw it at {at}; it last changed at {last}"))
+            wrong.append((key, f"{claim['do']} {operation}, at {said.revision}, saw it at {at}; it last changed at {last}"))
     if role == "agent" and claim["do"] == "move":
         seen = history.version(claim["replica"], claim["at"])
         if seen is not None and attempt_of(seen) != claim.get("attempt", 0):
             wrong.append((claim["replica"], f"{operation} is about attempt {claim.get('attempt', 0)}, not {attempt_of(seen)}"))
-    # Of a gang those are left out that have changed since they were seen; the answer is how many were bound.
+    # Gang members that have changed since they were seen are left out; the answer is the number of bound members.
     if claim["do"] != "gang" or number > len(cited) - len(wrong):
         yield from wrong
 

@@ -1,13 +1,8 @@
 """Disruption budgets under preemption, drain, rollout; endpoint withdrawal.
 
-Drains, rollouts, endpoints and what is given up, by what each had seen.
-
-Nobody promises more: a node may fail at the same moment. But whoever acts knows what it has asked for itself in its term.
-
-Judged by what the scheduler had seen, and had asked for itself.
-
-Nobody promises more than that: a node may fail at the same moment, and an operator may drain one. But a scheduler knows what it
-has claimed in its term, and may not take the last copy twice because the first claim does not show yet.
+Each actor is checked by the state at the revision it had seen, less its own actions since. More cannot be required: a node
+may fail at the same moment, and an operator may drain one. But an actor knows what it has claimed in its lease term, and may
+not take the last replica twice because its first claim is not visible yet.
 """
 
 from __future__ import annotations
@@ -26,15 +21,17 @@ TAKES: Final = ("move evict", "move retire")
 
 GIVEN_UP_BURST: Final = 10
 GIVEN_UP_PER_S: Final = 0.1
-"""How many nodes of a zone one holder of the role calls unknown at once, and a second after that."""
+"""How many nodes of a zone one lease holder may mark unknown at once, and per second after that."""
 
 Group = tuple[str, str]
 
 
 @promise("S27")
 def disruption_leaves_enough(step: Step) -> Found:
-    """A drain keeps what a service declares to keep available, and a rollout what it may not miss; each by the counts at the
-    revision that it had seen, less what it took itself since. What is not ready is nothing to keep.
+    """A drain keeps the declared minimum of available replicas, and a rollout at most maxUnavailable below the desired number.
+
+    Both are checked by the counts at the revision the actor had seen, less what it has taken since. Replicas that are not
+    ready do not count.
     """
     history = step.history
     for _, old, new in step.moves:
@@ -53,7 +50,7 @@ def disruption_leaves_enough(step: Step) -> Found:
         there = _at(history.past.up.get(group, []), entry.seen)
         if least and there - unseen - 1 < least:
             why = f"{entry.did} of {entry.id}: {there} were ready at revision {entry.seen}, it has taken {unseen} since"
-            yield entry.subject, f"{why}, and {least} are to stay"
+            yield entry.subject, f"{why}, and {least} must stay"
 
 
 def _at(counts: list[tuple[int, int]], revision: int) -> int:
@@ -62,7 +59,7 @@ def _at(counts: list[tuple[int, int]], revision: int) -> int:
 
 
 def _least(step: Step, entry: Entry, group: Group, replica: Json) -> int:
-    """How many must stay; 0 where nobody can say, or it was meant to go whatever it disrupts."""
+    """Return how many must stay ready; 0 if that is unknown, or if the drain is forced."""
     workload = step.history.row(f"workload/{group[0]}/{group[1]}")
     if workload is None or workload["metadata"].get("deleting"):
         return 0
@@ -81,7 +78,7 @@ def _least(step: Step, entry: Entry, group: Group, replica: Json) -> int:
 
 @promise("S28")
 def the_last_endpoint_is_not_withdrawn(step: Step) -> Found:
-    """That a node is silent proves nothing: an endpoint that may be dead is better than none."""
+    """The silence of a node proves nothing: an endpoint that may be dead is better than none."""
     for entry in step.accepted:
         if entry.did != "move unserve" or entry.role != "endpoints":
             continue
@@ -95,7 +92,7 @@ def the_last_endpoint_is_not_withdrawn(step: Step) -> Found:
 
 @promise("S17")
 def nodes_are_given_up_one_after_another(step: Step) -> Found:
-    """Of one zone no more become unknown at a time than its rate allows; each holder of the role counts for itself."""
+    """Nodes of one zone become unknown no faster than the rate limit allows; each lease holder is counted separately."""
     history = step.history
     at_ms = 0 if history.latest is None else history.latest[0]
     for key, old, new in step.of_kind("node"):
@@ -108,14 +105,14 @@ def nodes_are_given_up_one_after_another(step: Step) -> Found:
         for index, since_ms in enumerate(times):
             may = GIVEN_UP_BURST + 1 + GIVEN_UP_PER_S * (at_ms - since_ms) / 1000
             if len(times) - index > may:
-                yield key, f"{len(times) - index} nodes of {zone} were given up within {at_ms - since_ms} ms, of {may:.1f}"
+                yield key, f"{len(times) - index} nodes of {zone} were marked unknown within {at_ms - since_ms} ms, limit {may:.1f}"
                 break
 
 
 @promise("S25")
 def preemption_leaves_enough(step: Step) -> Found:
-    """Of a workload that declares a minimum as many run, by what the claim has seen, less all that its claimant has preempted
-    since. Those who explain nothing are not asked: they guess.
+    """Preemption leaves the declared minimum of a workload running, by the revision the claim has seen, less what its scheduler
+    has preempted since. Schedulers that record no decisions are not checked.
     """
     history = step.history
     for _, old, new in step.moves:
@@ -148,11 +145,11 @@ def _enough(history: History, step: Step, entry: Entry, group: Group, count: int
     there = counts[at - 1][1] if at else 0
     if least and there - unseen - count < least:
         why = f"{entry.id} takes {count} of {'/'.join(group)}, of which {there} ran at revision {entry.seen}"
-        yield entry.subject, f"{why}; its claimant has taken {unseen} since, and {least} are to stay"
+        yield entry.subject, f"{why}; its scheduler has taken {unseen} since, and {least} must stay"
 
 
 def _declared(history: History, group: Group, revision: int) -> int:
-    """The most that any generation of it which stood at this revision, and stands, wants to keep."""
+    """Return the highest minAvailable of the workload's generations that existed at this revision and still exist."""
     prefix = f"generation/{group[0]}/{group[1]}/"
     found = 0
     for key, content in history.kind("generation").items():

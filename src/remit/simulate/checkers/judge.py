@@ -1,10 +1,9 @@
 """Runs all checks of a run and collects violations.
 
-One judge a run: it is told what happened, and writes down what was broken.
+There is one judge per run. The simulation reports every commit, answer and process to it. Violations are recorded and never
+raised into the caller; only an error in the checker's own sums is raised, because that is a bug of this package.
 
-Nothing that it finds is raised into whoever tells it; only its own miscounting is, since that would be a bug of these pages.
-
-Names alone; what is not judged yet has its reason here.
+At the end of the module: the checks that run at events other than commits, and the properties that are not checked yet.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from remit.simulate.checkers.registry import PROMISES, UNDECIDED, Found, Violati
 __all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
 
 RECOUNT_EVERY: Final = 200
-"""Commits of a scope between two countings from scratch."""
+"""Commits of a scope between two comparisons of the incremental sums with sums from scratch."""
 
 VIOLATIONS_MAX: Final = 100
 COMMIT_CHECKS: Final = (quota_checks, transition_checks, capacity_checks, scheduler_checks, disruption_checks)
@@ -42,7 +41,7 @@ COMMIT_CHECKS: Final = (quota_checks, transition_checks, capacity_checks, schedu
 
 
 class Judge:
-    """`on_violation` is called at the first one, and may stop the run."""
+    """Receives the events of a run. `on_violation` is called at the first violation and may stop the run."""
 
     def __init__(self, now_ms: Callable[[], int], bounds: Bounds = Bounds()) -> None:
         self.now_ms = now_ms
@@ -53,9 +52,9 @@ class Judge:
         self.edges_seen: dict[tuple[str | None, str | None, str], int] = {}
         self.codes_seen: dict[str, int] = {}
         self.reasons_seen: dict[str, int] = {}
-        """Why schedulers said that something waits."""
+        """How often schedulers recorded each reason for pending work."""
         self.marks: dict[str, int] = {}
-        """Accepted deeds by name, such as `bind` and `move start`."""
+        """Accepted operations by name, such as `bind` and `move start`."""
         self.letters = Letters(self.histories)
         self.observers = Observers()
         self.sights = Sights()
@@ -74,7 +73,7 @@ class Judge:
 
     @property
     def lost(self) -> dict[str, list[str]]:
-        """By scope: what was acknowledged, and a restore has lost."""
+        """Acknowledged operations that a restore has lost, by scope."""
         return {scope: history.lost for scope, history in self.histories.items() if history.lost}
 
     # -- commits -----------------------------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ class Judge:
     def applied(
         self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand
     ) -> Step:
-        """A scope's store applied one commit."""
+        """Apply one commit of a scope's store and run the commit checks."""
         history = self.history(scope)
         step = history.apply(puts, deletes, revision, stand, self.now_ms())
         self._count(step)
@@ -126,11 +125,11 @@ class Judge:
                 self.edges_seen[edge] = self.edges_seen.get(edge, 0) + 1
 
     def _recount(self, history: History) -> None:
-        if not self.violations:  # rows that break promises may not even add up
+        if not self.violations:  # rows that violate a property may not add up
             history.sums.compare(history.rows)
 
     def restored(self, scope: str, rows: Sequence[tuple[str, bytes, int]], revision: int) -> None:
-        """A scope's store was replaced by a backup; `rows` include the reborn head."""
+        """Replace a scope's state by a backup; `rows` include the new head."""
         history = self.history(scope)
         history.restore(rows, revision, self.now_ms())
         waiting = [key for key, replica in history.kind("replica").items() if phase_of(replica) == "pending"]
@@ -140,7 +139,7 @@ class Judge:
     # -- clients and observers ---------------------------------------------------------------------------------------
 
     def asked(self, scope: str, operation: str) -> None:
-        """A client sent it, for the first time."""
+        """Record that a client sent an operation for the first time."""
         self.liveness.asked(scope, operation)
 
     def answered(
@@ -154,8 +153,8 @@ class Judge:
         payload: bytes = b"",
         seen: int | None = None,
     ) -> None:
-        """A client heard a verdict; an empty code means accepted. `payload` is what it had asked, `taken` the digest of that,
-        and `seen` the revision that it had decided on, if known.
+        """Check a verdict that a client received; an empty code means accepted. `payload` is what the client submitted, `taken`
+        its digest, and `seen` the revision the client decided on, if known.
         """
         history = self.history(scope)
         said = operation, code, number, revision
@@ -175,12 +174,12 @@ class Judge:
         self._late(scope, operation)
 
     def claimed(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
-        """The holder of a scheduler's lease asked this, on what it had seen at a revision; whatever came of it."""
+        """Check a claim by the holder of a scheduler's lease against the revision it was decided on, whatever the verdict."""
         found = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
         self._note("claims_fit_what_was_seen", "S26", scope, found)
 
     def gave_up(self, scope: str, operation: str) -> None:
-        """The client ended without an answer: whether it happened is for the history to tell."""
+        """Record that a client stopped waiting for an answer. Only the history shows whether the operation was applied."""
         self._late(scope, operation)
 
     def _late(self, scope: str, operation: str) -> None:
@@ -188,12 +187,12 @@ class Judge:
             self._waited("calls_are_answered", "L14", waiting)
 
     def renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
-        """A holder heard that its lease goes on; it had asked at `sent_ms`, in virtual time."""
+        """Record that a holder's renewal succeeded; the holder had sent it at `sent_ms`, in virtual time."""
         self.history(scope).renew(lease, epoch, sent_ms)
         self.runs.renew(scope, lease, sent_ms)
 
     def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
-        """An observer, by a name that survives its restarts, saw a scope at a revision."""
+        """Record that an observer saw a scope at a revision. The observer's name survives its restarts."""
         found = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
         self._note("observers_never_go_back", "S10", scope, found)
 
@@ -207,9 +206,10 @@ class Judge:
         wrong: Sequence[str] = (),
         nodes: frozenset[str] | None = None,
     ) -> None:
-        """What a living observer's copy of a scope shows as the run ends: the revision that it stands at, and that of each key,
-        of the `kinds` that it keeps, or of all; and which of its sums it finds `wrong` itself. A new incarnation's revisions
-        are past all that were ever used, so one that has not seen it is behind. `nodes`: it keeps only what is there.
+        """Check an observer's copy of a scope at the end of the run: its revision, and the revision of each key of the `kinds`
+        that it stores, or of all kinds. `wrong` lists the sums that the observer itself found wrong. With `nodes`, it stores
+        only replicas on these nodes. Revisions of a new incarnation are higher than all earlier ones, so an observer that
+        has not seen it is behind.
         """
         history, core, late_ms = self.history(scope), self.liveness.core, None
         if core is not None and revision < history.revision:
@@ -220,13 +220,13 @@ class Judge:
         self._note("views_show_what_stands", "S23", scope, found)
         self._note("views_show_what_stands", "S23", scope, ((observer, why) for why in wrong))
 
-    # -- what runs ---------------------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------------------------
 
     def started(
         self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int, *, unrecorded: bool = False
     ) -> None:
-        """The runner of a node has started a process; `replica` is the row's key, with or without its kind. `unrecorded`: the
-        machine's disk takes nothing just now.
+        """Record that a node's runner started a process; `replica` is the row's key, with or without its kind. `unrecorded`
+        means that the machine's disk could not record the start.
         """
         key = replica if replica.startswith("replica/") else f"replica/{replica}"
         process = Process(scope, (key, uid, attempt), node, pid, self.now_ms())
@@ -237,7 +237,7 @@ class Judge:
         self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
 
     def told_to_end(self, node: str, pid: int, by: str) -> None:
-        """Somebody on the machine asked the process to end, and has it killed if it does not."""
+        """Record that a component of the machine asked the process to stop; it is killed if it does not."""
         process = self.runs.tell(node, pid, by)
         if process is not None:
             found = self.runs.what_is_ordered_is_not_stopped(process, by)
@@ -249,11 +249,11 @@ class Judge:
     # -- liveness ----------------------------------------------------------------------------------------------------
 
     def heal(self, core: Core) -> None:
-        """The faults have ended, but outside this core: from here on work must move on."""
+        """Faults have ended except outside this core: from here on work must make progress."""
         self.liveness.heal(core)
 
     def tick(self) -> None:
-        """About every second of virtual time since `heal`."""
+        """Run the liveness checks; called about every second of virtual time after `heal`."""
         for check, property_, waiting in self.liveness.tick():
             self._waited(check, property_, waiting)
 
@@ -263,7 +263,7 @@ class Judge:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
-        """The run is over: what can only be judged at the end, and every sum once more from scratch."""
+        """Run the checks that need the complete run, and compare every sum once more with one from scratch."""
         for scope in self.histories:
             self._note("intervals_are_disjoint", "S8", scope, self.runs.intervals_are_disjoint(scope))
         for check, property_, waiting in self.liveness.conclude():
@@ -278,8 +278,8 @@ class Judge:
             self._recount(history)
 
     def story(self, scope: str, key: str) -> str:
-        """The life of one object, for people."""
-        lines = [f"the story of {key} in {scope}:", *self.history(scope).retell(key)]
+        """Return the history of one object as text for people."""
+        lines = [f"history of {key} in {scope}:", *self.history(scope).retell(key)]
         lines += self.runs.retell(scope, key)
         return "\n".join(lines)
 
@@ -322,7 +322,7 @@ BESIDE: Final[dict[str, str]] = {
     "refusals_back_off": "L10",
     "calls_are_answered": "L14",
 }
-"""What is asked neither of every commit nor at every look: of answers, of processes, of views, and as a run ends."""
+"""Checks that run neither at commits nor at ticks: on answers, processes and views, and at the end of a run."""
 
 NOT_YET: Final[dict[str, str]] = {
     "S11": "schedules",
@@ -332,11 +332,11 @@ NOT_YET: Final[dict[str, str]] = {
     "L11": "the API server",
     "L12": "the API server",
 }
-"""What a promise needs before it can be judged."""
+"""Properties that are not checked yet, and what each needs first."""
 
 
 def judged() -> dict[str, list[str]]:
-    """By promise, the names of its checks in order."""
+    """Return the names of the checks of each property, in order."""
     found: dict[str, list[str]] = {}
     named = [(one.property, name) for name, one in PROMISES.items()]
     named += [(property_, name) for name, (property_, _) in LOOKS.items()]

@@ -1,9 +1,8 @@
 """Liveness within bounds after faults end.
 
-What still waits past its bound, inside a healthy core; safety is not asked.
-
-Every look answers what waits *now*, and this page remembers since when it has waited at every look (`tick`) without a break.
-What the history does not suffice to decide is answered with a reason, never passed over.
+Each check yields what is waiting *now* inside a healthy core. This module tracks since when each item has been waiting
+without a break over successive ticks, and reports items past their bound. A check that the history cannot decide yields a
+reason; it is never skipped silently. Safety is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -29,20 +28,22 @@ from remit.simulate.checkers.reference.lifecycle import HOUSED, MASS_SILENCE
 from remit.simulate.checkers.reference.rows import Shape, attempt_of, health_of, owner_of, phase_of
 
 HEALTH_CHANGES: Final = 6
-"""How often a node that is well may be called something else within `health_window_ms`."""
+"""How often the health of a healthy node may change within `health_window_ms`."""
 
 MEDDLER: Final = "meddler"
-"""The tenant of somebody who undoes what controllers do."""
+"""Tenant of the adversary, which undoes what controllers do."""
 
 
 class Core(NamedTuple):
-    """What is healthy from `since_ms` on, in virtual time. `silent` are nodes that nothing is heard of for the rest of the run;
-    a node that is in neither is not judged. `calm`: nobody asks for anything new, so writes must cease.
+    """The healthy part of the system from `since_ms` on, in virtual time.
+
+    `silent` are nodes that stay unreachable for the rest of the run; nodes in neither set are not checked. `calm` means that
+    no new work is requested, so writes must cease.
     """
 
     scopes: frozenset[str]
     nodes: Mapping[str, frozenset[str]]
-    """By scope."""
+    """Healthy nodes, by scope."""
     roles: frozenset[str]
     since_ms: int
     silent: Mapping[str, frozenset[str]] = {}
@@ -50,16 +51,16 @@ class Core(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """FAULTS.md section 2. `pace` stretches them all for scenarios whose beat is longer than two seconds."""
+    """The bounds of FAULTS.md section 2. `pace` scales all of them for scenarios with a heartbeat longer than two seconds."""
 
     pace: float = 1.0
     bound_ms: int = 60_000
     bound_soon_ms: int = 5_000
-    """At the 99th percentile, while work is asked for and nothing is broken."""
+    """Bound of the 99th percentile, while work is requested and nothing is broken."""
     tried_ms: int = 60_000
     reason_ms: int = 5_000
     told_slack_ms: int = 5_000
-    """What was tried stands in the store a little later."""
+    """Additional time until an attempt is recorded in the store."""
     reservation_ms: int = 120_000
     grant_ms: int = 120_000
     orphan_ms: int = 120_000
@@ -79,11 +80,11 @@ class Bounds(NamedTuple):
     beat_ms: int = 2_000
     call_ms: int = 10_000
     call_slack_ms: int = 1_000
-    """The asker's clock may be slow, and what it gives up it says a turn later."""
+    """Allowance for a slow clock of the client, and for the delay until it reports that it stopped waiting."""
 
 
 class Waiting(NamedTuple):
-    """Something that waits, and for how long it may; below zero if it has waited too long already."""
+    """An item that is waiting, and how long it may; a negative bound means that it has already waited too long."""
 
     scope: str
     key: str
@@ -104,7 +105,7 @@ def look(property_: str) -> Callable[[Look], Look]:
 
 
 class Liveness:
-    """Begins to look when the core is named (`heal`)."""
+    """Runs the liveness checks, from when a healthy core is set (`heal`)."""
 
     def __init__(self, histories: Mapping[str, History], runs: Runs, now_ms: Callable[[], int], bounds: Bounds) -> None:
         self.histories, self.runs, self.now_ms, self.bounds = histories, runs, now_ms, bounds
@@ -116,14 +117,14 @@ class Liveness:
         self.quiet: dict[str, Quiet] = {}
         self.calls: dict[tuple[str, str], int] = {}
         self.healths: dict[tuple[str, str], list[int]] = {}
-        """By scope and node: when its health changed."""
+        """Times at which a node's health changed, by scope and node."""
         self.waits: dict[str, Waits] = {}
-        """By scope: how long work waited that could be placed."""
+        """Waiting times of placeable work, by scope."""
         self.tries: dict[str, Tries] = {}
-        """By scope."""
+        """Scheduling attempts, by scope."""
 
     def heal(self, core: Core) -> None:
-        """All of this works from here on. It may be said again, when nobody asks for anything new any more."""
+        """Set the healthy core. It may be set again, when no more new work is requested."""
         if core.calm:
             self._close_waits()
         else:
@@ -135,7 +136,7 @@ class Liveness:
             waits.close(self.now_ms(), self.bounds.bound_soon_ms * self.bounds.pace)
 
     def tick(self) -> Iterator[tuple[str, str, Waiting]]:
-        """Everything that has waited too long by now, once each: check, property, and what waits."""
+        """Yield everything that has waited too long by now, once each: check, property, and the item."""
         core, now = self.core, self.now_ms()
         if core is None:
             return
@@ -155,7 +156,7 @@ class Liveness:
         self.since = {mark: since for mark, since in self.since.items() if mark in seen}
 
     def absorb(self, step: Step, at_ms: int) -> None:
-        """Remember when something went on that a look at rows does not tell."""
+        """Record events that later rows do not show."""
         self.tries.setdefault(step.history.scope, Tries()).absorb(step, at_ms)
         if self.core is not None:
             self.quiet.setdefault(step.history.scope, Quiet()).absorb(step, at_ms)
@@ -170,12 +171,13 @@ class Liveness:
         return bool(nodes) and len(silent) >= MASS_SILENCE * len(nodes)
 
     def conclude(self) -> Iterator[tuple[str, str, Waiting]]:
-        """What is still waiting when the run ends, and was not watched for long enough, is not known to be well."""
+        """Yield what is overdue at the end of the run. Items that were not observed for long enough are recorded as undecided.
+        """
         yield from self.tick()
         now = self.now_ms()
         for (check, scope, key), since in sorted(self.since.items()):
             if (check, scope, key) not in self.told:
-                self.undecided[f"{check} in {scope}: {key} has waited for {now - since} ms when the run ended"] = None
+                self.undecided[f"{check} in {scope}: {key} has been waiting for {now - since} ms at the end of the run"] = None
         if self.core is not None:
             yield from self._is_quiet(self.core, now)
         self._close_waits()
@@ -183,24 +185,24 @@ class Liveness:
             yield from self._is_bound_soon(scope, waits)
 
     def _is_bound_soon(self, scope: str, waits: Waits) -> Iterator[tuple[str, str, Waiting]]:
-        """L1 again: what can be placed is bound, and all but a hundredth of it soon."""
+        """L1: placeable work is bound within a short bound, except for one percent of it."""
         may, late = self.bounds.bound_soon_ms * self.bounds.pace, waits.percentile()
         if late is None:
-            self.undecided[f"work_is_bound_soon in {scope}: {len(waits.ended)} waits were measured, of {WAITS_MIN}"] = None
+            self.undecided[f"work_is_bound_soon in {scope}: {len(waits.ended)} waits were measured, of {WAITS_MIN} needed"] = None
         elif late.ms > may:
             slow = sum(wait.ms > may for wait in waits.ended)
-            why = f"it waited for {late.ms} ms of {may:.0f}, and so did {slow} of {len(waits.ended)} that could be placed"
+            why = f"it waited for {late.ms} ms, bound {may:.0f}, as did {slow} of {len(waits.ended)} placeable replicas"
             yield "work_is_bound_soon", "L1", Waiting(scope, late.key, 0, why)
 
     def _is_quiet(self, core: Core, now: int) -> Iterator[tuple[str, str, Waiting]]:
-        """L10: nobody wants anything new, and nobody goes on as if somebody did."""
+        """L10: without new requests, writes and repeated refusals cease."""
         bounds = self.bounds
         window = bounds.quiet_window_ms * bounds.pace
         for scope, quiet in sorted(self.quiet.items()):
             if scope not in core.scopes:
                 continue
             if not core.calm:
-                self.undecided[f"writes_cease in {scope}: work was still being asked for"] = None
+                self.undecided[f"writes_cease in {scope}: work was still being requested"] = None
             elif now - core.since_ms < bounds.quiet_ms * bounds.pace + window:
                 self.undecided[f"writes_cease in {scope}: the run ended {now - core.since_ms} ms after it was healed"] = None
             else:
@@ -217,7 +219,7 @@ class Liveness:
         self.calls.setdefault((scope, operation), self.now_ms())
 
     def settled(self, scope: str, operation: str) -> Iterator[Waiting]:
-        """L14: answered, or given up; either in time."""
+        """L14: every call is answered or abandoned in time."""
         since = self.calls.pop((scope, operation), None)
         if since is not None:
             yield from self._slow(scope, operation, since)
@@ -229,16 +231,18 @@ class Liveness:
     def _slow(self, scope: str, operation: str, since: int) -> Iterator[Waiting]:
         may = self.bounds.call_ms * self.bounds.pace + self.bounds.call_slack_ms
         if self.now_ms() - since > may:
-            yield Waiting(scope, operation, may, f"neither answered nor given up for {self.now_ms() - since} ms of {may:.0f}")
+            yield Waiting(scope, operation, may, f"neither answered nor abandoned for {self.now_ms() - since} ms, bound {may:.0f}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- the looks
+# ---------------------------------------------------------------------------------------------------------------- checks
 
 
 @look("L1")
 def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Pending, alone, and there is a node in the core that would take it, and quota that covers it. Where there is not room
-    for all of them, whose turn it is is the scheduler's to say: then one of them must be bound, and the wait begins anew.
+    """Pending work outside of gangs is bound if a node in the core would accept it and quota covers it.
+
+    If capacity does not suffice for all of them, the scheduler chooses the order: then one of them must be bound, and the
+    wait starts again.
     """
     if "scheduler" not in core.roles:
         return
@@ -256,8 +260,8 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
         live.waits[history.scope].saw(history, waiting if able else (), now)
     crowd = "" if able else f" ({len(history.homes)} placed)"
     for key, (_, node) in list(waiting.items())[: 1 if crowd else None]:
-        others = f" with {len(waiting) - 1} others, more than there is room for" if crowd else ""
-        why = f"it is pending{others}, and {node} would take it"
+        others = f" with {len(waiting) - 1} others, more than fit" if crowd else ""
+        why = f"it is pending{others}, and {node} would accept it"
         yield Waiting(history.scope, f"{'replica' if crowd else key}{crowd}", live.bounds.bound_ms, why)
 
 
@@ -272,12 +276,12 @@ def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Wait
         if held_back(history, next(iter(alike.values())), live.now_ms()):
             continue
         if not keeps_to_itself(history, shape):
-            live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards others"] = None
+            live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards other replicas"] = None
         elif gang_fits(history, shape, shape.gang, core.nodes.get(history.scope, frozenset()), live.now_ms()):
             able.append(shape.key)
     if able:
-        # One of them: the room may be enough for any, and not for all. What waits is the scope, whichever gang is next.
-        yield Waiting(history.scope, "gangs", live.bounds.gang_ms, f"{able} wait, and there is room for one of them")
+        # The capacity may suffice for any one gang but not for all, so the scope as a whole is waiting, not a particular gang.
+        yield Waiting(history.scope, "gangs", live.bounds.gang_ms, f"{able} are pending, and there is capacity for one of them")
 
 
 def _stands(history: History, shape: Shape) -> int:
@@ -287,7 +291,7 @@ def _stands(history: History, shape: Shape) -> int:
 
 @look("L3")
 def reservations_do_not_leak(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """A reservation whose victims are gone is bound, or given back."""
+    """A reservation whose victims are gone is bound or released."""
     for key, replica in history.replicas("reserved"):
         if not victims_left(history.rows, replica) and "repair" in core.roles:
             yield Waiting(history.scope, key, live.bounds.reservation_ms, f"it is reserved on {replica['status']['node']}")
@@ -295,7 +299,7 @@ def reservations_do_not_leak(live: Liveness, history: History, core: Core) -> It
 
 @look("L4")
 def grants_return(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """What ran out and is held in this scope is closed. What another scope holds is only its own to give back."""
+    """Expired grants held in this scope are closed. Grants held by another scope can only be returned by that scope."""
     if "repair" not in core.roles:
         return
     boot, on_boot = clock(history, live.now_ms())
@@ -305,12 +309,12 @@ def grants_return(live: Liveness, history: History, core: Core) -> Iterator[Wait
             continue
         fresh = history.rows[key][0] < history.seized_at
         if why := grant_is_dead(history, key, grant, boot, on_boot, fresh=fresh):
-            yield Waiting(history.scope, key, live.bounds.grant_ms, f"{why}, and nobody has closed it")
+            yield Waiting(history.scope, key, live.bounds.grant_ms, f"{why}, and it was not closed")
 
 
 @look("L4")
 def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """On a healthy node nothing runs whose attempt is over."""
+    """On a healthy node no process runs whose attempt is over."""
     for process in live.runs.alive.values():
         if process.scope != history.scope or process.node not in core.nodes.get(history.scope, frozenset()):
             continue
@@ -324,12 +328,12 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
         )
         if not current:
             name = f"{key} attempt {attempt} of {uid} on {process.node}"
-            yield Waiting(history.scope, name, live.bounds.orphan_ms, f"process {process.pid} runs on, and its attempt is over")
+            yield Waiting(history.scope, name, live.bounds.orphan_ms, f"process {process.pid} still runs although its attempt is over")
 
 
 @look("L10")
 def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Rows and runner agree, on healthy nodes, before long."""
+    """Rows and running processes agree on healthy nodes before long."""
     nodes = core.nodes.get(history.scope, frozenset())
     for key, replica in history.replicas("running", "ready", "serving"):
         status = replica.get("status", {})
@@ -337,7 +341,7 @@ def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> It
             continue
         copies = live.runs.copies.get((history.scope, key, replica["metadata"]["uid"]), {})
         if not any(p.run[2] == attempt_of(replica) and p.node == status["node"] for p in copies.values()):
-            yield Waiting(history.scope, key, live.bounds.quiet_ms, f"it is {phase_of(replica)}, and no process of it runs")
+            yield Waiting(history.scope, key, live.bounds.quiet_ms, f"it is {phase_of(replica)}, but no process of it runs")
 
 
 @look("L5")
@@ -349,7 +353,7 @@ def silence_is_noticed(live: Liveness, history: History, core: Core) -> Iterator
     for name in sorted(core.silent.get(history.scope, ())):
         row = history.row(f"node/{name}")
         if row is not None and health_of(row) not in noticed:
-            yield Waiting(history.scope, f"node/{name}", may, f"it is silent, and {health_of(row)}")
+            yield Waiting(history.scope, f"node/{name}", may, f"it is silent, but {health_of(row)}")
 
 
 @look("L5")
@@ -359,28 +363,28 @@ def returned_nodes_are_ready(live: Liveness, history: History, core: Core) -> It
     for name in sorted(core.nodes.get(history.scope, ())):
         row = history.row(f"node/{name}")
         if row is not None and health_of(row) != "ready":
-            yield Waiting(history.scope, f"node/{name}", live.bounds.ready_ms, f"it is well, and {health_of(row)}")
+            yield Waiting(history.scope, f"node/{name}", live.bounds.ready_ms, f"it is healthy, but {health_of(row)}")
 
 
 @look("L5")
 def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Or is held by name: while most nodes are silent nothing is given up."""
+    """Unknown replicas are resolved, except during a mass silence, when nothing is declared lost."""
     if "node-lifecycle" not in core.roles:
         return
     well, silent = core.nodes.get(history.scope, frozenset()), core.silent.get(history.scope, frozenset())
     for key, replica in history.replicas("unknown"):
         node, shape = replica["status"].get("node", ""), history.shape(replica)
         if node in silent and live.mass_silence(history.scope, core):
-            live.undecided[f"unknown_resolves in {history.scope}: {key} is held by mass silence"] = None
+            live.undecided[f"unknown_resolves in {history.scope}: {key} is on hold because of a mass silence"] = None
         elif node in well or node in silent:
             lost_after = shape.lost_after_ms if shape is not None and node in silent else 0
             may = lost_after + live.bounds.deletion_ms
-            yield Waiting(history.scope, key, may, f"it is unknown since it was {replica['status'].get('before')} on {node}")
+            yield Waiting(history.scope, key, may, f"it is unknown; before, it was {replica['status'].get('before')} on {node}")
 
 
 @look("L6")
 def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """Within the grace; if a node of it is silent, once that is given up."""
+    """Deletions complete within the stop grace period, or once silent nodes are declared lost."""
     if "workloads" not in core.roles:
         return
     well, silent = core.nodes.get(history.scope, frozenset()), core.silent.get(history.scope, frozenset())
@@ -402,13 +406,14 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
                 may = -1
                 break
         if may >= 0:
-            yield Waiting(history.scope, key, may + live.bounds.deletion_ms, f"it is being deleted, and has {sorted(members)}")
+            yield Waiting(history.scope, key, may + live.bounds.deletion_ms, f"it is being deleted, and still has {sorted(members)}")
 
 
 @look("L10")
 def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """There is a replica for each that is wanted, and of services none more, nor of an older generation that could be spared.
-    Where nothing takes it it waits, but is there. A daemon has as many as there are nodes that take it, which is not judged.
+    """There is a replica for each desired one; services have no surplus and no outdated replicas that could be removed.
+
+    A replica that fits nowhere is pending but exists. Daemons have one replica per eligible node, which is not checked.
     """
     if not core.calm or "workloads" not in core.roles:
         return
@@ -428,8 +433,9 @@ def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Wait
 
 @look("L10")
 def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """A service's replica on a healthy node; jobs are asked by nobody. It may be served and fail its probe between two looks,
-    so it is judged by when its row last changed.
+    """Ready replicas of services on healthy nodes become serving; jobs do not serve.
+
+    A replica may be served and fail its probe between two ticks, so the check uses the time of its row's last change.
     """
     if "endpoints" not in core.roles:
         return
@@ -441,13 +447,13 @@ def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Ite
         if workload is not None and workload["spec"]["type"] == "service" and replica["metadata"]["tenant"] != MEDDLER:
             since = max(core.since_ms, history.stories[key][-1].at_ms)
             if live.now_ms() - since > may:
-                why = f"it is ready on {replica['status']['node']} since {since} ms, and not served"
+                why = f"it is ready on {replica['status']['node']} since {since} ms, but not serving"
                 yield Waiting(history.scope, key, -1, why)
 
 
 @look("L10")
 def health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterator[Waiting]:
-    """What is said of a node that is well settles."""
+    """The recorded health of a healthy node does not keep changing."""
     if not core.calm:
         return
     window_ms = live.bounds.health_window_ms * live.bounds.pace

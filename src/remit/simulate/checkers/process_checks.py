@@ -1,6 +1,6 @@
 """Safety: what ran, when, and was it ordered.
 
-By the record of whoever starts processes; an agent's word counts for nothing here.
+Based on the records of the simulated machines' process runners; reports of agents are not used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remit.simulate.checkers.registry import UNDECIDED, Found
 
 
 class Process(NamedTuple):
-    """One process: where, of what, since when."""
+    """One process: its attempt, its node, and when it started."""
 
     scope: str
     run: Run
@@ -27,7 +27,7 @@ class Process(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Who asked it to end, and when."""
+    """A request to stop a process: the component that sent it, and when."""
 
     by: str
     at_ms: int
@@ -39,28 +39,28 @@ class Lived(NamedTuple):
 
 
 class Runs:
-    """What runs on every node of a run, and what did."""
+    """Running and ended processes of all nodes."""
 
     def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int], sights: Sights | None = None) -> None:
         self.histories, self.now_ms, self.sights = histories, now_ms, sights or Sights()
         self.alive: dict[tuple[str, int], Process] = {}
         self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
-        """What runs, by scope, replica and uid."""
+        """Running processes, by scope, replica and uid."""
         self.past: list[Lived] = []
         self.waived: dict[str, int] = {}
-        """How often a promise did not apply, by why: `eager` work may run twice, what was `restored` may have lost an order to
-        stop, what a probe calls `unwell` is ended to be started again, and what was `unrecorded` by a disk that
-        failed as it was started is found by no keeper that comes after.
+        """How often a check did not apply, by reason: `eager` work may run twice, a scope that was `restored` may have lost an
+        order to stop, a process that is `unwell` by its probe is stopped to be restarted, and one that was `unrecorded`
+        because the disk failed when it was started is not found by a later keeper.
         """
         self.unrecorded: set[tuple[str, int]] = set()
-        """Processes that were started while the machine's disk took nothing."""
+        """Processes that were started while the machine's disk was failing."""
         self.told: dict[tuple[str, int], list[Asked]] = {}
-        """Processes that were asked to end."""
+        """Requests to stop, by process."""
         self.renewals: dict[tuple[str, str], int] = {}
-        """By scope and lease: when the latest renewal that was answered had been sent."""
+        """When the latest successful renewal had been sent, by scope and lease."""
 
     def absorb(self, step: Step) -> None:
-        """Remember where each attempt was started and when it was released."""
+        """Record where each attempt was started and when it was released."""
         history = step.history
         for key, old, new in step.moves:
             if new is None:
@@ -108,10 +108,10 @@ class Runs:
     def renew(self, scope: str, lease: str, sent_ms: int) -> None:
         self.renewals[scope, lease] = max(sent_ms, self.renewals.get((scope, lease), sent_ms))
 
-    # -- when something starts ---------------------------------------------------------------------------------------
+    # -- starts -----------------------------------------------------------------------------------------------------
 
     def runs_only_what_was_ordered(self, process: Process) -> Found:
-        """S14, and so S20: a start needs its own `starting` in the history, at this node, that was not taken back since."""
+        """S14, and so S20: a start needs its own committed `starting` on this node that was not released since."""
         history, run = self.histories.get(process.scope), process.run
         ordered = None if history is None else history.starts.get(run)
         if history is None or ordered is None or ordered[0] != process.node:
@@ -126,7 +126,7 @@ class Runs:
             yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
 
     def one_copy_at_a_time(self, process: Process) -> Found:
-        """S8: the runs of a replica's attempts do not overlap, on whatever nodes."""
+        """S8: the processes of a replica's attempts do not overlap, on any nodes."""
         key, uid, attempt = process.run
         others = [p for p in self.copies.get((process.scope, key, uid), {}).values() if p is not process]
         for other in others:
@@ -136,11 +136,13 @@ class Runs:
                 again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
                 yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
 
-    # -- when something is asked to end ------------------------------------------------------------------------------
+    # -- stop requests ----------------------------------------------------------------------------------------------
 
     def what_is_ordered_is_not_stopped(self, process: Process, by: str) -> Found:
-        """S20: whatever cannot be reached, a copy that is still ordered runs on. It is stopped once it is to go or is no longer
-        the one that is meant, or by its own fence; not because somebody does not answer.
+        """S20: a process whose attempt is still ordered keeps running, whatever is unreachable.
+
+        It is stopped only when the rows say that it should end, when another attempt is the current one, or by its own
+        fence; never because some component does not respond.
         """
         history, (key, uid, attempt) = self.histories.get(process.scope), process.run
         replica = None if history is None else history.row(key)
@@ -152,7 +154,7 @@ class Runs:
         lease, shape = f"agent/{process.node}", self.shape(process)
         sent_ms = self.renewals.get((process.scope, lease))
         if shape is None:
-            yield key, f"{UNDECIDED} what its fence is stands in no row"
+            yield key, f"{UNDECIDED} its fence is in no row"
         elif self._is_unwell(process, shape, phase_of(replica)):
             self._waive("unwell")
         elif (process.node, process.pid) in self.unrecorded:
@@ -160,22 +162,23 @@ class Runs:
         elif not shape.fenced:
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
         elif sent_ms is None:
-            yield key, f"{UNDECIDED} no renewal of {lease} was answered yet, and when it was acquired is not known"
+            yield key, f"{UNDECIDED} no renewal of {lease} has succeeded yet, and its acquisition time is unknown"
         elif self.now_ms() - sent_ms < shape.fence_ms / CLOCKS_DIFFER:
-            passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, of {shape.fence_ms}"
+            passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, fence {shape.fence_ms}"
             yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
         else:
             self.sights.see(Sight.FENCED)
 
     def _is_unwell(self, process: Process, shape: Shape, phase: str | None) -> bool:
-        """Does its program answer badly by now to a probe that may end it? That for the start is asked until it has started."""
+        """Whether its program now fails a probe that may stop it. The start probe applies only until the program has started.
+        """
         asked = shape.checked or (shape.checked_first and phase == "starting")
         return asked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms
 
-    # -- when something is said to have ended ------------------------------------------------------------------------
+    # -- committed ends -----------------------------------------------------------------------------------------------
 
     def ended_work_runs_no_more(self, step: Step) -> Found:
-        """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is waived."""
+        """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is exempt."""
         for key, old, new in step.moves:
             now = phase_of(new)
             if old is None or now not in ("finished", "failed", "released") or phase_of(old) not in HOUSED:
@@ -186,12 +189,12 @@ class Runs:
                 if (phase_of(old) == "unknown" or process.run in step.history.given_up) and not self._fenced(process):
                     self._waive("eager")
                 else:
-                    yield key, f"attempt {process.run[2]} is {now}, and process {process.pid} on {process.node} still runs"
+                    yield key, f"attempt {process.run[2]} is {now}, but process {process.pid} on {process.node} still runs"
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
     def intervals_are_disjoint(self, scope: str) -> Found:
-        """S8 once more, from the whole record rather than as it happened."""
+        """S8 again, from the complete record instead of as it happened."""
         by_replica: dict[tuple[str, str], list[tuple[int, int, Process]]] = {}
         now = self.now_ms()
         lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
@@ -230,7 +233,7 @@ class Runs:
 
 
 def _is_to_end(replica: Json, uid: str, attempt: int, node: str) -> bool:
-    """Is this copy no longer ordered, by what is committed? What is unknown is what it was before."""
+    """Whether this attempt is no longer ordered according to the rows. For unknown replicas the phase before counts."""
     status = replica.get("status", {})
     phase = phase_of(replica)
     if (replica["metadata"]["uid"], attempt_of(replica), status.get("node")) != (uid, attempt, node):

@@ -1,18 +1,13 @@
 """Parts of the liveness checks: desired state, quiescence, attempts and scheduling latency.
 
-Judged once nobody wants anything new; for how long it may is in liveness.py.
+The bounds are in liveness_checks.py, which evaluates these parts once no new work is requested.
 
-What is still written, and what is refused again and again. Why: liveness.py asks.
+Quiescence counts writes regardless of their author, and refusals by author and object.
 
-Rows are counted, and not who wrote them; a refusal is somebody's, and about something.
-
-Read from rows; nothing is judged here.
-
-One measure a replica, and what they come to; nothing is placed here.
-
-A replica's wait begins when it becomes pending, and begins anew at every look that finds no place for it, or not for all who
-wait: whose turn it is then is the scheduler's to say. It ends when it is bound. Gangs wait for each other, and what has terms
-towards others for where those are: neither is measured. (The scheduler that is played learns of such terms by refusals only.)
+Scheduling latency is measured per replica. Its wait starts when it becomes pending, and starts again at every tick at which
+it does not fit, or not all pending replicas fit: then the scheduler chooses the order. It ends when the replica is bound.
+Gangs and replicas with terms towards others are not measured, because they wait for other replicas. (The simulated naive
+scheduler learns of such terms only by refusals.)
 """
 
 from __future__ import annotations
@@ -29,12 +24,12 @@ from remit.simulate.checkers.registry import Found
 UP: Final = ("ready", "serving")
 
 UNSEEN: Final = ("replicas", "completions", "retries", "deadline", "keep", "schedule", "disruption", "rollout")
-"""Of a spec: what a replica of it does not notice. Whoever scales a service restarts nothing."""
+"""Fields of a spec that do not affect its replicas: changing them restarts nothing."""
 
 
 def lacks(history: History, key: str, members: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Whom it concerns, the workload or one of its replicas, and in words what; nothing if it has what it wants, or waits for
-    what is others' to give: room, or that the new become ready.
+    """Yield the workload or replica concerned and what is missing; nothing if the workload has what it wants, or waits for
+    something outside its control: capacity, or that new replicas become ready.
     """
     workload = history.row(key)
     if workload["spec"]["type"] == "job":
@@ -42,16 +37,16 @@ def lacks(history: History, key: str, members: Mapping[str, Json]) -> Iterator[t
     else:
         old = {one: row for one, row in members.items() if phase_of(row) != "released" and _is_other(history, workload, row)}
         for one in (one for one, row in old.items() if phase_of(row) not in UP):
-            # Each by itself: one after another they go, and each takes its time.
-            yield one, "it is of an older generation and does nothing, and is not gone"
+            # Each replica separately: they are removed one after another, and each takes its time.
+            yield one, "it is of an older generation and not ready, but was not removed"
         why = _service(workload, list(members.values()), list(old.values()))
     if why:
         yield key, why
 
 
 def _job(workload: Json, members: Sequence[Json]) -> str:
-    """There is a replica for each, and each that ended without success is tried again; unless one of them was too often: then
-    the job has failed, and that is said.
+    """There is a replica for each completion, and each that ended without success is retried; unless one has failed too often:
+    then the job has failed, and its condition must say so.
     """
     spec = workload["spec"]
     wanted, retries = spec.get("completions") or spec.get("replicas", 1), spec.get("retries", RETRIES)
@@ -60,31 +55,31 @@ def _job(workload: Json, members: Sequence[Json]) -> str:
     if spent := [one["metadata"]["name"] for one in undone if failures_of(one) > retries]:
         said = [one for one in workload.get("status", {}).get("conditions", ()) if one["type"] == "Failed"]
         told = bool(said) and said[0]["status"] == "True"
-        return "" if told else f"{spent} failed too often, and the job is not said to have failed"
-    # Of a job that shrank there may be as many at work as it may have: then whoever has ended is spare.
+        return "" if told else f"{spent} failed too often, but the job has no condition Failed"
+    # A job that shrank may have as many running replicas as it may have: then ended ones are surplus.
     full = len(members) - len(over) >= max(spec.get("replicas", 1), spec.get("completions", 0))
     if undone and not full:
-        return f"{[one['metadata']['name'] for one in undone]} ended without success, and have attempts left"
-    return f"{len(members)} of {wanted} replicas are there" if len(members) < wanted else ""
+        return f"{[one['metadata']['name'] for one in undone]} ended without success, and have retries left"
+    return f"{len(members)} of {wanted} replicas exist" if len(members) < wanted else ""
 
 
 def _service(workload: Json, members: Sequence[Json], old: Sequence[Json]) -> str:
     spec, wanted = workload["spec"], workload["spec"].get("replicas", 1)
     live = [one for one in members if phase_of(one) != "released"]
     if not old:
-        return "" if len(live) == wanted else f"{len(live)} replicas are not released, and {wanted} are wanted"
+        return "" if len(live) == wanted else f"{len(live)} replicas are not released, but {wanted} are desired"
     up = [one for one in live if phase_of(one) in UP]
     least = max(spec.get("disruption", {}).get("minAvailable", 0), wanted - spec.get("rollout", {}).get("maxUnavailable", 0))
     if len(up) > least and any(one in up for one in old):
-        return f"{len(up)} are ready where {least} must be, and some are of an older generation"
+        return f"{len(up)} are ready where {least} are required, and some are of an older generation"
     room = wanted + spec.get("rollout", {}).get("maxSurge", 1) - len(live)
     if len(live) - len(old) < wanted and room > 0:
-        return f"{len(old)} are of an older generation, and there may be {room} more of the new"
+        return f"{len(old)} are of an older generation, and {room} more of the new one are allowed"
     return ""
 
 
 def _is_other(history: History, workload: Json, replica: Json) -> bool:
-    """Is it of a generation whose replicas differ from those that are wanted?"""
+    """Whether its generation's replicas differ from the desired ones."""
     meta = workload["metadata"]
     if replica["spec"]["generation"] == meta.get("generation", 1):
         return False
@@ -92,7 +87,7 @@ def _is_other(history: History, workload: Json, replica: Json) -> bool:
     if row is None:
         return True
     own = row["spec"]
-    # As it runs: what a policy has given stands in the generation alone.
+    # Compare with the generation: defaults applied by a policy are only there.
     current = history.row(f"generation/{meta['tenant']}/{meta['name']}/{meta.get('generation', 1):08d}")
     runs = workload["spec"] if current is None else current["spec"]["spec"]
     return bool(own.get("labels", {}) != meta.get("labels", {}) or _seen(own["spec"]) != _seen(runs))
@@ -103,41 +98,41 @@ def _seen(spec: Json) -> Json:
 
 
 QUIET_KINDS: Final = ("head", "batch", "summary", "event", "decision")
-"""What may be written while nothing is going on: beats, reports and notes."""
+"""Kinds that may be written while nothing happens: heartbeats, reports and events."""
 
 LIFE_WRITES: Final = 12
-"""What one process that ends may lead to: its replica's moves to its next attempt, and from there to where that runs."""
+"""Writes that the end of one process may cause: the transitions of its replica to its next attempt, until that runs."""
 
 Wish = tuple[str, str, str]
-"""Who asks, for what, and of which object."""
+"""The actor, the operation, and the object of a refused request."""
 
 
 class Quiet:
-    """One scope, from when it is healthy."""
+    """Writes and refusals of one scope, from when it is healthy."""
 
     def __init__(self) -> None:
         self.writes: list[int] = []
-        """When something was written that says that something goes on."""
+        """Times of commits that changed more than heartbeats and events."""
         self.refused: dict[Wish, list[int]] = {}
 
     def absorb(self, step: Step, at_ms: int) -> None:
         if any(key.partition("/")[0] not in QUIET_KINDS for key in step.changed):
             self.writes.append(at_ms)
         for entry in step.entries:
-            if entry.code and entry.actor and entry.subject:  # a gang has many
+            if entry.code and entry.actor and entry.subject:  # a gang has many subjects
                 self.refused.setdefault((entry.actor, entry.did, entry.subject), []).append(at_ms)
 
     def writes_cease(self, since_ms: float, may: float) -> Found:
-        """L10: with a fixed desire, writes fall to the rate of beats."""
+        """L10: without new requests, writes fall to the rate of heartbeats."""
         late = sum(at > since_ms for at in self.writes)
         if late > may:
-            yield "head", f"{late} commits changed something since {since_ms:.0f} ms, of {may:.0f}"
+            yield "head", f"{late} commits changed something since {since_ms:.0f} ms, limit {may:.0f}"
 
     def refusals_back_off(self, since_ms: float, may: float) -> Found:
-        """L10: what is refused is not asked again and again, faster than beats."""
+        """L10: refused requests are not repeated faster than heartbeats."""
         for (actor, did, subject), times in self._late(since_ms):
             if len(times) > may:
-                yield subject, f"{actor} was refused {did} {len(times)} times since {since_ms:.0f} ms, of {may:.0f}"
+                yield subject, f"{actor} was refused {did} {len(times)} times since {since_ms:.0f} ms, limit {may:.0f}"
 
     def _late(self, since_ms: float) -> Iterator[tuple[Wish, list[int]]]:
         for wish, times in sorted(self.refused.items()):
@@ -150,7 +145,7 @@ _CLAIMS: Final = ("bind", "reserve")
 
 
 def decisions(step: Step) -> Iterator[tuple[str, Json]]:
-    """Those that a scheduler has written in this commit; what others write under that name says nothing of a scheduler."""
+    """Yield the decisions that schedulers recorded in this commit; those of other actors are ignored."""
     by = {entry.subject for entry in step.accepted if entry.did == "explain" and entry.role == "scheduler" and entry.lease}
     for key, _, new in step.of_kind("decision") if by else ():
         if new is not None and key.rpartition("/")[2] in by:
@@ -158,11 +153,11 @@ def decisions(step: Step) -> Iterator[tuple[str, Json]]:
 
 
 class Tries:
-    """Of one scope."""
+    """Scheduling attempts of one scope."""
 
     def __init__(self) -> None:
         self.pending: dict[str, int] = {}
-        """Since when, in virtual time."""
+        """Since when each replica is pending, in virtual time."""
         self.tried: dict[str, int] = {}
         self.said: dict[str, int] = {}
 
@@ -185,12 +180,12 @@ class Tries:
                         self.said[key] = at_ms
 
     def restore(self, pending: Iterable[str], at_ms: int) -> None:
-        """A backup stands in the store's place, and whoever waits there waits anew."""
+        """Restart the waits of everything that is pending in a restored backup."""
         self.pending, self.tried, self.said = dict.fromkeys(pending, at_ms), {}, {}
 
 
 WAITS_MIN: Final = 100
-"""A percentile of fewer says nothing."""
+"""A percentile of fewer waits is meaningless."""
 
 PERCENTILE: Final = 99
 
@@ -201,11 +196,11 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """Of one scope, while work is asked for and nothing is broken."""
+    """Waiting times of one scope, while work is requested and nothing is broken."""
 
     def __init__(self) -> None:
         self.since: dict[str, int] = {}
-        """Since when nothing but the scheduler keeps it waiting, as far as was seen."""
+        """Since when only the scheduler keeps a replica waiting, as far as observed."""
         self.ended: list[Wait] = []
 
     def absorb(self, step: Step, at_ms: int) -> None:
@@ -220,21 +215,21 @@ class Waits:
                 if key in self.since:
                     self.ended.append(Wait(at_ms - self.since.pop(key), key))
             elif now != "reserved" or new["status"].get("victims"):
-                self.since.pop(key, None)  # what waits for others to stop waits for them, not for the scheduler
+                self.since.pop(key, None)  # it waits for its victims, not for the scheduler
 
     def saw(self, history: History, able: Collection[str], now_ms: int) -> None:
-        """Of all that is pending these could be placed now, all of them at once."""
+        """Restart the waits of all pending replicas except these, which could all be placed now."""
         for key, _ in history.replicas("pending"):
             if key not in able and key in self.since:
                 self.since[key] = now_ms
 
     def close(self, now_ms: int, may_ms: float) -> None:
-        """Nothing is measured from here on. What waits is known to have waited for so long: if that is too long, it counts."""
+        """Stop measuring. Replicas that have already waited too long count."""
         self.ended += [Wait(now_ms - since, key) for key, since in self.since.items() if now_ms - since > may_ms]
         self.since.clear()
 
     def percentile(self) -> Wait | None:
-        """The wait that all but a hundredth are no longer than; None if there are too few."""
+        """Return the 99th percentile of the waits; None if there are too few."""
         if len(self.ended) < WAITS_MIN:
             return None
         return sorted(self.ended)[-(-len(self.ended) * PERCENTILE // 100) - 1]

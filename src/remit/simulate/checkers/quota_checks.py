@@ -1,13 +1,10 @@
 """Safety: grants and tenant usage across scopes, admission limits, initial replicas.
 
-Grants on both sides of a border, and a tenant's use over all scopes, at one instant.
+Grants are compared between issuer and holder, and a tenant's usage over all scopes, at one instant. Priorities stay within
+policy and declared objects within the tenant's limits.
 
-No replica ranks above what policy allows its work, and no tenant declares more than it may.
-
-Both are read from the rows: a policy's rules as they are published, a tenant's limits as its row has them. A batch may publish
-a rule, or lower a limit, beside what it admits, in any order: then the more generous of the two is what counts.
-
-Of others somebody was asked: conduct.py.
+Policies and limits are read from the rows. A batch may change a rule or a limit together with what it admits, in any order,
+so the more generous of the two states counts.
 """
 
 from __future__ import annotations
@@ -34,9 +31,7 @@ from remit.simulate.checkers.registry import Found, promise
 
 
 def across(issuer: Rows, holder: Rows, scope: str) -> Found:
-    """Between two scopes, from all their rows: what the holder believes to have is never more than what its issuer has
-    written off.
-    """
+    """Compare two scopes by all their rows: a holder never has more than its issuer has debited."""
     for key, grant in of_kind(holder, "grant"):
         if grant["spec"].get("issuer"):
             source = issuer.get(key)
@@ -49,18 +44,19 @@ def _in_two_hands(key: str, held: Json, issued: Json, scope: str) -> Found:
     left = {} if issued is None else outstanding(issued)
     for name, n in amount(held["spec"]["amount"]).items():
         if n > left.get(name, 0):
-            yield key, f"{scope} holds {n} {name} of {key}, its issuer has debited {left.get(name, 0)}"
+            yield key, f"{scope} holds {n} {name} of {key}, but its issuer has debited {left.get(name, 0)}"
 
 
 class Letters:
-    """All scopes of a run."""
+    """Grants and usage over all scopes of a run."""
 
     def __init__(self, histories: Mapping[str, History]) -> None:
         self.histories = histories
         self.written_off: set[tuple[str, str]] = set()
-        """By issuer and grant: what an operator declared lost. That the holder is gone is the operator's word."""
+        """Grants that an operator declared lost, by issuer and grant. The operator vouches that the holder is gone."""
         self.quotas: dict[str, dict[str, Counted]] = {}
-        """By tenant and scope: the most that it ever had there. Slices stay lent, and may be drawn on, when a quota shrinks."""
+        """The highest quota a tenant ever had in each scope. When a quota shrinks, issued slices stay and may still be charged.
+        """
 
     def absorb(self, history: History, changed: Mapping[str, tuple[Json, Json]]) -> None:
         for key, (_, new) in changed.items():
@@ -72,7 +68,7 @@ class Letters:
                 most[name] = max(most.get(name, 0), quota.get(name, 0) + more.get(name, 0))
 
     def grants_are_in_one_hand(self, step: Step) -> Found:
-        """What a holder has is never more than what its issuer has debited (S4 over scopes)."""
+        """S4 over scopes: a holder never has more than its issuer has debited."""
         mine = step.history
         lost = any(entry.did == "declare-lost" for entry in step.accepted)
         changed = [key for key, _, _ in step.of_kind("grant")]
@@ -81,7 +77,7 @@ class Letters:
                 self.written_off.discard((mine.scope, key))
             elif lost:
                 self.written_off.add((mine.scope, key))
-        # Who recognises whom, and whether a restored scope still doubts, decides about every grant between the two.
+        # Changes of peers, and the review after a restore, affect every grant between the two scopes.
         if MARKER in step.changed or any(key.startswith("peer/") for key in step.changed):
             changed = [key for other in self.histories.values() for key in other.kind("grant")]
         for key in dict.fromkeys(changed):
@@ -101,7 +97,7 @@ class Letters:
                 yield from _in_two_hands(key, held, issuer.row(key), holder.scope)
 
     def tenants_use_no_more_than_their_quota(self, step: Step) -> Found:
-        """Over all scopes, what is drawn never rises above quota and emergency quota."""
+        """Over all scopes, charges never rise above quota plus emergency quota."""
         sums = step.history.sums
         if step.doubting:
             return
@@ -111,12 +107,12 @@ class Letters:
             total = sum(other.sums.tenants.get((tenant, name), 0) for other in self.histories.values())
             limit = sum(most.get(name, 0) for most in self.quotas[tenant].values())
             if total > limit:
-                yield f"tenant/{tenant}", f"its use of {name} over all scopes rose to {total}, of at most {limit} ever"
+                yield f"tenant/{tenant}", f"its use of {name} over all scopes rose to {total}, highest limit so far {limit}"
 
 
 def _settled(issuer: History, holder: History) -> bool:
-    """Has a restore on either side been dealt with? Until then a restored issuer may not know what it lent, and grants nothing
-    on; what a restored holder believes to have is void with its first batches.
+    """Whether restores of both sides are resolved. Until then a restored issuer may not know what it granted, and issues
+    nothing; the grants of a restored holder become void with its first batches.
     """
     for side in (issuer, holder):
         if side.head is None or side.row(MARKER) != side.head["incarnation"]:
@@ -133,7 +129,7 @@ KINDS: Final = {"workloads": "workload", "secrets": "secret", "configs": "config
 
 @promise("S29")
 def replicas_rank_as_policy_allows(step: Step) -> Found:
-    """Of those that a commit makes; what was made before a rule keeps its rank."""
+    """Applies to replicas created by this commit; older ones keep their priority."""
     if not any(entry.did in ("spawn", "apply") for entry in step.accepted):
         return
     for key, old, new in step.moves:
@@ -143,7 +139,7 @@ def replicas_rank_as_policy_allows(step: Step) -> Found:
         most = max(_most(policy, shape) for policy in (step.policy_before, step.history.policy))
         priority = new["spec"].get("priority", 0)
         if priority > most:
-            yield key, f"it has priority {priority}, and the policy in force allows {most}"
+            yield key, f"it has priority {priority}, but the policy in force allows {most}"
 
 
 def _most(policy: Json, shape: Shape) -> int:
@@ -158,7 +154,7 @@ def _most(policy: Json, shape: Shape) -> int:
 
 @promise("S30")
 def tenants_declare_no_more_than_their_limits(step: Step) -> Found:
-    """What grows stays within; what was above a limit already may only shrink."""
+    """Increases stay within the limits; what already exceeds a limit may only shrink."""
     history = step.history
     touched = {_tenant(old, new) for kind in KINDS.values() for _, old, new in step.of_kind(kind)}
     for tenant in sorted(touched):
@@ -170,7 +166,7 @@ def tenants_declare_no_more_than_their_limits(step: Step) -> Found:
         for name, count in now.items():
             most = max(one.get(name, PRIORITY_LIMIT) for one in limits)
             if count > most and _grown(step, tenant, name) > 0:
-                yield key, f"it declares {count} {name} of at most {most}"
+                yield key, f"it declares {count} {name}, limit {most}"
 
 
 def _limits(tenant: Json) -> Mapping[str, int]:
@@ -191,7 +187,7 @@ def _declared(history: History, tenant: str) -> dict[str, int]:
 
 
 def _grown(step: Step, tenant: str, name: str) -> int:
-    """By how much a commit has raised it."""
+    """Return by how much a commit has raised the count."""
     kind = KINDS.get(name, "workload")
     mine = [(old, new) for _, old, new in step.of_kind(kind) if _tenant(old, new) == tenant]
     if name in KINDS:
@@ -209,20 +205,22 @@ DECLARING = ("apply", "delete")
 
 
 def comes_with_its_workload(step: Step, replica: Json) -> bool:
-    """Did this commit make both, by one claim?"""
+    """Whether this commit created both, by one claim."""
     key = owner_of(replica)
     return _is_new(step, key) and any(entry.did == "apply" and entry.subject == key for entry in step.accepted)
 
 
 def _is_new(step: Step, key: str) -> bool:
-    """Of two of one name in one commit the later counts."""
+    """Whether this commit created the object. If it replaced another of the same name, the new one counts."""
     old, new = step.changed.get(key, (None, None))
     return new is not None and (old is None or old["metadata"].get("uid") != new["metadata"].get("uid"))
 
 
 @promise("S13")
 def what_comes_with_a_workload_is_what_it_begins_with(step: Step) -> Found:
-    """All of them or none, from the first on, of its first generation: no surge is needed for what replaces nothing."""
+    """A new workload comes with all of its initial replicas or none, from index 0, of its first generation: no surge is needed
+    when nothing is replaced.
+    """
     born: dict[str, list[Json]] = {}
     for _, old, new in step.moves:
         if old is None and new is not None and not step.doubting and _is_new(step, owner_of(new)):
@@ -231,18 +229,20 @@ def what_comes_with_a_workload_is_what_it_begins_with(step: Step) -> Found:
         workload = step.history.row(key)
         meta, spec = workload["metadata"], workload["spec"]
         if any(entry.did == "spawn" and entry.subject == meta["name"] for entry in step.accepted):
-            continue  # somebody has asked for more, within the same commit
+            continue  # the same commit also spawned replicas on request
         if sum(entry.did in DECLARING and entry.subject == key for entry in step.accepted) > 1:
-            continue  # what it began with is in no row
+            continue  # the initial state is in no row
         indexes = sorted(one["spec"].get("index", 0) for one in replicas)
         if indexes != list(range(_first(spec))) or any(phase_of(one) != "pending" for one in replicas):
-            yield key, f"it came with {indexes}, and begins with {_first(spec)}"
+            yield key, f"it came with replicas {indexes}, but its initial number is {_first(spec)}"
         elif any(one["spec"]["generation"] != meta.get("generation", 1) for one in replicas):
             yield key, f"it came with replicas of another generation than {meta.get('generation', 1)}"
 
 
 def _first(spec: Json) -> int:
-    """A daemon's nodes are looked at first, and what has a schedule waits for its time."""
+    """Return the initial number of replicas. Daemons depend on the nodes, and scheduled workloads wait for their time: both
+    start with 0.
+    """
     if spec["type"] == "daemon" or spec.get("schedule"):
         return 0
     many = int(spec.get("replicas", 1))

@@ -1,8 +1,7 @@
 """Counts rare events seen in rows and process records.
 
-By rows and by the machines' record, counted by name; nothing is judged here.
-
-A path that no run takes says nothing about it, and does so in green: the standing runs must reach all of these (marks.py).
+A path that no run takes is not tested, although all runs pass. The standing runs must therefore reach all of these events
+(coverage.py). Nothing is checked here.
 """
 
 from __future__ import annotations
@@ -16,36 +15,36 @@ from remit.simulate.checkers.reference.rows import Json, attempt_of, health_of, 
 
 class Sight(StrEnum):
     FENCED = "fenced"
-    """A copy was ended on its machine because its fence had passed."""
+    """An attempt was stopped on its machine because its fence had passed."""
     ADOPTED = "adopted"
-    """Of what one agent started a later one tells."""
+    """An agent reports on an attempt that an earlier agent started."""
     AGAIN = "again"
-    """A copy was started again within its attempt."""
+    """A process was started again within its attempt."""
     VOID = "void"
-    """A start that may have been given up is not made."""
+    """A start that may have been declared lost is not made."""
     LATE = "late"
-    """A start is refused by its keeper, or by its machine: it would be past its deadline."""
+    """A start is refused by the keeper or the machine because its deadline has passed."""
     OVERDUE = "overdue"
-    """A drain is not done by its deadline, and it is said who holds it up."""
+    """A drain missed its deadline, and its condition names what blocks it."""
     MASS = "mass"
-    """Most nodes are silent, and it is said that nothing is given up meanwhile."""
+    """Most nodes are silent, and an event records that evictions are suspended."""
     PACED = "paced"
-    """A node is given up later than others of its zone."""
+    """A node is marked unknown later than others of its zone, because of the rate limit."""
     FILLED = "filled"
-    """A workload came with its first replicas."""
+    """A workload was created together with its first replicas."""
     FOUGHT = "fought"
-    """A deed that somebody undoes again and again is left undone."""
+    """A controller stopped repeating an action that something else keeps undoing."""
 
 
 TOLD = {"MassSilence": Sight.MASS, "Fought": Sight.FOUGHT}
-"""Events that are written down by those whom it happens to."""
+"""Event reasons that controllers record themselves."""
 
 
 class Sights:
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
         self._epochs: dict[Run, int] = {}
-        """Of each attempt: at which epoch of its node's lease it was started."""
+        """The epoch of its node's lease at which each attempt was started."""
         self._began: set[Run] = set()
         self._silenced: dict[tuple[int, str], int] = {}
 
@@ -53,7 +52,7 @@ class Sights:
         self.seen[sight.value] = self.seen.get(sight.value, 0) + 1
 
     def began(self, run: Run) -> None:
-        """Its machine started it."""
+        """The machine started the attempt."""
         if run in self._began:
             self.see(Sight.AGAIN)
         self._began.add(run)
@@ -83,7 +82,7 @@ class Sights:
             result, reason = new["status"].get("result", ""), new["status"].get("reason", "")
             if result == "gone" and "in time" in reason:
                 self.see(Sight.VOID)
-            elif result == "not started" and ("too late" in reason or "fence passed" in reason):
+            elif result == "not started" and ("start deadline has passed" in reason or "fencing deadline passed" in reason):
                 self.see(Sight.LATE)
 
     def _node_changed(self, step: Step, old: Json, new: Json) -> None:

@@ -1,6 +1,6 @@
 """Violation type and registry of checks.
 
-The shape of a finding, and the register of what every commit is asked; it judges nothing.
+The checks themselves are in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 from remit.simulate.checkers.reference.history import Step
 
 Found = Iterator[tuple[str, str]]
-"""The key concerned, and what is wrong with it."""
+"""Findings of a check: the key concerned, and what is wrong with it."""
 
 UNDECIDED: Final = "?"
-"""Begins what a check says of something that it cannot decide."""
+"""Prefix of a finding that the check cannot decide."""
 
 
 class Violation(NamedTuple):
-    """`check` is the name of the function that found it, `property` is what FAULTS.md or DESIGN.md call it."""
+    """`check` is the name of the check function; `property` is the id of the property in FAULTS.md or DESIGN.md."""
 
     check: str
     property: str
@@ -37,7 +37,7 @@ class Promise(NamedTuple):
 
 
 PROMISES: Final[dict[str, Promise]] = {}
-"""Everything that must hold at every commit, by the name of the function that looks."""
+"""All checks that run after every commit, by function name."""
 
 
 def promise(property_: str) -> Callable[[Callable[[Step], Found]], Callable[[Step], Found]]:

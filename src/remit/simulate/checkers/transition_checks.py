@@ -1,6 +1,6 @@
 """Safety: chain, phases, owners, leases, epochs, outcomes.
 
-The chain, phases and their owners, leases, results. Sums: room.py.
+Sums and capacity are checked in capacity_checks.py.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from remit.simulate.checkers.registry import Found, promise
 ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
 NAMED: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
-"""What has a uid of its own."""
+"""Kinds of objects that have a uid."""
 
 LEASE_TTL: Final = "15s"
 
 MEDDLED: Final = "node/meddler-"
-"""How the nodes of a meddler begin: no agent is there."""
+"""Prefix of the keys of the adversary's nodes, which have no agent."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 @promise("S6")
 def chain_is_unbroken(step: Step) -> Found:
-    """Epochs never decrease, sequences count up by one, and count and digest are those of the rows."""
+    """Epochs never decrease, sequences increase by one, and count and digest match the rows."""
     old, head = step.changed.get("head", (None, None))
     if head is None:
-        yield "head", "a commit without a head"
+        yield "head", "commit without a head"
         return
     old = old or {"incarnation": head["incarnation"], "epoch": 0, "sequence": 0, "digest": ""}
     if head["sequence"] != old["sequence"] + 1 or head["epoch"] not in (old["epoch"], old["epoch"] + 1):
@@ -68,17 +68,17 @@ def chain_is_unbroken(step: Step) -> Found:
     if head["incarnation"] != old["incarnation"]:
         yield "head", f"the incarnation changed from {old['incarnation']} to {head['incarnation']} without a restore"
     if step.entries and head["epoch"] != old["epoch"]:
-        yield "head", "a takeover decided something"
+        yield "head", "a takeover decided operations"
     if head["epoch"] == old["epoch"] and head["holder"] != old.get("holder", head["holder"]):
         yield "head", f"{old['holder']} and {head['holder']} wrote in one epoch"
     if head["count"] != len(step.puts) - 1 + len(step.deletes):
-        yield "head", f"{head} miscounts its rows"
+        yield "head", f"{head} has a wrong row count"
     if head["digest"] != chain_digest(old, head, step):
-        yield "head", f"the digest of {head} is not that of its rows after {old}"
+        yield "head", f"the digest of {head} does not match its rows after {old}"
 
 
 def chain_digest(old: Json, head: Json, step: Step) -> str:
-    """What the head's digest must be, recomputed from the bytes."""
+    """Recompute the digest of the head from the row bytes."""
     taken = head["epoch"] != old["epoch"]
     before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
     rows = [(key, value) for key, value in step.puts if key != "head"]
@@ -90,26 +90,27 @@ def chain_digest(old: Json, head: Json, step: Step) -> str:
 
 @promise("S22")
 def entries_say_who_and_what(step: Step) -> Found:
-    """Every change is somebody's: each has an id, an actor in a role, a deed, and evidence that is not of the future. Letters
-    cite what was seen in another scope, whose revisions are others; only what is about this one's work is compared.
+    """Every change has an author: an id, an actor in a role, an operation, and evidence that is not from the future.
+
+    Peer messages cite revisions of another scope, so only operations about this scope's work are compared.
     """
     for entry in step.entries:
         if not entry.code and not (entry.id and entry.digest and entry.did and entry.actor and entry.role):
-            yield "head", f"nobody did it, or nothing: {entry}"
+            yield "head", f"the entry lacks an id, actor, role or operation: {entry}"
         if not entry.code and entry.seen > step.revision and entry.did.partition(" ")[0] in ABOUT_WORK:
-            yield "head", f"{entry.id} was decided on what was seen at {entry.seen}, at revision {step.revision}"
+            yield "head", f"{entry.id} was decided on revision {entry.seen}, later than its own revision {step.revision}"
 
 
 @promise("S16")
 def accepted_evidence_was_fresh(step: Step) -> Found:
-    """What was decided on had not aged past what the deed allows."""
+    """The evidence of an accepted operation was not older than the operation allows."""
     for entry in step.accepted:
         did = entry.did.partition(" ")[0]
         if did not in ("bind", "reserve", "gang", "move"):
             continue
         most_ms = REPORT_FRESH_MS if entry.role == "agent" else SNAPSHOT_FRESH_MS
         if entry.age_ms > most_ms:
-            yield entry.subject, f"{entry.did} {entry.id} was decided on what was {entry.age_ms} ms old, of {most_ms}"
+            yield entry.subject, f"{entry.did} {entry.id} was decided on evidence {entry.age_ms} ms old, limit {most_ms}"
 
 
 @promise("S7")
@@ -135,7 +136,7 @@ def one_binding_per_attempt(step: Step) -> Found:
 def phases_move_along_edges_by_their_owners(step: Step) -> Found:
     for key in step.vain:
         if key.startswith("replica/"):
-            yield key, "it is forgotten, and was not there"
+            yield key, "it was deleted, but did not exist"
     for key, old, new in step.moves:
         was, now = phase_of(old), phase_of(new)
         if step.doubting:
@@ -151,20 +152,22 @@ def phases_move_along_edges_by_their_owners(step: Step) -> Found:
         if not born and not any((was, now, entry.role) in EDGES for entry in named):
             yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
         if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
-            yield key, f"unknown since {old['status'].get('before')}, resumed as {now}"
+            yield key, f"it was {old['status'].get('before')} before unknown, and resumed as {now}"
 
 
 @promise("S16")
 def a_restored_scope_doubts_what_may_run(step: Step) -> Found:
-    """What a backup says of nodes is a memory: before anybody acts on it, all that may have run there is unknown."""
+    """Rows of a backup are outdated: before any component acts on them, everything that may have run on nodes is marked
+    unknown.
+    """
     if not step.doubting or step.history.row(MARKER) != step.history.incarnations[-1]:
         return
     for key, replica in step.history.kind("replica").items():
         if phase_of(replica) in ON_NODE:
-            yield key, f"it is {phase_of(replica)} by a backup's word alone"
+            yield key, f"it is {phase_of(replica)} according to the backup only"
     for key, node in step.history.kind("node").items():
         if health_of(node) != "unknown":
-            yield key, f"it is {health_of(node)} by a backup's word alone"
+            yield key, f"it is {health_of(node)} according to the backup only"
 
 
 @promise("S7")
@@ -175,29 +178,29 @@ def agents_move_only_what_is_theirs(step: Step) -> Found:
         replica = step.was(entry.subject) or {}
         node = replica.get("status", {}).get("node", "")
         if entry.lease != f"agent/{node}":
-            yield entry.subject, f"{entry.actor}, with lease {entry.lease}, moved what is on {node or 'no node'}"
+            yield entry.subject, f"{entry.actor}, with lease {entry.lease}, moved a replica on {node or 'no node'}"
 
 
 @promise("S6")
 def accepted_entries_held_their_lease(step: Step) -> Found:
-    """Fencing: at the epoch that stands in the lease's row, by its holder."""
+    """Fencing: operations are accepted only at the epoch in the lease's row, from its holder."""
     for entry in step.accepted:
         if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
             continue
         key = f"lease/{entry.lease}"
         rows = [row["spec"] for row in (step.was(key), step.history.row(key)) if row is not None]
-        # A vacate takes the holder's name away in the same batch, and keeps the epoch.
+        # A vacate removes the holder in the same batch and keeps the epoch.
         if not any(spec.get("epoch", 0) == entry.epoch and spec.get("holder", "") in (entry.actor, "") for spec in rows):
             yield key, f"{entry.actor} acted at epoch {entry.epoch} of {entry.lease}: {rows}"
         if entry.did == "vacate" and entry.subject != entry.lease:
-            yield key, f"{entry.actor}, who held {entry.lease}, gave up {entry.subject}"
+            yield key, f"{entry.actor}, holder of {entry.lease}, vacated {entry.subject}"
         if entry.lease != entry.role and not entry.lease.startswith(f"{entry.role}/"):
-            yield key, f"{entry.lease} is no lease of {entry.role}"
+            yield key, f"{entry.lease} is not a lease of role {entry.role}"
 
 
 @promise("S6")
 def lease_epochs_never_decrease(step: Step) -> Found:
-    """Over restores too: an epoch that was ever acted at is never given to another."""
+    """Also over restores: an epoch that was ever used is never given to another holder."""
     seen = step.history.lease_epochs
     for key, old, new in step.of_kind("lease"):
         if new is None:
@@ -208,7 +211,7 @@ def lease_epochs_never_decrease(step: Step) -> Found:
         if b.get("holder", "") not in ("", a.get("holder", "")) and b.get("epoch", 0) <= seen.get(
             key.removeprefix("lease/"), 0
         ):
-            yield key, f"{b['holder']} took it at epoch {b.get('epoch', 0)}, which was acted at before"
+            yield key, f"{b['holder']} took it at epoch {b.get('epoch', 0)}, which was used before"
     for entry in step.accepted:
         if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
             continue
@@ -219,7 +222,9 @@ def lease_epochs_never_decrease(step: Step) -> Found:
 
 @promise("S6")
 def leases_are_not_taken_from_the_living(step: Step) -> Found:
-    """Whoever was told that its lease goes on keeps it for a term, counted from when it asked; vacated is given up."""
+    """A holder whose renewal succeeded keeps its lease for a term, counted from when it sent the renewal, unless it vacates the
+    lease.
+    """
     history, stand = step.history, step.stand
     at_ms = 0 if history.latest is None else history.latest[0]
     vacated = {entry.subject for entry in step.accepted if entry.did == "vacate"}
@@ -232,7 +237,7 @@ def leases_are_not_taken_from_the_living(step: Step) -> Found:
         if taken and epoch == a["epoch"] and lease not in vacated and not step.doubting:
             term_ms = milliseconds(a.get("ttl", LEASE_TTL)) / CLOCKS_DIFFER
             if at_ms - since_ms < term_ms:
-                yield key, f"{b['holder']} took it {at_ms - since_ms:.0f} ms after {a['holder']} renewed it, of {term_ms:.0f}"
+                yield key, f"{b['holder']} took it {at_ms - since_ms:.0f} ms after {a['holder']} renewed it, term {term_ms:.0f}"
         if stand.boot:  # it was decided before it was applied, on a clock that may be fast
             history.renew(lease, b.get("epoch", 0), at_ms - (stand.applied_ms - stand.decided_ms) * CLOCKS_DIFFER)
 
@@ -246,28 +251,30 @@ def one_outcome_per_operation(step: Step) -> Found:
         outcome = Outcome(entry.digest, entry.number, entry.code, revision, entry.seen)
         before = outcomes.setdefault(entry.id, outcome)
         if before is not outcome and before != outcome and entry.code != "invalid":
-            yield "head", f"operation {entry.id} came to {before}, and then to {outcome}"
+            yield "head", f"operation {entry.id} had outcome {before}, and then {outcome}"
 
 
 @promise("S2")
 def abandoned_is_never_done(step: Step) -> Found:
-    """Whoever was told that something was abandoned may rely on it: it has not happened, and never will."""
+    """An operation reported as abandoned was not applied, and never will be."""
     history, here = step.history, {entry.id: entry for entry in step.entries if entry.code not in NOT_OUTCOMES}
     for entry in step.entries:
         if entry.did != "abandon" or entry.code != "abandoned":
             continue
         target, said = entry.subject, history.outcomes.get(entry.subject) or here.get(entry.subject)
         if said is not None and said.code != "abandoned":
-            yield "head", f"operation {target} was abandoned by {entry.id}, and had come to {said}"
+            yield "head", f"operation {target} was abandoned by {entry.id}, but had outcome {said}"
         history.abandoned.add(target)
     for operation, entry in here.items():
         if operation in history.abandoned and entry.code != "abandoned":
-            yield "head", f"operation {operation} was abandoned, and came to {entry.code or 'be accepted'} all the same"
+            yield "head", f"operation {operation} was abandoned, but got outcome {entry.code or 'accepted'}"
 
 
 @promise("S2")
 def ids_are_executed_in_their_time(step: Step) -> Found:
-    """An id is good in the incarnation that issued it, from its window on, until outcomes of that window are kept no more."""
+    """An id is valid in the incarnation that issued it, from its window on, for as long as outcomes of that window are
+    retained.
+    """
     head = step.history.head or {}
     for key, (_, batch) in step.changed.items():
         if not key.startswith("batch/") or batch is None:
@@ -278,9 +285,9 @@ def ids_are_executed_in_their_time(step: Step) -> Found:
             incarnation, _, rest = entry.id.partition(".")
             window = rest.partition(".")[0]
             if incarnation != head.get("incarnation"):
-                yield "head", f"{entry.id} was executed in {head.get('incarnation')}"
+                yield "head", f"{entry.id} was executed in incarnation {head.get('incarnation')}"
             elif not window.isdigit() or not step.horizon_before <= int(window) <= batch["window"]:
-                yield "head", f"{entry.id} was executed when {step.horizon_before} to {batch['window']} were kept"
+                yield "head", f"{entry.id} was executed while windows {step.horizon_before} to {batch['window']} were valid"
 
 
 @promise("S15")
@@ -297,7 +304,7 @@ def attempts_have_one_result(step: Step) -> Found:
             if failures_of(new) - failures_of(old) != crashed:
                 yield (
                     key,
-                    f"it had failed {failures_of(old)} times, and from {phase_of(old)} to {phase_of(new)} {failures_of(new)}",
+                    f"its failures went from {failures_of(old)} to {failures_of(new)} on {phase_of(old)} to {phase_of(new)}",
                 )
         result = new.get("status", {}).get("result", "")
         if not result:
@@ -306,9 +313,9 @@ def attempts_have_one_result(step: Step) -> Found:
         if this not in results:
             roles = [e.role for e in step.accepted if e.subject == key]
             if not any((phase_of(new), role) in RESULT_BY for role in roles):
-                yield key, f"{phase_of(new)} by {roles} is no end, and gave it the result {result}"
+                yield key, f"{phase_of(new)} by {roles} does not end an attempt, but set the result {result}"
         if results.setdefault(this, result) != result:
-            yield key, f"attempt {this} came to {results[this]}, and then to {result}"
+            yield key, f"attempt {this} had result {results[this]}, and then {result}"
 
 
 @promise("S9")
@@ -320,12 +327,12 @@ def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
         elif phase_of(new) in ("reserved", "bound") and phase_of(old) in (None, "pending"):
             last = new["metadata"]["uid"], attempt_of(new) - 1
             if last[1] and last not in history.over:
-                yield key, f"attempt {last[1] + 1} was placed, and nothing says that attempt {last[1]} was released"
+                yield key, f"attempt {last[1] + 1} was placed, but attempt {last[1]} was not released"
 
 
 @promise("S15")
 def only_what_may_go_on_begins_anew(step: Step) -> Found:
-    """A job that has done its work has done it, and one that has failed is tried again as often as it says, and no more."""
+    """A job that succeeded is not run again, and one that failed is retried only as often as its spec allows."""
     for key, old, new in step.moves:
         if (phase_of(old), phase_of(new)) != ("released", "pending"):
             continue
@@ -334,15 +341,17 @@ def only_what_may_go_on_begins_anew(step: Step) -> Found:
         if any(spec.get("type", "job") != "job" for spec in specs):
             continue
         if old["status"].get("result") == "ok":
-            yield key, "it is queued again, and has done its work"
+            yield key, "it is queued again, although it succeeded"
         elif failures_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
             yield key, f"it is queued again after {failures_of(old)} failures, of {specs}"
 
 
 @promise("S9")
 def lost_only_after_its_fence(step: Step) -> Found:
-    """A node's copy is given up only once its agent was silent for the whole fence; judged by when its lease was acquired, by
-    the takeover, which begins every lease's term anew, and by what its agent was told: renewals are in no row.
+    """An attempt is declared lost only after its agent was silent for the complete fence.
+
+    Renewals are in no row. The check therefore uses the acquisition of the lease, the takeover, which restarts the term of
+    every lease, and the renewals that were answered to the agent.
     """
     history, stand = step.history, step.stand
     at_ms = 0 if history.latest is None else history.latest[0]
@@ -356,12 +365,12 @@ def lost_only_after_its_fence(step: Step) -> Found:
         if shape is None or history.seized.boot != stand.boot:
             continue
         if stand.sent_ms - since < shape.lost_after_ms:
-            yield key, f"given up {stand.sent_ms - since} ms after its agent was heard, of {shape.lost_after_ms}"
+            yield key, f"declared lost {stand.sent_ms - since} ms after its agent was last heard, limit {shape.lost_after_ms}"
         told_ms = history.terms.get(lease, (0, -math.inf))[1]
         if f"lease/{lease}" in step.changed:
-            told_ms = -math.inf  # acquired in this very batch, after it was given up
+            told_ms = -math.inf  # acquired in this very batch, after the attempt was declared lost
         if at_ms - told_ms < shape.lost_after_ms / CLOCKS_DIFFER:
-            yield key, f"given up {at_ms - told_ms:.0f} ms after its agent asked and was told that {lease} goes on"
+            yield key, f"declared lost {at_ms - told_ms:.0f} ms after its agent sent a renewal of {lease} that succeeded"
     for entry in step.accepted:
         if entry.did == "acquire":
             history.heard[entry.subject] = stand
@@ -369,8 +378,9 @@ def lost_only_after_its_fence(step: Step) -> Found:
 
 @promise("S17")
 def evictions_cease_at_mass_silence(step: Step) -> Found:
-    """While most nodes are silent, what they run is given up nowhere: so much does not fail at once, but the way to it does.
-    Nodes that nobody beats for count neither way: they are what a meddler says they are.
+    """While most nodes are silent, nothing on them is declared lost: so many nodes do not fail at once, but the network may.
+
+    The adversary's nodes have no agent and are not counted.
     """
     given_up = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
     if not given_up:
@@ -378,12 +388,12 @@ def evictions_cease_at_mass_silence(step: Step) -> Found:
     nodes = {key: node for key, node in step.history.kind("node").items() if not key.startswith(MEDDLED)}
     silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT)
     if len(nodes) > 2 and len(silent) >= MASS_SILENCE * len(nodes):
-        yield given_up[0], f"{given_up} were given up, and {silent} of {len(nodes)} nodes are silent"
+        yield given_up[0], f"{given_up} were declared lost while {silent} of {len(nodes)} nodes are silent"
 
 
 @promise("S13")
 def no_more_replicas_than_desired(step: Step) -> Found:
-    """Replicas that are not released, against what is desired and the surge; more may stand after a lawful reduction."""
+    """Unreleased replicas stay within the desired number plus the surge; more may remain after a reduction."""
     rises: dict[tuple[str, str], int] = {}
     for _, old, new in step.moves:
         for replica, sign in ((old, -1), (new, 1)):
@@ -394,13 +404,13 @@ def no_more_replicas_than_desired(step: Step) -> Found:
             continue
         key = f"workload/{group[0]}/{group[1]}"
         if sum(entry.did in ("apply", "delete") and entry.subject == key for entry in step.accepted) > 1:
-            continue  # what was desired in the middle of the batch is in no row
+            continue  # the desired number in the middle of the batch is in no row
         there = [row for row in (step.was(key), step.history.row(key)) if row is not None]
         limits = [most_of(row) for row in there if not row["metadata"].get("deleting")]
         if not limits:
-            yield key, f"{rise} more replicas of a workload that is gone or going"
+            yield key, f"{rise} more replicas of a workload that is gone or being deleted"
         elif None not in limits and step.history.active[group] > max(limit or 0 for limit in limits):
-            yield key, f"{step.history.active[group]} replicas are not released, of {limits} desired with the surge"
+            yield key, f"{step.history.active[group]} replicas are not released; desired with surge: {limits}"
 
 
 @promise("S7")
@@ -410,7 +420,7 @@ def node_health_moves_by_its_owner(step: Step) -> Found:
             continue
         was, now = "joining" if old is None else health_of(old), health_of(new)
         if was == now or (step.doubting and now == "unknown"):
-            continue  # restored: nothing is known of any node
+            continue  # after a restore every node is unknown
         marked = [e for e in step.accepted if e.did == "mark" and e.subject == key.removeprefix("node/")]
         if (was, now) not in NODE_EDGES or not any(e.role == "node-lifecycle" for e in marked):
             yield key, f"its health went from {was} to {now} by {[(e.did, e.role) for e in step.accepted]}"
@@ -418,14 +428,14 @@ def node_health_moves_by_its_owner(step: Step) -> Found:
 
 @promise("S16")
 def uids_are_given_once(step: Step) -> Found:
-    """Also across restores: whoever holds on to a uid that was lost must not find another under it."""
+    """Also across restores: a component that still refers to a lost uid must not find another object under it."""
     given = step.history.uids
     for key, (old, new) in step.changed.items():
         if old is not None or new is None or not key.startswith(NAMED):
             continue
         uid = new.get("metadata", {}).get("uid", "")
         if uid in given:
-            yield key, f"uid {uid} was given to {given[uid]} before"
+            yield key, f"uid {uid} was assigned to {given[uid]} before"
         elif uid:
             given[uid] = key
 
@@ -434,21 +444,21 @@ def uids_are_given_once(step: Step) -> Found:
 def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
     history = step.history
     for key in history.sums.homeless:
-        yield key, "it holds room, and its generation is gone"
+        yield key, "it holds capacity, but its generation is gone"
     for key, (old, new) in step.changed.items():
         if old is None or new is not None:
             continue
         kind, _, name = key.partition("/")
         if kind == "workload" and (members := history.members.get((old["metadata"]["tenant"], old["metadata"]["name"]))):
-            yield key, f"it went before its replicas {sorted(members)}"
+            yield key, f"it was removed before its replicas {sorted(members)}"
         elif kind == "tenant":
             left = sorted(group for group in history.members if group[0] == name)
             if left:
-                yield key, f"it went before its work {left}"
+                yield key, f"it was removed before its workloads {left}"
         elif kind in ("priorityclass", "region"):
             users = _users(history, kind, name)
             if users and all(step.was(one) is not None for one in users):
-                yield key, f"it went, and {users} name it"
+                yield key, f"it was removed while {users} refer to it"
 
 
 def _users(history: History, kind: str, name: str) -> list[str]:

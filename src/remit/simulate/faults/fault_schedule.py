@@ -78,7 +78,7 @@ def draw_faults(scenario: Scenario, seed: int) -> tuple[Injection, ...]:
             lasts_s = parse_duration(line.lasts) / 1000 * (0.5 + rng.random())
             lasts_s = min(lasts_s, max(0.0, scenario.duration_s - at_s))
             injections.append(Injection(len(injections), at_s, line.kind, lasts_s, line.size, line.where))
-    return tuple(sorted(injections, key=lambda one: (one.at_s, one.number)))
+    return tuple(sorted(injections, key=lambda injection: (injection.at_s, injection.number)))
 
 
 def _fault_times(line: FaultSpec, duration_s: float, rng: Random) -> list[float]:

@@ -26,7 +26,7 @@ class FaultTarget(Protocol):
 
     def stores(self, where: str) -> list[StoreService]: ...
 
-    def processes(self, sort: str, where: str) -> list[SimProcess]: ...
+    def processes(self, kind: str, where: str) -> list[SimProcess]: ...
 
     def all_processes(self, where: str) -> list[SimProcess]: ...
 
@@ -141,9 +141,9 @@ def fault(
 # --------------------------------------------------------------------------------------------------------------- processes
 
 
-def _kill_fault(sort: str) -> FaultFunction:
+def _kill_fault(kind: str) -> FaultFunction:
     def inject(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
-        victim = pick_alive(rng, target.processes(sort, injection.where))
+        victim = pick_alive(rng, target.processes(kind, injection.where))
         if victim is None:
             return None
         victim.kill()
@@ -181,7 +181,9 @@ def freeze_leader(target: FaultTarget, rng: Random, injection: Injection) -> Hea
 
 @fault("freeze", "a process is frozen, and resumes", 15, 18)
 def freeze(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
-    victim = pick_alive(rng, [process for process in target.all_processes(injection.where) if not process.name.startswith("keeper-")])
+    victim = pick_alive(
+        rng, [process for process in target.all_processes(injection.where) if not process.name.startswith("keeper-")]
+    )
     return None if victim is None else freeze_process(victim)
 
 
@@ -264,7 +266,9 @@ def deaf_node(target: FaultTarget, rng: Random, injection: Injection) -> Heal | 
 @fault("all-silent", "all nodes become silent at once", 35, where=FaultScope.NODES)
 def all_silent(target: FaultTarget, rng: Random, injection: Injection) -> Heal | None:
     paths = [
-        path for victim in target.processes("agent", injection.where) for path in _both_directions(victim.name, target.peers(victim))
+        path
+        for victim in target.processes("agent", injection.where)
+        for path in _both_directions(victim.name, target.peers(victim))
     ]
     return cut_paths(target, paths)
 

@@ -76,7 +76,7 @@ class SimDisk:
         """The disk as one process sees it, until `alive()` returns false."""
         return _Mount(self, alive)
 
-    def crash(self, chance: Randomness) -> None:
+    def crash(self, randomness: Randomness) -> None:
         """The machine lost power; its processes must be dead already. Each unsynced path gets one of its earlier contents or
         its latest one.
         """
@@ -84,7 +84,7 @@ class SimDisk:
         unsynced, self._unsynced = sorted(self._unsynced.items()), {}
         for path, earlier in unsynced:
             now = self._entries[path] if path in self._entries else _missing(path)
-            self._restore_content(path, chance.choice([*earlier, now]))
+            self._restore_content(path, randomness.choice([*earlier, now]))
 
     def used_bytes(self) -> int:
         return sum(len(content) for content in self._entries.values() if content is not None)
@@ -419,20 +419,20 @@ _SECRETS_ROOT: Final = Path("/vault")
 
 class SimSecretFiles:
     def __init__(self) -> None:
-        self.held: dict[str, dict[PurePosixPath, bytes]] = {}
+        self.files: dict[str, dict[PurePosixPath, bytes]] = {}
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
-        self.held[name] = dict(files)
+        self.files[name] = dict(files)
         return self.path_of(name)
 
     def path_of(self, name: str, /) -> Path:
         return _SECRETS_ROOT / name
 
     def has(self, name: str, /) -> bool:
-        return name in self.held
+        return name in self.files
 
     def remove(self, name: str, /) -> None:
-        self.held.pop(name, None)
+        self.files.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self.held)
+        return tuple(self.files)

@@ -162,8 +162,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return unit
 
     def kill(self, unit: ExecutionUnit) -> None:
-        """Stop the unit for good. Its tasks stay referenced, so that garbage collection does not run their cleanup code either.
-        """
+        """Stop the unit for good. Its tasks stay referenced, so that garbage collection does not run their cleanup code."""
         unit.dead = True
         self._dead_tasks += self._tasks_of(unit)  # before the queue is cleared: it may hold the only references to some tasks
         unit.ready.clear()
@@ -273,10 +272,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Close all remaining tasks. Every unit is marked dead first, so that their cleanup code has no effect."""
         for unit in self._units:
             unit.dead = True
-        left = sorted({*self._tasks(), *self._dead_tasks}, key=_task_number)
+        tasks = sorted({*self._tasks(), *self._dead_tasks}, key=_task_number)
         self._timers.clear()
         self._runnable.clear()
-        for task in left:
+        for task in tasks:
             _close_coroutine(task.get_coro())
         self._dead_tasks.clear()
         self._background_tasks.clear()

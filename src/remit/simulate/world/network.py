@@ -80,10 +80,10 @@ class Network:
         self.path(source, target).clogs += 1
 
     def unclog(self, source: str, target: str) -> None:
-        way = self.path(source, target)
-        way.clogs -= 1
-        if way.clogs == 0:
-            held, way.held = way.held, []
+        path = self.path(source, target)
+        path.clogs -= 1
+        if path.clogs == 0:
+            held, path.held = path.held, []
             for callback, args, unit in held:
                 self._deliver_after(self.delay_s(), callback, args, unit)
 
@@ -95,25 +95,25 @@ class Network:
         self._apply_worst()
 
         def undo() -> None:
-            self._degradations = [one for one in self._degradations if one is not changes]
+            self._degradations = [change for change in self._degradations if change is not changes]
             self._apply_worst()
 
         return undo
 
     def _apply_worst(self) -> None:
         worst: dict[str, float] = {}
-        for one in self._degradations:
-            for name, value in one.items():
+        for change in self._degradations:
+            for name, value in change.items():
                 worst[name] = max(value, worst.get(name, getattr(self._baseline, name)))
         self.conditions = replace(self._baseline, **worst)
 
-    def colocate(self, one: str, other: str) -> None:
+    def colocate(self, change: str, other: str) -> None:
         """Mark two processes as being on one machine: their messages arrive exactly once and quickly."""
-        self._local_pairs |= {(one, other), (other, one)}
+        self._local_pairs |= {(change, other), (other, change)}
 
     def reaches(self, source: str, target: str) -> bool:
-        way = self._paths.get((source, target))
-        return way is None or not (way.cuts or way.clogs)
+        path = self._paths.get((source, target))
+        return path is None or not (path.cuts or path.clogs)
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
@@ -131,16 +131,16 @@ class Network:
             self._deliver_after(LOCAL_DELAY_S, callback, args, unit)
             return
         conditions, delay_s = self.conditions, self.delay_s()
-        way = self._paths.get((source, target))
-        if way is not None:
-            if way.cuts:
+        path = self._paths.get((source, target))
+        if path is not None:
+            if path.cuts:
                 self._count("cut")
                 return
-            if way.clogs:
+            if path.clogs:
                 self._count("clogged")
-                way.held.append((callback, args, unit))
+                path.held.append((callback, args, unit))
                 return
-            delay_s += way.slow_s * self._rng.random()
+            delay_s += path.slow_s * self._rng.random()
         if conditions.loss and self._rng.random() < conditions.loss:
             self._count("lost")
             return
@@ -160,8 +160,8 @@ class Network:
     # -- services and calls -------------------------------------------------------------------------------------------------
 
     def serving(self, name: str) -> tuple[ExecutionUnit, Service] | None:
-        found = self._serving.get(name)
-        return None if found is None or found[0].dead else found
+        server = self._serving.get(name)
+        return None if server is None or server[0].dead else server
 
     def register(self, name: str, unit: ExecutionUnit, service: Service) -> None:
         self._serving[name] = (unit, service)
@@ -201,14 +201,14 @@ class _Call:
     def arrived(self) -> None:
         """Runs in the receiving process. The service that is registered now handles the request."""
         network = self.link.network
-        found = network.serving(self.to)
-        if found is None:
+        server = network.serving(self.to)
+        if server is None:
             self.send_reply(_refuse_connection)
             return
         network.loop.add_to_digest(self.body)
-        network.begin_call(self, found[0])
-        self.service = found[1]
-        self.task = network.loop.create_task(self._serve(*found), name="serve")
+        network.begin_call(self, server[0])
+        self.service = server[1]
+        self.task = network.loop.create_task(self._serve(*server), name="serve")
 
     async def _serve(self, unit: ExecutionUnit, service: Service) -> None:
         try:
@@ -257,15 +257,15 @@ class SimLink:
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         call = _Call(self, to, body)
-        found = self.network.serving(to)
-        if found is None:
+        server = self.network.serving(to)
+        if server is None:
             return await self._await_refusal(to)
-        self._send(to, found[0], call, call.arrived)
+        self._send(to, server[0], call, call.arrived)
         try:
             return await call.reply
         finally:
             if call.task is None:
-                self.network.end_call(call, found[0])
+                self.network.end_call(call, server[0])
 
     def _send(self, to: str, unit: ExecutionUnit, call: _Call | _Stream, arrived: Callable[..., object], *args: Any) -> None:
         """Send a request or open a stream. It counts as in progress from now on, so that the caller learns of the death of the
@@ -287,16 +287,16 @@ class SimLink:
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         opened = _Stream(self, to, body)
-        found = self.network.serving(to)
-        if found is None:
+        server = self.network.serving(to)
+        if server is None:
             await self._await_refusal(to)
             return
-        self._send(to, found[0], opened, opened.opened, *found)
+        self._send(to, server[0], opened, opened.opened, *server)
         try:
             while (item := await opened.next()) is not None:
                 yield item
         finally:
-            opened.close(found[0])
+            opened.close(server[0])
 
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncIterator[None]:

@@ -115,7 +115,7 @@ class TornDisk:
             lock.unlink()  # the next process creates a new file; the old lock is on a file without a name
         self.power_off, self._cut_at_call, self._on_cut = False, 0, _nothing
 
-    def crash(self, chance: Randomness) -> None:
+    def crash(self, randomness: Randomness) -> None:
         """The machine loses power: the process ends, and unsynced data is lost, kept or mixed at random."""
         self.kill()
         traces, self._histories = sorted(self._histories.items()), {}
@@ -123,13 +123,13 @@ class TornDisk:
         for path, history in traces:
             if not path.exists() or path.stat().st_ino != history.inode:
                 continue  # it was replaced by a rename, which is done only after a sync
-            if not history.name_synced and chance.randrange(2):
+            if not history.name_synced and randomness.randrange(2):
                 path.unlink()
             elif history.is_changed(path.stat().st_size):
-                path.write_bytes(_content_after_crash(path.read_bytes(), history, chance))
+                path.write_bytes(_content_after_crash(path.read_bytes(), history, randomness))
         for path, (content, history) in removed:
-            if not path.exists() and chance.randrange(2):
-                path.write_bytes(_content_after_crash(content, history, chance))
+            if not path.exists() and randomness.randrange(2):
+                path.write_bytes(_content_after_crash(content, history, randomness))
 
     # Used by the VFS layer below SQLite.
 
@@ -153,10 +153,10 @@ class TornDisk:
             raise PowerCut(f"the power of {self.directory} was cut in call {self.calls}")
 
     def history_of(self, path: Path, *, existed: bool) -> _FileHistory:
-        found = path.stat()
+        content = path.stat()
         known = self._histories.get(path)
-        if known is None or known.inode != found.st_ino:
-            known = self._histories[path] = _FileHistory(found.st_ino, found.st_size, name_synced=existed)
+        if known is None or known.inode != content.st_ino:
+            known = self._histories[path] = _FileHistory(content.st_ino, content.st_size, name_synced=existed)
         return known
 
     def sync(self, history: _FileHistory, size: int) -> None:
@@ -195,28 +195,28 @@ class _FileHistory:
         return bool(self.earlier) or size != self.size
 
     def note(self, first: int, old: bytes) -> None:
-        for place in range(0, len(old), SECTOR_BYTES):
-            contents = self.earlier.setdefault(first + place // SECTOR_BYTES, [])
+        for offset in range(0, len(old), SECTOR_BYTES):
+            contents = self.earlier.setdefault(first + offset // SECTOR_BYTES, [])
             if len(contents) < _CONTENTS_MAX:
-                contents.append(old[place : place + SECTOR_BYTES])
+                contents.append(old[offset : offset + SECTOR_BYTES])
 
 
-def _content_after_crash(now: bytes, history: _FileHistory, chance: Randomness) -> bytes:
+def _content_after_crash(now: bytes, history: _FileHistory, randomness: Randomness) -> bytes:
     """The content of a file after a crash. "All kept" and "all lost" are drawn explicitly, because a random mix of many sectors
     would hardly ever produce them.
     """
-    outcome = chance.choice(("kept", "lost", "mixed"))
+    outcome = randomness.choice(("kept", "lost", "mixed"))
     if outcome == "kept":
         return now
     sizes = sorted((history.size, len(now)))
-    size = history.size if outcome == "lost" else chance.choice((*sizes, sizes[0] + chance.randrange(sizes[1] - sizes[0] + 1)))
-    found = bytearray(now.ljust(max(size, len(now)), b"\0"))
+    size = history.size if outcome == "lost" else randomness.choice((*sizes, sizes[0] + randomness.randrange(sizes[1] - sizes[0] + 1)))
+    content = bytearray(now.ljust(max(size, len(now)), b"\0"))
     for sector, contents in sorted(history.earlier.items()):
         start = sector * SECTOR_BYTES
         latest = now[start : start + SECTOR_BYTES]
         latest += contents[-1][len(latest) :]  # beyond a truncation the old content may still be on the disk
-        found[start : start + SECTOR_BYTES] = contents[0] if outcome == "lost" else chance.choice((*contents, latest))
-    return bytes(found[:size])
+        content[start : start + SECTOR_BYTES] = contents[0] if outcome == "lost" else randomness.choice((*contents, latest))
+    return bytes(content[:size])
 
 
 class _TornFile(apsw.VFSFile):
@@ -336,7 +336,7 @@ def _path_of(name: str | apsw.URIFilename | None) -> Path | None:
 def _disk_of(path: Path | None) -> TornDisk | None:
     if path is None or not _disks:
         return None
-    return next((_disks[place] for place in path.parents if place in _disks), None)
+    return next((_disks[offset] for offset in path.parents if offset in _disks), None)
 
 
 def _is_below(filename: str, directory: Path) -> bool:
@@ -361,7 +361,7 @@ class SqliteStoreService(StoreService):
         self._directory = tempfile.TemporaryDirectory(prefix="remit-torn-")
         self._disk = TornDisk(Path(self._directory.name) / "store")
         self._disk.__enter__()
-        self._chance = SeededRandomness(random_streams.torn_disk(seed, self.name))
+        self._randomness = SeededRandomness(random_streams.torn_disk(seed, self.name))
         self._observed_revision = 0
         self._power_cuts = 0
         self._senders: dict[bytes, CommitOrigin] = {}
@@ -384,12 +384,12 @@ class SqliteStoreService(StoreService):
         while (
             self._observed_revision < store.position.revision
         ):  # opening the store commits a new epoch, which must be observed too
-            self._found(await anext(aiter(watch)))
+            self._observe_commit(await anext(aiter(watch)))
         await watch.close()
         self.store = store
         self._mark_available()
 
-    def _found(self, event: WatchEvent) -> None:
+    def _observe_commit(self, event: WatchEvent) -> None:
         """Pass on one transaction found in the store. The head that it wrote identifies its sender."""
         puts = [(change.key, change.value) for change in event.changes if change.value is not None]
         deletes = [change.key for change in event.changes if change.value is None]
@@ -439,5 +439,5 @@ class SqliteStoreService(StoreService):
         self.loop.call_soon(self._crash_and_restart, context=self.loop.root.context)
 
     def _crash_and_restart(self) -> None:
-        self._disk.crash(self._chance.stream(random_streams.torn_disk_crash(self._power_cuts)))
+        self._disk.crash(self._randomness.stream(random_streams.torn_disk_crash(self._power_cuts)))
         self.loop.call_later(0.5 + 2 * self.rng.random(), self.begin, context=self.loop.root.context)

@@ -116,10 +116,10 @@ class SimProcess:
 
     def _new_world(self) -> World:
         seed = random_streams.process_start(self._seed, self.name, self.starts)
-        unit, chance, machine = self.unit, SeededRandomness(seed), self.machine
+        unit, randomness, machine = self.unit, SeededRandomness(seed), self.machine
         return World(
             clock=self.machine.clock,
-            randomness=chance,
+            randomness=randomness,
             ids=SeededIds(random_streams.process_ids(seed)),
             disk=self.machine.disk.mount(lambda: not unit.dead),
             offload=SimOffload(lambda: 1 + machine.slow_disk_ms, lambda: not unit.dead),

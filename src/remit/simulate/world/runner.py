@@ -189,8 +189,7 @@ class MachineProcesses:
 
 
 class SimExecSession:
-    """A command inside the environment of a running process: simulated counterpart of `world.process.exec_session.ExecSession`.
-    """
+    """A command inside a running process: simulated counterpart of `world.process.exec_session.ExecSession`."""
 
     def __init__(self, program: SimProgram, run: ProgramRun) -> None:
         self._program = program
@@ -349,17 +348,17 @@ class SimPorts:
         if count < 0:
             raise ValueError(f"count must be 0 or more, not {count}")
         taken = {run.program.listen for run in self._processes.runs.values()}
-        found: list[int] = []
+        ports: list[int] = []
         for _ in range(len(PORTS)):
-            if len(found) == count:
+            if len(ports) == count:
                 break
             port = PORTS[self._next % len(PORTS)]
             self._next += 1
             if port not in taken:
-                found.append(port)
-        if len(found) < count:
-            raise NoFreePorts(f"only {len(found)} of {count} ports are free", "request fewer ports at a time")
-        return found
+                ports.append(port)
+        if len(ports) < count:
+            raise NoFreePorts(f"only {len(ports)} of {count} ports are free", "request fewer ports at a time")
+        return ports
 
 
 class SimProber:

@@ -119,15 +119,15 @@ class StoreService:
         self._apply_worst()
 
         def undo() -> None:
-            self._active_faults = [one for one in self._active_faults if one is not changes]
+            self._active_faults = [change for change in self._active_faults if change is not changes]
             self._apply_worst()
 
         return undo
 
     def _apply_worst(self) -> None:
         worst: dict[str, float | bool] = {}
-        for one in self._active_faults:
-            for name, value in one.items():
+        for change in self._active_faults:
+            for name, value in change.items():
                 worst[name] = max(value, worst.get(name, 0))
         was_lagging = self.faults.lag_s
         self.faults = StoreFaults(**worst)  # type: ignore[arg-type]
@@ -203,8 +203,7 @@ class StoreService:
 
 
 class StorePort:
-    """Access of one process to a store; implements `store.protocol.Store`. An `observer` may be served by a member that lags.
-    """
+    """Access of one process to a store; implements `store.protocol.Store`. An `observer` may read from a member that lags."""
 
     def __init__(
         self,
@@ -443,8 +442,7 @@ class SimWatch:
             self._arrive_at(at_s + 0.5 * rng.random(), item)
 
     def _arrive_at(self, at_s: float, item: WatchEvent | StoreError) -> None:
-        """Schedule the delivery. Over a cut path the event is lost; the client detects the gap at the next event that arrives.
-        """
+        """Schedule the delivery. Over a cut path the event is lost; the client detects the gap at the next event."""
         service = self._service
         if not service.network.reaches(service.name, self._process):
             return

@@ -37,21 +37,21 @@ from remit.store.sqlite.directory_lock import (
 def restore(backup: Path, directory: Path, *, incarnation: str) -> RestoreReport:
     """Replace the store in `directory` by a copy of `backup`. The old store is kept as `replaced-N.sqlite`.
 
-    Raises `Owned` if a process uses the directory. Until the last step, one rename, the old store is unchanged; if there was
-    none, a failed restore leaves nothing behind.
+    Raises `StoreInUse` if a process uses the directory. Until the last step, one rename, the old store is unchanged; if
+    there was none, a failed restore leaves nothing behind.
     """
     check_header(backup)  # before anything is created
     owner = DirectoryLock(directory)
-    draft = directory / f"{FILE_NAME}.restoring"
+    temporary = directory / f"{FILE_NAME}.restoring"
     try:
         try:
-            _copy(backup, draft)
-            restored = _rebase(backup, draft, directory, incarnation)
+            _copy(backup, temporary)
+            restored = _rebase(backup, temporary, directory, incarnation)
             with translating_errors(directory):
-                _swap(draft, directory, restored.replaced)
+                _swap(temporary, directory, restored.replaced)
             return restored
         finally:
-            for name in (draft, _wal(draft)):
+            for name in (temporary, _wal(temporary)):
                 name.unlink(missing_ok=True)
     except BaseException:
         owner.undo()
@@ -60,16 +60,16 @@ def restore(backup: Path, directory: Path, *, incarnation: str) -> RestoreReport
         owner.release()
 
 
-def _copy(backup: Path, draft: Path) -> None:
-    with translating_errors(draft):
-        _wal(draft).unlink(missing_ok=True)
-        create_private_file(draft)
-        shutil.copyfile(backup, draft)
+def _copy(backup: Path, temporary: Path) -> None:
+    with translating_errors(temporary):
+        _wal(temporary).unlink(missing_ok=True)
+        create_private_file(temporary)
+        shutil.copyfile(backup, temporary)
 
 
-def _rebase(backup: Path, draft: Path, directory: Path, incarnation: str) -> RestoreReport:
+def _rebase(backup: Path, temporary: Path, directory: Path, incarnation: str) -> RestoreReport:
     try:
-        file = DatabaseFile(draft)
+        file = DatabaseFile(temporary)
     except Corrupt as error:
         raise Corrupt(f"the backup {backup} is damaged ({error}); the store was not changed: use another backup") from error
     try:
@@ -123,13 +123,13 @@ def _changed_since(file: DatabaseFile, backup: DatabaseFile) -> tuple[tuple[str,
         count: int = file.db.execute(
             "SELECT count(DISTINCT key) FROM log WHERE id >= ? AND key NOT IN ('', ?)", (after, HEAD)
         ).get
-        found: list[tuple[str]] = list(
+        rows: list[tuple[str]] = list(
             file.db.execute(
                 "SELECT DISTINCT key FROM log WHERE id >= ? AND key NOT IN ('', ?) ORDER BY key LIMIT ?",
                 (after, HEAD, CHANGED_KEYS_MAX),
             )
         )
-    keys = [key for (key,) in found]
+    keys = [key for (key,) in rows]
     for key in _deleted_and_swept(file, backup):
         count += 1
         if len(keys) < 2 * CHANGED_KEYS_MAX:
@@ -151,19 +151,19 @@ def _deleted_and_swept(file: DatabaseFile, backup: DatabaseFile) -> Iterator[str
         page = backup.range("", page.rows[-1].key, PAGE_ROWS_MAX, 0)
 
 
-def _swap(draft: Path, directory: Path, replaced: ReplacedStore | None) -> None:
+def _swap(temporary: Path, directory: Path, replaced: ReplacedStore | None) -> None:
     """Link the old file under its new name first, then rename over it: a store exists at every moment."""
     path = directory / FILE_NAME
     if replaced is not None:
-        kept = Path(replaced.kept_at)
-        os.link(path, kept)
-        kept.chmod(PRIVATE_FILE)  # older versions of Remit made it readable by others
+        kept_path = Path(replaced.kept_at)
+        os.link(path, kept_path)
+        kept_path.chmod(PRIVATE_FILE)  # older versions of Remit made it readable by others
         # Only a store that could not be read still has a log. It belongs to the kept file, never to the new one.
         if _wal(path).exists():
-            _wal(path).replace(_wal(kept))
-            _wal(kept).chmod(PRIVATE_FILE)
+            _wal(path).replace(_wal(kept_path))
+            _wal(kept_path).chmod(PRIVATE_FILE)
         sync(directory, os.O_RDONLY)
-    rename_durably(draft, path)
+    rename_durably(temporary, path)
 
 
 def _free_name(directory: Path) -> Path:
@@ -202,18 +202,18 @@ class BackupLabel(Struct, frozen=True, kw_only=True):
 
 def file_digest(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file."""
-    taken, size = sha256(), 0
+    digest, size = sha256(), 0
     with translating_errors(path), path.open("rb") as file:
-        while piece := file.read(READ_BYTES):
-            taken.update(piece)
-            size += len(piece)
-    return size, taken.hexdigest()
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
 
 
 def archive_head(label: BackupLabel) -> bytes:
     """Return the part of the archive before the database file."""
-    said = msgspec.json.format(msgspec.json.encode(label)) + b"\n"
-    return _header(LABEL, len(said)) + said + _padding(len(said)) + _header(STORE, label.bytes)
+    encoded = msgspec.json.format(msgspec.json.encode(label)) + b"\n"
+    return _header(LABEL, len(encoded)) + encoded + _padding(len(encoded)) + _header(STORE, label.bytes)
 
 
 def archive_tail(label: BackupLabel) -> bytes:
@@ -222,9 +222,9 @@ def archive_tail(label: BackupLabel) -> bytes:
 
 
 def _header(name: str, size: int) -> bytes:
-    one = tarfile.TarInfo(name)
-    one.size, one.mode = size, PRIVATE_FILE
-    return one.tobuf(tarfile.GNU_FORMAT)
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, PRIVATE_FILE
+    return info.tobuf(tarfile.GNU_FORMAT)
 
 
 def _padding(size: int) -> bytes:
@@ -252,42 +252,42 @@ def _extract(backup: Path, tar: tarfile.TarFile, into: Path) -> BackupLabel:
     label = _label(backup, _member(backup, tar, LABEL, LABEL_BYTES_MAX))
     store = _member(backup, tar, STORE, label.bytes)
     create_private_file(into)
-    taken, size = sha256(), 0
+    digest, size = sha256(), 0
     with into.open("wb") as file:
-        for piece in _pieces(store):
-            taken.update(piece)
-            size += len(piece)
-            file.write(piece)
+        for chunk in _pieces(store):
+            digest.update(chunk)
+            size += len(chunk)
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-    if (size, taken.hexdigest()) != (label.bytes, label.sha256):
+    if (size, digest.hexdigest()) != (label.bytes, label.sha256):
         raise _damaged(backup, f"size or digest of the database ({size} bytes) does not match its label ({label.bytes} bytes)")
     return label
 
 
 def _member(backup: Path, tar: tarfile.TarFile, name: str, bytes_max: int) -> IO[bytes]:
-    found = tar.next()
-    opened = tar.extractfile(found) if found is not None and found.isreg() else None
-    if found is None or opened is None or found.name != name or found.size > bytes_max:
+    member = tar.next()
+    content = tar.extractfile(member) if member is not None and member.isreg() else None
+    if member is None or content is None or member.name != name or member.size > bytes_max:
         raise _damaged(backup, f"it lacks {name} of at most {bytes_max} bytes")
-    return opened
+    return content
 
 
 def _label(backup: Path, file: IO[bytes]) -> BackupLabel:
-    said = file.read(LABEL_BYTES_MAX)
+    encoded = file.read(LABEL_BYTES_MAX)
     try:
-        format_ = msgspec.json.decode(said, type=dict[str, object]).get("format")
+        format_ = msgspec.json.decode(encoded, type=dict[str, object]).get("format")
         if isinstance(format_, int) and format_ > FORMAT:
             raise NewerSchema(f"{backup} has format {format_}, this Remit reads {FORMAT}; nothing was changed: upgrade Remit")
-        return msgspec.json.decode(said, type=BackupLabel)
+        return msgspec.json.decode(encoded, type=BackupLabel)
     except msgspec.MsgspecError as error:
         raise _damaged(backup, f"its label cannot be read: {error}") from None
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(READ_BYTES):
-        yield piece
+    while chunk := file.read(READ_BYTES):
+        yield chunk
 
 
-def _damaged(backup: Path, why: str) -> Corrupt:
-    return Corrupt(f"{backup} is not a backup, or is damaged ({why}); nothing was changed: use another backup")
+def _damaged(backup: Path, reason: str) -> Corrupt:
+    return Corrupt(f"{backup} is not a backup, or is damaged ({reason}); nothing was changed: use another backup")

@@ -3,9 +3,9 @@
 store.py calls this from one thread at a time; maintenance.py does indexing and compaction.
 
 Every version of a row is written once, into `log`, whose id is `revision << 20 | position in its commit << 1 | deleted`. The
-log grows only at its end, so a commit writes few pages, whatever keys it touches. `keys` holds (key, id) of every version:
-the newest id below a bound is the row as of that revision, so neither a range in the past nor a commit has to look up the
-previous version.
+log grows only at its end, so a commit writes few pages, independent of the keys it touches. `keys` holds (key, id) of every
+version: the newest id below a bound is the row as of that revision, so neither a range in the past nor a commit has to
+look up the previous version.
 
 `keys` is in key order, so updating it at each commit would rewrite a page for nearly every row, which measured as more than
 half of all work. It therefore lags behind: versions past `indexed` are in memory (`recent`), are read again from the log
@@ -170,9 +170,9 @@ class DatabaseFile:
             check_revision(revision, compacted=self.compacted, now=self.revision)
         at = revision or self.revision
         with self.reading():
-            found = self._range_versions(range_start(prefix, after), prefix_end(prefix), first_id(at + 1), limit + 1)
-            rows = self._rows(id_ for _, id_ in found[:limit])
-        return Page(tuple(rows), at, more=len(found) > limit)
+            versions = self._range_versions(range_start(prefix, after), prefix_end(prefix), first_id(at + 1), limit + 1)
+            rows = self._rows(id_ for _, id_ in versions[:limit])
+        return Page(tuple(rows), at, more=len(versions) > limit)
 
     def replay(self, after: int, rows: int) -> list[Transaction]:
         """Return complete transactions after revision `after`: about `rows` log rows, and at least one transaction if there is
@@ -185,10 +185,10 @@ class DatabaseFile:
             last = self.db.execute("SELECT id FROM log WHERE id >= ? ORDER BY id LIMIT 1 OFFSET ?", (start, rows)).get
             # The transaction that exceeds the limit is included completely.
             end = first_id((last >> _REVISION_SHIFT) + 1) if last is not None else first_id(self.revision + 1)
-            found: list[LogRow] = list(
+            log: list[LogRow] = list(
                 self.db.execute("SELECT id, key, value, sum FROM log WHERE id >= ? AND id < ? ORDER BY id", (start, end))
             )
-            return list(self._transactions(found))
+            return list(self._transactions(log))
 
     def _transactions(self, rows: Iterable[LogRow]) -> Iterator[Transaction]:
         revision, changes = 0, list[RowChange]()
@@ -210,23 +210,23 @@ class DatabaseFile:
         """
         if (id_ := self.recent.ids.get(key)) is not None:
             return id_
-        found = self.db.execute("SELECT id FROM keys WHERE key = ? ORDER BY id DESC LIMIT 1", (key,)).get
-        return int(found or 0)
+        indexed = self.db.execute("SELECT id FROM keys WHERE key = ? ORDER BY id DESC LIMIT 1", (key,)).get
+        return int(indexed or 0)
 
-    def _range_versions(self, start: str, end: str | None, below: int, wanted: int) -> list[Version]:
-        """Return the newest version below id `below` of each key that existed then, in key order, at most `wanted` of them."""
-        found: list[Version] = []
+    def _range_versions(self, start: str, end: str | None, below: int, limit: int) -> list[Version]:
+        """Return the newest version below id `below` of each key that existed then, in key order, at most `limit` of them."""
+        versions: list[Version] = []
         while True:
-            want = wanted - len(found)
+            missing = limit - len(versions)
             indexed: list[Version] = list(
                 self.db.execute(
                     "SELECT key, max(id) FROM keys WHERE key >= ? AND key < ? AND id < ? GROUP BY key ORDER BY key LIMIT ?",
-                    (start, _PAST_ALL_KEYS if end is None else end, below, want),
+                    (start, _PAST_ALL_KEYS if end is None else end, below, missing),
                 )
             )
             newest: dict[str, int] = dict(indexed)
             # Both sources are complete up to this key; the rest is left for the next round.
-            edge: str | None = indexed[-1][0] if len(indexed) == want else None
+            edge: str | None = indexed[-1][0] if len(indexed) == missing else None
             fresh = 0
             for key in self.recent.walk(start, end):
                 if edge is not None and key > edge:
@@ -234,25 +234,25 @@ class DatabaseFile:
                 if id_ := self.recent.newest(key, below):
                     newest[key] = max(id_, newest.get(key, 0))
                     fresh += 1
-                    if fresh == want:
+                    if fresh == missing:
                         edge = key
                         break
             live = [(key, id_) for key, id_ in newest.items() if not id_ & 1 and (edge is None or key <= edge)]
-            found += sorted(live)
-            if edge is None or len(found) >= wanted:
-                return found[:wanted]
+            versions += sorted(live)
+            if edge is None or len(versions) >= limit:
+                return versions[:limit]
             start = edge + "\0"
 
     def _row(self, id_: int) -> Row | None:
         return None if not id_ or id_ & 1 else self._rows((id_,))[0]
 
     def _rows(self, ids: Iterable[int]) -> list[Row]:
-        asked = list(ids)
+        wanted_ids = list(ids)
         rows: list[LogRow] = list(
-            self.db.executemany("SELECT id, key, value, sum FROM log WHERE id = ?", ((id_,) for id_ in asked))
+            self.db.executemany("SELECT id, key, value, sum FROM log WHERE id = ?", ((id_,) for id_ in wanted_ids))
         )
-        if len(rows) != len(asked):
-            raise corrupt_error(self.path, f"the index names {len(asked) - len(rows)} rows that are not in the log")
+        if len(rows) != len(wanted_ids):
+            raise corrupt_error(self.path, f"the index names {len(wanted_ids) - len(rows)} rows that are not in the log")
         return [self._live_row(row) for row in rows]
 
     def _live_row(self, row: LogRow) -> Row:
@@ -263,8 +263,8 @@ class DatabaseFile:
         return Row(key, value, id_ >> _REVISION_SHIFT)
 
     def _verify(self, row: LogRow) -> None:
-        id_, key, value, kept = row
-        if checksum(id_, key, value) != kept:
+        id_, key, value, stored = row
+        if checksum(id_, key, value) != stored:
             raise corrupt_error(self.path, f"row {id_} of {key!r} does not match its checksum")
 
     def reading(self) -> _Reading:
@@ -297,11 +297,11 @@ class DatabaseFile:
                 written.outcomes.append(conflict)
                 continue
             revision += 1
-            mine = log_rows(revision, commit)
-            rows += mine
-            group.update((key, id_) for id_, key, _, _ in mine)
+            commit_rows = log_rows(revision, commit)
+            rows += commit_rows
+            group.update((key, id_) for id_, key, _, _ in commit_rows)
             written.outcomes.append(Committed(revision))
-            changes = [RowChange(key, value, revision) for _, key, value, _ in mine if key]
+            changes = [RowChange(key, value, revision) for _, key, value, _ in commit_rows if key]
             written.transactions.append(Transaction(revision, changes))
         return written, rows
 
@@ -372,16 +372,16 @@ def log_rows(revision: int, commit: Commit) -> list[LogRow]:
     rows: list[LogRow] = [
         (id_, key, value, checksum(id_, key, value)) for id_, (key, value) in zip(ids, commit.puts, strict=False)
     ]
-    gone = commit.deletes or (() if rows else ("",))
-    rows += [(id_ | 1, key, None, checksum(id_ | 1, key, None)) for id_, key in zip(ids[len(rows) :], gone, strict=False)]
+    deleted = commit.deletes or (() if rows else ("",))
+    rows += [(id_ | 1, key, None, checksum(id_ | 1, key, None)) for id_, key in zip(ids[len(rows) :], deleted, strict=False)]
     return rows
 
 
 def _pack(row: LogRow) -> bytes:
     """Pack a row for `_APPEND`: three numbers of fixed width, the key, and the value up to the end."""
-    id_, key, value, kept = row
+    id_, key, value, stored = row
     name = key.encode()
-    return b"%019d%010d%04d%b%b" % (id_, kept, len(name), name, value or b"")
+    return b"%019d%010d%04d%b%b" % (id_, stored, len(name), name, value or b"")
 
 
 def checksum(id_: int, key: str, value: bytes | None) -> int:
@@ -393,17 +393,17 @@ def create_database(path: Path) -> None:
     load_checksums()
     if Path(f"{path}-wal").exists():
         raise corrupt_error(path, "the database is missing, but its write-ahead log exists")
-    draft = path.with_name(path.name + ".new")
-    with translating_errors(draft):
-        create_private_file(draft)
-        db = apsw.Connection(str(draft))
+    temporary = path.with_name(path.name + ".new")
+    with translating_errors(temporary):
+        create_private_file(temporary)
+        db = apsw.Connection(str(temporary))
         try:
             db.reserve_bytes(reserve=_RESERVED_BYTES)
             for statement in _create_statements():
                 db.execute(statement)
         finally:
             db.close()
-        rename_durably(draft, path)
+        rename_durably(temporary, path)
 
 
 def _create_statements() -> Iterator[str]:
@@ -437,15 +437,15 @@ def check_header(path: Path) -> None:
         raise NewerSchema(f"{path} has schema {schema}, this Remit reads {SCHEMA}; nothing was changed: upgrade Remit")
 
 
-def rename_durably(draft: Path, path: Path) -> None:
+def rename_durably(temporary: Path, path: Path) -> None:
     """Sync the content, rename it into place, and sync the directory."""
-    sync(draft, os.O_RDWR)
-    draft.replace(path)
+    sync(temporary, os.O_RDWR)
+    temporary.replace(path)
     sync(path.parent, os.O_RDONLY)
 
 
-def sync(place: Path, flags: int) -> None:
-    fd = os.open(place, flags | os.O_CLOEXEC)
+def sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -46,11 +46,11 @@ class DirectoryLock:
 
     def _lock(self, path: Path) -> bool:
         """Open and lock the file. Returns False if its creator has removed it meanwhile: a lock on it would exclude nobody."""
-        made = True
+        created = True
         try:
             self._fd = os.open(path, _OPEN_FLAGS | os.O_EXCL, PRIVATE_FILE)
         except FileExistsError:
-            self._fd, made = os.open(path, _OPEN_FLAGS, PRIVATE_FILE), False
+            self._fd, created = os.open(path, _OPEN_FLAGS, PRIVATE_FILE), False
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -59,7 +59,7 @@ class DirectoryLock:
             os.close(self._fd)
             self._fd = -1
             return False
-        self._created_lock = path if made else None
+        self._created_lock = path if created else None
         return True
 
     def undo(self) -> None:
@@ -100,13 +100,13 @@ def create_private_file(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
 
 
-def translate_os_error(error: OSError, place: Path) -> Unavailable:
+def translate_os_error(error: OSError, path: Path) -> Unavailable:
     """Translate an error of the file system."""
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return ReadOnly(f"{place} cannot be written ({error.strerror}); make it writable, or use another --data directory")
+        return ReadOnly(f"{path} cannot be written ({error.strerror}); make it writable, or use another --data directory")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"no space at {place} ({error.strerror}); free space there")
-    return Unavailable(f"{place} cannot be used: {error}; fix that, then restart")
+        return NoSpace(f"no space at {path} ({error.strerror}); free space there")
+    return Unavailable(f"{path} cannot be used: {error}; fix that, then restart")
 
 
 def _is_named(path: Path, fd: int) -> bool:
@@ -124,40 +124,40 @@ def _pid_in(fd: int) -> int | None:
 _DAMAGED = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS, apsw.SQLITE_IOERR_SHORT_READ)
 
 
-def corrupt_error(place: Path, what: str) -> Corrupt:
-    return Corrupt(f"{place}: {what}; no more writes are accepted: stop, keep a copy of the file, and restore a backup")
+def corrupt_error(path: Path, what: str) -> Corrupt:
+    return Corrupt(f"{path}: {what}; no more writes are accepted: stop, keep a copy of the file, and restore a backup")
 
 
-def translate(error: Exception, place: Path, *, committing: bool = False) -> StoreError:
+def translate(error: Exception, path: Path, *, committing: bool = False) -> StoreError:
     """Translate an error of SQLite. `committing`: it failed during COMMIT, so the commit may have been applied."""
     if isinstance(error, apsw.FullError):
-        return NoSpace(f"{place}: the disk is full; nothing was applied: free space there, or compact")
+        return NoSpace(f"{path}: the disk is full; nothing was applied: free space there, or compact")
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)):
-        return corrupt_error(place, f"the data read is not what was written ({error})")
+        return corrupt_error(path, f"the data read is not what was written ({error})")
     if isinstance(error, apsw.IOError):
         code = getattr(error, "extendedresult", 0)
         if code in _DAMAGED:
-            return corrupt_error(place, f"a page does not match its checksum ({error})")
+            return corrupt_error(path, f"a page does not match its checksum ({error})")
         if committing:
             return CommitOutcomeUnknown(
-                f"{place}: the disk failed during a commit ({error}, code {code}); settle the commit, and check the disk"
+                f"{path}: the disk failed during a commit ({error}, code {code}); settle the commit, and check the disk"
             )
-        return Unavailable(f"{place}: the disk failed ({error}, code {code}); nothing was applied: check the disk")
+        return Unavailable(f"{path}: the disk failed ({error}, code {code}); nothing was applied: check the disk")
     if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
-        return ReadOnly(f"{place} cannot be written ({error}); make it writable, or use another --data directory")
+        return ReadOnly(f"{path} cannot be written ({error}); make it writable, or use another --data directory")
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        return Unavailable(f"{place} is in use by another program ({error}); stop that program, then retry")
+        return Unavailable(f"{path} is in use by another program ({error}); stop that program, then retry")
     if isinstance(error, (apsw.CantOpenError, apsw.NoMemError, MemoryError)):
-        return Unavailable(f"{place} cannot be opened ({error}); nothing was applied: check memory, open files and the disk")
+        return Unavailable(f"{path} cannot be opened ({error}); nothing was applied: check memory, open files and the disk")
     if isinstance(error, OSError):
-        return translate_os_error(error, place)
-    return Unavailable(f"{place}: SQLite failed ({type(error).__name__}: {error}); nothing was applied: report this as a bug")
+        return translate_os_error(error, path)
+    return Unavailable(f"{path}: SQLite failed ({type(error).__name__}: {error}); nothing was applied: report this as a bug")
 
 
 @contextmanager
-def translating_errors(place: Path) -> Iterator[None]:
+def translating_errors(path: Path) -> Iterator[None]:
     """Translate errors of work that commits nothing a caller waits for."""
     try:
         yield
     except (apsw.Error, OSError, MemoryError) as error:
-        raise translate(error, place) from error
+        raise translate(error, path) from error

@@ -58,15 +58,15 @@ class IndexPass:
     def step(self, keys: int) -> bool:
         """Write the next `keys`; returns True when the pass is complete. A failure loses nothing: the log has everything."""
         file, below = self._file, self._below
-        some = list(islice(self._keys, keys))
-        done = len(some) < keys
-        rows = file.recent.versions(some, below)
+        batch = list(islice(self._keys, keys))
+        done = len(batch) < keys
+        rows = file.recent.versions(batch, below)
         with maintenance_transaction(file):
             if rows:
                 file.db.execute(_INDEX, (apsw.carray(tuple([b"%019d%b" % (id_, key.encode()) for key, id_ in rows])),))
             if done:
                 file.db.execute("UPDATE meta SET value = ? WHERE name = 'indexed'", (below,))
-        file.recent.drop(some, below)
+        file.recent.drop(batch, below)
         if done:
             file.indexed = below
             file.recent.end_pass()
@@ -140,17 +140,17 @@ def sweep(file: DatabaseFile) -> Iterator[None]:
         if seen == file.swept:
             return
         ordered = sorted(bounds.items())
-        for some in _slices(ordered):
+        for key_slice in _slices(ordered):
             with file.reading():
-                found = file.db.executemany("SELECT id FROM keys WHERE key = ? AND id < ?", some)
-                gone += (id_ for (id_,) in found if not id_ & 1)
+                ids_found = file.db.executemany("SELECT id FROM keys WHERE key = ? AND id < ?", key_slice)
+                gone += (id_ for (id_,) in ids_found if not id_ & 1)
             yield
         gone.sort()
         for ids in _slices(gone):
             _delete(file, "DELETE FROM log WHERE id = ?", [(id_,) for id_ in ids])
             yield
-        for some in _slices(ordered):
-            _delete(file, "DELETE FROM keys WHERE key = ? AND id < ?", some)
+        for key_slice in _slices(ordered):
+            _delete(file, "DELETE FROM keys WHERE key = ? AND id < ?", key_slice)
             yield
         for ids in _slices(deletions):
             _delete(file, "DELETE FROM log WHERE id = ?", [(id_,) for id_ in ids])

@@ -1,9 +1,9 @@
 """Reads a copy of a store owned by another process. Takes no lock, and writes nothing to the store.
 
 The owner locks its file exclusively, so SQLite would not let a second process read it. But a plain copy of the database and
-then of its write-ahead log is consistent if that log was not restarted meanwhile: whatever the owner checkpointed into the
-database during the copy is also in the log, which is copied later, and the end of a log that was being written is cut off by
-its checksums. A restarted log has another header; then the copy is repeated.
+then of its write-ahead log is consistent if that log was not restarted meanwhile: everything that the owner checkpointed into
+the database during the copy is also in the log, which is copied later, and the end of a log that was being written is cut
+off by its checksums. A restarted log has another header; then the copy is repeated.
 
 Do not use this inside the process that owns the store: closing a second descriptor of the file would release its locks.
 """
@@ -29,7 +29,7 @@ class StoreNotFound(StoreError):
 
 
 class _FileState(NamedTuple):
-    """What must not change during the copy: the header of the log or, if there is none, the database file itself."""
+    """State that must not change during the copy: the header of the log or, without a log, the database file."""
 
     header: bytes
     file: tuple[int, int, int]
@@ -85,8 +85,8 @@ def _copy(path: Path, into: Path) -> Path:
     for _ in range(COPY_TRIES):
         with translating_errors(path):
             before = _file_state(path, log)
-            for place in (into, log_into):
-                create_private_file(place)
+            for target in (into, log_into):
+                create_private_file(target)
             shutil.copyfile(path, into)
             if before.header:
                 try:

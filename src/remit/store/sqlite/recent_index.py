@@ -51,17 +51,17 @@ class RecentIndex:
         self._pass_keys = None
 
     def add(self, versions: Iterable[Version]) -> None:
-        ids, fresh = self.ids, []
+        ids, new_keys = self.ids, []
         for key, id_ in versions:
             old = ids.get(key)
             if old is None:
-                fresh.append(key)
+                new_keys.append(key)
             else:
                 self.older_ids.setdefault(key, []).append(old)
                 self.count += 1
             ids[key] = id_
-        self.count += len(fresh)
-        self._order.add(fresh)
+        self.count += len(new_keys)
+        self._order.add(new_keys)
 
     def newest(self, key: str, below: int) -> int:
         """Return the newest version with an id less than `below`; 0 if there is none here."""
@@ -71,22 +71,22 @@ class RecentIndex:
         return next((old for old in reversed(self.older_ids.get(key, ())) if old < below), 0)
 
     def versions(self, keys: Iterable[str], below: int) -> list[Version]:
-        found: list[Version] = []
+        versions: list[Version] = []
         for key in keys:
-            found += [(key, old) for old in self.older_ids.get(key, ()) if old < below]
+            versions += [(key, old) for old in self.older_ids.get(key, ()) if old < below]
             id_ = self.ids.get(key)
             if id_ is not None and id_ < below:
-                found.append((key, id_))
-        return found
+                versions.append((key, id_))
+        return versions
 
     def drop(self, keys: Iterable[str], below: int) -> None:
         """Drop what `versions(keys, below)` returned, once it is in table `keys`. Newer versions stay."""
         for key in keys:
             if (olds := self.older_ids.get(key)) is not None:
-                kept = [old for old in olds if old >= below]
-                self.count -= len(olds) - len(kept)
-                if kept:
-                    self.older_ids[key] = kept
+                remaining = [old for old in olds if old >= below]
+                self.count -= len(olds) - len(remaining)
+                if remaining:
+                    self.older_ids[key] = remaining
                 else:
                     del self.older_ids[key]
             newest = self.ids.get(key)

@@ -65,14 +65,14 @@ class _OpenFiles(NamedTuple):
 
 
 class SqliteStore:
-    """Created by `open`. `place` is the chain position that opening wrote: it raised the epoch, so older writers are fenced."""
+    """Created by `open`. `position` is the chain position after `open` raised the epoch, which fences older writers."""
 
     position: chain.ChainPosition
 
     def __init__(
-        self, opened: _OpenFiles, offload: StoreOffload, limits: FeedLimits, stopwatch_ns: Callable[[], int] | None = None
+        self, files: _OpenFiles, offload: StoreOffload, limits: FeedLimits, stopwatch_ns: Callable[[], int] | None = None
     ) -> None:
-        self._lock, self._file = opened
+        self._lock, self._file = files
         self._stopwatch_ns = stopwatch_ns
         self.writes, self.groups = Histogram(SECONDS_BUCKETS), Histogram(SIZE_BUCKETS)
         """Duration of writing a group, including one fsync, and its number of rows."""
@@ -201,11 +201,11 @@ class SqliteStore:
                 group = self._next_group()
                 await self._write(group)
                 if self._maintenance.is_due():
-                    await self._maintain(sum(len(one.commit.puts) + len(one.commit.deletes) for one in group))
+                    await self._maintain(sum(len(pending.commit.puts) + len(pending.commit.deletes) for pending in group))
         finally:
             self._writer = None
-            for waiting in self._queue:
-                waiting.answer.cancel()
+            for queued in self._queue:
+                queued.answer.cancel()
             self._queue.clear()
 
     def _next_group(self) -> list[_PendingCommit]:
@@ -216,34 +216,34 @@ class SqliteStore:
         group: list[_PendingCommit] = []
         rows = size = 0
         while self._queue and rows < GROUP_ROWS_MAX and size < GROUP_BYTES_MAX:
-            waiting = self._queue.popleft()
-            if not waiting.answer.done():
-                group.append(waiting)
-                rows += len(waiting.commit.puts) + len(waiting.commit.deletes)
-                size += sum(len(value) for _, value in waiting.commit.puts)
+            pending = self._queue.popleft()
+            if not pending.answer.done():
+                group.append(pending)
+                rows += len(pending.commit.puts) + len(pending.commit.deletes)
+                size += sum(len(value) for _, value in pending.commit.puts)
         return group
 
     async def _write(self, group: Sequence[_PendingCommit]) -> None:
-        commits = [one.commit for one in group]
+        commits = [pending.commit for pending in group]
         try:
             written: GroupResult = await self._offload(lambda: self._write_timed(commits))
         except StoreError as error:
-            for one in group:
-                if not one.answer.done():
-                    one.answer.set_exception(_copy_of(error))
+            for pending in group:
+                if not pending.answer.done():
+                    pending.answer.set_exception(_copy_of(error))
             return
         except BaseException as error:
             # Cancelled, or a bug: it is unknown here whether the group was written.
-            for one in group:
-                if not one.answer.done():
-                    one.answer.set_exception(
+            for pending in group:
+                if not pending.answer.done():
+                    pending.answer.set_exception(
                         CommitOutcomeUnknown(f"the store's writer was stopped ({error!r}); settle the commit")
                     )
             raise
         self._feed.publish(written.transactions)
-        for one, outcome in zip(group, written.outcomes, strict=True):
-            if not one.answer.done():
-                one.answer.set_result(outcome)
+        for pending, outcome in zip(group, written.outcomes, strict=True):
+            if not pending.answer.done():
+                pending.answer.set_result(outcome)
 
     def _write_timed(self, commits: Sequence[Commit]) -> GroupResult:
         """Write and measure in the writer's thread, so that waiting for the thread is not measured."""
@@ -252,7 +252,7 @@ class SqliteStore:
         began_ns = self._stopwatch_ns()
         written = self._file.write(commits)
         self.writes.add((self._stopwatch_ns() - began_ns) / 1e9)
-        self.groups.add(sum(len(one.changes) for one in written.transactions))
+        self.groups.add(sum(len(transaction.changes) for transaction in written.transactions))
         return written
 
     async def _maintain(self, rows: int) -> None:

@@ -2,8 +2,8 @@
 
 Archives are untrusted, so no entry name is used as a path. A name is walked component by component from the target
 directory, each with `O_NOFOLLOW`, so a symbolic link that the archive itself created is never followed. The target of a link
-may contain `..` only at its beginning, and not more often than there are real directories above the link; whatever it names
-from there is inside, or is another link with the same property.
+may contain `..` only at its beginning, and not more often than there are real directories above the link; the path that
+remains is inside, or is another link with the same property.
 
 Decompression only reads forwards and counts its output, so decompression bombs are noticed on the way. All calls block;
 artifacts.py runs them in threads.
@@ -31,7 +31,7 @@ from remit.world.process.spawn import resolve_user
 READ_MAX: Final = 4 << 20
 """Largest single read. A header that asks for more is forged, and would make the reader hold it all in memory."""
 MEMORY_MAX: Final = 256 << 20
-"""Memory limit of xz decompression. The header of the archive says how much is needed, and could say anything."""
+"""Memory limit of xz decompression. The header of the archive asks for the amount, and may ask for any."""
 _READ_BYTES: Final = 64 << 10
 
 
@@ -56,9 +56,9 @@ def decompressed(file: IO[bytes]) -> IO[bytes]:
 
 def _starts_with(file: IO[bytes], *marks: bytes) -> bool:
     file.seek(0)
-    found = file.read(8)
+    head = file.read(8)
     file.seek(0)
-    return found.startswith(marks)
+    return head.startswith(marks)
 
 
 class _XzReader(io.RawIOBase):
@@ -73,24 +73,24 @@ class _XzReader(io.RawIOBase):
     def readinto(self, into: memoryview, /) -> int:  # type: ignore[override]
         while True:
             if self._decompressor.eof:
-                left = self._decompressor.unused_data or self._file.read(_READ_BYTES)
-                left = left.lstrip(b"\0")
-                if not left:
+                data = self._decompressor.unused_data or self._file.read(_READ_BYTES)
+                data = data.lstrip(b"\0")
+                if not data:
                     return 0
                 self._decompressor = self._new_decompressor()
             else:
-                left = self._file.read(_READ_BYTES) if self._decompressor.needs_input else b""
-                if not left and self._decompressor.needs_input:
+                data = self._file.read(_READ_BYTES) if self._decompressor.needs_input else b""
+                if not data and self._decompressor.needs_input:
                     raise EOFError("the compressed data is truncated")
             try:
-                piece = self._decompressor.decompress(left, len(into))
+                chunk = self._decompressor.decompress(data, len(into))
             except lzma.LZMAError as error:
                 raise NotUnpacked(
                     f"the archive cannot be decompressed ({error})", "compress it again, with gzip or xz -6"
                 ) from error
-            if piece:
-                into[: len(piece)] = piece
-                return len(piece)
+            if chunk:
+                into[: len(chunk)] = chunk
+                return len(chunk)
 
     @staticmethod
     def _new_decompressor() -> lzma.LZMADecompressor:
@@ -108,16 +108,16 @@ class BoundedReader:
         if not 0 <= size <= READ_MAX:
             raise NotUnpacked("a header of the archive is too long", "create the archive again")
         self._stop.check()
-        pieces, left = [], size
-        while left and (piece := self._file.read(left)):
-            pieces.append(piece)
-            left -= len(piece)
-        self._position += size - left
+        chunks, remaining = [], size
+        while remaining and (chunk := self._file.read(remaining)):
+            chunks.append(chunk)
+            remaining -= len(chunk)
+        self._position += size - remaining
         if self._position > self._bytes_max:
             raise NotUnpacked(
                 f"the archive unpacks to more than {self._bytes_max >> 20} MiB, too much for its size", "make it smaller"
             )
-        return b"".join(pieces)
+        return b"".join(chunks)
 
     def tell(self) -> int:
         return self._position
@@ -141,11 +141,11 @@ _RECREATE: Final = "create the archive again from regular files"
 class Unpacker:
     """Puts files and links below the directory `into`, with `at` as prefix of all names, owned by `user`."""
 
-    def __init__(self, into: Path, user: str, bounds: UnpackLimits, stop: StopSignal, at: Path = Path()) -> None:
-        self._into, self._limits, self._stop, self._prefix = into, bounds, stop, at.parts
+    def __init__(self, into: Path, user: str, limits: UnpackLimits, stop: StopSignal, at: Path = Path()) -> None:
+        self._into, self._limits, self._stop, self._prefix = into, limits, stop, at.parts
         self._identity = resolve_user(user)
         self._files = self._bytes = 0
-        self._bytes_max = bounds.bytes_max
+        self._bytes_max = limits.bytes_max
         self._root = -1
         self._parent: tuple[tuple[str, ...], int] = ((), -1)
         """The directory of the last entry, kept open because the next entry is often there too."""
@@ -167,16 +167,16 @@ class Unpacker:
             except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
                 raise NotUnpacked(f"the file is not a readable archive ({error})", "create a tar or zip archive") from error
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
+                reason = (error.strerror or str(error)).lower()
                 raise NotUnpacked(
-                    f"the archive cannot be unpacked ({why})", "check that it is complete, and the free disk space"
+                    f"the archive cannot be unpacked ({reason})", "check that it is complete, and the free disk space"
                 ) from error
         return UnpackResult(self._files, self._bytes)
 
     def copy(self, file: Path, to: Path) -> None:
         """Copy one regular file."""
-        with self, _translating_errors(to), file.open("rb") as found:
-            self._write_file(self._components(str(to)), 0o755, self._read_chunks(found), replaces=False)
+        with self, _translating_errors(to), file.open("rb") as content:
+            self._write_file(self._components(str(to)), 0o755, self._read_chunks(content), replaces=False)
 
     def make_directory(self, to: Path) -> None:
         """Create a directory if it does not exist."""
@@ -194,41 +194,41 @@ class Unpacker:
     def _unpack_tar(self, file: IO[bytes]) -> None:
         meter = BoundedReader(decompressed(file), self._bytes_max + (64 << 20), self._stop)
         with tarfile.open(fileobj=meter, mode="r:", errorlevel=2) as tar:  # type: ignore[call-overload]
-            while (one := tar.next()) is not None:
+            while (entry := tar.next()) is not None:
                 self._count_entry()
-                parts = self._components(one.name)
-                if one.isdir():
-                    self._make_entry_directory(parts, one.mode)
-                elif one.isreg():
-                    with tar.extractfile(one) as content:
-                        self._write_file(parts, one.mode, self._read_chunks(content))
-                elif one.issym():
-                    self._write_symlink(parts, one.linkname)
-                elif one.islnk():
-                    self._write_hard_link(parts, self._components(one.linkname))
+                parts = self._components(entry.name)
+                if entry.isdir():
+                    self._make_entry_directory(parts, entry.mode)
+                elif entry.isreg():
+                    with tar.extractfile(entry) as content:
+                        self._write_file(parts, entry.mode, self._read_chunks(content))
+                elif entry.issym():
+                    self._write_symlink(parts, entry.linkname)
+                elif entry.islnk():
+                    self._write_hard_link(parts, self._components(entry.linkname))
                 else:
-                    raise NotUnpacked(f"{_quoted(one.name)} is a device or a named pipe", _RECREATE)
+                    raise NotUnpacked(f"{_quoted(entry.name)} is a device or a named pipe", _RECREATE)
                 tar.members = []  # tarfile keeps the members for random access, which is not used here
 
     def _unpack_zip(self, file: IO[bytes]) -> None:
         _check_central_directory(file)
         with zipfile.ZipFile(file) as archive:
-            for one in archive.infolist():
+            for entry in archive.infolist():
                 self._count_entry()
-                parts, mode = self._components(one.filename), one.external_attr >> 16
-                sort = stat.S_IFMT(mode)
-                if one.flag_bits & 1:
-                    raise NotUnpacked(f"{_quoted(one.filename)} is encrypted", "create the archive again without a password")
-                if one.is_dir():
+                parts, mode = self._components(entry.filename), entry.external_attr >> 16
+                file_type = stat.S_IFMT(mode)
+                if entry.flag_bits & 1:
+                    raise NotUnpacked(f"{_quoted(entry.filename)} is encrypted", "create the archive again without a password")
+                if entry.is_dir():
                     self._make_entry_directory(parts, mode or 0o755)
-                elif sort == stat.S_IFLNK:
-                    with archive.open(one) as content:
+                elif file_type == stat.S_IFLNK:
+                    with archive.open(entry) as content:
                         self._write_symlink(parts, os.fsdecode(content.read(TARGET_MAX + 1)))
-                elif sort in (0, stat.S_IFREG):
-                    with archive.open(one) as content:
+                elif file_type in (0, stat.S_IFREG):
+                    with archive.open(entry) as content:
                         self._write_file(parts, mode or 0o644, self._read_chunks(content))
                 else:
-                    raise NotUnpacked(f"{_quoted(one.filename)} is a device or a named pipe", _RECREATE)
+                    raise NotUnpacked(f"{_quoted(entry.filename)} is a device or a named pipe", _RECREATE)
 
     def _count_entry(self) -> None:
         self._stop.check()
@@ -237,46 +237,46 @@ class Unpacker:
             raise NotUnpacked(f"the archive has more than {self._limits.files_max} entries", "split it into several archives")
 
     def _read_chunks(self, content: Any) -> Iterator[bytes]:
-        while piece := content.read(WRITE_BYTES):
+        while chunk := content.read(WRITE_BYTES):
             self._stop.check()
-            self._bytes += len(piece)
+            self._bytes += len(chunk)
             if self._bytes > self._bytes_max:
                 raise NotUnpacked(
                     f"the archive unpacks to more than {self._bytes_max >> 20} MiB, too much for its size", "make it smaller"
                 )
-            yield piece
+            yield chunk
 
     # -- entries
     # -----------------------------------------------------------------------------------------------------------------
 
     def _components(self, name: str) -> tuple[str, ...]:
         """Split a name into path components, with the prefix; raise `NotUnpacked` if it leaves the target directory."""
-        steps = tuple(step for step in name.split("/") if step not in ("", "."))
-        if name.startswith("/") or ".." in steps or "\0" in name:
+        components = tuple(step for step in name.split("/") if step not in ("", "."))
+        if name.startswith("/") or ".." in components or "\0" in name:
             raise NotUnpacked(
                 f"{_quoted(name)} is outside of the target directory", "create the archive again with relative names"
             )
-        if len(steps) > self._limits.depth_max:
+        if len(components) > self._limits.depth_max:
             raise NotUnpacked(
                 f"{_quoted(name)} is nested deeper than {self._limits.depth_max} directories", "use a flatter directory tree"
             )
-        return (*self._prefix, *steps)
+        return (*self._prefix, *components)
 
     def _make_entry_directory(self, parts: tuple[str, ...], mode: int) -> None:
         at = self._directory_fd(parts)
         if parts != self._prefix:
             os.fchmod(at, (mode & 0o755) | 0o700)
 
-    def _write_file(self, parts: tuple[str, ...], mode: int, pieces: Iterator[bytes], *, replaces: bool = True) -> None:
+    def _write_file(self, parts: tuple[str, ...], mode: int, chunks: Iterator[bytes], *, replaces: bool = True) -> None:
         name, at = self._name_of(parts), self._directory_fd(parts[:-1])
         if replaces:
             _remove_existing(name, at)
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
         try:
-            for piece in pieces:
-                left = memoryview(piece)
-                while left:
-                    left = left[os.write(file, left) :]
+            for chunk in chunks:
+                remaining = memoryview(chunk)
+                while remaining:
+                    remaining = remaining[os.write(file, remaining) :]
             if self._identity is not None:
                 os.fchown(file, self._identity.uid, self._identity.gid)
             os.fchmod(file, (mode & 0o755) | 0o600)  # no setuid, setgid or sticky bit, and no write permission for others
@@ -300,8 +300,8 @@ class Unpacker:
             raise NotUnpacked(f"{_quoted('/'.join(parts))} is a hard link without a valid target", _RECREATE)
         source = os.dup(self._directory_fd(of[:-1], make=False))
         try:
-            found = os.stat(of[-1], dir_fd=source, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.stat(of[-1], dir_fd=source, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
                 raise NotUnpacked(
                     f"{_quoted('/'.join(parts))} is a hard link to something that is not a regular file", _RECREATE
                 )
@@ -330,9 +330,9 @@ class Unpacker:
             raise NotUnpacked(f"{self._into} cannot be used ({error.strerror})", "check the free disk space") from error
 
     def __exit__(self, *_: object) -> None:
-        for one in (self._parent[1], self._root):
-            if one >= 0:
-                os.close(one)
+        for fd in (self._parent[1], self._root):
+            if fd >= 0:
+                os.close(fd)
         self._parent, self._root = ((), -1), -1
 
     def _directory_fd(self, parts: tuple[str, ...], *, make: bool = True) -> int:
@@ -380,8 +380,8 @@ def _translating_errors(to: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise NotUnpacked(f"cannot write {to} ({why})", "give each artifact and volume a path of its own") from error
+        reason = (error.strerror or str(error)).lower()
+        raise NotUnpacked(f"cannot write {to} ({reason})", "give each artifact and volume a path of its own") from error
 
 
 _LINK_ERRORS: Final = (20, 40)
@@ -395,10 +395,10 @@ def _remove_existing(name: str, at: int) -> None:
 
 
 def _check_target(name: str, target: str, depth: int) -> None:
-    steps = [step for step in PurePosixPath(target).parts if step != "."]
-    climbs = next((count for count, step in enumerate(steps) if step != ".."), len(steps))
-    outside = target.startswith("/") or climbs > depth or ".." in steps[climbs:]
-    if (not steps and target != ".") or outside or len(target) > TARGET_MAX or "\0" in target:
+    components = [step for step in PurePosixPath(target).parts if step != "."]
+    climbs = next((count for count, step in enumerate(components) if step != ".."), len(components))
+    outside = target.startswith("/") or climbs > depth or ".." in components[climbs:]
+    if (not components and target != ".") or outside or len(target) > TARGET_MAX or "\0" in target:
         raise NotUnpacked(
             f"{_quoted(name)} is a symbolic link out of the target directory", "use relative links that stay inside"
         )

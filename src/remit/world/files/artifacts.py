@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FetchPermissions(NamedTuple):
-    """What a node allows replicas to fetch.
+    """Sources that a node allows replicas to fetch from.
 
     `directories`: `file:` sources are read below these only. `hosts`: names and networks that may be fetched from although
     they are not public.
@@ -118,7 +118,7 @@ class ArtifactFetcher(Protocol):
         """Create a symbolic link to a path of the host, which may be anywhere, with the same checks as `place`."""
         ...
 
-    async def publish(self, made: Path, to: Path, /) -> None:
+    async def publish(self, source: Path, to: Path, /) -> None:
         """Rename a file or directory to its final name atomically. Raises `FileBusy` if the name exists; other `DiskError`."""
         ...
 
@@ -134,13 +134,13 @@ class ArtifactFetcher(Protocol):
         """Return the disk usage of a directory tree, links not followed; 0 if it does not exist."""
         ...
 
-    async def resolve_allowed(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
-        """Resolve a directory of the host. Returns its real path if that is equal to or below one of `lent`, otherwise None."""
+    async def resolve_allowed(self, directory: Path, allowed: tuple[Path, ...], /) -> Path | None:
+        """Resolve a directory of the host. Returns its real path if that is one of `allowed` or below one, otherwise None."""
         ...
 
 
 class NotFetched(WorldError):
-    """The fetch failed. `again`: a retry may succeed."""
+    """The fetch failed. `retryable`: a retry may succeed."""
 
     def __init__(self, cause: str, cure: str, *, retryable: bool = False) -> None:
         super().__init__(cause, cure)
@@ -165,7 +165,7 @@ class FileArtifactFetcher:
 
     def __init__(self, resolve: Resolver | None = None, context: ssl.SSLContext | None = None) -> None:
         self._resolve, self._context = resolve, context
-        self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="carrier")
+        self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="artifacts")
 
     async def fetch(
         self,
@@ -179,7 +179,7 @@ class FileArtifactFetcher:
         on_progress: FetchProgress,
     ) -> int:
         stop = StopSignal()
-        late = asyncio.get_running_loop().call_later(limits.total_ms / 1000, stop.stop)
+        deadline = asyncio.get_running_loop().call_later(limits.total_ms / 1000, stop.stop)
         try:
             return await self._in_thread(lambda: self._fetch(source, to, sha256, permissions, limits, on_progress, stop), stop)
         except WorkStopped:
@@ -189,7 +189,7 @@ class FileArtifactFetcher:
                 retryable=True,
             ) from None
         finally:
-            late.cancel()
+            deadline.cancel()
 
     async def unpack(
         self, archive: Path, into: Path, /, *, below: Path, user: str = "", limits: UnpackLimits = UnpackLimits()
@@ -209,24 +209,24 @@ class FileArtifactFetcher:
         at = link.relative_to(below)
         await self._in_thread(lambda: _unpacker(below, "", UnpackLimits(), StopSignal()).symlink(at, target))
 
-    async def publish(self, made: Path, to: Path, /) -> None:
+    async def publish(self, source: Path, to: Path, /) -> None:
         def publish() -> None:
             with translating_os_errors(to):
                 if os.path.lexists(to):
                     raise FileBusy(f"{to} exists already", "remove it, or use another name")
-                made.rename(to)
+                source.rename(to)
 
         await self._in_thread(publish)
 
     async def change_stamp(self, path: Path, /) -> str:
         def stamp() -> str:
             try:
-                found = os.lstat(path)
+                status = os.lstat(path)
             except OSError:
                 return ""
             # The last one, the change time, cannot be set by a process that may write the file.
-            same = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-            return ".".join(map(str, same)) if stat.S_ISREG(found.st_mode) else ""
+            same = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            return ".".join(map(str, same)) if stat.S_ISREG(status.st_mode) else ""
 
         return await self._in_thread(stamp)
 
@@ -240,15 +240,15 @@ class FileArtifactFetcher:
     async def size(self, directory: Path, /) -> int:
         return await self._in_thread(lambda: _size(directory))
 
-    async def resolve_allowed(self, directory: Path, lent: tuple[Path, ...], /) -> Path | None:
+    async def resolve_allowed(self, directory: Path, allowed: tuple[Path, ...], /) -> Path | None:
         def stands() -> Path | None:
             try:
-                found = directory.resolve(strict=True)
-                places = [one.resolve(strict=True) for one in lent]
+                resolved = directory.resolve(strict=True)
+                roots = [root.resolve(strict=True) for root in allowed]
             except (OSError, RuntimeError):
                 return None
-            inside = any(one == found or one in found.parents for one in places)
-            return found if inside and found.is_dir() else None
+            inside = any(root == resolved or root in resolved.parents for root in roots)
+            return resolved if inside and resolved.is_dir() else None
 
         return await self._in_thread(stands)
 
@@ -260,57 +260,57 @@ class FileArtifactFetcher:
         source: str,
         to: Path,
         sha256: str,
-        reach: FetchPermissions,
-        bounds: FetchLimits,
-        tell: FetchProgress,
+        permissions: FetchPermissions,
+        limits: FetchLimits,
+        on_progress: FetchProgress,
         stop: StopSignal,
     ) -> int:
         from remit.world.files.http_fetch import SourceFetch, resolve_host, system_tls_context, too_large_error
 
         self._context = self._context or system_tls_context()
-        fetching = SourceFetch(reach, bounds, stop, self._resolve or resolve_host, self._context)
-        sum_, come = hashlib.sha256(), 0
+        fetching = SourceFetch(permissions, limits, stop, self._resolve or resolve_host, self._context)
+        digest, received = hashlib.sha256(), 0
         file = _create_file(to)
         try:
-            with os.fdopen(file, "wb", buffering=0) as into, fetching.open(source) as opened:
-                for piece in opened.chunks:
+            with os.fdopen(file, "wb", buffering=0) as output, fetching.open(source) as opened_source:
+                for chunk in opened_source.chunks:
                     stop.check()
-                    come += len(piece)
-                    if come > bounds.bytes_max:
-                        raise too_large_error(bounds)
-                    sum_.update(piece)
-                    _write(into.fileno(), piece, to)
-                    tell(come, opened.total)
+                    received += len(chunk)
+                    if received > limits.bytes_max:
+                        raise too_large_error(limits)
+                    digest.update(chunk)
+                    _write(output.fileno(), chunk, to)
+                    on_progress(received, opened_source.total)
             stop.check()  # a socket that is shut down reads like the end of the data
-            if sum_.hexdigest() != sha256:
+            if digest.hexdigest() != sha256:
                 raise NotFetched(
-                    f"the fetched file has sha256 {sum_.hexdigest()}, expected {sha256}",
-                    "correct sha256 if the file is the right one",
+                    f"the content has digest {digest.hexdigest()}, not {sha256}",
+                    "correct sha256 if this is the intended content",
                 )
         except BaseException:
             with suppress(OSError):
                 to.unlink()
             raise
-        return come
+        return received
 
     async def _in_thread(self, work: Callable[[], T], stop: StopSignal | None = None) -> T:
-        begun = self._pool.submit(work)
-        future = asyncio.wrap_future(begun)
+        job = self._pool.submit(work)
+        future = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if stop is not None:
                 stop.stop()
             future.add_done_callback(_retrieve_exception)
-            if not begun.cancel():  # already running: wait for it to clean up
+            if not job.cancel():  # already running: wait for it to clean up
                 await asyncio.wait([future], timeout=STOP_WAIT_S)
             raise
 
 
-def _unpacker(into: Path, user: str, bounds: UnpackLimits, stop: StopSignal, at: Path = Path()) -> Unpacker:
+def _unpacker(into: Path, user: str, limits: UnpackLimits, stop: StopSignal, at: Path = Path()) -> Unpacker:
     from remit.world.files.archives import Unpacker
 
-    return Unpacker(into, user, bounds, stop, at)
+    return Unpacker(into, user, limits, stop, at)
 
 
 def _retrieve_exception(future: asyncio.Future[T]) -> None:
@@ -326,23 +326,23 @@ def _create_file(path: Path) -> int:
         raise NotFetched(f"cannot write {path} ({error.strerror})", "check the agent's data directory") from error
 
 
-def _write(file: int, piece: bytes, to: Path) -> None:
-    left = memoryview(piece)
+def _write(file: int, chunk: bytes, to: Path) -> None:
+    remaining = memoryview(chunk)
     try:
-        while left:
-            left = left[os.write(file, left) :]
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
     except OSError as error:
         raise NotFetched(f"cannot write to {to.parent} ({error.strerror})", "free space there", retryable=False) from error
 
 
 def _size(directory: Path) -> int:
     total = 0
-    places = [str(directory)]
-    while places:
-        with suppress(OSError), os.scandir(places.pop()) as found:
-            for one in found:
+    directories = [str(directory)]
+    while directories:
+        with suppress(OSError), os.scandir(directories.pop()) as entries:
+            for entry in entries:
                 with suppress(OSError):
-                    total += one.stat(follow_symlinks=False).st_blocks * 512
-                    if one.is_dir(follow_symlinks=False):
-                        places.append(one.path)
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.path)
     return total

@@ -47,23 +47,23 @@ class FileDisk:
         return data
 
     def write_atomically(self, path: Path, data: bytes) -> None:
-        beside = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
+        temporary = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
         with translating_os_errors(path):
-            fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
-            _lock_temporary(fd, beside, path)
-            with translating_os_errors(path), _unlinked_on_failure(beside):
+            _lock_temporary(fd, temporary, path)
+            with translating_os_errors(path), _unlinked_on_failure(temporary):
                 os.ftruncate(fd, 0)
                 _write_all(fd, data)
                 os.fsync(fd)
-                beside.rename(path)
+                temporary.rename(path)
         finally:
             os.close(fd)
         _sync_directory(path.parent)
 
     def append(self, path: Path, data: bytes, *, durably: bool) -> None:
         with translating_os_errors(path):
-            made = durably and not path.exists()
+            created = durably and not path.exists()
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
             try:
                 _write_all(fd, data)
@@ -71,7 +71,7 @@ class FileDisk:
                     os.fdatasync(fd)
             finally:
                 os.close(fd)
-        if made:
+        if created:
             _sync_directory(path.parent)
 
     def exists(self, path: Path) -> bool:
@@ -91,12 +91,12 @@ class FileDisk:
             with translating_os_errors(path):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
-        missing = [place for place in path.parents if not self.exists(place)]
-        for place in (*reversed(missing), path):
-            with translating_os_errors(place), suppress(FileExistsError):  # another process may create it at the same time
-                place.mkdir(mode=0o700)
+        missing = [directory for directory in path.parents if not self.exists(directory)]
+        for directory in (*reversed(missing), path):
+            with translating_os_errors(directory), suppress(FileExistsError):  # another process may create it at the same time
+                directory.mkdir(mode=0o700)
             _sync_directory(
-                place.parent
+                directory.parent
             )  # also if it existed: a crash may have interrupted an earlier creation before this sync
         if not path.is_dir():
             raise DiskError(f"{path} is not a directory", "move it away, or use another path")
@@ -109,13 +109,13 @@ class FileDisk:
 
     def list(self, directory: Path) -> tuple[str, ...]:
         with translating_os_errors(directory):
-            names = [place.name for place in directory.iterdir()]
+            names = [entry.name for entry in directory.iterdir()]
         return tuple(sorted(name for name in names if not (name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX))))
 
     def free_bytes(self, path: Path) -> int:
         with translating_os_errors(path):
-            found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+            status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
 
     @contextmanager
     def lock(self, path: Path) -> Iterator[None]:
@@ -146,7 +146,7 @@ def hint_unrelated_subdirectories(directory: Path) -> None:
             os.close(fd)
 
 
-def _lock_temporary(fd: int, beside: Path, path: Path) -> None:
+def _lock_temporary(fd: int, temporary: Path, path: Path) -> None:
     """Lock the temporary file. Two writers of one temporary file would publish a mixture of both contents."""
     busy = FileBusy(f"{path} is being written by another process", "make sure that only one process writes it")
     if not _try_lock(fd, path):
@@ -155,7 +155,7 @@ def _lock_temporary(fd: int, beside: Path, path: Path) -> None:
     # be truncated.
     with translating_os_errors(path):
         try:
-            same = os.fstat(fd).st_ino == beside.stat().st_ino
+            same = os.fstat(fd).st_ino == temporary.stat().st_ino
         except FileNotFoundError:
             same = False
     if not same:
@@ -172,19 +172,19 @@ def _try_lock(fd: int, path: Path) -> bool:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(fd, remaining) :]
 
 
 @contextmanager
-def _unlinked_on_failure(beside: Path) -> Iterator[None]:
+def _unlinked_on_failure(temporary: Path) -> Iterator[None]:
     """Remove the temporary file after a failed write, to give its space back on a full disk. The old content is untouched."""
     try:
         yield
     except OSError:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
 
 
@@ -209,11 +209,11 @@ def translating_os_errors(path: Path) -> Iterator[None]:
 
 
 def _translate(error: OSError, path: Path) -> DiskError:
-    why = error.strerror or str(error)
+    reason = error.strerror or str(error)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return FileMissing(f"{path} does not exist ({why})", "create it, or correct the path")
+        return FileMissing(f"{path} does not exist ({reason})", "create it, or correct the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"no space for {path} ({why})", "free space there")
+        return DiskFull(f"no space for {path} ({reason})", "free space there")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return AccessDenied(f"{path} is not accessible ({why})", "change its permissions, or use another path")
-    return DiskError(f"{path} cannot be used ({why})", "fix the disk, or use another path")
+        return AccessDenied(f"{path} is not accessible ({reason})", "change its permissions, or use another path")
+    return DiskError(f"{path} cannot be used ({reason})", "fix the disk, or use another path")

@@ -47,88 +47,90 @@ class FileLogFiles:
     """Log files on the file system of this machine."""
 
     def rotate(self, directory: Path, name: str, *, bytes_max: int, rotated_max: int) -> bool:
-        with _open_directory(directory) as place:
-            file = _open_regular(place, name, os.O_RDWR)
+        with _open_directory(directory) as directory_fd:
+            file = _open_regular(directory_fd, name, os.O_RDWR)
             if file is None:
                 return False
             try:
                 size = os.fstat(file).st_size
                 if size <= bytes_max:
                     return False
-                _rotate(place, name, file, size, bytes_max, rotated_max)
+                _rotate(directory_fd, name, file, size, bytes_max, rotated_max)
             finally:
                 os.close(file)
-            for piece in _rotated_files(place, name)[: -rotated_max or None]:
-                os.unlink(piece.name, dir_fd=place)
+            for rotated in _rotated_files(directory_fd, name)[: -rotated_max or None]:
+                os.unlink(rotated.name, dir_fd=directory_fd)
         return True
 
     def span(self, directory: Path, name: str) -> tuple[int, int]:
-        with _open_directory(directory) as place:
+        with _open_directory(directory) as directory_fd:
             for _ in range(_RETRIES_MAX):
-                older = _rotated_files(place, name)
-                size = _size(place, name)
-                if older == _rotated_files(place, name):
+                rotated = _rotated_files(directory_fd, name)
+                size = _size(directory_fd, name)
+                if rotated == _rotated_files(directory_fd, name):
                     break
-        if size is None and not older:
+        if size is None and not rotated:
             raise FileMissing(
                 f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
             )
-        base = _end_offset(older)
-        return older[0].start if older else base, base + (size or 0)
+        base = _end_offset(rotated)
+        return rotated[0].start if rotated else base, base + (size or 0)
 
     def read(self, directory: Path, name: str, start: int, bytes_max: int) -> LogChunk:
-        with _open_directory(directory) as place:
+        with _open_directory(directory) as directory_fd:
             for _ in range(_RETRIES_MAX):
-                older = _rotated_files(place, name)
-                found = _read(place, name, older, start, bytes_max)
-                if older == _rotated_files(place, name):  # otherwise it was rotated meanwhile, and these may be the wrong bytes
+                rotated = _rotated_files(directory_fd, name)
+                chunk = _read(directory_fd, name, rotated, start, bytes_max)
+                if rotated == _rotated_files(
+                    directory_fd, name
+                ):  # otherwise it was rotated meanwhile, and these may be the wrong bytes
                     break
-        if found is None:
+        if chunk is None:
             raise FileMissing(
                 f"{directory / name} does not exist", "check whether the process was started, or its output has expired"
             )
-        return found
+        return chunk
 
     def prune(self, directory: Path, keep: Collection[str], *, files_max: int, bytes_max: int, age_ms_max: int) -> None:
-        kept, now_s = frozenset(keep), time.time()
-        with _open_directory(directory) as place:
+        kept_stems, now_s = frozenset(keep), time.time()
+        with _open_directory(directory) as directory_fd:
             ended: dict[str, list[tuple[str, os.stat_result]]] = {}
-            for name in _names(place):
-                beginning = name.removeprefix(".").partition("@")[0].removesuffix(_COPYING).rpartition(".")[0]
-                if beginning not in kept:
+            for name in _names(directory_fd):
+                stem = name.removeprefix(".").partition("@")[0].removesuffix(_COPYING).rpartition(".")[0]
+                if stem not in kept_stems:
                     with suppress(FileNotFoundError):
-                        ended.setdefault(beginning, []).append((name, os.stat(name, dir_fd=place, follow_symlinks=False)))
-            newest = {beginning: max(found.st_mtime for _, found in those) for beginning, those in ended.items()}
+                        ended.setdefault(stem, []).append((name, os.stat(name, dir_fd=directory_fd, follow_symlinks=False)))
+            newest = {stem: max(status.st_mtime for _, status in entries) for stem, entries in ended.items()}
             size = 0
-            for count, beginning in enumerate(sorted(ended, key=lambda one: (-newest[one], one)), start=1):
-                size += sum(found.st_size for _, found in ended[beginning])
-                if count > files_max or size > bytes_max or (now_s - newest[beginning]) * 1000 > age_ms_max:
-                    for name, _ in ended[beginning]:
+            for count, stem in enumerate(sorted(ended, key=lambda name: (-newest[name], name)), start=1):
+                size += sum(status.st_size for _, status in ended[stem])
+                if count > files_max or size > bytes_max or (now_s - newest[stem]) * 1000 > age_ms_max:
+                    for name, _ in ended[stem]:
                         with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                            os.unlink(name, dir_fd=place)
+                            os.unlink(name, dir_fd=directory_fd)
 
 
-def _rotate(place: int, name: str, file: int, size: int, bytes_max: int, older: int) -> None:
+def _rotate(directory_fd: int, name: str, file: int, size: int, bytes_max: int, rotated_max: int) -> None:
     """Copy the end of the file to a rotated file and truncate it. If the disk is full, truncate it without the copy."""
-    base = _end_offset(_rotated_files(place, name))
-    skip = max(0, size - (older + 1) * bytes_max)  # copy no more than is retained in total
+    base = _end_offset(_rotated_files(directory_fd, name))
+    skip = max(0, size - (rotated_max + 1) * bytes_max)  # copy no more than is retained in total
     with suppress(OSError):  # skip a leading hole: a writer that does not append leaves one after a truncation
         skip = max(skip, os.lseek(file, skip, os.SEEK_DATA))
-    draft = f".{name}{_COPYING}"
+    temporary = f".{name}{_COPYING}"
     with suppress(FileNotFoundError):
-        os.unlink(draft, dir_fd=place)
+        os.unlink(temporary, dir_fd=directory_fd)
     try:
-        copy = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=place)
+        copy = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=directory_fd)
         try:
             _copy(file, copy, skip, size + bytes_max)
         finally:
             os.close(copy)
-        os.rename(draft, f"{name}@{base + skip:016d}", src_dir_fd=place, dst_dir_fd=place)
+        os.rename(temporary, f"{name}@{base + skip:016d}", src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         with suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=place)
+            os.unlink(temporary, dir_fd=directory_fd)
     os.ftruncate(file, 0)
 
 
@@ -138,28 +140,28 @@ def _copy(file: int, copy: int, offset: int, end_max: int) -> None:
         data = os.pread(file, _COPY_BYTES, offset)
         if not data:
             return
-        left = memoryview(data)
-        while left:
-            left = left[os.write(copy, left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(copy, remaining) :]
         offset += len(data)
 
 
-def _read(place: int, name: str, older: list[_RotatedFile], start: int, bytes_max: int) -> LogChunk | None:
-    base = _end_offset(older)
-    for piece in older:
-        if start < piece.start + piece.size:
-            data = _read_bytes(place, piece.name, max(0, start - piece.start), bytes_max)
+def _read(directory_fd: int, name: str, rotated: list[_RotatedFile], start: int, bytes_max: int) -> LogChunk | None:
+    base = _end_offset(rotated)
+    for item in rotated:
+        if start < item.start + item.size:
+            data = _read_bytes(directory_fd, item.name, max(0, start - item.start), bytes_max)
             if data:
-                return LogChunk(max(start, piece.start), data)
-    size = _size(place, name)
+                return LogChunk(max(start, item.start), data)
+    size = _size(directory_fd, name)
     if size is None:
-        return LogChunk(base, b"") if older else None
+        return LogChunk(base, b"") if rotated else None
     at = min(max(start, base), base + size)  # `start` beyond the end: the file was truncated by someone else
-    return LogChunk(at, _read_bytes(place, name, at - base, bytes_max))
+    return LogChunk(at, _read_bytes(directory_fd, name, at - base, bytes_max))
 
 
-def _read_bytes(place: int, name: str, offset: int, bytes_max: int) -> bytes:
-    file = _open_regular(place, name, os.O_RDONLY)
+def _read_bytes(directory_fd: int, name: str, offset: int, bytes_max: int) -> bytes:
+    file = _open_regular(directory_fd, name, os.O_RDONLY)
     if file is None:
         return b""
     try:
@@ -168,35 +170,35 @@ def _read_bytes(place: int, name: str, offset: int, bytes_max: int) -> bytes:
         os.close(file)
 
 
-def _size(place: int, name: str) -> int | None:
+def _size(directory_fd: int, name: str) -> int | None:
     try:
-        found = os.stat(name, dir_fd=place, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _names(place: int) -> list[str]:
-    return os.listdir(place)
+def _names(directory_fd: int) -> list[str]:
+    return os.listdir(directory_fd)
 
 
-def _rotated_files(place: int, name: str) -> list[_RotatedFile]:
-    found = []
-    for entry in _names(place):
+def _rotated_files(directory_fd: int, name: str) -> list[_RotatedFile]:
+    files = []
+    for entry in _names(directory_fd):
         match = _OUTPUT_FILE.fullmatch(entry)
-        if match is not None and match["name"] == name and (size := _size(place, entry)) is not None:
-            found.append(_RotatedFile(int(match["start"]), size, entry))
-    return sorted(found)
+        if match is not None and match["name"] == name and (size := _size(directory_fd, entry)) is not None:
+            files.append(_RotatedFile(int(match["start"]), size, entry))
+    return sorted(files)
 
 
-def _end_offset(older: list[_RotatedFile]) -> int:
-    return older[-1].start + older[-1].size if older else 0
+def _end_offset(rotated: list[_RotatedFile]) -> int:
+    return rotated[-1].start + rotated[-1].size if rotated else 0
 
 
-def _open_regular(place: int, name: str, mode: int) -> int | None:
+def _open_regular(directory_fd: int, name: str, mode: int) -> int | None:
     """Open a regular file; return None if there is none of that name."""
     try:
-        file = os.open(name, mode | _OPEN_FLAGS, dir_fd=place)
+        file = os.open(name, mode | _OPEN_FLAGS, dir_fd=directory_fd)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR):
             return None
@@ -210,20 +212,20 @@ def _open_regular(place: int, name: str, mode: int) -> int | None:
 @contextmanager
 def _open_directory(directory: Path) -> Iterator[int]:
     try:
-        place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise FileMissing(
-            f"cannot open directory {directory} ({why})", "check whether any process was started there"
+            f"cannot open directory {directory} ({reason})", "check whether any process was started there"
         ) from error
     try:
-        yield place
+        yield directory_fd
     except OSError as error:
         raise DiskError(
             f"cannot use directory {directory} ({error.strerror or error})", "fix the disk, or use another path"
         ) from error
     finally:
-        os.close(place)
+        os.close(directory_fd)
 
 
 SEGMENT_BYTES: Final = 8 << 20
@@ -295,22 +297,22 @@ class FileAppendLog:
                     self._size += os.write(self._file, b"\n")
 
     def _old_segments(self) -> list[Path]:
-        found = [
+        segments = [
             path
             for path in self._directory.iterdir()
             if (match := _SEGMENT_FILE.fullmatch(path.name)) and match["name"] == self._name
         ]
-        return sorted(found)
+        return sorted(segments)
 
     def _rotate(self) -> None:
-        older = self._old_segments()
-        number = int(older[-1].name.rpartition(".")[2]) + 1 if older else 1
+        segments = self._old_segments()
+        number = int(segments[-1].name.rpartition(".")[2]) + 1 if segments else 1
         os.fsync(self._file)
         (self._path).rename(self._directory / f"{self._name}.{number:012d}")
         with self._rotating:
             os.close(self._file)
             self._file, self._size = self._open(), 0
-        for path in older[: max(0, len(older) + 2 - self._segments_max)]:
+        for path in segments[: max(0, len(segments) + 2 - self._segments_max)]:
             path.unlink(missing_ok=True)
 
 

@@ -48,7 +48,7 @@ class SecretFiles(Protocol):
 
 
 class TmpfsSecretFiles:
-    """Secret files on tmpfs, or in `below` on disk if the host has no tmpfs; `in_memory` says which.
+    """Secret files on tmpfs, or in `fallback` on disk if the host has no tmpfs; `in_memory` tells which one is used.
 
     `owner` is the directory of the agent that keeps them: each agent gets a root directory of its own.
     """
@@ -60,17 +60,17 @@ class TmpfsSecretFiles:
 
     def put(self, name: str, files: Mapping[PurePosixPath, bytes], user: str, /) -> Path:
         identity = resolve_user(user)
-        beside, place = self._root / (name + _TEMPORARY_SUFFIX), self.path_of(name)
-        with translating_os_errors(place):
+        temporary, directory = self._root / (name + _TEMPORARY_SUFFIX), self.path_of(name)
+        with translating_os_errors(directory):
             self._make_root()
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(_PRIVATE)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(_PRIVATE)
             for path, data in files.items():
-                _write(beside, path, data, identity)
-            _own(beside, identity)
+                _write(temporary, path, data, identity)
+            _own(temporary, identity)
             self.remove(name)
-            beside.rename(place)
-        return place
+            temporary.rename(directory)
+        return directory
 
     def path_of(self, name: str, /) -> Path:
         return self._root / name
@@ -94,10 +94,10 @@ class TmpfsSecretFiles:
 
     def names(self) -> tuple[str, ...]:
         try:
-            found = sorted(one.name for one in self._root.iterdir())
+            entries = sorted(entry.name for entry in self._root.iterdir())
         except OSError:
             return ()
-        return tuple(dict.fromkeys(name.removesuffix(_TEMPORARY_SUFFIX).removesuffix(_REMOVING_SUFFIX) for name in found))
+        return tuple(dict.fromkeys(name.removesuffix(_TEMPORARY_SUFFIX).removesuffix(_REMOVING_SUFFIX) for name in entries))
 
     def destroy(self) -> None:
         """Remove everything. Call this when nothing runs any more."""
@@ -108,8 +108,8 @@ class TmpfsSecretFiles:
         their own directory by name and cannot see the others.
         """
         self._root.mkdir(_PRIVATE, parents=not self.in_memory, exist_ok=True)
-        found = self._root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = self._root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise AccessDenied(
                 f"{self._root} is owned by another user",
                 "remove it: secrets are not written to a directory that another user can read",
@@ -118,18 +118,18 @@ class TmpfsSecretFiles:
 
 
 def _write(root: Path, path: PurePosixPath, data: bytes, identity: ProcessIdentity | None) -> None:
-    place = root
+    directory = root
     for part in path.parts[:-1]:
-        place = place / part
-        place.mkdir(_PRIVATE, exist_ok=True)
-        _own(place, identity)
-    file = os.open(place / path.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE)
+        directory = directory / part
+        directory.mkdir(_PRIVATE, exist_ok=True)
+        _own(directory, identity)
+    file = os.open(directory / path.parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE)
     try:
         if identity is not None:
             os.fchown(file, identity.uid, identity.gid)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(file, left) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
     finally:
         os.close(file)
 

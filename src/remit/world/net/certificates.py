@@ -60,7 +60,7 @@ class CertificateError(WorldError):
 
 
 class CertificateAuthority:
-    """Issues certificates. Whoever has its key can impersonate every component that trusts it."""
+    """Issues certificates. Its key must stay secret: it allows impersonating every component that trusts it."""
 
     def __init__(self, pair: KeyPair, lifetimes: CertificateLifetimes = CertificateLifetimes()) -> None:
         self.pem = pair.certificate
@@ -73,13 +73,13 @@ class CertificateAuthority:
     @staticmethod
     def create(name: str, lifetimes: CertificateLifetimes = CertificateLifetimes()) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
-        called = _common_name(f"remit authority {name}")
-        made = (
-            _builder(called, called, key.public_key(), lifetimes.authority_s)
+        subject = _common_name(f"remit authority {name}")
+        builder = (
+            _builder(subject, subject, key.public_key(), lifetimes.authority_s)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
         )
-        return KeyPair(_pem(made.sign(key, hashes.SHA256())), _key_pem(key))
+        return KeyPair(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
 
     def issue_server(self, hosts: Sequence[str]) -> KeyPair:
         """Issue a server certificate for these host names and addresses."""
@@ -87,34 +87,36 @@ class CertificateAuthority:
         names = [_host_name(host) for host in hosts]
         return KeyPair(self._sign(key.public_key(), names, ExtendedKeyUsageOID.SERVER_AUTH, "server"), _key_pem(key))
 
-    def issue_client(self, bearer: CertificateIdentity) -> KeyPair:
+    def issue_client(self, identity: CertificateIdentity) -> KeyPair:
         """Issue a client certificate for a component of Remit."""
         key = ec.generate_private_key(ec.SECP256R1())
-        return KeyPair(self._issue_for(key.public_key(), bearer, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
+        return KeyPair(self._issue_for(key.public_key(), identity, ExtendedKeyUsageOID.CLIENT_AUTH), _key_pem(key))
 
-    def issue_agent(self, request: bytes, bearer: CertificateIdentity) -> AgentCertificates:
+    def issue_agent(self, request: bytes, identity: CertificateIdentity) -> AgentCertificates:
         """Issue an agent's certificates for the key of a signing request.
 
         All other contents of the request are ignored: the server decides the identity.
         """
         key = key_of_request(request)
         return AgentCertificates(
-            self._issue_for(key, bearer, ExtendedKeyUsageOID.CLIENT_AUTH),
-            self._issue_for(key, bearer, ExtendedKeyUsageOID.SERVER_AUTH),
+            self._issue_for(key, identity, ExtendedKeyUsageOID.CLIENT_AUTH),
+            self._issue_for(key, identity, ExtendedKeyUsageOID.SERVER_AUTH),
         )
 
-    def _issue_for(self, key: ec.EllipticCurvePublicKey, bearer: CertificateIdentity, purpose: x509.ObjectIdentifier) -> bytes:
-        names = [x509.UniformResourceIdentifier(name) for name in bearer.uris]
-        return self._sign(key, names, purpose, bearer.role)
+    def _issue_for(
+        self, key: ec.EllipticCurvePublicKey, identity: CertificateIdentity, purpose: x509.ObjectIdentifier
+    ) -> bytes:
+        names = [x509.UniformResourceIdentifier(name) for name in identity.uris]
+        return self._sign(key, names, purpose, identity.role)
 
     def _sign(
         self, key: ec.EllipticCurvePublicKey, names: Iterable[x509.GeneralName], purpose: x509.ObjectIdentifier, role: str
     ) -> bytes:
-        last_s = self._lifetimes.agent_s if role == "agent" else self._lifetimes.server_s
+        lifetime_s = self._lifetimes.agent_s if role == "agent" else self._lifetimes.server_s
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        made = (
+        builder = (
             _builder(
-                _common_name(f"remit {role}"), self._certificate.subject, key, last_s, self._certificate.not_valid_after_utc
+                _common_name(f"remit {role}"), self._certificate.subject, key, lifetime_s, self._certificate.not_valid_after_utc
             )
             .add_extension(issuer, critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -122,7 +124,7 @@ class CertificateAuthority:
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
         )
-        return _pem(made.sign(self._key, hashes.SHA256()))
+        return _pem(builder.sign(self._key, hashes.SHA256()))
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------------
@@ -143,8 +145,8 @@ def remaining_s(pem: bytes) -> float:
 
 def renew_in_s(pem: bytes) -> float:
     """Return in how many seconds the certificate should be renewed; negative when that is overdue."""
-    found = read_certificate(pem)
-    life = found.not_valid_after_utc - found.not_valid_before_utc - CLOCK_SKEW
+    certificate = read_certificate(pem)
+    life = certificate.not_valid_after_utc - certificate.not_valid_before_utc - CLOCK_SKEW
     return remaining_s(pem) - life.total_seconds() / RENEW_FRACTION
 
 
@@ -202,11 +204,11 @@ def key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:
     if len(request) > REQUEST_BYTES_MAX:
         raise CertificateError(f"the request is larger than {REQUEST_BYTES_MAX} bytes", cure)
     try:
-        found = x509.load_pem_x509_csr(request)
-        key = found.public_key()
+        csr = x509.load_pem_x509_csr(request)
+        key = csr.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise CertificateError("the request is not for a P-256 key", cure)
-        good = found.is_signature_valid
+        good = csr.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"the request cannot be read ({error})", cure) from error
     if not good:
@@ -238,10 +240,10 @@ def _host_name(host: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, last_s: int, not_after: datetime | None = None
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime_s: int, not_after: datetime | None = None
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    end = now + timedelta(seconds=last_s)
+    end = now + timedelta(seconds=lifetime_s)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -278,16 +280,16 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
-        found = serialization.load_pem_private_key(pem, None)
+        key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"not a PEM key without a password ({error})", "restore it from a backup") from error
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError("the key is not a P-256 key", "restore the original key from a backup")
-    return found
+    return key
 
 
 def _public_bytes(key: object) -> bytes:
-    told: bytes = key.public_bytes(  # type: ignore[attr-defined]  # all public keys have this method, but no common type
+    encoded: bytes = key.public_bytes(  # type: ignore[attr-defined]  # all public keys have this method, but no common type
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return told
+    return encoded

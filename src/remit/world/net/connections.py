@@ -8,8 +8,8 @@ connection, and the client would see an error in place of the response.
 `BoundSocket` listens on loopback addresses only, unless it is served with TLS: tokens must not cross a network unencrypted.
 
 `ConnectionLimiter` lets an address hold as many connections as are still free: a single address gets half of all, the next
-one half of the rest, and so on. So an address without connections is always admitted, whatever another one holds. A few
-connections per address are always admitted while there is any capacity.
+one half of the rest, and so on. So an address without connections is always admitted, even if another address holds
+very many. A few connections per address are always admitted while there is any capacity.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _HEAD: Final = b"HTTP/1."
 class CoalescingTransport(asyncio.Transport):
     """A transport in front of another one that holds back only the first part of a response (its head).
 
-    `sends_on` returns whether more of the request is still to come. While `lingers` is set, the protocol must discard what
-    it receives and report it to `passed`.
+    `request_incomplete` returns whether more of the request is to come. While `lingering` is set, the protocol must discard
+    received data and report it to `discarded`.
     """
 
     def __init__(
@@ -149,23 +149,23 @@ def _bind(listen: ListenAddress, secure: bool) -> socket.socket:
     if not address.is_loopback and not secure:
         cause = f"{listen.host} is reachable from other machines, and tokens would be sent unencrypted"
         raise ListenFailed(cause, "use --tls, which creates a certificate authority and certificates; or listen on 127.0.0.1")
-    found = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    bound = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted connections inherit this: one whose peer acknowledges nothing is dropped.
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
-        found.bind((host, listen.port))
-        found.listen(BACKLOG)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
+        bound.bind((host, listen.port))
+        bound.listen(BACKLOG)
     except (OSError, OverflowError) as error:
-        found.close()
-        place = f"{listen.host}:{listen.port}"
+        bound.close()
+        where = f"{listen.host}:{listen.port}"
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ListenFailed(
-                f"{place} is already in use", "stop the process that listens there, or use another --listen"
+                f"{where} is already in use", "stop the process that listens there, or use another --listen"
             ) from error
-        raise ListenFailed(f"cannot listen at {place} ({error})", "use another --listen") from error
-    found.setblocking(False)
-    return found
+        raise ListenFailed(f"cannot listen at {where} ({error})", "use another --listen") from error
+    bound.setblocking(False)
+    return bound
 
 
 ALWAYS_ADMITTED: Final = 32
@@ -188,22 +188,22 @@ class ConnectionLimiter:
         """Return whether `address` may open one more connection. Connections counted by `other` (for example those still in
         their TLS handshake) count as well.
         """
-        at = address_key(address)
-        mine, all_ = self._by_address[at], self.count
+        key = address_key(address)
+        of_address, total = self._by_address[key], self.count
         if other is not None:
-            mine, all_ = mine + other._by_address[at], all_ + other.count
-        return mine < max(ALWAYS_ADMITTED, self.limit - all_)
+            of_address, total = of_address + other._by_address[key], total + other.count
+        return of_address < max(ALWAYS_ADMITTED, self.limit - total)
 
     def opened(self, address: str) -> None:
         self.count += 1
         self._by_address[address_key(address)] += 1
 
     def closed(self, address: str) -> None:
-        at = address_key(address)
+        key = address_key(address)
         self.count -= 1
-        self._by_address[at] -= 1
-        if self._by_address[at] <= 0:
-            del self._by_address[at]
+        self._by_address[key] -= 1
+        if self._by_address[key] <= 0:
+            del self._by_address[key]
 
 
 def address_key(address: str) -> str:
@@ -211,9 +211,9 @@ def address_key(address: str) -> str:
     if ":" not in address:
         return address
     try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
+        ip = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(found) >> _IPV6_HOST_BITS << _IPV6_HOST_BITS))
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(ip) >> _IPV6_HOST_BITS << _IPV6_HOST_BITS))

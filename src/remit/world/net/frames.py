@@ -97,9 +97,9 @@ def parse_address(text: str) -> RpcAddress:
         raise ValueError(f"{text!r} is not an address; {_ADDRESS_FIX}")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        found = ipaddress.ip_address(host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
         raise ValueError(f"{text!r} has no numeric IP address; {_ADDRESS_FIX}") from None
-    if not found.is_loopback and scheme != "tls":
+    if not ip.is_loopback and scheme != "tls":
         raise ValueError(f"{text!r} is not a loopback address; {_ADDRESS_FIX}")
     return RpcAddress(host=host, port=int(port), secure=scheme == "tls")

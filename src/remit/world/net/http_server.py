@@ -55,12 +55,12 @@ async def serve_http(
     on_closing: Callable[[], None],
     connections_max: int = CONNECTIONS_MAX,
     tls_context: Callable[[], ssl.SSLContext] | None = None,
-    on_rejected: OnRejected = lambda address, status, code, why: None,
+    on_rejected: OnRejected = lambda address, status, code, reason: None,
 ) -> AsyncGenerator[None, None]:
     """Serve an ASGI application while the context is open.
 
-    `closing` is called once nothing new is accepted; it must end endless responses. `secure` returns the TLS context for a
-    new connection; None serves plain HTTP. `turned` is called for every rejected connection.
+    `on_closing` is called once nothing new is accepted; it must end endless responses. `tls_context` returns the
+    TLS context for a new connection; None serves plain HTTP. `on_rejected` is called for every rejected connection.
 
     The ASGI scope has extra entries: `bearer` is the identity from the client certificate, `abort` closes the connection at
     once, `whole` sends a complete response (`SendResponse`) and `piece` one chunk (`SendChunk`).
@@ -94,19 +94,22 @@ async def serve_http(
 
 
 def _accepting(
-    bound: BoundSocket, factory: Callable[[], _Connection], shared: _SharedState, secure: Callable[[], ssl.SSLContext] | None
+    bound: BoundSocket,
+    factory: Callable[[], _Connection],
+    shared: _SharedState,
+    tls_context: Callable[[], ssl.SSLContext] | None,
 ) -> AbstractAsyncContextManager[None]:
-    if secure is None:
+    if tls_context is None:
         return _accepting_plain(bound, factory)
-    doorstep = TlsAcceptLimits(
-        secure,
+    limits = TlsAcceptLimits(
+        tls_context,
         lambda: len(shared.connections),
         shared.connections_max,
         _TLS_REQUIRED.response,
-        lambda address, why: shared.on_rejected(address, _TLS_REQUIRED.status, _TLS_REQUIRED.code, why),
+        lambda address, reason: shared.on_rejected(address, _TLS_REQUIRED.status, _TLS_REQUIRED.code, reason),
         shared.limiter,
     )
-    return tls_accept(bound.socket, factory, doorstep)
+    return tls_accept(bound.socket, factory, limits)
 
 
 @asynccontextmanager
@@ -122,8 +125,8 @@ async def _drain(shared: _SharedState) -> None:
     """Wait until accepted requests are answered and the responses are written."""
     until = asyncio.get_running_loop().time() + DRAIN_S
     try:
-        while shared.tasks and (left := until - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(set(shared.tasks), timeout=left)
+        while shared.tasks and (remaining_s := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(set(shared.tasks), timeout=remaining_s)
     finally:
         for task in shared.tasks:
             task.cancel()
@@ -136,9 +139,9 @@ async def _drain(shared: _SharedState) -> None:
 class _SharedState(ServerState):
     """State shared by all connections of a server."""
 
-    def __init__(self, connections_max: int, turned: OnRejected) -> None:
+    def __init__(self, connections_max: int, on_rejected: OnRejected) -> None:
         super().__init__()
-        self.connections_max, self.on_rejected = connections_max, turned
+        self.connections_max, self.on_rejected = connections_max, on_rejected
         self.limiter = ConnectionLimiter(connections_max)
         self.idle = SharedTimer(asyncio.get_running_loop())
         """Idle connections: the last response is complete, and the next request has not begun."""
@@ -235,9 +238,9 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(self._coalescing)
         self._identity = peer_identity(transport)
         shared = self.server_state
-        welcome = shared.limiter.admits(self._address)
+        admitted = shared.limiter.admits(self._address)
         shared.limiter.opened(self._address)
-        if not welcome and not self._close_silent(self._address):
+        if not admitted and not self._close_silent(self._address):
             self._reject(_ADDRESS_OVERLOADED)
         elif len(self.connections) > shared.connections_max and not self._close_silent():
             self._reject(_OVERLOADED)
@@ -262,10 +265,17 @@ class _Connection(HttpToolsProtocol):
         Otherwise a few thousand silent connections would lock out all other clients.
         """
         silent = self.server_state.without_request
-        first = next((one for one in silent if address is None or address_key(one._address) == address_key(address)), None)
-        if first is not None:
-            first._reject(_OVERLOADED if address is None else _ADDRESS_OVERLOADED)
-        return first is not None
+        oldest = next(
+            (
+                connection
+                for connection in silent
+                if address is None or address_key(connection._address) == address_key(address)
+            ),
+            None,
+        )
+        if oldest is not None:
+            oldest._reject(_OVERLOADED if address is None else _ADDRESS_OVERLOADED)
+        return oldest is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.limiter.closed(self._address)
@@ -281,9 +291,9 @@ class _Connection(HttpToolsProtocol):
         A response that has started may be endless, and it is unknown whether the client still reads it, so then the
         connection closes.
         """
-        one = self._current
-        wanted = one is not None and not (one.response_complete or one.response_started or self.cycle.more_body)
-        if wanted and self._accepts_input() and self.scheme == "http":
+        current = self._current
+        unanswered = current is not None and not (current.response_complete or current.response_started or self.cycle.more_body)
+        if unanswered and self._accepts_input() and self.scheme == "http":
             self._ignore_requests()
             return True
         return False
@@ -325,9 +335,8 @@ class _Connection(HttpToolsProtocol):
             return
         upgrades = self.parser.should_upgrade()
         if upgrades and any(name in _BODY_HEADERS for name, _ in self.headers):
-            self._reject(
-                _UPGRADE_WITH_BODY
-            )  # the parser delivers no body for such a request, and would take it for the next request
+            # The parser delivers no body for such a request, and would take it for the next request.
+            self._reject(_UPGRADE_WITH_BODY)
             return
         if self.url[:1] != b"/":
             self._use_target_host()
@@ -361,12 +370,12 @@ class _Connection(HttpToolsProtocol):
         cycle = self._current
         if cycle is None or cycle.scope is not scope or cycle.disconnected or cycle.response_started or self.flow.write_paused:
             return False
-        pieces, lines, closes = [STATUS_LINE[status]], 1, False
+        parts, lines, closes = [STATUS_LINE[status]], 1, False
         for name, value in (*cycle.default_headers, *headers):
-            pieces += (name, b": ", value, b"\r\n")
+            parts += (name, b": ", value, b"\r\n")
             lines += 1
             closes = closes or name == b"connection"
-        head = b"".join(pieces)
+        head = b"".join(parts)
         if head.count(b"\r") != lines or head.count(b"\n") != lines or _CONTROL_CHARACTERS.search(head):
             return False  # a header value contains a line break: leave the error to uvicorn
         cycle.keep_alive = cycle.keep_alive and not closes
@@ -435,12 +444,12 @@ class _Connection(HttpToolsProtocol):
 
     def _mark_disconnected(self) -> None:
         """Mark the response that is being produced, if any, as disconnected."""
-        one = self._current
-        if one is not None and not one.response_complete:
-            one.disconnected = True
-            one.message_event.set()
+        current = self._current
+        if current is not None and not current.response_complete:
+            current.disconnected = True
+            current.message_event.set()
 
-    def _reject(self, why: _Rejection) -> None:
+    def _reject(self, rejection: _Rejection) -> None:
         """Send the reason and close the connection; the application does not see the request.
 
         A response to an earlier request that has not started yet is sent first. While a response is being sent, no reason
@@ -448,17 +457,17 @@ class _Connection(HttpToolsProtocol):
         """
         self._stop_head_timer()
         self.server_state.without_request.pop(self, None)
-        self.server_state.on_rejected(self._address, why.status, why.code, why.detail)
-        one = self._current
-        unanswered = one is not None and not (one.response_started or one.response_complete)
+        self.server_state.on_rejected(self._address, rejection.status, rejection.code, rejection.detail)
+        current = self._current
+        unanswered = current is not None and not (current.response_started or current.response_complete)
         if unanswered and (self.pipeline or not self.cycle.more_body):
             self._ignore_requests()
             return
-        self._rejected, self._rejected_mid_request = True, why in (_HEAD_TOO_LARGE, _NOT_HTTP, _UPGRADE_WITH_BODY)
+        self._rejected, self._rejected_mid_request = True, rejection in (_HEAD_TOO_LARGE, _NOT_HTTP, _UPGRADE_WITH_BODY)
         if not self.transport.is_closing():
-            if one is None or one.response_complete or unanswered:
+            if current is None or current.response_complete or unanswered:
                 self._mark_disconnected()
-                self._coalescing.write_through(why.response)
+                self._coalescing.write_through(rejection.response)
             self.transport.close()
 
 

@@ -37,7 +37,7 @@ class SocketLink:
     `tls:host:port`.
 
     A connection is opened on first use and reopened after a failure. It is closed when a frame exceeds `bytes_max`. Nothing
-    is sent to a peer that `secure` does not admit.
+    is sent to a peer that `tls` does not admit.
     """
 
     def __init__(self, addresses: Mapping[str, str], tls: LinkTls | None = None, *, bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -100,7 +100,7 @@ class SocketLink:
 
 
 class _Call:
-    """What was received for one call and is not consumed yet, bounded by the stream's window."""
+    """Received data of one call that is not consumed yet, bounded by the stream's window."""
 
     __slots__ = ("_arrival", "_buffered_bytes", "_failure", "_items", "ended", "tag", "to")
 
@@ -153,39 +153,39 @@ class _Call:
             self._arrival.set_result(None)
 
 
-async def _connect(place: RpcAddress, to: str, secure: LinkTls | None, bytes_max: int) -> _Connection:
+async def _connect(address: RpcAddress, to: str, tls: LinkTls | None, bytes_max: int) -> _Connection:
     try:
-        if place.path:
-            reader, writer = await asyncio.open_unix_connection(place.path)
-        elif place.secure:
-            reader, writer = await _connect_tls(place, to, secure)
+        if address.path:
+            reader, writer = await asyncio.open_unix_connection(address.path)
+        elif address.secure:
+            reader, writer = await _connect_tls(address, to, tls)
         else:
-            reader, writer = await asyncio.open_connection(place.host, place.port)
+            reader, writer = await asyncio.open_connection(address.host, address.port)
     except OSError as error:
-        raise NotSent(f"cannot connect to {to} at {place} ({os_error_text(error)})", "start it, then retry") from error
+        raise NotSent(f"cannot connect to {to} at {address} ({os_error_text(error)})", "start it, then retry") from error
     return _Connection(reader, writer, to, bytes_max)
 
 
-async def _connect_tls(place: RpcAddress, to: str, secure: LinkTls | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if secure is None or secure.client_context is None:
-        raise NotSent(f"{to} at {place} needs TLS, and this process has no certificate", "configure one")
+async def _connect_tls(address: RpcAddress, to: str, tls: LinkTls | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if tls is None or tls.client_context is None:
+        raise NotSent(f"{to} at {address} needs TLS, and this process has no certificate", "configure one")
     from ssl import SSLError  # imported late: the keeper, which must stay small, never uses TLS
 
     from remit.world.net.tls import CLOSE_S_MAX, HANDSHAKE_S_MAX, reason_of
 
     try:
         reader, writer = await asyncio.open_connection(
-            place.host, place.port, ssl=secure.client_context(),
+            address.host, address.port, ssl=tls.client_context(),
             ssl_handshake_timeout=HANDSHAKE_S_MAX, ssl_shutdown_timeout=CLOSE_S_MAX,
         )  # fmt: skip
     except SSLError as error:
-        why = f"the certificate of {to} at {place} is not trusted ({reason_of(error)})"
+        cause = f"the certificate of {to} at {address} is not trusted ({reason_of(error)})"
         raise NotSent(
-            why, "check which process listens there; a peer with an expired certificate, or of another scope, must join again"
+            cause, "check which process listens there; a peer with an expired certificate, or of another scope, must join again"
         ) from error
-    if not secure.admits_peer(writer.transport):
+    if not tls.admits_peer(writer.transport):
         writer.transport.abort()
-        raise NotSent(f"the peer at {place} is not {to}", "check which machine has that address now")
+        raise NotSent(f"the peer at {address} is not {to}", "check which machine has that address now")
     return reader, writer
 
 
@@ -204,10 +204,10 @@ class _Connection:
         return not (self._broken or self._writer.is_closing() or self._reader.at_eof())
 
     def call(self, kind: FrameKind, body: bytes) -> _Call:
-        piece = pack_frame(kind, self._tag + 1, body)
+        frame = pack_frame(kind, self._tag + 1, body)
         self._tag += 1
         call = self._calls[self._tag] = _Call(self._to, self._tag)
-        self._writer.write(piece)
+        self._writer.write(frame)
         return call
 
     def forget(self, call: _Call) -> None:
@@ -224,18 +224,18 @@ class _Connection:
 
     async def _read(self) -> None:
         """Read replies, including those that the peer wrote before it closed the connection."""
-        why = "the connection was closed"
+        reason = "the connection was closed"
         try:
             while True:
                 frame = await read_frame(self._reader, self._bytes_max)
                 if (call := self._calls.get(frame.tag)) is not None:
                     call.receive(frame)
         except (OSError, FrameError) as error:
-            why = str(error)
+            reason = str(error)
         except asyncio.IncompleteReadError:
-            why = "the peer closed the connection"
+            reason = "the peer closed the connection"
         finally:
             self._broken = True
             self._writer.close()
             for call in self._calls.values():
-                call.fail(ReplyLost(f"{self._to} did not answer: {why}", "retry with the same operation id"))
+                call.fail(ReplyLost(f"{self._to} did not answer: {reason}", "retry with the same operation id"))

@@ -37,39 +37,37 @@ CLOSE_MS: Final = 1_000
 
 
 @asynccontextmanager
-async def serve_rpc(place: RpcAddress, service: Service, tls: LinkTls | None = None) -> AsyncGenerator[None, None]:
-    """Serve `service` at an address. At a `tls:` address only peers that `secure` admits are served."""
+async def serve_rpc(address: RpcAddress, service: Service, tls: LinkTls | None = None) -> AsyncGenerator[None, None]:
+    """Serve `service` at an address. At a `tls:` address only peers that `tls` admits are served."""
     listener = _Listener(service, tls)
-    if place.secure:
-        async with _serving_tls(place, listener, tls):
+    if address.secure:
+        async with _serving_tls(address, listener, tls):
             yield
         return
-    server = await _open(place, listener)
-    node = Path(place.path).stat().st_ino if place.path else 0  # noqa: ASYNC240 - one stat of a local file
+    server = await _open(address, listener)
+    node = Path(address.path).stat().st_ino if address.path else 0  # noqa: ASYNC240 - one stat of a local file
     try:
         yield
     finally:
         try:
             await listener.close(server)
         finally:
-            if place.path:
-                _remove(Path(place.path), node)
+            if address.path:
+                _remove(Path(address.path), node)
 
 
 @asynccontextmanager
-async def _serving_tls(place: RpcAddress, listener: _Listener, secure: LinkTls | None) -> AsyncGenerator[None, None]:
-    if secure is None or secure.server_context is None:
-        raise ListenFailed(f"{place} needs TLS, and this process has no certificate", "configure one")
-    from remit.world.net.connections import (  # imported late: the keeper, which must stay small, never serves TLS
-        BoundSocket,
-        ListenAddress,
-    )
+async def _serving_tls(address: RpcAddress, listener: _Listener, tls: LinkTls | None) -> AsyncGenerator[None, None]:
+    if tls is None or tls.server_context is None:
+        raise ListenFailed(f"{address} needs TLS, and this process has no certificate", "configure one")
+    # Imported late: the keeper, which must stay small, never serves TLS.
+    from remit.world.net.connections import BoundSocket, ListenAddress
     from remit.world.net.tls import TlsAcceptLimits, tls_accept
 
-    doorstep = TlsAcceptLimits(secure.server_context, lambda: listener.count, CONNECTIONS_MAX)
-    with closing(BoundSocket(ListenAddress(place.host, place.port), secure=True)) as bound:
+    limits = TlsAcceptLimits(tls.server_context, lambda: listener.count, CONNECTIONS_MAX)
+    with closing(BoundSocket(ListenAddress(address.host, address.port), secure=True)) as bound:
         try:
-            async with tls_accept(bound.socket, listener.protocol, doorstep):
+            async with tls_accept(bound.socket, listener.protocol, limits):
                 yield
                 listener.stop_accepting()
         finally:
@@ -77,17 +75,17 @@ async def _serving_tls(place: RpcAddress, listener: _Listener, secure: LinkTls |
             await listener.finish()
 
 
-async def _open(place: RpcAddress, listener: _Listener) -> asyncio.Server:
+async def _open(address: RpcAddress, listener: _Listener) -> asyncio.Server:
     try:
-        if not place.path:
-            return await asyncio.start_server(listener.accept, place.host, place.port)
-        if await _is_served(place.path):
+        if not address.path:
+            return await asyncio.start_server(listener.accept, address.host, address.port)
+        if await _is_served(address.path):
             # Binding would silently take the path away from the process that serves it.
-            raise ListenFailed(f"{place} is already in use", "stop the process that listens there, or use another address")
-        server = await asyncio.start_unix_server(listener.accept, place.path)
-        Path(place.path).chmod(0o600)  # noqa: ASYNC240
+            raise ListenFailed(f"{address} is already in use", "stop the process that listens there, or use another address")
+        server = await asyncio.start_unix_server(listener.accept, address.path)
+        Path(address.path).chmod(0o600)  # noqa: ASYNC240
     except OSError as error:
-        raise ListenFailed(f"cannot listen at {place} ({os_error_text(error)})", "use another address") from error
+        raise ListenFailed(f"cannot listen at {address} ({os_error_text(error)})", "use another address") from error
     return server
 
 
@@ -133,8 +131,8 @@ class _OutgoingStream:
 class _Listener:
     """All connections and calls of one address. No task outlives `close`."""
 
-    def __init__(self, service: Service, secure: LinkTls | None = None) -> None:
-        self._service, self._tls = service, secure
+    def __init__(self, service: Service, tls: LinkTls | None = None) -> None:
+        self._service, self._tls = service, tls
         self._connections: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._streams: set[asyncio.Task[None]] = set()
@@ -236,12 +234,12 @@ class _Listener:
             and self._bytes + len(frame.body) <= CALLS_BYTES_MAX
         )
 
-    def _start_call(self, work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]], size: int) -> asyncio.Task[None]:
+    def _start_call(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], size: int) -> asyncio.Task[None]:
         def done(_: object) -> None:
             self._bytes -= size
 
         self._bytes += size
-        task = _start_task(work, kept)
+        task = _start_task(work, tasks)
         task.add_done_callback(done)
         return task
 
@@ -260,10 +258,10 @@ class _Listener:
         try:
             async with aclosing(self._service.stream(frame.body)) as items:
                 async for item in items:
-                    piece = pack_frame(FrameKind.ITEM, frame.tag, item)
+                    frame_bytes = pack_frame(FrameKind.ITEM, frame.tag, item)
                     await flow.wait_for_window()
                     flow.in_flight_bytes += len(item) + ITEM_BYTES
-                    _write(writer, piece)
+                    _write(writer, frame_bytes)
                     await _drain(writer)
             last = pack_frame(FrameKind.END, frame.tag)
         except Exception as error:  # noqa: BLE001 - any failure aborts only this call
@@ -273,16 +271,16 @@ class _Listener:
         await _drain(writer)
 
 
-def _start_task(work: Coroutine[Any, Any, None], kept: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+def _start_task(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
     task = asyncio.create_task(work)
-    kept.add(task)
-    task.add_done_callback(kept.discard)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
     return task
 
 
-def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     if not writer.is_closing():
-        writer.write(piece)
+        writer.write(data)
 
 
 async def _drain(writer: asyncio.StreamWriter) -> None:
@@ -292,5 +290,5 @@ async def _drain(writer: asyncio.StreamWriter) -> None:
 
 def _log_failure(error: Exception) -> None:
     """Log the failure of a service; the client only learns that there is no reply."""
-    told = {"message": "RPC service raised an exception; the call was aborted", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(told)
+    context = {"message": "RPC service raised an exception; the call was aborted", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)

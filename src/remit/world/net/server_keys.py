@@ -32,7 +32,7 @@ from remit.world.net.certificates import (
     remaining_s,
     renew_in_s,
 )
-from remit.world.net.tls import ClientTlsFiles, agent_client_context, server_context
+from remit.world.net.tls import Trust, agent_client_context, server_context
 
 CHECK_S_MAX: Final = 60.0
 CHECK_S_MIN: Final = 0.5
@@ -85,14 +85,14 @@ class TlsKeys:
     def renew(self) -> bool:
         """Renew what is due, and load files changed by others. Returns whether anything changed. Raises `WorldError`."""
         changed = False
-        if (shown := self._server_certificate()) != self._server_pem:
+        if (server_pem := self._server_certificate()) != self._server_pem:
             self.server_context = server_context(*self._server_files(), self.ca, http=True)
-            self.hosts = frozenset((*hosts_of(shown), *self._wanted_hosts))
-            self._server_pem, changed = shown, True
+            self.hosts = frozenset((*hosts_of(server_pem), *self._wanted_hosts))
+            self._server_pem, changed = server_pem, True
         file = self._directory / "caller.pem"
-        if (called := self._load_or_issue(file, lambda: self.authority.issue_client(SERVER_IDENTITY))) != self._client_pem:
-            self.client_context = agent_client_context(self.ca, ClientTlsFiles("", str(file), str(file)))
-            self._client_pem, changed = called, True
+        if (client_pem := self._load_or_issue(file, lambda: self.authority.issue_client(SERVER_IDENTITY))) != self._client_pem:
+            self.client_context = agent_client_context(self.ca, Trust("", str(file), str(file)))
+            self._client_pem, changed = client_pem, True
         return changed
 
     async def run_renewal(self, clock: Clock, offload: Offload, log: Callable[[str], None]) -> None:
@@ -113,10 +113,10 @@ class TlsKeys:
         try:
             pem = self._disk.read(certificate, bytes_max=FILE_BYTES_MAX)
         except FileMissing:
-            made = CertificateAuthority.create(socket.gethostname(), self._options.lifetimes)
-            self._disk.write_atomically(key, made.key)
-            self._disk.write_atomically(certificate, made.certificate)
-            return CertificateAuthority(made, self._options.lifetimes)
+            created = CertificateAuthority.create(socket.gethostname(), self._options.lifetimes)
+            self._disk.write_atomically(key, created.key)
+            self._disk.write_atomically(certificate, created.certificate)
+            return CertificateAuthority(created, self._options.lifetimes)
         if remaining_s(pem) <= 0:
             cause = f"the authority in {certificate} has expired, and so have all certificates that it signed"
             raise ListenFailed(cause, f"move {self._directory} away: a new one is created, and all agents must join again")
@@ -127,44 +127,44 @@ class TlsKeys:
             raise ListenFailed(f"the authority's key cannot be used ({error.cause})", cure) from error
 
     def _server_files(self) -> tuple[Path, Path]:
-        own = self._options.provided
+        provided = self._options.provided
         file = self._directory / "server.pem"
-        return (file, file) if own is None else (own.certificate, own.key)
+        return (file, file) if provided is None else (provided.certificate, provided.key)
 
     def _server_certificate(self) -> bytes:
-        own = self._options.provided
-        if own is None:
+        provided = self._options.provided
+        if provided is None:
             return self._load_or_issue(
                 self._directory / "server.pem", lambda: self.authority.issue_server(self._wanted_hosts), self._wanted_hosts
             )
-        found = self._disk.read(own.certificate, bytes_max=FILE_BYTES_MAX)
-        if remaining_s(found) <= 0:
-            raise ListenFailed(f"the certificate in {own.certificate} has expired", "renew it, and restart")
-        return found
+        pem = self._disk.read(provided.certificate, bytes_max=FILE_BYTES_MAX)
+        if remaining_s(pem) <= 0:
+            raise ListenFailed(f"the certificate in {provided.certificate} has expired", "renew it, and restart")
+        return pem
 
     def _load_or_issue(self, file: Path, issue: Callable[[], KeyPair], hosts: Iterable[str] = ()) -> bytes:
         """Return the certificate in the file if it is not due for renewal and covers `hosts`; otherwise issue and write a new
         one.
         """
         try:
-            found = self._disk.read(file, bytes_max=FILE_BYTES_MAX)
-            if renew_in_s(found) > 0 and issued_by(found, self.ca) and set(hosts) <= set(hosts_of(found)):
-                return found
+            pem = self._disk.read(file, bytes_max=FILE_BYTES_MAX)
+            if renew_in_s(pem) > 0 and issued_by(pem, self.ca) and set(hosts) <= set(hosts_of(pem)):
+                return pem
         except (FileMissing, CertificateError):
             pass
-        made = issue()
-        self._disk.write_atomically(file, made.key + made.certificate)
-        return made.key + made.certificate
+        issued = issue()
+        self._disk.write_atomically(file, issued.key + issued.certificate)
+        return issued.key + issued.certificate
 
 
 def local_hosts(listen: str, names: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names and addresses of this machine that its certificate should contain."""
-    found = ["localhost", "127.0.0.1", "::1", *names]
+    hosts = ["localhost", "127.0.0.1", "::1", *names]
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", machine := socket.gethostname()):
-        found.append(machine.lower())
+        hosts.append(machine.lower())
     with suppress(ValueError):  # an invalid address is reported when it is bound
-        found += local_addresses() if ip_address(listen).is_unspecified else [str(ip_address(listen))]
-    return tuple(dict.fromkeys(_normalized(name) for name in found))
+        hosts += local_addresses() if ip_address(listen).is_unspecified else [str(ip_address(listen))]
+    return tuple(dict.fromkeys(_normalized(name) for name in hosts))
 
 
 def _normalized(name: str) -> str:
@@ -177,12 +177,12 @@ def _normalized(name: str) -> str:
 
 def local_addresses() -> list[str]:
     """Return the addresses of all interfaces from the kernel's tables, without link-local ones, which others cannot use."""
-    found = _LOCAL.findall(_text("/proc/net/fib_trie"))
+    addresses = _LOCAL.findall(_text("/proc/net/fib_trie"))
     for line in _text("/proc/net/if_inet6").splitlines():
         address = IPv6Address(bytes.fromhex(line.split()[0]))
         if not address.is_link_local:
-            found.append(str(address))
-    return sorted(set(found))[:ADDRESSES_MAX]
+            addresses.append(str(address))
+    return sorted(set(addresses))[:ADDRESSES_MAX]
 
 
 def _text(path: str) -> str:

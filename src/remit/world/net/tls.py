@@ -29,7 +29,7 @@ CLOSE_S_MAX: Final = 2.0
 HTTP: Final = "http/1.1"
 
 
-class ClientTlsFiles(NamedTuple):
+class Trust(NamedTuple):
     """Trusted authority and own certificate of a client; paths of PEM files. Empty `ca_file`: the system's authorities."""
 
     ca_file: str = ""
@@ -78,7 +78,7 @@ def server_context(
     return context
 
 
-def client_context(trust: ClientTlsFiles) -> ssl.SSLContext:
+def client_context(trust: Trust) -> ssl.SSLContext:
     """Return a client context that verifies the host name."""
     try:
         context = ssl.create_default_context(cafile=trust.ca_file or None)
@@ -93,7 +93,7 @@ def client_context(trust: ClientTlsFiles) -> ssl.SSLContext:
     return context
 
 
-def agent_client_context(authority: bytes, trust: ClientTlsFiles) -> ssl.SSLContext:
+def agent_client_context(authority: bytes, trust: Trust) -> ssl.SSLContext:
     """Return a client context for agents, whose certificates name no host. The caller checks the names that they do contain."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context)
@@ -116,11 +116,11 @@ def unverified_context() -> ssl.SSLContext:
 
 def peer_identity(transport: asyncio.BaseTransport) -> CertificateIdentity:
     """Return the identity of the peer from its certificate, once the handshake is done."""
-    found: Any = transport.get_extra_info("ssl_object")
-    shown = None if found is None else found.getpeercert()
-    if not shown:
+    ssl_object: Any = transport.get_extra_info("ssl_object")
+    certificate = None if ssl_object is None else ssl_object.getpeercert()
+    if not certificate:
         return NO_IDENTITY
-    return identity_of(value for kind, value in shown.get("subjectAltName", ()) if kind == "URI")
+    return identity_of(value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")
 
 
 def reason_of(error: Exception) -> str:
@@ -138,7 +138,7 @@ def _harden(context: ssl.SSLContext) -> None:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
 
 
-def _load_certificate(context: ssl.SSLContext, trust: ClientTlsFiles) -> None:
+def _load_certificate(context: ssl.SSLContext, trust: Trust) -> None:
     try:
         context.load_cert_chain(trust.certificate_file, trust.key_file or None, password=_no_password)
     except (OSError, ValueError) as error:
@@ -180,11 +180,11 @@ def explain_tls_error(error: ssl.SSLError, host: str) -> tuple[str, str] | None:
         if code == _PURPOSE:
             return "its certificate is not for a server", "check which process listens there"
         return f"its certificate is not valid: {error.verify_message}", CA_FIX
-    said = reason_of(error)
-    if any(words in said for words in _PLAINTEXT_REASONS):
+    reason = reason_of(error)
+    if any(text in reason for text in _PLAINTEXT_REASONS):
         return "it does not use TLS", "use http:// if it is on this machine, or start the server with --tls"
-    if "alert" in said:
-        return f"it rejected this client's certificate ({said})", "use the certificate that this server issued; or join again"
+    if "alert" in reason:
+        return f"it rejected this client's certificate ({reason})", "use the certificate that this server issued; or join again"
     return None
 
 
@@ -198,7 +198,7 @@ ACCEPT_RETRY_S: Final = 0.1
 class TlsAcceptLimits(NamedTuple):
     """Limits and callbacks of `tls_accept`. `context` is called per connection, so a renewed certificate is used at once.
 
-    `known` returns the number of connections that are past their handshake.
+    `open_connections` returns the number of connections that are past their handshake.
     """
 
     context: Callable[[], ssl.SSLContext]
@@ -206,7 +206,7 @@ class TlsAcceptLimits(NamedTuple):
     connections_max: int
     plaintext_reply: bytes = b""
     """Answer to a client that does not use TLS."""
-    on_rejected: Callable[[str, str], None] = lambda address, why: None
+    on_rejected: Callable[[str, str], None] = lambda address, reason: None
     """Called for each rejected connection with the client address and the reason."""
     limiter: ConnectionLimiter | None = None
     """Counts connections past their handshake by address; None means no limit per address."""
@@ -214,27 +214,27 @@ class TlsAcceptLimits(NamedTuple):
 
 @asynccontextmanager
 async def tls_accept(
-    bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol], doorstep: TlsAcceptLimits
+    bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol], limits: TlsAcceptLimits
 ) -> AsyncGenerator[None, None]:
     """Accept TLS connections while the context is open; after its handshake each gets a protocol of `factory`.
 
     The socket stays open.
     """
-    greeter = _TlsAcceptor(factory, doorstep)
-    taking = asyncio.create_task(greeter.accept(bound), name="greeting")
+    acceptor = _TlsAcceptor(factory, limits)
+    accepting = asyncio.create_task(acceptor.accept(bound), name="tls accept")
     try:
         yield
     finally:
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
-        await greeter.close()
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        await acceptor.close()
 
 
 class _TlsAcceptor:
-    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], doorstep: TlsAcceptLimits) -> None:
-        self._factory, self._limits = factory, doorstep
+    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], limits: TlsAcceptLimits) -> None:
+        self._factory, self._limits = factory, limits
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._handshake_limiter = ConnectionLimiter(doorstep.connections_max)
+        self._handshake_limiter = ConnectionLimiter(limits.connections_max)
 
     async def accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -244,10 +244,10 @@ class _TlsAcceptor:
             except OSError:
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            why = self._rejection_reason(_address(peer))
-            if why:
+            reason = self._rejection_reason(_address(peer))
+            if reason:
                 connection.close()  # sending a reason would cost the resources that are short
-                self._limits.on_rejected(_address(peer), why)
+                self._limits.on_rejected(_address(peer), reason)
                 continue
             task = asyncio.create_task(self._handshake(connection, _address(peer)))
             self._handshakes.add(task)
@@ -255,10 +255,10 @@ class _TlsAcceptor:
 
     def _rejection_reason(self, address: str) -> str:
         """Return the reason to reject a connection; empty to accept it."""
-        crowd = self._limits.limiter
+        limiter = self._limits.limiter
         if len(self._handshakes) + self._limits.open_connections() >= self._limits.connections_max:
             return "too many connections"
-        if crowd is not None and not crowd.admits(address, self._handshake_limiter):
+        if limiter is not None and not limiter.admits(address, self._handshake_limiter):
             return "too many connections from this address"
         return ""
 
@@ -270,7 +270,7 @@ class _TlsAcceptor:
     async def _handshake(self, connection: socket.socket, address: str) -> None:
         """Handle a connection from its first byte to the end of the handshake; then it belongs to its protocol."""
         loop = asyncio.get_running_loop()
-        handed = False
+        handed_over = False
         self._handshake_limiter.opened(address)
         try:
             async with asyncio.timeout(HANDSHAKE_S_MAX):
@@ -280,7 +280,7 @@ class _TlsAcceptor:
                     if first is not None:  # else the client disconnected
                         self._limits.on_rejected(address, "not a TLS handshake")
                     return
-                handed = True  # from here on asyncio closes the socket, whatever happens
+                handed_over = True  # from here on asyncio closes the socket, also after a failure
                 await loop.connect_accepted_socket(
                     self._factory,
                     connection,
@@ -295,7 +295,7 @@ class _TlsAcceptor:
                 self._limits.on_rejected(address, f"the TLS handshake failed ({error.reason or 'connection closed'})")
         finally:
             self._handshake_limiter.closed(address)
-            if not handed:
+            if not handed_over:
                 connection.close()
 
 
@@ -306,24 +306,24 @@ def _address(peer: Any) -> str:
 async def _first_byte(connection: socket.socket) -> int | None:
     """Peek at the first byte, which stays in the socket buffer. Returns None if the client has closed the connection."""
     loop = asyncio.get_running_loop()
-    came = loop.create_future()
+    readable = loop.create_future()
 
     def arrived() -> None:
-        if not came.done():
-            came.set_result(None)
+        if not readable.done():
+            readable.set_result(None)
 
     loop.add_reader(connection, arrived)
     try:
-        await came
+        await readable
     finally:
         loop.remove_reader(connection)
-    found = connection.recv(1, socket.MSG_PEEK)
-    return found[0] if found else None
+    data = connection.recv(1, socket.MSG_PEEK)
+    return data[0] if data else None
 
 
-async def _reply_plaintext(connection: socket.socket, words: bytes) -> None:
-    if words:
+async def _reply_plaintext(connection: socket.socket, reply: bytes) -> None:
+    if reply:
         with suppress(BlockingIOError):
             connection.recv(READ_BYTES)  # closing with unread data would reset the connection and drop the answer
-        await asyncio.get_running_loop().sock_sendall(connection, words)
+        await asyncio.get_running_loop().sock_sendall(connection, reply)
         connection.shutdown(socket.SHUT_WR)

@@ -33,62 +33,64 @@ class HierarchyTrial(NamedTuple):
 
 def find_cgroups(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
     """Return all usable hierarchies, with our groups in the directory `parent` of each. Takes a few milliseconds: it forks."""
-    places = parse_mounts(_text(_MOUNTS) if mounts is None else mounts)
-    tries = [
-        try_hierarchy(place, parent) for place in places if place.version == 2 or set(place.controllers) & set(CONTROLLERS)
+    mounts_found = parse_mounts(_text(_MOUNTS) if mounts is None else mounts)
+    trials = [
+        try_hierarchy(mount, parent)
+        for mount in mounts_found
+        if mount.version == 2 or set(mount.controllers) & set(CONTROLLERS)
     ]
-    usable = [one.hierarchy for one in tries if one.hierarchy is not None]
-    usable = [one for one in usable if one.controllers or one.supports_kill]
-    if any(one.version == "v2" for one in usable):
+    usable = [hierarchy.hierarchy for hierarchy in trials if hierarchy.hierarchy is not None]
+    usable = [hierarchy for hierarchy in usable if hierarchy.controllers or hierarchy.supports_kill]
+    if any(hierarchy.version == "v2" for hierarchy in usable):
         # cgroup v2 accounts CPU time in every group, so a separate v1 cpuacct directory for each start would add nothing.
-        usable = [one for one in usable if one.version == "v2" or one.controllers != {"cpuacct"}]
-    has = {name for one in usable for name in one.controllers}
-    missing = [name for name in ("cpu", "memory", "pids") if name not in has]
+        usable = [hierarchy for hierarchy in usable if hierarchy.version == "v2" or hierarchy.controllers != {"cpuacct"}]
+    available = {name for hierarchy in usable for name in hierarchy.controllers}
+    missing = [name for name in ("cpu", "memory", "pids") if name not in available]
     if not missing:
         return Cgroups(usable)
-    whys = list(dict.fromkeys(one.reason for one in tries if one.reason))
-    unavailable = "no mounted cgroup hierarchy controls it" if places else "no cgroups are mounted"
-    told = "; ".join(whys) if whys else unavailable
-    return Cgroups(usable, f"no limit on {', '.join(missing)}: {told}")
+    reasons = list(dict.fromkeys(hierarchy.reason for hierarchy in trials if hierarchy.reason))
+    unavailable = "no mounted cgroup hierarchy controls it" if mounts_found else "no cgroups are mounted"
+    reason = "; ".join(reasons) if reasons else unavailable
+    return Cgroups(usable, f"no limit on {', '.join(missing)}: {reason}")
 
 
 def parse_mounts(text: str) -> list[CgroupMount]:
     """Parse the cgroup mounts in the text of mountinfo."""
-    found = []
+    mounts = []
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if len(fields) < 5 or len(kind) < 3:
             continue
-        place = Path(fields[4].encode().decode("unicode_escape"))  # a space is written \040
+        path = Path(fields[4].encode().decode("unicode_escape"))  # a space is written \040
         if kind[0] == "cgroup2":
-            found.append(CgroupMount(2, place, ()))
+            mounts.append(CgroupMount(2, path, ()))
         elif kind[0] == "cgroup":
-            found.append(CgroupMount(1, place, tuple(name for name in CONTROLLERS if name in kind[2].split(","))))
-    return found
+            mounts.append(CgroupMount(1, path, tuple(name for name in CONTROLLERS if name in kind[2].split(","))))
+    return mounts
 
 
 def try_hierarchy(mount: CgroupMount, parent: str) -> HierarchyTrial:
     """Try the root of the hierarchy first, then each group on the way to our own: a service often has only a subtree."""
-    whys = []
+    reasons = []
     for base in own_group_paths(mount):
-        tried = _try_at(mount, base, base / parent)
-        if tried.hierarchy is not None:
-            return tried
-        whys.append(tried.reason)
-    return HierarchyTrial(None, whys[0])
+        trial = _try_at(mount, base, base / parent)
+        if trial.hierarchy is not None:
+            return trial
+        reasons.append(trial.reason)
+    return HierarchyTrial(None, reasons[0])
 
 
 def own_group_paths(mount: CgroupMount) -> list[Path]:
     """Return the cgroups this process is in, from the root of the hierarchy down."""
-    found = [mount.path]
+    paths = [mount.path]
     for line in _text(_OWN).splitlines():
         _, names, path = line.split(":", 2)
-        mine = names == "" if mount.version == 2 else bool(set(names.split(",")) & set(mount.controllers))
-        if mine:
+        is_member = names == "" if mount.version == 2 else bool(set(names.split(",")) & set(mount.controllers))
+        if is_member:
             for part in Path(path).parts[1:]:
-                found.append(found[-1] / part)
-    return [base for base in found if base.is_dir()]
+                paths.append(paths[-1] / part)
+    return [base for base in paths if base.is_dir()]
 
 
 def own_groups() -> list[tuple[CgroupMount, list[Path]]]:
@@ -118,13 +120,13 @@ def _enable_controllers(base: Path, parent: Path) -> tuple[str, ...]:
     """Enable the controllers on the path to `parent` and return those that are available there (v2 enables them level by
     level).
     """
-    steps = [base, *reversed([place for place in (parent, *parent.parents) if base in place.parents])]
-    for place in steps:
+    directories = [base, *reversed([directory for directory in (parent, *parent.parents) if base in directory.parents])]
+    for directory in directories:
         for name in CONTROLLERS:
             with suppress(OSError):
-                (place / "cgroup.subtree_control").write_text(f"+{name}")
-    handed = (parent / "cgroup.subtree_control").read_text().split()
-    return tuple(name for name in CONTROLLERS if name in handed)
+                (directory / "cgroup.subtree_control").write_text(f"+{name}")
+    enabled = (parent / "cgroup.subtree_control").read_text().split()
+    return tuple(name for name in CONTROLLERS if name in enabled)
 
 
 def _try_join(trial: Path) -> bool:

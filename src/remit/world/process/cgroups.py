@@ -64,16 +64,16 @@ class CgroupHierarchy:
 
     def members(self, name: str) -> list[int]:
         """Return the pids in the group and in groups below it: a process may create cgroups below its own."""
-        found: set[int] = set()
-        for place in _subtree(self.path_of(name)):
-            found.update(map(int, _text(f"{place}/{_PROCS_FILE}").split()))
-        return sorted(found)
+        pids: set[int] = set()
+        for directory in _subtree(self.path_of(name)):
+            pids.update(map(int, _text(f"{directory}/{_PROCS_FILE}").split()))
+        return sorted(pids)
 
     def remove(self, name: str) -> bool:
         """Remove the group and those below it. Returns False if it has processes."""
-        for place in _subtree(self.path_of(name)):
+        for directory in _subtree(self.path_of(name)):
             try:
-                os.rmdir(place)
+                os.rmdir(directory)
             except OSError as error:
                 if error.errno not in _GONE_ERRORS:
                     return False
@@ -82,8 +82,8 @@ class CgroupHierarchy:
     def forbid_forks(self, name: str) -> None:
         """Forbid forks in the group, so that killing its processes one by one comes to an end."""
         if "pids" in self.controllers:
-            for place in _subtree(self.path_of(name)):
-                _write_if_present(f"{place}/pids.max", "0")
+            for directory in _subtree(self.path_of(name)):
+                _write_if_present(f"{directory}/pids.max", "0")
 
     def pids(self, name: str) -> int:
         return int(_text(self.path_of(name, "pids.current")) or 0)
@@ -117,8 +117,8 @@ class CgroupV1(CgroupHierarchy):
 
     def oom_kills(self, name: str) -> int:
         # Kernels before 4.13 do not count OOM kills; there, hitting the limit is the only evidence.
-        told = _fields(self.path_of(name, "memory.oom_control"))
-        return told["oom_kill"] if "oom_kill" in told else int(_text(self.path_of(name, "memory.failcnt")) or 0)
+        counters = _fields(self.path_of(name, "memory.oom_control"))
+        return counters["oom_kill"] if "oom_kill" in counters else int(_text(self.path_of(name, "memory.failcnt")) or 0)
 
 
 class CgroupV2(CgroupHierarchy):
@@ -169,28 +169,30 @@ class GroupId(NamedTuple):
 
 
 def parse_group_id(text: str) -> GroupId | None:
-    name, _, number = text.rpartition("#")
-    return GroupId(name, int(number)) if name and number.isascii() and number.isdigit() else None
+    name, _, inode = text.rpartition("#")
+    return GroupId(name, int(inode)) if name and inode.isascii() and inode.isdigit() else None
 
 
 class Cgroups:
     """All usable hierarchies as one. There may be none; then there are no groups."""
 
     def __init__(self, hierarchies: Sequence[CgroupHierarchy], reason: str = "") -> None:
-        self._hierarchies = tuple(sorted(hierarchies, key=lambda one: (not one.supports_kill, one.version != "v2", one.parent)))
+        self._hierarchies = tuple(
+            sorted(hierarchies, key=lambda tree: (not tree.supports_kill, tree.version != "v2", tree.parent))
+        )
         self.reason = reason
         """Which limits are missing and why; empty if none are."""
 
     @property
     def name(self) -> Literal["v2", "v1", "none"]:
         """The version that enforces limits. A v2 hierarchy that can only kill may exist next to v1 controllers."""
-        limiting = [one for one in self._hierarchies if one.controllers & {"memory", "pids", "cpu"}]
+        limiting = [hierarchy for hierarchy in self._hierarchies if hierarchy.controllers & {"memory", "pids", "cpu"}]
         return (limiting or list(self._hierarchies))[0].version if self._hierarchies else "none"
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        found = {name for one in self._hierarchies for name in one.controllers}
-        return tuple(sorted(found | ({"kill"} if any(one.supports_kill for one in self._hierarchies) else set())))
+        names = {name for hierarchy in self._hierarchies for name in hierarchy.controllers}
+        return tuple(sorted(names | ({"kill"} if any(hierarchy.supports_kill for hierarchy in self._hierarchies) else set())))
 
     def create(self, name: str, limits: Limits) -> GroupId:
         """Create an empty group with limits. Raises `GroupOccupied`, or OSError."""
@@ -201,10 +203,10 @@ class Cgroups:
                 raise GroupOccupied(name) from None
             os.mkdir(self._hierarchies[0].path_of(name), 0o755)
         try:
-            for one in self._hierarchies:
+            for hierarchy in self._hierarchies:
                 with suppress(FileExistsError):  # the first was created above; others may be empty remains of an earlier group
-                    os.mkdir(one.path_of(name), 0o755)
-                one.limit(name, limits)
+                    os.mkdir(hierarchy.path_of(name), 0o755)
+                hierarchy.limit(name, limits)
             return GroupId(name, os.stat(self._hierarchies[0].path_of(name)).st_ino)
         except OSError:
             self.remove(name)
@@ -212,29 +214,33 @@ class Cgroups:
 
     def directories(self, name: str) -> list[str]:
         """Return the group's directory in each hierarchy. The first one provides its inode and its members."""
-        return [one.path_of(name) for one in self._hierarchies]
+        return [hierarchy.path_of(name) for hierarchy in self._hierarchies]
 
     @contextmanager
     def join_fds(self, name: str) -> Iterator[tuple[int, ...]]:
         """Yield descriptors: a process that writes 0 to each of them joins the group."""
-        with ExitStack() as opened:
-            yield tuple(_open(one.path_of(name, _PROCS_FILE), os.O_WRONLY, opened) for one in self._hierarchies)
+        with ExitStack() as stack:
+            yield tuple(_open(hierarchy.path_of(name, _PROCS_FILE), os.O_WRONLY, stack) for hierarchy in self._hierarchies)
 
     @contextmanager
     def clone_target(self, name: str) -> Iterator[CloneTarget]:
         """Yield the descriptors for creating a single-threaded process directly inside the group."""
-        with ExitStack() as opened:
-            into = [one for one in self._hierarchies if one.version == "v2"][:1]
-            born = _open(into[0].path_of(name), os.O_PATH | os.O_DIRECTORY, opened) if into else 0
-            joined = (_open(one.path_of(name, "tasks"), os.O_WRONLY, opened) for one in self._hierarchies if one not in into)
-            yield CloneTarget(born, tuple(joined))
+        with ExitStack() as stack:
+            v2 = [hierarchy for hierarchy in self._hierarchies if hierarchy.version == "v2"][:1]
+            cgroup_fd = _open(v2[0].path_of(name), os.O_PATH | os.O_DIRECTORY, stack) if v2 else 0
+            join_fds = (
+                _open(hierarchy.path_of(name, "tasks"), os.O_WRONLY, stack)
+                for hierarchy in self._hierarchies
+                if hierarchy not in v2
+            )
+            yield CloneTarget(cgroup_fd, tuple(join_fds))
 
-    def is_current(self, mark: GroupId) -> bool:
+    def is_current(self, group: GroupId) -> bool:
         """Return whether the group still exists and was not replaced by another of the same name."""
         if not self._hierarchies:
             return False
         try:
-            return os.stat(self._hierarchies[0].path_of(mark.name)).st_ino == mark.inode
+            return os.stat(self._hierarchies[0].path_of(group.name)).st_ino == group.inode
         except OSError:
             return False
 
@@ -243,13 +249,15 @@ class Cgroups:
         return self._hierarchies[0].members(name) if self._hierarchies else []
 
     def names(self) -> tuple[str, ...]:
-        found: set[str] = set()
-        for one in self._hierarchies:
+        names: set[str] = set()
+        for hierarchy in self._hierarchies:
             with suppress(OSError):
-                found.update(place.name for place in one.parent.iterdir() if place.is_dir() and not place.name.startswith("."))
-        return tuple(sorted(found))
+                names.update(
+                    entry.name for entry in hierarchy.parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+                )
+        return tuple(sorted(names))
 
-    def signal(self, name: str, number: signal.Signals, *, exclude: frozenset[int] = frozenset()) -> None:
+    def signal(self, name: str, signal_number: signal.Signals, *, exclude: frozenset[int] = frozenset()) -> None:
         """Signal each member once. The pidfd is opened first and the membership read again, so a reused pid is never hit."""
         handles: dict[int, int] = {}
         try:
@@ -260,7 +268,7 @@ class Cgroups:
             for pid in self.members(name):
                 if pid in handles:
                     with suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(handles[pid], number)
+                        signal.pidfd_send_signal(handles[pid], signal_number)
         finally:
             for handle in handles.values():
                 os.close(handle)
@@ -272,22 +280,22 @@ class Cgroups:
             with suppress(FileNotFoundError):
                 _write_file(first.path_of(name, "cgroup.kill"), "1")
             return
-        for one in self._hierarchies:
-            one.forbid_forks(name)
+        for hierarchy in self._hierarchies:
+            hierarchy.forbid_forks(name)
         self.signal(name, signal.SIGKILL)
 
     def usage(self, name: str) -> Usage:
-        cpu_ms = max((one.cpu_ms(name) for one in self._hierarchies), default=0)
-        memory = sum(one.memory_bytes(name) for one in self._hierarchies if "memory" in one.controllers)
-        counting = [one for one in self._hierarchies if "pids" in one.controllers]
+        cpu_ms = max((hierarchy.cpu_ms(name) for hierarchy in self._hierarchies), default=0)
+        memory = sum(hierarchy.memory_bytes(name) for hierarchy in self._hierarchies if "memory" in hierarchy.controllers)
+        counting = [hierarchy for hierarchy in self._hierarchies if "pids" in hierarchy.controllers]
         return Usage(cpu_ms, memory, counting[0].pids(name) if counting else len(self.members(name)))
 
     def had_oom_kill(self, name: str) -> bool:
-        return any(one.oom_kills(name) for one in self._hierarchies if "memory" in one.controllers)
+        return any(hierarchy.oom_kills(name) for hierarchy in self._hierarchies if "memory" in hierarchy.controllers)
 
     def remove(self, name: str) -> bool:
         """Remove the group from all hierarchies. The first is tried first: if it has processes, the others are left intact."""
-        return all(one.remove(name) for one in self._hierarchies)
+        return all(hierarchy.remove(name) for hierarchy in self._hierarchies)
 
 
 def cpu_shares(milli: int) -> int:
@@ -303,20 +311,20 @@ def cpu_weight(milli: int) -> int:
 # -- cgroup files ------------------------------------------------------------------------------------------------------------
 
 
-def _subtree(place: str) -> list[str]:
+def _subtree(directory: str) -> list[str]:
     """Return a group and the groups inside it, innermost first. The link count shows that most have none."""
     try:
-        if os.stat(place).st_nlink == _LINKS_OF_LEAF:
-            return [place]
+        if os.stat(directory).st_nlink == _LINKS_OF_LEAF:
+            return [directory]
     except OSError:
-        return [place]
-    return [root for root, _, _ in os.walk(place, topdown=False)]
+        return [directory]
+    return [root for root, _, _ in os.walk(directory, topdown=False)]
 
 
-def _open(path: str, flags: int, files: ExitStack) -> int:
-    opened = os.open(path, flags | os.O_CLOEXEC)
-    files.callback(os.close, opened)
-    return opened
+def _open(path: str, flags: int, stack: ExitStack) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
 
 
 def _text(path: str) -> str:
@@ -327,8 +335,8 @@ def _text(path: str) -> str:
         return ""
     try:
         text = bytearray()
-        while piece := os.read(file, _READ_BYTES):
-            text += piece
+        while chunk := os.read(file, _READ_BYTES):
+            text += chunk
         return text.decode()
     except OSError:
         return ""

@@ -43,10 +43,10 @@ def main() -> int:
         spec = json.loads(_read_spec(control))
         for file in (control.fileno(), spec["beside"]):
             os.set_inheritable(file, False)  # the command inherits only its three standard streams
-        for entrance in spec["entrances"]:
+        for join_fd in spec["entrances"]:
             _set_step("join")
-            os.write(entrance, b"0")
-            os.close(entrance)
+            os.write(join_fd, b"0")
+            os.close(join_fd)
         _set_step("files")
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(spec["files"]))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -75,13 +75,13 @@ def _set_step(step: str) -> None:
 
 
 def _read_spec(control: socket.socket) -> bytes:
-    pieces, size = [], 0
-    while piece := control.recv(1 << 16):
-        pieces.append(piece)
-        size += len(piece)
+    chunks, size = [], 0
+    while chunk := control.recv(1 << 16):
+        chunks.append(chunk)
+        size += len(chunk)
         if size > SPEC_BYTES_MAX:
             raise OSError(errno.E2BIG, "the spec is too long")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _report(control: socket.socket, what: dict[str, Any], *files: int) -> None:

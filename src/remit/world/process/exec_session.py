@@ -89,10 +89,10 @@ _EOF_KEY: Final = b"\x04"
 
 _STEP_ERRORS: Final = {
     "join": ("the process to run next to has ended", "check that the replica runs, then retry"),
-    "namespaces": ("the sandbox cannot be entered", "run the agent as root, or as the user of the replica"),
+    "namespaces": ("the sandbox cannot be session", "run the agent as root, or as the user of the replica"),
     "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
     "terminal": ("no terminal is available", "run the command without a terminal, or check the node's system log"),
-    "directory": ("its working directory cannot be entered", "check that the directory still exists"),
+    "directory": ("its working directory cannot be session", "check that the directory still exists"),
 }
 
 
@@ -104,70 +104,70 @@ class ExecTarget(NamedTuple):
     group_id: GroupId | None
 
 
-def exec_target(running: ProcessHandle, order: ProcessSpec, mark: GroupId | None, members: Sequence[int]) -> ExecTarget:
+def exec_target(running: ProcessHandle, spec: ProcessSpec, group_id: GroupId | None, members: Sequence[int]) -> ExecTarget:
     """Determine the environment to join. `members`: pids of all processes of the run. Raises `NotStarted`."""
-    if order.sandbox == "none":
-        return ExecTarget(running.pid, 0, mark)
-    # Pid 1 of the sandbox is bubblewrap itself: it has exactly the namespaces that bubblewrap created, whatever the replica has
-    # done since. Pid 2 exists only once bubblewrap has created all of them.
+    if spec.sandbox == "none":
+        return ExecTarget(running.pid, 0, group_id)
+    # Pid 1 of the sandbox is bubblewrap itself: it has exactly the namespaces that bubblewrap created, independent of what the
+    # replica has done since. Pid 2 exists only once bubblewrap has created all of them.
     numbers = {procfs.namespace_pid(pid): pid for pid in members}
     if 1 not in numbers or max(numbers) < 2:
         raise NotStarted("the replica's sandbox is not ready", "retry in a moment")
     first = numbers[1]
     joined = sum(flag for name, flag in _NAMESPACES.items() if _namespace(first, name) != _namespace(os.getpid(), name))
-    return ExecTarget(first, joined, mark)
+    return ExecTarget(first, joined, group_id)
 
 
 def _namespace(pid: int, name: str) -> str:
     try:
         return str(Path(f"/proc/{pid}/ns/{name}").readlink())
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise NotStarted(
-            f"the replica's sandbox cannot be inspected ({why})", "run the agent as root, or as the user of the replica"
+            f"the replica's sandbox cannot be inspected ({reason})", "run the agent as root, or as the user of the replica"
         ) from error
 
 
 async def start_exec(
-    order: ProcessSpec, around: ExecTarget, cgroups: Cgroups, name: str, is_there: Callable[[], bool], window: PtySize | None
+    spec: ProcessSpec, target: ExecTarget, cgroups: Cgroups, name: str, is_running: Callable[[], bool], window: PtySize | None
 ) -> ProcessExecSession:
     """Start the command. `name`: of the cgroup below that of the process.
 
-    `is_there` returns whether the process still runs. It is called after a pidfd pins the process, when its pid cannot be
+    `is_running` returns whether the process still runs. It is called after a pidfd pins the process, when its pid cannot be
     reused any more.
     """
-    with ExitStack() as kept:
-        beside = _open_pidfd(around.pid, kept)
-        if not is_there():
+    with ExitStack() as stack:
+        target_pidfd = _open_pidfd(target.pid, stack)
+        if not is_running():
             raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry")
-        group = _create_group_below(cgroups, around.group_id, name, kept)
+        group = _create_group_below(cgroups, target.group_id, name, stack)
         with ExitStack() as passed:
-            entrances = _open_join_files(cgroups, group, passed)
+            join_fds = _open_join_files(cgroups, group, passed)
             ours, theirs = socket.socketpair()
-            kept.callback(ours.close)
+            stack.callback(ours.close)
             passed.callback(theirs.close)
-            ends, streams = _pipes(kept, passed) if window is None else ((-1, -1, -1), (subprocess.DEVNULL,) * 3)
-            process = _start_program(theirs.fileno(), streams, (beside, theirs.fileno(), *entrances))
-        kept.callback(_reap, process)
-        entered = ProcessExecSession(process.pid, beside, cgroups, group)
-        kept.callback(os.close, entered.pidfd)
-        kept.callback(entered.kill)
+            ends, streams = _pipes(stack, passed) if window is None else ((-1, -1, -1), (subprocess.DEVNULL,) * 3)
+            process = _start_program(theirs.fileno(), streams, (target_pidfd, theirs.fileno(), *join_fds))
+        stack.callback(_reap, process)
+        session = ProcessExecSession(process.pid, target_pidfd, cgroups, group)
+        stack.callback(os.close, session.pidfd)
+        stack.callback(session.kill)
         ours.setblocking(False)
-        spec = _encode_spec(order, around, beside, entrances, window)
-        terminal = await _await_start(ours, spec, order, kept)
-        entered.attach(terminal if window is not None else -1, ends)
-        kept.pop_all()
+        request = _encode_spec(spec, target, target_pidfd, join_fds, window)
+        terminal = await _await_start(ours, request, spec, stack)
+        session.attach(terminal if window is not None else -1, ends)
+        stack.pop_all()
         ours.close()
         process.returncode = 0  # from here on it is watched by pidfd; Popen must not wait for it
-    return entered
+    return session
 
 
 class ProcessExecSession:
     """Implements `ExecSession`. The command is killed when the process that it runs next to ends."""
 
-    def __init__(self, pid: int, beside: int, cgroups: Cgroups, group: str) -> None:
+    def __init__(self, pid: int, target_pidfd: int, cgroups: Cgroups, group: str) -> None:
         self.pid = pid
-        self._target_pidfd, self._cgroups, self._group = beside, cgroups, group
+        self._target_pidfd, self._cgroups, self._group = target_pidfd, cgroups, group
         self._loop = asyncio.get_running_loop()
         self._terminal = -1
         self._input = -1
@@ -205,10 +205,10 @@ class ProcessExecSession:
         return None
 
     async def write(self, data: bytes, /) -> None:
-        left = memoryview(data)
-        while left and self._input >= 0:
+        remaining = memoryview(data)
+        while remaining and self._input >= 0:
             try:
-                left = left[os.write(self._input, left) :]
+                remaining = remaining[os.write(self._input, remaining) :]
             except BlockingIOError:
                 await self._writable(self._input)
             except OSError as error:
@@ -236,9 +236,9 @@ class ProcessExecSession:
         if self._group:
             self._cgroups.kill(self._group)
         members = procfs.process_tree(self.pid) if not self._group and not self._exit_status.done() else ()
-        for one in members:
+        for process in members:
             with suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
         if not self._exit_status.done():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -269,11 +269,11 @@ class ProcessExecSession:
             self._cgroups.remove(self._group)
 
     def _on_exit(self) -> None:
-        told = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-        if told is not None:
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
+        if status is not None:
             self._loop.remove_reader(self.pidfd)
-            exited = told.si_code == os.CLD_EXITED
-            self._exit_status.set_result(ExitStatus(code=told.si_status) if exited else ExitStatus(signal=told.si_status))
+            exited = status.si_code == os.CLD_EXITED
+            self._exit_status.set_result(ExitStatus(code=status.si_status) if exited else ExitStatus(signal=status.si_status))
 
     def _on_target_exit(self) -> None:
         self._loop.remove_reader(self._target_pidfd)
@@ -326,27 +326,27 @@ def _wake(came: asyncio.Future[None]) -> None:
 # -- start -------------------------------------------------------------------------------------------------------------------
 
 
-def _open_pidfd(pid: int, kept: ExitStack) -> int:
+def _open_pidfd(pid: int, stack: ExitStack) -> int:
     try:
-        handle = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except OSError as error:
         raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry") from error
-    kept.callback(os.close, handle)
-    return handle
+    stack.callback(os.close, pidfd)
+    return pidfd
 
 
-def _create_group_below(cgroups: Cgroups, mark: GroupId | None, name: str, kept: ExitStack) -> str:
-    if mark is None:
+def _create_group_below(cgroups: Cgroups, group_id: GroupId | None, name: str, stack: ExitStack) -> str:
+    if group_id is None:
         return ""
-    group = f"{mark.name}/{name}"
+    group = f"{group_id.name}/{name}"
     try:
-        for place in cgroups.directories(group):
-            Path(place).mkdir(mode=0o755)
+        for directory in cgroups.directories(group):
+            Path(directory).mkdir(mode=0o755)
     except OSError as error:
         cgroups.remove(group)
-        why = (error.strerror or str(error)).lower()
-        raise NotStarted(f"the replica's cgroup cannot be joined ({why})", "check that the replica runs") from error
-    kept.callback(cgroups.remove, group)
+        reason = (error.strerror or str(error)).lower()
+        raise NotStarted(f"the replica's cgroup cannot be joined ({reason})", "check that the replica runs") from error
+    stack.callback(cgroups.remove, group)
     return group
 
 
@@ -357,13 +357,13 @@ def _open_join_files(cgroups: Cgroups, group: str, passed: ExitStack) -> tuple[i
         raise NotStarted("the process to run next to has ended", "check that the replica runs, then retry") from error
 
 
-def _pipes(kept: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def _pipes(stack: ExitStack, passed: ExitStack) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Return our ends and the command's ends."""
     ours, theirs = list[int](), list[int]()
     for stream in range(3):
         read, write = os.pipe2(os.O_CLOEXEC)
         near, far = (write, read) if stream == 0 else (read, write)
-        kept.callback(os.close, near)
+        stack.callback(os.close, near)
         passed.callback(os.close, far)
         ours.append(near)
         theirs.append(far)
@@ -383,8 +383,8 @@ def _start_program(control: int, streams: Sequence[int], passed: Sequence[int]) 
             start_new_session=True,
         )
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise NotStarted(f"cannot start a process ({why})", "check the node's system log") from error
+        reason = (error.strerror or str(error)).lower()
+        raise NotStarted(f"cannot start a process ({reason})", "check the node's system log") from error
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -393,31 +393,31 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def _encode_spec(
-    order: ProcessSpec, around: ExecTarget, beside: int, entrances: Sequence[int], window: PtySize | None
+    spec: ProcessSpec, target: ExecTarget, target_pidfd: int, join_fds: Sequence[int], window: PtySize | None
 ) -> bytes:
-    identity = spawn.resolve_user(order.user)
-    said: dict[str, Any] = {
-        "argv": order.argv,
-        "env": dict(order.env),
-        "directory": str(order.directory) if order.directory is not None else "",
+    identity = spawn.resolve_user(spec.user)
+    message: dict[str, Any] = {
+        "argv": spec.argv,
+        "env": dict(spec.env),
+        "directory": str(spec.directory) if spec.directory is not None else "",
         "user": None if identity is None else identity,
-        "beside": beside,
-        "namespaces": around.namespaces,
-        "confined": order.sandbox != "none",
-        "entrances": list(entrances),
+        "beside": target_pidfd,
+        "namespaces": target.namespaces,
+        "confined": spec.sandbox != "none",
+        "entrances": list(join_fds),
         "files": spawn.OPEN_FILES_LIMIT,
         "window": window,
     }
-    return json.dumps(said).encode()
+    return json.dumps(message).encode()
 
 
-async def _await_start(control: socket.socket, spec: bytes, order: ProcessSpec, kept: ExitStack) -> int:
+async def _await_start(control: socket.socket, request: bytes, spec: ProcessSpec, stack: ExitStack) -> int:
     """Send the spec and wait until the command is executed. Returns the terminal, or -1. Raises `NotStarted`."""
     loop = asyncio.get_running_loop()
-    terminal, told = -1, b""
+    terminal, result = -1, b""
     try:
         async with asyncio.timeout(START_S_MAX):
-            await loop.sock_sendall(control, spec)
+            await loop.sock_sendall(control, request)
             control.shutdown(socket.SHUT_WR)
             while True:
                 came: asyncio.Future[None] = loop.create_future()
@@ -426,30 +426,30 @@ async def _await_start(control: socket.socket, spec: bytes, order: ProcessSpec, 
                     await came
                 finally:
                     loop.remove_reader(control)
-                piece, files, _, _ = socket.recv_fds(control, _RESULT_BYTES_MAX, 1)
+                chunk, files, _, _ = socket.recv_fds(control, _RESULT_BYTES_MAX, 1)
                 for file in files:
                     terminal = file
                     os.set_inheritable(file, False)
-                    kept.callback(os.close, file)
-                if not piece or len(told) > _RESULT_BYTES_MAX:
+                    stack.callback(os.close, file)
+                if not chunk or len(result) > _RESULT_BYTES_MAX:
                     break
-                told += piece
+                result += chunk
     except TimeoutError:
         raise NotStarted("the command did not start in time", "check whether the node is overloaded, then retry") from None
     except OSError as error:
         raise NotStarted("the command's starter ended unexpectedly", "check the node's system log") from error
-    for line in told.splitlines():
-        _check_result(json.loads(line), order)
+    for line in result.splitlines():
+        _check_result(json.loads(line), spec)
     return terminal
 
 
-def _check_result(told: dict[str, Any], order: ProcessSpec) -> None:
-    if "step" in told:
-        step, code = str(told["step"]), int(told["errno"])
-        why = str(told.get("bug") or os.strerror(code).lower())
+def _check_result(result: dict[str, Any], spec: ProcessSpec) -> None:
+    if "step" in result:
+        step, code = str(result["step"]), int(result["errno"])
+        reason = str(result.get("bug") or os.strerror(code).lower())
         if step == "run":
             raise NotStarted(
-                f"{order.argv[0]} cannot be run ({why})", spawn.EXEC_FIXES.get(code, "check what the program needs")
+                f"{spec.argv[0]} cannot be run ({reason})", spawn.EXEC_FIXES.get(code, "check what the program needs")
             )
         cause, cure = _STEP_ERRORS.get(step, ("it failed before its first instruction", "check the node's system log"))
-        raise NotStarted(f"{order.argv[0]} cannot be run: {cause} ({why})", cure)
+        raise NotStarted(f"{spec.argv[0]} cannot be run: {cause} ({reason})", cure)

@@ -40,25 +40,25 @@ _TRAVERSABLE: Final = 0o711
 _UID_MAP: Final = Path("/proc/self/uid_map")
 
 
-def default_user(said: str) -> str:
-    """Return the user of replicas that name none. `said`: the --work-user option, or empty. Raises `NotStarted`."""
+def default_user(option: str) -> str:
+    """Return the user of replicas that name none. `option`: the --work-user option, or empty. Raises `NotStarted`."""
     if os.geteuid() != 0:
-        if said and said != _own_name():
+        if option and option != _own_name():
             raise NotStarted(
-                f"{_own_name()} has no permission to run processes as {said!r}",
+                f"{_own_name()} has no permission to run processes as {option!r}",
                 "run the agent as root, or leave out --work-user",
             )
         return AGENT_USER
-    if said == USER_PER_TENANT or (not said and _is_mapped(UID_FIRST) and _is_mapped(UID_FIRST + UID_COUNT - 1)):
+    if option == USER_PER_TENANT or (not option and _is_mapped(UID_FIRST) and _is_mapped(UID_FIRST + UID_COUNT - 1)):
         return USER_PER_TENANT
-    wanted = said or UNPRIVILEGED
+    user = option or UNPRIVILEGED
     try:
-        uid = pwd.getpwnam(wanted).pw_uid
+        uid = pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        raise NotStarted(f"user {wanted!r} does not exist on this machine", "create the user, or name another") from None
-    if not said and not _is_mapped(uid):
+        raise NotStarted(f"user {user!r} does not exist on this machine", "create the user, or name another") from None
+    if not option and not _is_mapped(uid):
         return AGENT_USER  # root of a user namespace without other users, which is unprivileged outside of it
-    return AGENT_USER if uid == 0 else wanted
+    return AGENT_USER if uid == 0 else user
 
 
 def tenant_user(tenant: str) -> str:
@@ -76,39 +76,39 @@ def _own_name() -> str:
 def _is_mapped(uid: int) -> bool:
     """Return whether this user namespace contains the uid."""
     try:
-        lines = [[int(word) for word in line.split()] for line in _UID_MAP.read_text().splitlines()]
+        lines = [[int(field) for field in line.split()] for line in _UID_MAP.read_text().splitlines()]
     except (OSError, ValueError):
         return True
     return not lines or any(first <= uid < first + count for first, _, count in lines)
 
 
-def closed_parent(place: Path) -> Path | None:
+def closed_parent(path: Path) -> Path | None:
     """Return the outermost parent directory that other users cannot traverse, or None."""
-    for one in reversed(place.absolute().parents):
-        if not one.stat().st_mode & stat.S_IXOTH:
-            return one
+    for parent in reversed(path.absolute().parents):
+        if not parent.stat().st_mode & stat.S_IXOTH:
+            return parent
     return None
 
 
-def make_reachable(place: Path) -> None:
-    """As root, make `place` reachable for replicas of other users, if necessary by replacing it with a link to another
+def make_reachable(directory: Path) -> None:
+    """As root, make `directory` reachable for replicas of other users, if necessary by replacing it with a link to another
     directory.
 
     Raises OSError and `AccessDenied`.
     """
-    if os.geteuid() != 0 or closed_parent(place) is None:
+    if os.geteuid() != 0 or closed_parent(directory) is None:
         return
-    elsewhere = REACHABLE_DIRECTORY / sha256(os.fsencode(place.absolute())).hexdigest()[:16]
+    elsewhere = REACHABLE_DIRECTORY / sha256(os.fsencode(directory.absolute())).hexdigest()[:16]
     _make_traversable(REACHABLE_DIRECTORY)
-    if place.is_dir() and not place.is_symlink():
-        _move(place, elsewhere)
-    if not place.is_dir():
+    if directory.is_dir() and not directory.is_symlink():
+        _move(directory, elsewhere)
+    if not directory.is_dir():
         _make_traversable(elsewhere)
-    if not place.exists() and not place.is_symlink():
-        place.symlink_to(elsewhere)
+    if not directory.exists() and not directory.is_symlink():
+        directory.symlink_to(elsewhere)
 
 
-def _move(place: Path, elsewhere: Path) -> None:
+def _move(directory: Path, elsewhere: Path) -> None:
     """Move the directory and leave a symbolic link, so that running replicas continue in it.
 
     Only an empty directory can be moved between file systems. Otherwise it stays, and new replicas fail to enter their
@@ -117,25 +117,25 @@ def _move(place: Path, elsewhere: Path) -> None:
     with suppress(OSError):
         elsewhere.rmdir()
     try:
-        place.rename(elsewhere)
+        directory.rename(elsewhere)
     except OSError:
         with suppress(OSError):
-            place.rmdir()
+            directory.rmdir()
     if elsewhere.is_dir():
-        place.symlink_to(elsewhere)
+        directory.symlink_to(elsewhere)
 
 
-def _make_traversable(there: Path) -> None:
+def _make_traversable(directory: Path) -> None:
     """Create a directory that other users can traverse. It must be owned by root, so that no other user can replace its
     content.
     """
-    there.mkdir(mode=_TRAVERSABLE, parents=True, exist_ok=True)
-    found = there.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
+    directory.mkdir(mode=_TRAVERSABLE, parents=True, exist_ok=True)
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0:
         raise AccessDenied(
-            f"{there} is not owned by root", "remove it: replica directories must not be under another user's control"
+            f"{directory} is not owned by root", "remove it: replica directories must not be under another user's control"
         )
-    there.chmod(_TRAVERSABLE)
+    directory.chmod(_TRAVERSABLE)
 
 
 BUBBLEWRAP: Final = "bwrap"
@@ -151,34 +151,34 @@ _LIBC_VARIABLES: Final = frozenset(
 _PRIVATE: Final = (Path("/tmp"), Path("/dev"), Path("/proc"))  # noqa: S108 - each sandbox has its own
 
 
-def bubblewrap_args(order: ProcessSpec, program: str, *, other: bool = False) -> tuple[str, ...]:
+def bubblewrap_args(spec: ProcessSpec, program: str, *, other: bool = False) -> tuple[str, ...]:
     """Return the bubblewrap arguments that run `order.argv`.
 
     The sandbox sees the host, or the spec's own root, read-only; it can write to `order.writable`, to writable mounts, and
     to its own /tmp. It has its own pid namespace, so that all its processes end with it, and shares the host's network.
     `other`: it runs as another user, who can neither see nor mount over anything below a directory that is closed to others.
     """
-    words = [program, *(("--ro-bind", "/", "/") if order.root is None else _bind_root(order.root))]
-    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108
-    words += ["--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"]
-    if order.with_parent:
-        words.append("--die-with-parent")
-    covered = [place for place in sorted(order.hidden) if order.root is None and place.is_dir()]
-    hidden = [str(place) for place in covered if not other or closed_parent(place) is None]
-    for place in hidden:
-        words += ["--tmpfs", place]
-    shown = [*order.mounts, *(BindMount(place, place, writable=True) for place in order.writable if order.root is None)]
+    args = [program, *(("--ro-bind", "/", "/") if spec.root is None else _bind_root(spec.root))]
+    args += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108
+    args += ["--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"]
+    if spec.with_parent:
+        args.append("--die-with-parent")
+    covered = [path for path in sorted(spec.hidden) if spec.root is None and path.is_dir()]
+    hidden = [str(path) for path in covered if not other or closed_parent(path) is None]
+    for path in hidden:
+        args += ["--tmpfs", path]
+    mounts = [*spec.mounts, *(BindMount(path, path, writable=True) for path in spec.writable if spec.root is None)]
     # Outer directories first: an inner mount made earlier would be hidden.
-    for one in sorted(shown, key=lambda one: one.at):
-        words += ["--bind" if one.writable else "--ro-bind", str(one.source), str(one.at)]
-    for place in (*hidden, *(("/",) if order.root is not None else ())):
-        words += ["--remount-ro", place]
-    if order.directory is not None:  # resolved inside the sandbox, so a hidden directory cannot be reached this way
-        words += ["--chdir", str(order.directory)]
-    kept = bubblewrap_env(order.env)
-    for name in sorted(name for name in order.env if name not in kept):
-        words += ["--setenv", name, order.env[name]]
-    return (*words, "--", *order.argv)
+    for mount in sorted(mounts, key=lambda bind: bind.at):
+        args += ["--bind" if mount.writable else "--ro-bind", str(mount.source), str(mount.at)]
+    for path in (*hidden, *(("/",) if spec.root is not None else ())):
+        args += ["--remount-ro", path]
+    if spec.directory is not None:  # resolved inside the sandbox, so a hidden directory cannot be reached this way
+        args += ["--chdir", str(spec.directory)]
+    outer_env = bubblewrap_env(spec.env)
+    for name in sorted(name for name in spec.env if name not in outer_env):
+        args += ["--setenv", name, spec.env[name]]
+    return (*args, "--", *spec.argv)
 
 
 def _bind_root(root: Path) -> list[str]:
@@ -187,21 +187,21 @@ def _bind_root(root: Path) -> list[str]:
     So bubblewrap can create mount points next to them in its own empty root, without an overlay and without write access to
     `root`. Directories that the sandbox provides itself are left out.
     """
-    words: list[str] = []
+    args: list[str] = []
     for entry in sorted(root.iterdir()):
         at = Path("/") / entry.name
         if at in _PRIVATE:
             continue
         if entry.is_symlink():
-            words += ["--symlink", str(entry.readlink()), str(at)]
+            args += ["--symlink", str(entry.readlink()), str(at)]
         elif entry.is_dir() or entry.is_file():
-            words += ["--ro-bind", str(entry), str(at)]
-    return words
+            args += ["--ro-bind", str(entry), str(at)]
+    return args
 
 
-def host_directory(order: ProcessSpec) -> Path | None:
+def host_directory(spec: ProcessSpec) -> Path | None:
     """Return the directory to start bubblewrap in: with its own root, `directory` exists only inside."""
-    return order.directory if order.root is None else Path("/")
+    return spec.directory if spec.root is None else Path("/")
 
 
 def bubblewrap_env(env: Mapping[str, str]) -> dict[str, str]:

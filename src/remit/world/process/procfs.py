@@ -58,28 +58,28 @@ def process_info(pid: int) -> ProcessInfo | None:
     return ProcessInfo(pid, fields[0].decode(), int(fields[2]), cpu, int(fields[17]), int(fields[19]), int(fields[21]))
 
 
-def process_group(number: int) -> list[ProcessInfo]:
+def process_group(pgid: int) -> list[ProcessInfo]:
     """Return the running processes of a process group."""
     try:
-        os.killpg(number, 0)
+        os.killpg(pgid, 0)
     except ProcessLookupError:
         return []
     except PermissionError:  # it has members of another user
         pass
     members = (process_info(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return [one for one in members if one is not None and one.pgid == number and one.is_running]
+    return [process for process in members if process is not None and process.pgid == pgid and process.is_running]
 
 
 def process_tree(pid: int) -> list[ProcessInfo]:
     """Return a process and its running descendants. Orphans, whose parent has ended, cannot be attributed and are missing."""
-    found, queue = dict[int, ProcessInfo](), [pid]
+    processes, queue = dict[int, ProcessInfo](), [pid]
     while queue:
-        one = process_info(queue.pop())
-        if one is None or one.pid in found:
+        process = process_info(queue.pop())
+        if process is None or process.pid in processes:
             continue
-        found[one.pid] = one
-        queue += _children(one.pid)
-    return [one for one in found.values() if one.is_running]
+        processes[process.pid] = process
+        queue += _children(process.pid)
+    return [process for process in processes.values() if process.is_running]
 
 
 def namespace_pid(pid: int) -> int:
@@ -101,17 +101,17 @@ def executable(pid: int) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
-            found += [int(word) for word in (task / "children").read_text().split()]
+            pids += [int(text) for text in (task / "children").read_text().split()]
     except OSError:
-        return found
-    return found
+        return pids
+    return pids
 
 
 def send_termination(pid: int, *, kill: bool = False) -> bool:
-    """Send SIGTERM, or SIGKILL with `at_once`. Returns False if there is no such process. Raises PermissionError if it is
+    """Send SIGTERM, or SIGKILL with `kill`. Returns False if there is no such process. Raises PermissionError if it is
     another user's.
     """
     try:

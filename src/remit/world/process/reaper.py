@@ -27,7 +27,7 @@ RESTART_S: Final = 0.2
 class Reaper:
     """Handle of the reaper of this process, used in one event loop.
 
-    Call `hold` before a group has a member, and `let_go` when it has none any more.
+    Call `register` before a group has a member, and `unregister` when it has none any more.
     """
 
     def __init__(self) -> None:
@@ -44,26 +44,26 @@ class Reaper:
         """Pid of the reaper; 0 if none runs."""
         return 0 if self._process is None else self._process.pid
 
-    def register(self, number: int, places: Sequence[str]) -> None:
+    def register(self, inode: int, directories: Sequence[str]) -> None:
         """Register a group by the inode of its first directory. Raises `NotStarted`: it would outlive this process."""
-        group = _line(number, places)
+        group = _line(inode, directories)
         self._registered[group] = None
-        gone, self._unregistered = self._unregistered, []
+        removals, self._unregistered = self._unregistered, []
         try:
-            self._send("".join((*gone, f"+\t{group}\n")))
+            self._send("".join((*removals, f"+\t{group}\n")))
         except OSError as error:
             del self._registered[group]
-            why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"the reaper cannot be started ({why})", "check the node's system log") from error
+            reason = (error.strerror or str(error)).lower()
+            raise NotStarted(f"the reaper cannot be started ({reason})", "check the node's system log") from error
 
-    def unregister(self, number: int, places: Sequence[str]) -> None:
-        group = _line(number, places)
+    def unregister(self, inode: int, directories: Sequence[str]) -> None:
+        group = _line(inode, directories)
         if self._registered.pop(group, group) is None:
             self._unregistered.append(f"-\t{group}\n")
             if len(self._unregistered) >= UNREGISTERED_MAX:
-                gone, self._unregistered = self._unregistered, []
+                removals, self._unregistered = self._unregistered, []
                 with suppress(OSError):  # a restarted reaper gets the list of the remaining groups
-                    self._send("".join(gone))
+                    self._send("".join(removals))
 
     def _send(self, line: str) -> None:
         process, data = self._process, line.encode()
@@ -93,9 +93,9 @@ class Reaper:
             raise RuntimeError("Popen returned no pipe")
         self._process = process
         with suppress(BrokenPipeError):  # it has ended already, and will be restarted
-            left = memoryview("".join(f"+\t{group}\n" for group in self._registered).encode())
-            while left:
-                left = left[os.write(process.stdin.fileno(), left) :]
+            remaining = memoryview("".join(f"+\t{group}\n" for group in self._registered).encode())
+            while remaining:
+                remaining = remaining[os.write(process.stdin.fileno(), remaining) :]
         os.set_blocking(process.stdin.fileno(), False)
         self._handle = os.pidfd_open(process.pid)
         loop = asyncio.get_running_loop()
@@ -126,5 +126,5 @@ class Reaper:
                 process.stdin.close()
 
 
-def _line(number: int, places: Sequence[str]) -> str:
-    return "\t".join((str(number), *places))
+def _line(inode: int, directories: Sequence[str]) -> str:
+    return "\t".join((str(inode), *directories))

@@ -25,15 +25,15 @@ _POLL_S_MAX: Final = 1.0
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # it ends when its starter has ended, and not before
-    left: dict[str, None] = {}
+    groups: dict[str, None] = {}
     for line in sys.stdin:
-        word, _, group = line.rstrip("\n").partition("\t")
-        if word == "+":
-            left[group] = None
+        sign, _, group = line.rstrip("\n").partition("\t")
+        if sign == "+":
+            groups[group] = None
         else:
-            left.pop(group, None)
+            groups.pop(group, None)
     pause_s = _POLL_S
-    while left := {group: None for group in left if not _kill(group)}:
+    while groups := {group: None for group in groups if not _kill(group)}:
         time.sleep(pause_s)
         pause_s = min(_POLL_S_MAX, pause_s * 1.2)
     return 0
@@ -41,17 +41,17 @@ def main() -> int:
 
 def _kill(group: str) -> bool:
     """Kill all members of a group. Returns whether none is left; killed processes may take a moment to end."""
-    number, *places = group.split("\t")
-    first = Path(places[0])
+    inode, *directories = group.split("\t")
+    first = Path(directories[0])
     try:
-        if first.stat().st_ino != int(number):
+        if first.stat().st_ino != int(inode):
             return True
     except OSError:
         return True
     with suppress(OSError):
         (first / "cgroup.kill").write_text("1")
-    for place in places:  # forbid forks, so that killing the processes one by one comes to an end
-        for inside, _, files in os.walk(place):
+    for directory in directories:  # forbid forks, so that killing the processes one by one comes to an end
+        for inside, _, files in os.walk(directory):
             if "pids.max" in files:
                 with suppress(OSError):
                     (Path(inside) / "pids.max").write_text("0")
@@ -69,12 +69,12 @@ def _kill(group: str) -> bool:
     return not inside_still
 
 
-def _members(place: Path) -> frozenset[int]:
-    found: set[int] = set()
-    for inside, _, _ in os.walk(place):
+def _members(directory: Path) -> frozenset[int]:
+    pids: set[int] = set()
+    for inside, _, _ in os.walk(directory):
         with suppress(OSError):
-            found.update(int(word) for word in (Path(inside) / "cgroup.procs").read_text().split())
-    return frozenset(found)
+            pids.update(int(pid) for pid in (Path(inside) / "cgroup.procs").read_text().split())
+    return frozenset(pids)
 
 
 if __name__ == "__main__":

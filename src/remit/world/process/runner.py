@@ -75,18 +75,18 @@ class ProcessRunner:
         self._exit_statuses: dict[ProcessHandle, ExitStatus] = {}
         self._exec_count = 0
 
-    async def start(self, order: ProcessSpec, /) -> ProcessHandle:
-        check_process_spec(order)
+    async def start(self, spec: ProcessSpec, /) -> ProcessHandle:
+        check_process_spec(spec)
         for child in tuple(self._children)[:_REAPED_PER_START]:
             if not self._finalize(child) and child in self._children:
                 self._children[child] = self._children.pop(child)  # move it to the end of the queue
         # Not in a thread: it takes a millisecond or two, and a cancelled caller never leaves an unknown process behind.
-        check_start_deadline(order, self._clock.now_ms())
-        pid, mark = await self._spawn(order)
-        found = procfs.process_info(pid)
-        if found is None:
+        check_start_deadline(spec, self._clock.now_ms())
+        pid, group_id = await self._spawn(spec)
+        process = procfs.process_info(pid)
+        if process is None:
             raise NotStarted("/proc does not show the started process", "run on Linux with /proc mounted")
-        running = ProcessHandle(pid, self._start_time(found), str(mark) if mark is not None else "")
+        running = ProcessHandle(pid, self._start_time(process), str(group_id) if group_id is not None else "")
         self._children[running] = None
         return running
 
@@ -100,36 +100,36 @@ class ProcessRunner:
         return self._is_running(running)
 
     async def stop(self, running: ProcessHandle, /, *, grace_ms: int) -> None:
-        if (mark := self._group_id(running)) is not None:
-            await self._stop_group(running, mark, grace_ms)
+        if (group_id := self._group_id(running)) is not None:
+            await self._stop_group(running, group_id, grace_ms)
         elif self._find_process(running) is not None:
             await self._stop_processes(running, grace_ms)
         self._finalize(running)
 
     async def start_exec(
-        self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None
+        self, running: ProcessHandle, spec: ProcessSpec, /, *, window: PtySize | None = None
     ) -> exec_session.ProcessExecSession:
-        check_process_spec(order)
-        around = exec_session.exec_target(running, order, self._group_id(running), self._members(running))
+        check_process_spec(spec)
+        target = exec_session.exec_target(running, spec, self._group_id(running), self._members(running))
         self._exec_count += 1
         name = f"exec-{os.getpid()}-{self._exec_count}"  # unique among the runners of this machine and within this one
 
-        def is_there() -> bool:
-            return self._is_running(running) and around.pid in self._members(running)
+        def is_running() -> bool:
+            return self._is_running(running) and target.pid in self._members(running)
 
-        return await exec_session.start_exec(order, around, self._cgroups, name, is_there, window)
+        return await exec_session.start_exec(spec, target, self._cgroups, name, is_running, window)
 
     def usage(self, running: ProcessHandle, /) -> Usage:
-        if (mark := self._group_id(running)) is not None:
-            return self._cgroups.usage(mark.name)
+        if (group_id := self._group_id(running)) is not None:
+            return self._cgroups.usage(group_id.name)
         if self._find_process(running) is None:
             return Usage()
         members = procfs.process_tree(running.pid)
-        return Usage(sum(one.cpu_ms for one in members), sum(one.memory_bytes for one in members), len(members))
+        return Usage(sum(process.cpu_ms for process in members), sum(process.memory_bytes for process in members), len(members))
 
     def isolation_support(self) -> IsolationSupport:
-        found = self._cgroups
-        return IsolationSupport(found.name, found.controllers, found.reason, shutil.which(BUBBLEWRAP) is not None)
+        cgroups = self._cgroups
+        return IsolationSupport(cgroups.name, cgroups.controllers, cgroups.reason, shutil.which(BUBBLEWRAP) is not None)
 
     def live_groups(self) -> tuple[str, ...]:
         for child in tuple(self._children):
@@ -141,7 +141,7 @@ class ProcessRunner:
         while self._cgroups.members(group):
             self._cgroups.kill(group)
             await self._clock.sleep_ms(_STOP_POLL_MS)
-        for child in [one for one in self._children if one.group.startswith(f"{group}#")]:
+        for child in [known for known in self._children if known.group.startswith(f"{group}#")]:
             self._finalize(child)
         self._cgroups.remove(group)
 
@@ -154,53 +154,51 @@ class ProcessRunner:
             self._discovered = find_cgroups(self._parent)
         return self._discovered
 
-    async def _spawn(self, order: ProcessSpec) -> tuple[int, GroupId | None]:
-        if not order.group or self._cgroups.name == "none":
-            return spawn.spawn(order), None
+    async def _spawn(self, spec: ProcessSpec) -> tuple[int, GroupId | None]:
+        if not spec.group or self._cgroups.name == "none":
+            return spawn.spawn(spec), None
         for _ in range(_GROUP_RETRIES_MAX):
             try:
-                return await self._spawn_inside(order)
+                return await self._spawn_inside(spec)
             except spawn.GroupRemoved:
                 continue
             except spawn.CloneUnsupported:
                 self._spawn_server = None
         raise NotStarted(
-            f"cgroup {order.group} was removed {_GROUP_RETRIES_MAX} times during the start",
+            f"cgroup {spec.group} was removed {_GROUP_RETRIES_MAX} times during the start",
             "check which process removes cgroups there",
         )
 
-    async def _spawn_inside(self, order: ProcessSpec) -> tuple[int, GroupId]:
-        name, mark = order.group, None
+    async def _spawn_inside(self, spec: ProcessSpec) -> tuple[int, GroupId]:
+        name, group_id = spec.group, None
         try:
-            mark = self._cgroups.create(name, order.limits)
-            if order.with_parent:
-                self._reaper.register(mark.inode, self._cgroups.directories(name))
-            return await self._create_inside(order), mark
+            group_id = self._cgroups.create(name, spec.limits)
+            if spec.with_parent:
+                self._reaper.register(group_id.inode, self._cgroups.directories(name))
+            return await self._create_inside(spec), group_id
         except GroupOccupied:
-            raise NotStarted(
-                f"group {name} still has running processes", "stop them first: a group runs once at a time"
-            ) from None
+            raise NotStarted(f"a process still runs in group {name}", "stop it first: a group runs once at a time") from None
         except FileNotFoundError:
-            self._remove_group(mark)
+            self._remove_group(group_id)
             raise spawn.GroupRemoved(name) from None
         except OSError as error:
-            self._remove_group(mark)
-            why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"cgroup {name} cannot be created with these limits ({why})", "run `remit doctor`") from error
+            self._remove_group(group_id)
+            reason = (error.strerror or str(error)).lower()
+            raise NotStarted(f"cgroup {name} cannot be created with these limits ({reason})", "run `remit doctor`") from error
         except (NotStarted, spawn.GroupRemoved, spawn.CloneUnsupported):
-            self._remove_group(mark)
+            self._remove_group(group_id)
             raise
 
-    async def _create_inside(self, order: ProcessSpec) -> int:
+    async def _create_inside(self, spec: ProcessSpec) -> int:
         """Start through the spawn server, which creates the process inside its cgroups; without it, fork here and join them."""
-        name, starter = order.group, self._spawn_server
-        if starter is None:
-            with self._cgroups.join_fds(name) as entrances:
-                return spawn.spawn(order, join_fds=entrances)
-        left_ms = None if order.not_after_ms is None else order.not_after_ms - self._clock.now_ms()
+        name, server = spec.group, self._spawn_server
+        if server is None:
+            with self._cgroups.join_fds(name) as join_fds:
+                return spawn.spawn(spec, join_fds=join_fds)
+        left_ms = None if spec.not_after_ms is None else spec.not_after_ms - self._clock.now_ms()
         try:
-            with self._cgroups.clone_target(name) as entry, spawn.prepare(order) as prepared:
-                return await starter.spawn(order, prepared, entry, left_ms)
+            with self._cgroups.clone_target(name) as target, spawn.prepare(spec) as prepared:
+                return await server.spawn(spec, prepared, target, left_ms)
         except StartOutcomeUnknown:
             await self._kill_unknown(name)
             raise NotStarted("the spawn server ended during the start", "no action needed: the start is retried") from None
@@ -209,39 +207,39 @@ class ProcessRunner:
             raise
 
     async def _kill_unknown(self, group: str) -> None:
-        """Kill and reap whatever was started in the group: its pid is unknown, so it cannot be tracked."""
+        """Kill and reap all processes of the group: one of them may be ours with an unknown pid, which cannot be tracked."""
         unknown = self._cgroups.members(group)
         await self.kill_group(group)
         for pid in unknown:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
-    def _remove_group(self, mark: GroupId | None) -> None:
+    def _remove_group(self, group_id: GroupId | None) -> None:
         """Remove a cgroup if it is empty, and unregister it from the reaper."""
-        if mark is not None and self._cgroups.remove(mark.name):
-            self._reaper.unregister(mark.inode, self._cgroups.directories(mark.name))
+        if group_id is not None and self._cgroups.remove(group_id.name):
+            self._reaper.unregister(group_id.inode, self._cgroups.directories(group_id.name))
 
     # -- membership and end -----------------------------------------------------------------------------------------------
 
     def _group_id(self, running: ProcessHandle) -> GroupId | None:
         """Return its cgroup, if it has one that was not replaced by another of the same name."""
-        mark = parse_group_id(running.group) if running.group else None
-        return mark if mark is not None and self._cgroups.is_current(mark) else None
+        group_id = parse_group_id(running.group) if running.group else None
+        return group_id if group_id is not None and self._cgroups.is_current(group_id) else None
 
     def _members(self, running: ProcessHandle) -> list[int]:
         """Return the pids of the run; none if its pid or cgroup was reused by another."""
-        if (mark := self._group_id(running)) is not None:
-            return self._cgroups.members(mark.name)
+        if (group_id := self._group_id(running)) is not None:
+            return self._cgroups.members(group_id.name)
         if running.group or self._find_process(running) is None:
             return []
-        return [one.pid for one in procfs.process_tree(running.pid)]
+        return [process.pid for process in procfs.process_tree(running.pid)]
 
-    async def _stop_group(self, running: ProcessHandle, mark: GroupId, grace_ms: int) -> None:
-        name, cgroups = mark.name, self._cgroups
+    async def _stop_group(self, running: ProcessHandle, group_id: GroupId, grace_ms: int) -> None:
+        name, cgroups = group_id.name, self._cgroups
         until_ms = self._clock.now_ms() + grace_ms
         with _translating_errors(f"the cgroup {name}"):
             cgroups.signal(name, signal.SIGTERM, exclude=_bubblewrap_processes(running.pid, cgroups.members(name)))
-            while cgroups.is_current(mark) and cgroups.members(name):
+            while cgroups.is_current(group_id) and cgroups.members(name):
                 if self._clock.now_ms() >= until_ms:
                     cgroups.kill(name)
                 await self._clock.sleep_ms(_STOP_POLL_MS)
@@ -252,7 +250,7 @@ class ProcessRunner:
         spared = _bubblewrap_processes(running.pid, [pid for pid, _ in ours])
         until_ms = self._clock.now_ms() + grace_ms
         with _translating_errors(f"process group {running.pid}"):
-            _signal({one for one in ours if one[0] not in spared}, signal.SIGTERM)
+            _signal({process for process in ours if process[0] not in spared}, signal.SIGTERM)
             # Repeat: a member may fork while the others are killed.
             while ours := _still_running(ours | self._related_processes(running, ours)):
                 if self._clock.now_ms() >= until_ms:
@@ -261,58 +259,60 @@ class ProcessRunner:
 
     def _related_processes(self, running: ProcessHandle, ours: set[_PidAndStart]) -> set[_PidAndStart]:
         """Return the members of its process group, if that was not reused, and their descendants and those of `ours`."""
-        found = {(one.pid, one.start_ticks) for one in procfs.process_group(running.pid)}
-        if self._find_process(running) is None and ours.isdisjoint(found):
-            found = set()  # the number was reused for another group
-        return found | {(one.pid, one.start_ticks) for pid, _ in sorted(found | ours) for one in procfs.process_tree(pid)}
+        processes = {(process.pid, process.start_ticks) for process in procfs.process_group(running.pid)}
+        if self._find_process(running) is None and ours.isdisjoint(processes):
+            processes = set()  # the number was reused for another group
+        return processes | {
+            (process.pid, process.start_ticks) for pid, _ in sorted(processes | ours) for process in procfs.process_tree(pid)
+        }
 
     def _is_running(self, running: ProcessHandle) -> bool:
         if running in self._children:  # a child keeps its pid until it is reaped, and waitid is the fastest check
             with suppress(ChildProcessError):
                 return _child_status(running.pid) is None
-        found = self._find_process(running)
-        return found is not None and found.is_running
+        process = self._find_process(running)
+        return process is not None and process.is_running
 
     def _find_process(self, running: ProcessHandle) -> procfs.ProcessInfo | None:
         """Return the process itself, running or dead, and never another one with the same pid."""
-        found = procfs.process_info(running.pid)
-        return found if found is not None and self._start_time(found) == running.start_time else None
+        process = procfs.process_info(running.pid)
+        return process if process is not None and self._start_time(process) == running.start_time else None
 
-    def _start_time(self, found: procfs.ProcessInfo) -> str:
-        return f"{self._clock.boot()}/{found.start_ticks}"
+    def _start_time(self, process: procfs.ProcessInfo) -> str:
+        return f"{self._clock.boot()}/{process.start_ticks}"
 
     def _finalize(self, running: ProcessHandle) -> bool:
         """Record how it ended and release its resources. Returns whether nothing remains to be done."""
         if self._is_running(running):
             return False
-        mark = self._group_id(running)
-        if running in self._children and not self._reap(running, mark):
+        group_id = self._group_id(running)
+        if running in self._children and not self._reap(running, group_id):
             return False
-        if mark is not None and running not in self._exit_statuses and self._cgroups.had_oom_kill(mark.name):
+        if group_id is not None and running not in self._exit_statuses and self._cgroups.had_oom_kill(group_id.name):
             self._remember(running, ExitStatus(oom=True))
-        if mark is not None:
-            self._remove_group(mark)
+        if group_id is not None:
+            self._remove_group(group_id)
         elif (
-            gone := parse_group_id(running.group) if running.group else None
+            removed := parse_group_id(running.group) if running.group else None
         ) is not None:  # another runner has removed the cgroup
-            self._reaper.unregister(gone.inode, self._cgroups.directories(gone.name))
+            self._reaper.unregister(removed.inode, self._cgroups.directories(removed.name))
         return True
 
-    def _reap(self, running: ProcessHandle, mark: GroupId | None) -> bool:
+    def _reap(self, running: ProcessHandle, group_id: GroupId | None) -> bool:
         """Reap a child. Without a cgroup this waits until its process group is empty, so its number is not reused before."""
         try:
-            told = _child_status(running.pid)
+            status = _child_status(running.pid)
         except ChildProcessError:  # other code in this process has reaped it
             del self._children[running]
             return True
-        if told is None:
+        if status is None:
             return False
-        oom = mark is not None and self._cgroups.had_oom_kill(mark.name)
-        exited = told.si_code == os.CLD_EXITED
+        oom = group_id is not None and self._cgroups.had_oom_kill(group_id.name)
+        exited = status.si_code == os.CLD_EXITED
         self._remember(
-            running, ExitStatus(code=told.si_status, oom=oom) if exited else ExitStatus(signal=told.si_status, oom=oom)
+            running, ExitStatus(code=status.si_status, oom=oom) if exited else ExitStatus(signal=status.si_status, oom=oom)
         )
-        if mark is None and procfs.process_group(running.pid):
+        if group_id is None and procfs.process_group(running.pid):
             return False
         os.waitpid(running.pid, 0)
         del self._children[running]
@@ -361,13 +361,13 @@ def _bubblewrap_processes(leader: int, pids: Collection[int]) -> frozenset[int]:
     """
     if procfs.executable(leader) != shutil.which(BUBBLEWRAP):
         return frozenset()
-    own = frozenset(pid for pid in pids if procfs.namespace_pid(pid) < 2)
-    return frozenset() if len(own) == len(pids) else own  # all of them: the sandbox is still starting
+    bubblewrap = frozenset(pid for pid in pids if procfs.namespace_pid(pid) < 2)
+    return frozenset() if len(bubblewrap) == len(pids) else bubblewrap  # all of them: the sandbox is still starting
 
 
 def _still_running(members: set[_PidAndStart]) -> set[_PidAndStart]:
-    found = ((one, procfs.process_info(one[0])) for one in sorted(members))
-    return {one for one, now in found if now is not None and now.start_ticks == one[1] and now.is_running}
+    current = ((member, procfs.process_info(member[0])) for member in sorted(members))
+    return {member for member, now in current if now is not None and now.start_ticks == member[1] and now.is_running}
 
 
 def _signal(members: set[_PidAndStart], number: signal.Signals) -> None:

@@ -82,69 +82,69 @@ class PreparedProcess(NamedTuple):
 
 
 @contextmanager
-def prepare(order: ProcessSpec) -> Iterator[PreparedProcess]:
+def prepare(spec: ProcessSpec) -> Iterator[PreparedProcess]:
     """Check everything that can be checked before a process exists. The descriptors are closed on exit."""
-    identity = resolve_user(order.user)
-    argv, env = _sandbox_command(order, other=identity is not None) if order.sandbox == "bwrap" else (order.argv, order.env)
-    _give_directories(order.writable, identity)
+    identity = resolve_user(spec.user)
+    argv, env = _sandbox_command(spec, other=identity is not None) if spec.sandbox == "bwrap" else (spec.argv, spec.env)
+    _give_directories(spec.writable, identity)
     with ExitStack() as files:
         yield PreparedProcess(
-            argv, env, identity, tuple(_open_output(path, identity, files) for path in (order.stdout, order.stderr))
+            argv, env, identity, tuple(_open_output(path, identity, files) for path in (spec.stdout, spec.stderr))
         )
 
 
-def spawn(order: ProcessSpec, *, join_fds: Sequence[int] = ()) -> int:
-    """Start the process and return its pid. `entrances`: descriptors of the cgroups that it joins first."""
-    with prepare(order) as (argv, env, identity, streams), ExitStack() as files:
-        hear, tell = _pipe(order)
-        files.callback(os.close, hear)
-        files.callback(os.close, tell)
-        needs = bool(join_fds) or identity is not None or order.with_parent
+def spawn(spec: ProcessSpec, *, join_fds: Sequence[int] = ()) -> int:
+    """Start the process and return its pid. `join_fds`: descriptors of the cgroups that it joins first."""
+    with prepare(spec) as (argv, env, identity, streams), ExitStack() as files:
+        result_fd, report_fd = _pipe(spec)
+        files.callback(os.close, result_fd)
+        files.callback(os.close, report_fd)
+        needs = bool(join_fds) or identity is not None or spec.with_parent
         needs = needs or resource.getrlimit(resource.RLIMIT_NOFILE) != OPEN_FILES_LIMIT
-        begin = _preexec(tuple(join_fds), identity, os.getpid() if order.with_parent else 0, tell) if needs else None
+        preexec = _preexec(tuple(join_fds), identity, os.getpid() if spec.with_parent else 0, report_fd) if needs else None
         try:
             process = subprocess.Popen(  # noqa: S603 - never through a shell; argv was checked above
                 argv,
                 env=dict(env),
-                cwd=host_directory(order),
+                cwd=host_directory(spec),
                 stdin=subprocess.DEVNULL,
                 stdout=streams[0],
                 stderr=streams[1],
                 start_new_session=True,
-                preexec_fn=begin,
+                preexec_fn=preexec,
             )
         except OSError as error:
-            raise _exec_error(order, argv, error) from error
+            raise _exec_error(spec, argv, error) from error
         except subprocess.SubprocessError as error:
-            step, _, code = os.read(hear, _RESULT_BYTES_MAX).decode().partition(" ")
-            raise start_error(order, argv, step, int(code or 0)) from error
+            step, _, code = os.read(result_fd, _RESULT_BYTES_MAX).decode().partition(" ")
+            raise start_error(spec, argv, step, int(code or 0)) from error
         except ValueError as error:
-            raise NotStarted(f"{order.argv[0]!r} cannot be run ({error})", "correct the command") from error
+            raise NotStarted(f"{spec.argv[0]!r} cannot be run ({error})", "correct the command") from error
     # From here on it is watched by pid. Popen would warn that the process outlives it, which is intended.
     process.returncode = 0
     return process.pid
 
 
-def _sandbox_command(order: ProcessSpec, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
+def _sandbox_command(spec: ProcessSpec, *, other: bool) -> tuple[tuple[str, ...], Mapping[str, str]]:
     program = shutil.which(BUBBLEWRAP)
     if program is None:
         raise NotStarted("the process needs a sandbox, and bubblewrap is not installed", "apt install bubblewrap")
     # Inside the sandbox a missing program would only show as an exit code. A program in another root or in a mount cannot be
     # checked here.
-    if order.root is None and not order.mounts and not _program_exists(order):
-        raise NotStarted(f"{order.argv[0]} cannot be run (no such file or directory)", EXEC_FIXES[errno.ENOENT])
-    needed = (*order.writable, *(one.source for one in order.mounts), *((order.root,) if order.root is not None else ()))
-    missing = [place for place in needed if not place.exists()]
+    if spec.root is None and not spec.mounts and not _program_exists(spec):
+        raise NotStarted(f"{spec.argv[0]} cannot be run (no such file or directory)", EXEC_FIXES[errno.ENOENT])
+    needed = (*spec.writable, *(mount.source for mount in spec.mounts), *((spec.root,) if spec.root is not None else ()))
+    missing = [path for path in needed if not path.exists()]
     if missing:
         raise NotStarted(f"{missing[0]} is part of the sandbox and does not exist", "create it, or remove it from the spec")
-    return bubblewrap_args(order, program, other=other), bubblewrap_env(order.env)
+    return bubblewrap_args(spec, program, other=other), bubblewrap_env(spec.env)
 
 
-def _program_exists(order: ProcessSpec) -> bool:
-    word = order.argv[0]
-    if "/" in word and order.directory is not None:
-        word = str(order.directory / word)
-    return shutil.which(word, path=order.env.get("PATH", os.defpath)) is not None
+def _program_exists(spec: ProcessSpec) -> bool:
+    program = spec.argv[0]
+    if "/" in program and spec.directory is not None:
+        program = str(spec.directory / program)
+    return shutil.which(program, path=spec.env.get("PATH", os.defpath)) is not None
 
 
 def resolve_user(user: str) -> ProcessIdentity | None:
@@ -166,8 +166,8 @@ def resolve_user(user: str) -> ProcessIdentity | None:
         raise NotStarted(f"{own} has no permission to run processes as {user!r}", cure)
     if number:
         return ProcessIdentity(uid, uid, (uid,))
-    found = pwd.getpwnam(user)
-    return ProcessIdentity(found.pw_uid, found.pw_gid, tuple(os.getgrouplist(user, found.pw_gid)))
+    entry = pwd.getpwnam(user)
+    return ProcessIdentity(entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist(user, entry.pw_gid)))
 
 
 def _has_name(uid: int) -> bool:
@@ -178,27 +178,29 @@ def _has_name(uid: int) -> bool:
     return True
 
 
-def _give_directories(places: Sequence[Path], identity: ProcessIdentity | None) -> None:
+def _give_directories(paths: Sequence[Path], identity: ProcessIdentity | None) -> None:
     """Give the directories to the user. Only this process can have created them, so none is a symbolic link of someone else."""
     if identity is None:
         return
-    for place in places:
+    for path in paths:
         try:
-            directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 os.fchown(directory, identity.uid, identity.gid)
             finally:
                 os.close(directory)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"{place} cannot be given to its user ({why})", "create it, or remove it from the spec") from error
+            reason = (error.strerror or str(error)).lower()
+            raise NotStarted(
+                f"{path} cannot be given to its user ({reason})", "create it, or remove it from the spec"
+            ) from error
 
 
-def _pipe(order: ProcessSpec) -> tuple[int, int]:
+def _pipe(spec: ProcessSpec) -> tuple[int, int]:
     try:
         return os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise _exec_error(order, order.argv, error) from error
+        raise _exec_error(spec, spec.argv, error) from error
 
 
 def _open_output(path: Path | None, identity: ProcessIdentity | None, files: ExitStack) -> int:
@@ -215,21 +217,21 @@ def _open_output(path: Path | None, identity: ProcessIdentity | None, files: Exi
         if identity is not None:
             os.fchown(file, identity.uid, identity.gid)  # programs open /dev/stdout again by name
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise NotStarted(
-            f"{path} cannot be opened for the output ({why})", "create its directory, or free disk space"
+            f"{path} cannot be opened for the output ({reason})", "create its directory, or free disk space"
         ) from error
     return file
 
 
-def _preexec(entrances: tuple[int, ...], identity: ProcessIdentity | None, parent: int, tell: int) -> Callable[[], None]:
+def _preexec(join_fds: tuple[int, ...], identity: ProcessIdentity | None, parent: int, report_fd: int) -> Callable[[], None]:
     """Return the function that runs between fork and exec. The child has no other threads, so only system calls are safe."""
 
     def begin() -> None:
         step = "join"
         try:
-            for entrance in entrances:
-                os.write(entrance, b"0")
+            for join_fd in join_fds:
+                os.write(join_fd, b"0")
             step = "files"
             resource.setrlimit(resource.RLIMIT_NOFILE, OPEN_FILES_LIMIT)
             step = "user"
@@ -244,30 +246,30 @@ def _preexec(entrances: tuple[int, ...], identity: ProcessIdentity | None, paren
                 if os.getppid() != parent:  # the parent ended before prctl, so no signal will come
                     os._exit(128 + signal.SIGKILL)
         except OSError as error:
-            os.write(tell, f"{step} {error.errno}".encode())
+            os.write(report_fd, f"{step} {error.errno}".encode())
             raise
 
     return begin
 
 
-def start_error(order: ProcessSpec, argv: tuple[str, ...], step: str, code: int) -> Exception:
+def start_error(spec: ProcessSpec, argv: tuple[str, ...], step: str, code: int) -> Exception:
     """Translate the step and error code at which a start failed into an exception."""
     if step in ("join", "clone") and code in (errno.ENODEV, errno.ENOENT):
-        return GroupRemoved(order.group)
+        return GroupRemoved(spec.group)
     if step == "clone" and code not in (errno.EAGAIN, errno.ENOMEM):
         return CloneUnsupported(os.strerror(code).lower())
     if step == "late":
         return NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
-    if step == "cwd" and order.directory is not None:
-        return _exec_error(order, argv, OSError(code, os.strerror(code), str(order.directory)))
+    if step == "cwd" and spec.directory is not None:
+        return _exec_error(spec, argv, OSError(code, os.strerror(code), str(spec.directory)))
     if step in ("exec", "clone"):
-        return _exec_error(order, argv, OSError(code, os.strerror(code)))
+        return _exec_error(spec, argv, OSError(code, os.strerror(code)))
     cause, cure = _STEP_ERRORS.get(step, ("it failed before its first instruction", "check the node's system log"))
-    return NotStarted(f"{order.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
+    return NotStarted(f"{spec.argv[0]} cannot be run: {cause} ({os.strerror(code).lower()})", cure)
 
 
-def _exec_error(order: ProcessSpec, argv: tuple[str, ...], error: OSError) -> NotStarted:
-    why, place = (error.strerror or str(error)).lower(), order.directory
-    if place is not None and str(error.filename) == str(place):
-        return NotStarted(f"directory {place} cannot be entered ({why})", "create it, or name another")
-    return NotStarted(f"{argv[0]} cannot be run ({why})", EXEC_FIXES.get(error.errno or 0, "check the node's system log"))
+def _exec_error(spec: ProcessSpec, argv: tuple[str, ...], error: OSError) -> NotStarted:
+    reason, directory = (error.strerror or str(error)).lower(), spec.directory
+    if directory is not None and str(error.filename) == str(directory):
+        return NotStarted(f"directory {directory} cannot be entered ({reason})", "create it, or name another")
+    return NotStarted(f"{argv[0]} cannot be run ({reason})", EXEC_FIXES.get(error.errno or 0, "check the node's system log"))

@@ -53,7 +53,7 @@ class SpawnServer:
         if self._socket is not None:
             self._socket.close()
 
-    async def spawn(self, order: ProcessSpec, prepared: PreparedProcess, entry: CloneTarget, left_ms: int | None) -> int:
+    async def spawn(self, spec: ProcessSpec, prepared: PreparedProcess, target: CloneTarget, left_ms: int | None) -> int:
         """Start a process and return its pid once its program is executed. `left_ms`: time until the start deadline.
 
         Raises `NotStarted` and `spawn.GroupRemoved`, after which nothing runs; `spawn.CloneUnsupported` if this machine does
@@ -61,19 +61,21 @@ class SpawnServer:
         """
         until_ns = 0 if left_ms is None else time.clock_gettime_ns(time.CLOCK_BOOTTIME) + left_ms * 1_000_000
         with ExitStack() as files:
-            words = _memory_file(_encode_request(order, prepared, entry, until_ns), files)
+            request_fd = _memory_file(_encode_request(spec, prepared, target, until_ns), files)
             streams = [stream for stream in prepared.streams if stream >= 0]
-            hear, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            files.callback(os.close, hear)
+            result_fd, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            files.callback(os.close, result_fd)
             try:
-                by = self._send([words, tell, *([entry.cgroup_fd] if entry.cgroup_fd else []), *streams, *entry.join_fds])
+                server_pid = self._send(
+                    [request_fd, report_fd, *([target.cgroup_fd] if target.cgroup_fd else []), *streams, *target.join_fds]
+                )
             finally:
-                os.close(tell)
-            told = await self._read_answer(hear, by)
-        return self._parse_answer(order, prepared, told, by)
+                os.close(report_fd)
+            answer = await self._read_answer(result_fd, server_pid)
+        return self._parse_answer(spec, prepared, answer, server_pid)
 
-    def _parse_answer(self, order: ProcessSpec, prepared: PreparedProcess, told: bytes, by: int) -> int:
-        lines = dict(line.split(" ", 1) for line in told.decode().splitlines() if " " in line)
+    def _parse_answer(self, spec: ProcessSpec, prepared: PreparedProcess, answer: bytes, server_pid: int) -> int:
+        lines = dict(line.split(" ", 1) for line in answer.decode().splitlines() if " " in line)
         pid = int(lines.pop("pid", 0))
         if pid and not lines:
             return pid
@@ -81,38 +83,38 @@ class SpawnServer:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         if not lines:
-            self.kill(by)
+            self.kill(server_pid)
             raise StartOutcomeUnknown
         step, code = next(iter(lines.items()))
-        raise start_error(order, prepared.argv, step, int(code))
+        raise start_error(spec, prepared.argv, step, int(code))
 
-    async def _read_answer(self, hear: int, by: int) -> bytes:
+    async def _read_answer(self, result_fd: int, server_pid: int) -> bytes:
         """Read the answer until the program is executed or has failed."""
-        loop, told = asyncio.get_running_loop(), bytearray()
-        over: asyncio.Future[None] = loop.create_future()
+        loop, answer = asyncio.get_running_loop(), bytearray()
+        complete: asyncio.Future[None] = loop.create_future()
 
         def read() -> None:
             try:
-                piece = os.read(hear, _RESULT_BYTES_MAX)
+                chunk = os.read(result_fd, _RESULT_BYTES_MAX)
             except BlockingIOError:
                 return
-            told.extend(piece)
-            if not piece and not over.done():
-                over.set_result(None)
+            answer.extend(chunk)
+            if not chunk and not complete.done():
+                complete.set_result(None)
 
-        loop.add_reader(hear, read)
+        loop.add_reader(result_fd, read)
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
-                await over
+                await complete
         except TimeoutError:
-            self.kill(by)
+            self.kill(server_pid)
             raise StartOutcomeUnknown from None
         except asyncio.CancelledError:
-            self.kill(by)
+            self.kill(server_pid)
             raise
         finally:
-            loop.remove_reader(hear)
-        return bytes(told)
+            loop.remove_reader(result_fd)
+        return bytes(answer)
 
     # -- server process -------------------------------------------------------------------------------------------------------
 
@@ -144,8 +146,8 @@ class SpawnServer:
             )
         except OSError as error:
             ours.close()
-            why = (error.strerror or str(error)).lower()
-            raise NotStarted(f"the spawn server cannot be started ({why})", "check the node's system log") from error
+            reason = (error.strerror or str(error)).lower()
+            raise NotStarted(f"the spawn server cannot be started ({reason})", "check the node's system log") from error
         finally:
             theirs.close()
         process.returncode = 0  # watched through its socket; Popen would warn that it outlives it
@@ -168,12 +170,12 @@ class SpawnServer:
         self._pid = 0
 
 
-def _encode_request(order: ProcessSpec, prepared: PreparedProcess, entry: CloneTarget, until_ns: int) -> bytes:
-    place, env = host_directory(order), prepared.env
-    texts = ["" if place is None else str(place), *prepared.argv, *env, *env.values()]
+def _encode_request(spec: ProcessSpec, prepared: PreparedProcess, target: CloneTarget, until_ns: int) -> bytes:
+    directory, env = host_directory(spec), prepared.env
+    texts = ["" if directory is None else str(directory), *prepared.argv, *env, *env.values()]
     words = os.fsencode("\0".join(texts)).split(b"\0")  # one call instead of dozens
     if len(words) != len(texts):
-        raise NotStarted(f"{order.argv[0]!r} cannot be run (embedded null byte)", "correct the command")
+        raise NotStarted(f"{spec.argv[0]!r} cannot be run (embedded null byte)", "correct the command")
     cuts = accumulate((1, len(prepared.argv), len(env), len(env)))
     argv, names, values = (words[first:end] for first, end in pairwise(cuts))
     identity = prepared.identity
@@ -183,18 +185,18 @@ def _encode_request(order: ProcessSpec, prepared: PreparedProcess, entry: CloneT
             "env": dict(zip(names, values, strict=True)),
             "cwd": words[0] or None,
             "identity": None if identity is None else tuple(identity),
-            "parent": os.getpid() if order.with_parent else 0,
+            "parent": os.getpid() if spec.with_parent else 0,
             "files": OPEN_FILES_LIMIT,
             "streams": [stream >= 0 for stream in prepared.streams],
-            "into": bool(entry.cgroup_fd),
+            "into": bool(target.cgroup_fd),
             "until_ns": until_ns,
         }
     )
 
 
-def _memory_file(words: bytes, files: ExitStack) -> int:
+def _memory_file(data: bytes, files: ExitStack) -> int:
     """Put the request into a memory file: the size of a message is limited."""
     file = os.memfd_create("start")
     files.callback(os.close, file)
-    os.write(file, words)
+    os.write(file, data)
     return file

@@ -49,18 +49,18 @@ def main() -> int:
         # The server ends when its starter has ended, and not before. A handler that does nothing is not inherited by the
         # started program; SIG_IGN would be.
         signal.signal(number, _ignore_signal)
-    heard = socket(fileno=0)
-    nothing = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    requests = socket(fileno=0)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection in the child would touch, and so copy, all memory
     while True:
-        _, told, _, _ = heard.recvmsg(1, CMSG_SPACE(4 * _FDS_MAX), MSG_CMSG_CLOEXEC)
-        if not told:
+        _, control, _, _ = requests.recvmsg(1, CMSG_SPACE(4 * _FDS_MAX), MSG_CMSG_CLOEXEC)
+        if not control:
             return 0
-        fds = [fd for _, _, data in told for fd in struct.unpack(f"{len(data) // 4}i", data)]
+        fds = [fd for _, _, data in control for fd in struct.unpack(f"{len(data) // 4}i", data)]
         try:
-            _start(fds, nothing)
+            _start(fds, null)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -70,37 +70,37 @@ def _ignore_signal(_number: int, _frame: object) -> None:
     return
 
 
-def _start(fds: list[int], nothing: int) -> None:
-    words, tell, *rest = fds
-    asked = marshal.loads(os.pread(words, os.fstat(words).st_size, 0))  # noqa: S302 - from our own parent, through a descriptor
-    into = rest.pop(0) if asked["into"] else 0
-    streams = [rest.pop(0) if has else nothing for has in asked["streams"]]
+def _start(fds: list[int], null: int) -> None:
+    request_fd, report_fd, *other_fds = fds
+    request = marshal.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))  # noqa: S302 - from our own parent, through a descriptor
+    cgroup_fd = other_fds.pop(0) if request["into"] else 0
+    streams = [other_fds.pop(0) if has else null for has in request["streams"]]
     step = "files"
     try:
-        if resource.getrlimit(resource.RLIMIT_NOFILE) != asked["files"]:
-            resource.setrlimit(resource.RLIMIT_NOFILE, asked["files"])
-        programs = _candidates(asked["argv"][0], asked["env"])
+        if resource.getrlimit(resource.RLIMIT_NOFILE) != request["files"]:
+            resource.setrlimit(resource.RLIMIT_NOFILE, request["files"])
+        programs = _candidates(request["argv"][0], request["env"])
         step = "late"
-        if asked["until_ns"] and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= asked["until_ns"]:
+        if request["until_ns"] and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= request["until_ns"]:
             raise TimeoutError(0, "late")
         step = "clone"
-        pid = _clone(into)
+        pid = _clone(cgroup_fd)
     except OSError as error:
-        _report(tell, f"{step} {error.errno}\n")
+        _report(report_fd, f"{step} {error.errno}\n")
         return
     if pid:
-        _report(tell, _ANSWER.format(pid))
+        _report(report_fd, _ANSWER.format(pid))
         return
-    _execute(asked, programs, (nothing, *streams), rest, tell)
+    _execute(request, programs, (null, *streams), other_fds, report_fd)
 
 
-def _candidates(word: bytes, env: dict[bytes, bytes]) -> list[bytes]:
+def _candidates(program: bytes, env: dict[bytes, bytes]) -> list[bytes]:
     """Return the files to try for a program. If none exists, the last one, for its error."""
-    if b"/" in word:
-        return [word]
-    places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-    found = [os.path.join(place, word) for place in places]  # noqa: PTH118 - this process must stay small
-    return [one for one in found if not _is_absent(one)] or found[-1:]
+    if b"/" in program:
+        return [program]
+    directories = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    paths = [os.path.join(directory, program) for directory in directories]  # noqa: PTH118 - this process must stay small
+    return [path for path in paths if not _is_absent(path)] or paths[-1:]
 
 
 def _is_absent(path: bytes) -> bool:
@@ -113,59 +113,59 @@ def _is_absent(path: bytes) -> bool:
     return False
 
 
-def _clone(into: int) -> int:
-    """Fork: returns 0 in the child, whose parent is our parent. With `into` the child starts in that cgroup."""
-    flags = _CLONE_PARENT | (_CLONE_INTO_CGROUP if into else 0)
-    words = ctypes.create_string_buffer(struct.pack("11Q", flags, *(0,) * 9, into), 88)
-    pid = _LIBC.syscall(_CLONE3, words, len(words))
+def _clone(cgroup_fd: int) -> int:
+    """Fork: returns 0 in the child, whose parent is our parent. With `cgroup_fd` the child starts in that cgroup."""
+    flags = _CLONE_PARENT | (_CLONE_INTO_CGROUP if cgroup_fd else 0)
+    args = ctypes.create_string_buffer(struct.pack("11Q", flags, *(0,) * 9, cgroup_fd), 88)
+    pid = _LIBC.syscall(_CLONE3, args, len(args))
     if pid < 0:
         raise OSError(ctypes.get_errno(), "clone3")
     return int(pid)
 
 
 def _execute(
-    asked: dict[str, Any], programs: list[bytes], streams: tuple[int, ...], entrances: list[int], tell: int
+    request: dict[str, Any], programs: list[bytes], streams: tuple[int, ...], join_fds: list[int], report_fd: int
 ) -> NoReturn:
     """Run in the child: apply the settings, then execute the program."""
     step, code = "join", 0
     try:
-        for entrance in entrances:
-            os.write(entrance, b"0")
+        for join_fd in join_fds:
+            os.write(join_fd, b"0")
         step = "user"
-        if asked["identity"] is not None:
-            uid, gid, groups = asked["identity"]
+        if request["identity"] is not None:
+            uid, gid, groups = request["identity"]
             os.setgroups(groups)
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         step = "parent"
-        if asked["parent"]:  # after the user is switched, which clears this setting
+        if request["parent"]:  # after the user is switched, which clears this setting
             if _PRCTL(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
                 raise OSError(ctypes.get_errno(), "prctl")
-            if os.getppid() != asked["parent"]:  # the parent ended before prctl, so no signal will come
+            if os.getppid() != request["parent"]:  # the parent ended before prctl, so no signal will come
                 os._exit(128 + signal.SIGKILL)
         os.setsid()
         step = "cwd"
-        if asked["cwd"] is not None:
-            os.chdir(asked["cwd"])
+        if request["cwd"] is not None:
+            os.chdir(request["cwd"])
         step = "exec"
         for at, stream in enumerate(streams):
             os.dup2(stream, at)
         for program in programs:
             try:
-                os.execve(program, asked["argv"], asked["env"])  # noqa: S606 - never through a shell
+                os.execve(program, request["argv"], request["env"])  # noqa: S606 - never through a shell
             except OSError as error:
                 code = code if code and code not in _ABSENT else error.errno or 0
     except OSError as error:
         code = error.errno or 0
     except BaseException:  # noqa: BLE001 - a forked child must never return into the server loop
         step = "bug"
-    _report(tell, f"{step} {code}\n")
+    _report(report_fd, f"{step} {code}\n")
     os._exit(127)
 
 
-def _report(tell: int, words: str) -> None:
+def _report(report_fd: int, text: str) -> None:
     with suppress(OSError):  # the client has stopped waiting
-        os.write(tell, words.encode())
+        os.write(report_fd, text.encode())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.journal import Journal
-from remit.agent.keeper.protocol import NO_START, BlockStart, ForgetProcess, StopProcess, Shutdown, ConfirmRenewals, ProcessTable, GetUsage
+from remit.agent.keeper.protocol import (
+    NO_START,
+    BlockStart,
+    ConfirmRenewals,
+    ForgetProcess,
+    GetUsage,
+    ProcessTable,
+    Shutdown,
+    StopProcess,
+)
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import Clock, ExitStatus, ProcessHandle
 from tests.unit.agent.virtual_machines import NODE, BadDisk, FullDisk, Machine, keeping, world_on

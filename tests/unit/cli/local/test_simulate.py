@@ -238,7 +238,7 @@ def test_shrinking_that_is_interrupted_leaves_the_best_so_far(tmp_path: Path, mo
 def test_shrinking_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.cli.output.simulation_report.NOTE_EVERY_S", 0.0)
     result = simulate("calm", "--json", "--save", str(tmp_path))
-    assert re.search(r"^looking for the least that breaks it: run 1, \d+ faults are left, it ends after", result.stderr, re.M)
+    assert re.search(r"^looking for the least that breaks it: run 1: \d+ faults left, ends after", result.stderr, re.M)
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -344,7 +344,7 @@ def test_lines_come_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ((), "name one of: a SCENARIO, --list, --replay FILE"),
         (("calm", "--list"), "name one of"),
-        (("clam",), "there is no scenario 'clam'; `remit simulate --list` shows those there are"),
+        (("clam",), "there is no scenario 'clam'; `remit simulate --list` lists all"),
         (("nowhere.toml",), "there is no scenario 'nowhere.toml'"),
         (("calm", "--seed", "1", "--seeds", "1-2"), "--seed and --seeds exclude each other"),
         (("calm", "--seeds", "5"), "--seeds: 5 names no seeds; write the first and the last, such as 1-200"),
@@ -374,10 +374,10 @@ def test_misuse_names_the_field_and_the_cure(arguments: tuple[str, ...], said: s
         ('summary = "x"\nduration = "long"', "duration: not a duration"),
         ('summary = "x"\n[[faults]]\nkind = "meteor"\nat = "1s"', "faults[0].kind: there is no fault 'meteor'"),
         ('summary = "x"\n[cluster]\nnodes = 0', "cluster.nodes"),
-        ('summary = "x"\ncovers = [1, 46]', "covers[1]: there is no fault 46; write numbers from 1 to 45"),
+        ('summary = "x"\ncovers = [1, 46]', "covers[1]: there is no fault 46; use numbers from 1 to 45"),
         ('summary = "x"\ncovers = [0]', "covers[0]: there is no fault 0"),
-        ('summary = "x"\nduration = "1m"\n[[faults]]\nkind = "loss"\nat = "60s"', "faults[0].at: 60s is after the end; write"),
-        ('summary = "x"\n[[faults]]\nkind = "loss"\nat = "1s"\nsize = 1e300', "faults[0].size: a number, 0 or more"),
+        ('summary = "x"\nduration = "1m"\n[[faults]]\nkind = "loss"\nat = "60s"', "faults[0].at: 60s is after the end; use"),
+        ('summary = "x"\n[[faults]]\nkind = "loss"\nat = "1s"\nsize = 1e300', "faults[0].size: must be from 0"),
     ],
 )
 def test_a_bad_file_is_misuse(text: str, said: str, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def test_the_field_that_was_refused_is_named_once(detail: str) -> None:
 @pytest.mark.parametrize(
     ("detail", "cure"),
     [
-        ("the token malt was revoked", "make another"),
-        ("the token malt ran out at 2026-01-01T00:00:00Z", "make another"),
-        ("the token is none of this scope's", "remit context list"),
+        ("token malt was revoked", "make another"),
+        ("token malt expired at 2026-01-01T00:00:00Z", "make another"),
+        ("the token is not valid in this scope", "remit context list"),
     ],
 )
 def test_who_is_not_known_hears_what_helps(detail: str, cure: str) -> None:

@@ -58,7 +58,7 @@ async def test_admission_marks_recovery_work_as_critical__not_its_author(scope: 
     assert told["message"] == "priorityClass top by policy p (customers wait for it)"
     detail = await no(scope, replace(ranked("risk-api", "high"), metadata=Metadata(
         name="risk-api", tenant="t1", labels={"app": "risk-api"})), Code.POLICY)  # fmt: skip
-    assert detail.startswith("spec.priorityClass: high is not for its author to choose: policy p (customers wait for it)")
+    assert detail.startswith("spec.priorityClass: high cannot be chosen: policy p (customers wait for it)")
 
 
 @story
@@ -83,7 +83,7 @@ async def test_somebody_of_a_tenant_gives_work_no_more_than_the_ordinary_priorit
     await scope.must(OPERATOR, Apply(priority_class("low", -10)))
     detail = await no(scope, ranked("w", "high"), Code.POLICY, member)
     assert detail.startswith(
-        "spec.priorityClass: high has priority 100, and no policy in force lets this tenant have more than 0"
+        "spec.priorityClass: high has priority 100, but no policy in force permits more than 0"
     )
     assert detail.endswith("; leave it out, or ask an operator for a policy rule with priorityClass or priorityMax")
     await scope.must(member, Apply(ranked("w", "low")), Apply(ranked("plain", "")))
@@ -205,7 +205,7 @@ async def test_a_tenant_has_no_more_than_its_limits__and_is_told_the_figure_and_
     )
     await scope.must(USER, Apply(workload("a", replicas=3)), Apply(workload("b", replicas=7)))
     big = Config(metadata=Metadata(name="big", tenant="t1"), spec=DataSpec(data={"x": "y" * 6_000}))
-    assert "bytes of at most 5000" in await no(scope, big, Code.LIMIT)
+    assert "uses 290 of 5000 bytes" in await no(scope, big, Code.LIMIT)
     small = replace(big, spec=DataSpec(data={"x": "y"}))
     await scope.must(USER, Apply(small))
     assert "configs" in await no(scope, replace(small, metadata=Metadata(name="more", tenant="t1")), Code.LIMIT)

@@ -30,11 +30,11 @@ def with_labels(labels: dict[str, str]) -> Node:
 
 @story
 async def test_the_refusal_names_the_path_the_fault_and_the_cure(scope: Scope) -> None:
-    reserved = '"remit/x" is reserved: only Remit writes what stands under remit/; choose another prefix, or none'
+    reserved = '"remit/x" is reserved: only Remit sets names that start with remit/; choose another prefix, or none'
     assert await told(scope, with_labels({"remit/x": "y"}), Code.RESERVED) == f'metadata.labels["remit/x"]: {reserved}'
     high = priority_class("vip", 1_000_000_001)
     assert (await told(scope, high, Code.RESERVED)).endswith(
-        "priorities above 1000000000 are Remit's own; use at most 1000000000"
+        "priorities above 1000000000 are used by Remit itself; use at most 1000000000"
     )
     crowd = workload("w", replicas=1, gang=2, priority="A B")
     assert (await told(scope, crowd)).startswith("spec.gang.min: gang.min 2 is more than the 1 replicas; use at most 1")
@@ -71,7 +71,7 @@ async def test_what_the_authority_writes_over_is_not_held_against_anybody(scope:
 @story
 async def test_an_object_too_large_to_be_written_out_and_read_is_not_taken(scope: Scope) -> None:
     large = Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={f"k{n}": "x" * 60_000 for n in range(20)}))
-    assert (await told(scope, large)).endswith("bytes are too many; use at most 1048576: split it into several")
+    assert (await told(scope, large)).endswith("bytes are too many; use at most 1048576: split it into several objects")
 
 
 @story

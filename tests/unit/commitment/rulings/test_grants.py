@@ -48,7 +48,7 @@ async def test_a_draw_looks_up_the_whole_chain(scope: Scope) -> None:
     await scope.must(scope.actors["scheduler"], drawing(scope, a, "child"))
     await scope.must(budgets, Close("parent"))
     assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "child")) is Code.GRANT_VOID
-    assert scope.books.grants["parent"].lent, "what was drawn stays charged, up the whole chain"
+    assert scope.books.grants["parent"].granted_on, "what was drawn stays charged, up the whole chain"
 
 
 @story
@@ -120,15 +120,15 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     await scope.restore(backup)
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    assert scope.books.grants[T1].lent == {"cpu": 4000}, "in full, whatever was reported before"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "in full, whatever was reported before"
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
     assert await scope.refused(budgets, Issue("here", slice_of("1", "scheduler"))) is Code.AWAITING_REPORTS, "nor here"
     (key,) = await spawned(scope, "w")
     assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, T1)) is Code.AWAITING_REPORTS
     await scope.must(budgets, vouch(scope, s="1", unknown="3"))
-    assert scope.books.grants[T1].lent == {"cpu": 7000}, "what was unknown is written off; what was known still is, in full"
+    assert scope.books.grants[T1].granted_on == {"cpu": 7000}, "what was unknown is written off; what was known still is, in full"
     await scope.must(budgets, credit(scope, 1, "1", epoch=7))
-    assert scope.books.grants[T1].lent == {"cpu": 4000}, "it comes back by the holder's report, sent again"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "it comes back by the holder's report, sent again"
     await scope.must(budgets, Issue("more", slice_of("1")))
     await bind(scope, key)
     assert await scope.refused(budgets, vouch(scope)) is Code.EXISTS, "each vouches once"
@@ -152,7 +152,7 @@ async def test_a_scope_that_was_never_restored_knows_what_it_has_lent(scope: Sco
     assert await scope.refused(scope.actors["budgets"], vouch(scope, new="1")) is Code.NOT_FOUND
     assert await scope.refused(scope.actors["budgets"], vouch(scope, s="3")) is Code.NOT_FOUND
     await scope.must(scope.actors["budgets"], vouch(scope, s="2"))
-    assert scope.books.grants[T1].lent == {"cpu": 2000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
 @story
@@ -201,7 +201,7 @@ async def test_a_lost_holder_is_waited_for_until_an_operator_declares_it_lost(sc
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     assert await scope.must(OPERATOR, DeclareLost("scope/r2")) == [1]
-    assert not scope.books.grants[T1].lent
+    assert not scope.books.grants[T1].granted_on
     await scope.must(scope.actors["budgets"], Issue("more", slice_of("1", "scope/r3")))
 
 
@@ -231,7 +231,7 @@ async def test_reports_count_in_any_order_and_none_takes_back_what_was_given(sco
     await scope.must(budgets, Issue("s", slice_of("10")))
     await scope.must(budgets, credit(scope, 2, "2"))
     await scope.must(budgets, credit(scope, 1, "5"))
-    assert scope.books.grants[T1].lent == {"cpu": 2000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}
     await scope.must(budgets, Issue("t", slice_of("14")))
     assert await scope.refused(budgets, credit(scope, 3, "10")) is Code.INVALID
 
@@ -243,10 +243,10 @@ async def test_silence_and_expiry_give_nothing_back(scope: Scope) -> None:
     assert await scope.refused(budgets, Close("s")) is Code.NOT_OWNER
     scope.clock.at_ms += 2_000
     assert await scope.refused(budgets, Close("s")) is Code.AWAITING_REPORTS
-    assert scope.books.grants[T1].lent == {"cpu": 4000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}
     await meets(scope, "scope/r2")
     await scope.must(budgets, credit(scope, 1), Close("s"))
-    assert not scope.books.grants[T1].lent and "grant/s" not in scope.checker.rows
+    assert not scope.books.grants[T1].granted_on and "grant/s" not in scope.checker.rows
 
 
 @story
@@ -256,10 +256,10 @@ async def test_closing_returns_what_is_not_drawn_and_the_rest_once_it_is_release
     (key,) = await spawned(scope, "w")
     await bind(scope, key, grant="offer")
     await scope.must(budgets, Close("offer"))
-    assert scope.books.grants[T1].lent == {"cpu": 1000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 1000}
     await move(scope, key, "remove", "stop", "stopped")
     await scope.must(budgets, Close("offer"))
-    assert not scope.books.grants[T1].lent and "grant/offer" not in scope.checker.rows
+    assert not scope.books.grants[T1].granted_on and "grant/offer" not in scope.checker.rows
 
 
 @story
@@ -281,7 +281,7 @@ async def test_a_budget_caps_each_tenant_inside_it_and_charges_its_emergency_quo
         holder="scheduler", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=Duration(60_000)
     )
     await scope.must(scope.actors["budgets"], Issue("recovery", spec))
-    assert scope.books.grants["tenant/t1/emergency"].lent == {"cpu": 1000}
+    assert scope.books.grants["tenant/t1/emergency"].granted_on == {"cpu": 1000}
     a, b = await spawned(scope, "w", 2)
     await bind(scope, a, grant="recovery")
     assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "recovery")) is Code.GRANT_SHORT
@@ -302,4 +302,4 @@ async def test_an_offer_on_its_way_is_not_undercut_by_what_its_holder_vouches_fo
     budgets = scope.actors["budgets"]
     await meets(scope, "scope/r2")
     await scope.must(budgets, vouch(scope, s="3"))
-    assert scope.books.grants[T1].lent == {"cpu": 4000}, "the offer of 4 may still be taken up"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the offer of 4 may still be taken up"

@@ -154,7 +154,7 @@ async def test_a_report_of_the_holder_before_its_restore_is_not_counted_once_it_
     await meets(scope, R2, "two", "one")
     await scope.must(budgets, Renew("s"))
     assert await scope.refused(budgets, late) is Code.GRANT_VOID
-    assert scope.books.grants[T1].lent == {"cpu": 4000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}
 
 
 @story
@@ -164,9 +164,9 @@ async def test_the_reports_of_a_restored_holder_count_from_the_first(scope: Scop
     await meets(scope, R2)
     await scope.must(budgets, Issue("s", slice_of("4")), credit(scope, 9, "3", epoch=9))
     await meets(scope, R2, "two", "one")
-    assert scope.books.grants[T1].lent == {"cpu": 3000}, "what was given back stays given back"
+    assert scope.books.grants[T1].granted_on == {"cpu": 3000}, "what was given back stays given back"
     await scope.must(budgets, credit(scope, 1, "2", epoch=1, sender="two"))
-    assert scope.books.grants[T1].lent == {"cpu": 2000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
 @story
@@ -285,7 +285,7 @@ async def test_a_voucher_for_what_another_holds_says_who_has_it_and_what_cures_i
     assert await scope.refused(budgets, vouch(scope, s="2")) is Code.NOT_OWNER
     assert "scope/r3" in await said(scope, vouch(scope, s="2"))
     await scope.must(budgets, credit(scope, 1), Close("s"), vouch(scope, s="2"))
-    assert scope.books.grants[T1].lent == {"cpu": 2000}
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
 @story

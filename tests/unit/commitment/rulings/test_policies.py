@@ -136,11 +136,11 @@ async def test_what_is_not_public_and_no_policy_permits_is_refused_with_its_fiel
         (verdict,) = await scope.ask(USER, Apply(asking(source)))
         assert isinstance(verdict, Refused)
         assert verdict.code is Code.INVALID
-        assert verdict.detail.startswith("spec.template.artifacts[0].source: nothing is fetched from there: ")
+        assert verdict.detail.startswith("spec.template.artifacts[0].source: artifacts may not be fetched from this host: ")
         assert verdict.detail.endswith("; use a public host, or let a policy permit it in permit.artifactHosts")
     (verdict,) = await scope.ask(USER, Apply(asking(path="/srv/data/a")))
     assert isinstance(verdict, Refused)
-    assert verdict.detail.startswith("spec.template.volumes[0].host.path: no policy in force permits /srv/data/a")
+    assert verdict.detail.startswith("spec.template.volumes[0].host.path: no policy in force permits the node path /srv/data/a")
     await scope.must(USER, Apply(asking("https://example.org/a")))
 
 
@@ -167,7 +167,7 @@ async def test_somebody_of_a_tenant_does_not_say_how_its_work_is_held(scope: Sco
     for says, field in (({"sandbox": "none"}, "sandbox"), ({"user": "root"}, "user"), ({"user": "daemon"}, "user")):
         (verdict,) = await scope.ask(member, Apply(held(**says)))
         assert isinstance(verdict, Refused) and verdict.code is Code.INVALID, says
-        assert verdict.detail.startswith(f"spec.template.{field}: no policy in force permits work of this tenant "), says
+        assert verdict.detail.startswith(f"spec.template.{field}: no policy in force permits workloads of this tenant "), says
     await scope.must(member, Apply(held(sandbox="bwrap")))
     await scope.must(OPERATOR, Apply(held(sandbox="none", user="root")))
     await scope.must(member, Apply(held(sandbox="none", user="root")))  # as it stands

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor
 
-from remit.law.fit import Requirements, DeviceRequirement
+from remit.law.fit import DeviceRequirement, Requirements
 from remit.model.kinds import Device, NodeHealth
 from remit.model.resources import WHOLE_DEVICE
 from remit.observation.node_columns import NodeFree
-from remit.proposal.placement.fragmentation_model import FrequentShape, DeviceShape
+from remit.proposal.placement.fragmentation_model import DeviceShape, FrequentShape
 
 WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
 
@@ -17,7 +17,9 @@ WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
 class Slow:
     """Weighed once, for these nodes as they were then; `worths` is what so much of a device is worth, by kind."""
 
-    def __init__(self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[NodeFree]) -> None:
+    def __init__(
+        self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[NodeFree]
+    ) -> None:
         kinds = {device.kind for one in nodes for device in one.node.spec.devices}
         self.popular = [one for one in popular if one.shape.kind in kinds]
         self.worths = worths
@@ -25,7 +27,9 @@ class Slow:
         arrivals = max(sum(one.arrivals for one in self.popular), 1.0)
         self.scarce, self.part = [], []
         for at, one in enumerate(self.popular):
-            whole = sum(device.kind == one.shape.kind for left in open_nodes for device in left.node.spec.devices) * WHOLE_DEVICE
+            whole = (
+                sum(device.kind == one.shape.kind for left in open_nodes for device in left.node.spec.devices) * WHOLE_DEVICE
+            )
             capacity = sum(self.capacity(at, left) for left in open_nodes)
             self.scarce.append(one.arrivals / arrivals / (capacity / max(whole, WHOLE_DEVICE) + 0.01))
             self.part.append(one.arrivals / arrivals * self.worth_of(one))
@@ -75,7 +79,9 @@ class Slow:
             taken[left.node.spec.devices[place].name] = one.amount
             spoiled += lost
         for one in ask.whole_devices:
-            free = [device for device in left.node.spec.devices if _left(device, left) == WHOLE_DEVICE and _allowed(one, device)]
+            free = [
+                device for device in left.node.spec.devices if _left(device, left) == WHOLE_DEVICE and _allowed(one, device)
+            ]
             free = [device for device in free if device.name not in taken]
             taken.update({device.name: WHOLE_DEVICE for device in free[: one.amount]})
         return taken, spoiled

@@ -238,7 +238,9 @@ def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> Non
 
 
 def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
-    columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))])
+    columns = NodeColumns(
+        [full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))]
+    )
     _, made = kernel_on(columns)
     both = ask(gpus(1, "A"), gpus(1, "A", "B"))
     made.arrived(ask(gpus(1, "B")), 50)

@@ -13,7 +13,7 @@ from remit.model.kinds import DeviceRequest, NodeHealth, NodeStatus, Placement
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import UnblockEvent, Filter
+from remit.proposal.placement.plugins import Filter, UnblockEvent
 from tests.properties.test_fit import ask_of
 from tests.properties.test_kernel import kernel_of, orders
 from tests.unit.law.fit_oracle import broken
@@ -100,7 +100,9 @@ def test_what_would_fit_an_empty_node_may_fit_some_day() -> None:
     never = Filter("theirs", Code.POLICY, lambda ask, site, peers: False, third_party=True)
     assert not could_ever_fit(*seen(t, "a", never))
     for cure in (UnblockEvent.ROOM, UnblockEvent.PEERS, UnblockEvent.OVERRIDE, UnblockEvent.QUOTA, UnblockEvent.TIME):
-        assert could_ever_fit(*seen(t, "a", never._replace(unblock_events=(UnblockEvent.NODE, cure)))), "what may pass by itself is worth waiting for"
+        assert could_ever_fit(*seen(t, "a", never._replace(unblock_events=(UnblockEvent.NODE, cure)))), (
+            "what may pass by itself is worth waiting for"
+        )
 
 
 @settings(max_examples=100)

@@ -254,7 +254,7 @@ async def test_a_node_that_takes_no_work_gains_nothing_by_victims(m: Mind) -> No
 def test_no_more_go_in_a_while_than_the_pace_allows_and_then_the_next() -> None:
     async def tell() -> None:
         scope = await furnished()
-        m = Mind(scope, pace=VictimRateLimit(per_s=1, burst=2))
+        m = Mind(scope, victim_rate=VictimRateLimit(per_s=1, burst=2))
         await want(scope, "low", 8)
         await m.settle()
         await want(scope, "top", 4, priority="top")
@@ -275,7 +275,7 @@ def test_no_more_go_in_a_while_than_the_pace_allows_and_then_the_next() -> None:
 def test_one_that_needs_many_waits_until_the_pace_has_saved_up_for_it() -> None:
     async def tell() -> None:
         scope = await furnished()
-        m = Mind(scope, pace=VictimRateLimit(per_s=2, burst=4))
+        m = Mind(scope, victim_rate=VictimRateLimit(per_s=2, burst=4))
         await want(scope, "low", 8)
         await m.settle()
         await want(scope, "first", 1, "2", priority="top")

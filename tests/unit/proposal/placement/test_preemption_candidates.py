@@ -23,7 +23,9 @@ def scene(*more: AnyObject, low: int = 4, least: int = 0, phase: str = "running"
     return t, kernel, kernel.class_for("top", t.view.shapes.requirements_of(t.shape("top")))
 
 
-def plan(victims: VictimSelector, t: Told, kernel: Kernel, one: WorkClass, priority: int = 10, count: int = 1) -> list[Eviction]:
+def plan(
+    victims: VictimSelector, t: Told, kernel: Kernel, one: WorkClass, priority: int = 10, count: int = 1
+) -> list[Eviction]:
     return victims.plan(t.view, kernel, one, kernel.without_capacity_check(one), priority, count)
 
 

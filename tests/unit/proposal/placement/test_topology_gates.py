@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remit.law import fit
 from remit.model.kinds import Affinity, Placement, Spread
 from remit.observation.node_columns import translate_requirements
-from remit.proposal.placement.topology_gates import GROUPS_MAX, TopologyGates, topology_keys, group_rows
+from remit.proposal.placement.topology_gates import GROUPS_MAX, TopologyGates, group_rows, topology_keys
 from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
 
 TERMS = [
@@ -23,7 +23,9 @@ TERMS = [
         affinity=(Affinity(label_selector={"app": "y"}, topology_key="zone"),), topology_spread=(Spread(topology_key="node"),)
     ),
 ]
-COUPLED = tuple(rule for rule in fit.RULES if rule.check in (fit.spread, fit.affinity, fit.anti_affinity, fit.symmetric_anti_affinity))
+COUPLED = tuple(
+    rule for rule in fit.RULES if rule.check in (fit.spread, fit.affinity, fit.anti_affinity, fit.symmetric_anti_affinity)
+)
 
 
 def scene(term: Placement, standing: list[int]) -> tuple[Told, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remit.proposal.queue.backlog import BACKOFF_MS_MAX, RETRY_MS_MAX, RETRY_MS_MIN, Backlog
-from remit.proposal.queue.class_queues import Ageing, UnblockKey, ClassQueue, Member
+from remit.proposal.queue.class_queues import Ageing, ClassQueue, Member, UnblockKey
 from remit.proposal.queue.fair_share import FairShareLedger, Vector
 from remit.proposal.queue.wakeups import UnblockHistory
 
@@ -115,7 +115,11 @@ def test_news_may_be_told_out_of_order() -> None:
     past, line = UnblockHistory(), ClassQueue("w", "a", 0, CPU)
     past.record(ROOM, 5, lambda line: True)
     past.record(ROOM, 3)
-    assert past.happened_since(line, [ROOM], 4) and past.happened_since(line, [ROOM], 2) and not past.happened_since(line, [ROOM], 5)
+    assert (
+        past.happened_since(line, [ROOM], 4)
+        and past.happened_since(line, [ROOM], 2)
+        and not past.happened_since(line, [ROOM], 5)
+    )
     past.record(ROOM, 2)
     assert past.happened_since(line, [ROOM], 2)
 
@@ -148,7 +152,7 @@ def test_every_wait_has_a_reason_a_cure_and_an_end() -> None:
         assert order(queue, now_ms=line.wait.until_ms - 1) == []
         assert order(queue, now_ms=line.wait.until_ms) == [0, 1], "L2: it is tried again whatever happens"
     assert ends == [RETRY_MS_MIN, (RETRY_MS_MIN + RETRY_MS_MAX) // 2, RETRY_MS_MAX] and RETRY_MS_MAX == 60_000
-    with pytest.raises(ValueError, match="wait for nothing"):
+    with pytest.raises(ValueError, match="cannot wait without an unblock event"):
         queue.wait(line, "no_room", frozenset(), since=0, now_ms=0)
 
 
@@ -360,7 +364,7 @@ def test_a_member_is_here_once() -> None:
     put(queue, "w", range(1))
     with pytest.raises(ValueError, match="already"):
         put(queue, "v", range(1))
-    with pytest.raises(ValueError, match="no new line"):
+    with pytest.raises(ValueError, match="expected a new, empty queue"):
         queue.add("x", lambda: ClassQueue("y", "a", 0, CPU), 5, 0)
 
 

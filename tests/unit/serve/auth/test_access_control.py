@@ -229,7 +229,7 @@ async def test_a_token_ends_when_it_said__and_with_its_tenant(api: Api) -> None:
     await api.must("POST", "/v1/tokens", token("new", "a-new-token-of-eve", "viewer"))
     await known(api, "a-new-token-of-eve")
     reply = await api.get(WORK, token="an-old-token-of-ann")
-    assert reply.status == 401 and "ran out" in reply.json["detail"]
+    assert reply.status == 401 and "expired" in reply.json["detail"]
     await api.must("DELETE", f"{OTHERS}/of-bolt")
     await api.must("DELETE", "/v1/tenants/bolt")
     await known(api, BOB, good=False)

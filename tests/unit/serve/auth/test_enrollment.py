@@ -98,7 +98,7 @@ class Cut:
     def __init__(self, real: AuthorityClient, nth: int, *, done: bool) -> None:
         self._real, self._left, self._done = real, nth, done
 
-    async def ask(self, claim: AnyClaim) -> Any:
+    async def submit(self, claim: AnyClaim) -> Any:
         self._left -= 1
         if self._left:
             return await self._real.submit(claim)

@@ -39,7 +39,7 @@ def test_what_was_sealed_opens_again_and_is_the_same_text_each_time(value: str) 
 def test_a_value_that_was_moved_to_another_object_or_field_does_not_open(name: str, field: str) -> None:
     seals = SealingKeys([NEW])
     text = seals.seal(HERE, "password", "hunter2")
-    with pytest.raises(UnsealError, match="another place") as told:
+    with pytest.raises(UnsealError, match="another object or field") as told:
         seals.unseal(name, field, text)
     assert "hunter2" not in str(told.value)
 
@@ -59,7 +59,7 @@ def test_another_key_does_not_open_it_and_says_which_one_would() -> None:
     text = SealingKeys([OLD]).seal(HERE, "password", "hunter2")
     with pytest.raises(UnsealError, match=OLD.id) as told:
         SealingKeys([NEW]).unseal(HERE, "password", text)
-    assert "put that key back" in told.value.cure
+    assert "restore that key" in told.value.cure
     assert SealingKeys([NEW, OLD]).unseal(HERE, "password", text) == "hunter2"
     forged = text.replace(OLD.id, NEW.id)
     with pytest.raises(UnsealError):
@@ -118,7 +118,7 @@ def test_keys_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> Non
     path = tmp_path / "seal.keys"
     assert ring(path).sealing_keys.primary_id
     path.chmod(mode)
-    with pytest.raises(AccessDenied, match="read by others"):
+    with pytest.raises(AccessDenied, match="readable by other users"):
         assert ring(path).sealing_keys.primary_id
 
 
@@ -136,7 +136,7 @@ def test_a_file_without_keys_is_refused_and_never_written_over(tmp_path: Path, t
     path = tmp_path / "seal.keys"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(DiskError, match="holds no keys"):
+    with pytest.raises(DiskError, match="does not consist of 64-byte keys"):
         assert ring(path).sealing_keys.primary_id
     assert path.read_text() == text, "a new key in its place would leave every secret unread"
 

@@ -18,7 +18,7 @@ from remit.model.objects import AnyObject, encode, key
 from remit.model.wire.agent_messages import AssignmentsUpdate, AssignmentsRequest, decode_assignments
 from remit.observation.watch_cache import WatchCache
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import ComponentService, OrderFeed
+from remit.serve.components.component_rpc import ComponentService, AssignmentFeed
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import RowChange, Commit, WatchEvent, Head, Row
@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, world: World, *things: AnyObject) -> None:
         self.world, self.store, self.board = world, MemoryStore(), WatchCache(world.clock)
-        self.feed = OrderFeed(self.board, self.store, world.clock, TEMPO)
+        self.feed = AssignmentFeed(self.board, self.store, world.clock, TEMPO)
         self.incarnation, self.revision = "one", 1
         self.list(*things)
 
@@ -248,7 +248,7 @@ def test_words_that_cannot_be_read_are_answered__not_raised(body: bytes) -> None
         server = Server(world, ready("n1"))
         door = ComponentService(FakeAuthority(world), server.store, server.feed, Keyring(world.disk, world.ids))
         assert msgspec.json.decode(await door.request(body), type=EndpointReply).failed == "unread"
-        with pytest.raises(UnreadableRequest, match="ask for orders or rows"):
+        with pytest.raises(UnreadableRequest, match="use type orders or rows"):
             await anext(door.stream(body))
 
     run_virtually(whole())

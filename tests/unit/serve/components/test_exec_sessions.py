@@ -222,7 +222,7 @@ def test_a_whole_command_in_quotes_is_written_down_nowhere() -> None:
         reply = await execute(asked, encode_frame(ExecFrameType.START, ExecStart((quoted,))))
         assert (reply.status, "mysql cannot be run" in reply.json["detail"]) == (422, True)
         began = recorded(asked, "execBegin")[0]
-        assert began.detail.startswith('"mysql" and 1 word, mark ')
+        assert began.detail.startswith('"mysql" and 1 argument, fingerprint ')
         assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
 
     scene(agent, test)
@@ -314,10 +314,12 @@ def test_what_a_command_is_told_is_not_written_down__only_whether_it_was_the_sam
             ("id",),
         ):
             assert (await execute(asked, encode_frame(ExecFrameType.START, ExecStart(words)))).status == 200
-        *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "mark" not in one)
+        *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "fingerprint" not in one)
         assert plain == '"id"'
-        assert sorted(one.partition(",")[0] for one in said) == ['"psql" and 1 word', '"psql" and 1 word', '"psql" and 2 words']
-        assert len({one.partition("mark ")[2] for one in said}) == 2
+        assert sorted(one.partition(",")[0] for one in said) == [
+            '"psql" and 1 argument', '"psql" and 1 argument', '"psql" and 2 arguments'
+        ]
+        assert len({one.partition("fingerprint ")[2] for one in said}) == 2
         assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
 
     scene(agent, test)
@@ -342,7 +344,7 @@ def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_af
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
         mark = asked.desk.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
-        assert began.detail == f'"sh" and 2 words, mark {mark}'
+        assert began.detail == f'"sh" and 2 arguments, fingerprint {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
         (after,) = recorded(asked, "execEnd")
         assert after.detail == "exit code 3; 5 bytes in, 5 out"

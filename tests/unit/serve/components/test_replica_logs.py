@@ -101,9 +101,9 @@ def test_the_attempt_before__and_one_by_its_number() -> None:
 @pytest.mark.parametrize(
     ("wanted", "code", "word"),
     [
-        (LogOptions(previous=True), 404, "no number 0"),
-        (LogOptions(attempt=2), 404, "no number 2"),
-        (LogOptions(attempt=1, previous=True), 400, "both"),
+        (LogOptions(previous=True), 404, "no attempt 0"),
+        (LogOptions(attempt=2), 404, "no attempt 2"),
+        (LogOptions(attempt=1, previous=True), 400, "cannot be combined"),
     ],
 )
 def test_an_attempt_that_never_was__is_told(wanted: LogOptions, code: int, word: str) -> None:
@@ -111,7 +111,7 @@ def test_an_attempt_that_never_was__is_told(wanted: LogOptions, code: int, word:
     assert document.status == code and word in document.detail and document.cure
 
 
-@pytest.mark.parametrize(("name", "word"), [("web-9", "no replica"), ("web-1", "no node"), ("web-2", "not there any more")])
+@pytest.mark.parametrize(("name", "word"), [("web-9", "no replica"), ("web-1", "not on a node"), ("web-2", "no longer exists")])
 def test_what_has_written_nothing__is_a_404_with_a_cure(name: str, word: str) -> None:
     document = failed(Agent(b"x"), name=name)
     assert (document.status, document.code) == (404, "not_found") and word in document.detail and document.cure
@@ -123,13 +123,13 @@ def test_an_agent_that_cannot_be_asked__is_a_404() -> None:
 
     with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
-    assert failure.value.document.status == 404 and "does not say where" in failure.value.document.detail
+    assert failure.value.document.status == 404 and "has no callback port" in failure.value.document.detail
 
 
 def test_an_agent_that_does_not_answer__is_a_502_with_a_cure() -> None:
     document = failed(None)
     assert (document.status, document.code) == (502, "unavailable")
-    assert "node n1" in document.detail and "the node is ready" in document.cure
+    assert "node n1" in document.detail and "node health: ready" in document.cure
 
 
 def test_an_agent_elsewhere__is_not_reached_for() -> None:
@@ -138,20 +138,20 @@ def test_an_agent_elsewhere__is_not_reached_for() -> None:
 
     with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
-    assert failure.value.document.status == 502 and "not on this machine" in failure.value.document.detail
+    assert failure.value.document.status == 502 and "not a loopback address" in failure.value.document.detail
 
 
 def test_an_agent_that_says_nothing__is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_logs, "AGENT_ANSWER_MS", 50)
     assert failed(Agent(ends=False)).status == 502
     (first, last) = asyncio.run(read(Agent(b"one\n", ends=False)))
-    assert first == b"one\n" and b"broke off: it said nothing more" in last
+    assert first == b"one\n" and b"cut off by an error of the agent of node n1: it stopped sending" in last
 
 
 def test_an_agent_that_breaks_off__is_told_in_the_last_line_or_with_a_502() -> None:
     assert failed(Agent(breaks=True)).status == 502
     *pieces, last = asyncio.run(read(Agent(b"one\n", breaks=True)))
-    assert pieces == [b"one\n"] and last.startswith(b"\n-- the agent of node n1 broke off")
+    assert pieces == [b"one\n"] and last.startswith(b"\n-- log cut off by an error of the agent of node n1")
 
 
 def test_whoever_follows_and_leaves__leaves_no_connection_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_what_happened__is_told_with_who_did_it_and_when_the_newest_last() -> No
         ("NodeReady", "node/n1", "node-lifecycle"),
         ("Start", "replica/t1/web-api-0", "agent/n1"),
     ]
-    assert found[2].message == "waits: all are full (and 1 more like it)" and found[2].type == "Warning"
+    assert found[2].message == "pending: all are full (and 1 more like it)" and found[2].type == "Warning"
     assert found[5].at == "2026-01-01T00:00:05Z" and found[5].revision == 5
 
 
@@ -117,7 +117,7 @@ def test_what_happens_again__is_told_once_with_how_often_and_since_when() -> Non
     waits, refused = asyncio.run(told())
     assert (refused.count, refused.first, refused.at) == (2, "2026-01-01T00:00:02Z", "2026-01-01T00:00:04Z")
     assert refused.message == "bind refused: it is full"
-    assert waits.message == "waits: all are full" and waits.at == "2026-01-01T00:00:03Z"
+    assert waits.message == "pending: all are full" and waits.at == "2026-01-01T00:00:03Z"
 
 
 def test_of_a_workload_its_replicas_are_told_too__and_no_other_ones_of_a_longer_name() -> None:
@@ -147,7 +147,7 @@ def test_what_waits_for_ever__says_so() -> None:
         return await scope.told("replica/t1/big-0")
 
     (one,) = asyncio.run(told())
-    assert one.message.endswith("nothing that is declared now will change that")
+    assert one.message.endswith("it can never be placed with the nodes, quotas and policies declared now")
 
 
 def test_a_watch__tells_what_happens_from_a_revision_on() -> None:

@@ -45,7 +45,7 @@ async def test_a_source_of_the_nodes_own_network_is_answered_with_422(api: Api) 
         assert answer.status == 422
         told = answer.json
         assert told["field"] == "spec.template.artifacts[0].source"
-        assert "nothing is fetched from there" in told["detail"]
+        assert "artifacts may not be fetched from this host" in told["detail"]
         assert told["cure"] == "use a public host, or let a policy permit it in permit.artifactHosts"
     answer = await api.ask("GET", f"{PATH}/asks")
     assert answer.status == 404

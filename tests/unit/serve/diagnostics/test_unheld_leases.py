@@ -49,14 +49,14 @@ async def test_that_nobody_acts_is_told_with_the_lease_and_the_cure_once_there_w
     await asyncio.sleep(TERM_S)
     found = await until_idle(asked, *(LEASE_COMPONENTS.keys() - {"repair"}))
     assert "repair" not in found
-    assert found["endpoints"]["why"] == "nobody holds the lease endpoints: it was never taken"
+    assert found["endpoints"]["why"] == "lease endpoints is not held: it was never acquired"
     assert found["workloads"]["silentMs"] > 300 and "was not renewed for 1" in found["workloads"]["why"]
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
     again = await acts(asked, Role.WORKLOADS, "workloads")
     assert "workloads" not in await idle(asked) and again.epoch > mortal.epoch
     assert isinstance(await asked.desk.client(again).submit(Vacate("workloads")), Accepted)
     found = await until_idle(asked, "workloads")
-    assert found["workloads"]["why"] == "nobody holds the lease workloads: it was given back"
+    assert found["workloads"]["why"] == "lease workloads is not held: it was released"
     await acts(asked, Role.SCHEDULER, "scheduler/second", 60_000)
     assert "scheduler" not in await idle(asked), "one that acts beside others has a lease of its own"
 
@@ -71,7 +71,7 @@ async def test_work_that_nobody_makes_or_places_says_so_when_it_is_explained(ask
     await until_idle(asked, "workloads", "scheduler")
     daemon = (await asked.get("/v1/tenants/acme/workloads/every/explain")).json
     assert daemon["limit"] == "missing"
-    assert daemon["unattended"].startswith("nobody holds the lease workloads: it was never taken; start `remit controllers`")
+    assert daemon["unattended"].startswith("lease workloads is not held: it was never acquired; start `remit controllers`")
     service = (await asked.get("/v1/tenants/acme/workloads/web/explain")).json
     assert "lease scheduler" in service["unattended"] and "lease workloads" not in service["unattended"], "it came with its own"
     await acts(asked, Role.WORKLOADS, "workloads")

@@ -121,7 +121,7 @@ def test_a_bucket_lets_a_burst_by_then_its_rate__and_those_refused_are_told_to_c
         turns.admit("t", 1, rate)
     first = refused(lambda: turns.admit("t", 1, rate))
     assert (first.document.status, first.document.code, first.headers["Retry-After"]) == (429, "throttled", "1")
-    assert "10 writes a second" in first.document.detail and "requestsPerSecond" in first.document.cure
+    assert "10 requests per second" in first.document.detail and "requestsPerSecond" in first.document.cure
     for _ in range(40):
         last = refused(lambda: turns.admit("t", 1, rate))
     assert 4 <= int(last.headers["Retry-After"]) <= 5

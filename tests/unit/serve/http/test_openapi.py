@@ -251,8 +251,8 @@ async def test_what_is_answered_is_as_described(asked: Api) -> None:
         "/v1/nodes": "NodeList",
         "/v1/nodes/n1": "Node",
         "/v1/tenants/acme/workloads/web": "Workload",
-        "/v1/tenants/acme/workloads/web/explain": "WorkloadTold",
-        "/v1/account": "AccountItemList",
+        "/v1/tenants/acme/workloads/web/explain": "WorkloadExplanation",
+        "/v1/account": "HistoryEventList",
         "/v1/top/nodes": "NodeTopList",
         "/v1/top/replicas?tenant=acme": "ReplicaTopList",
         "/v1/endpoints?limit=1000": "EndpointItemList",
@@ -262,7 +262,7 @@ async def test_what_is_answered_is_as_described(asked: Api) -> None:
         validator(document, name).validate((await asked.get(path)).json)
     validator(document, "PlanAnswer").validate(plans)
     capacity = await asked.must("POST", "/v1/capacity?count=3", workload("more"))
-    validator(document, "Capacity").validate(capacity)
+    validator(document, "CapacityAnswer").validate(capacity)
     refused = await asked.get("/v1/tenants/acme/workloads/wep/explain")
     validator(document, "ProblemAnswer").validate(refused.json)
 

@@ -33,7 +33,7 @@ def test_a_flow_may_hold_as_many_as_are_free__so_another_always_finds_some() -> 
             held.enter_context(listeners.slot("tenant flood"))
         document = refused.value.document
         assert (document.status, document.code) == (429, "throttled")
-        assert document.detail == "tenant flood has 500 streams open here, and 62 are left for everybody"
+        assert document.detail == "tenant flood has 500 streams open, and only 62 are free for all callers"
         for number in range(62):
             held.enter_context(listeners.slot(f"person {number}"))
         with pytest.raises(ApiProblem) as full:

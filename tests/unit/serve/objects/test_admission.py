@@ -57,7 +57,7 @@ async def test_what_a_policy_forbids_is_told_with_its_field_its_reason_and_what_
     assert high.json["cure"] == "choose a lower class, or ask an operator for a policy rule with a higher priorityMax"
     away = await api.ask("POST", WORKLOADS, workload("w", placement={"regions": ["us"]}))
     assert (away.status, away.json["field"]) == (403, "spec.placement.regions") and "allows eu" in away.json["detail"]
-    assert away.json["cure"] == "ask for one of these"
+    assert away.json["cure"] == "choose one of these"
     await api.must("POST", WORKLOADS, workload("w"))
 
 
@@ -166,7 +166,7 @@ def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_o
         replies = [await api.ask("POST", WORKLOADS, b"{") for _ in range(4)]
         assert [reply.status for reply in replies] == [400, 400, 400, 429]
         last = replies[-1]
-        assert last.json["code"] == "throttled" and "1 writes a second" in last.json["detail"] and last.json["cure"]
+        assert last.json["code"] == "throttled" and "1 requests per second" in last.json["detail"] and last.json["cure"]
         assert int(last.headers["retry-after"]) >= 1
         assert last.headers.get("connection") != "close", "the body was small: it was read, and the next request may come"
         assert (await api.get("/v1/tenants")).status == 200, "a cheap read draws nothing"

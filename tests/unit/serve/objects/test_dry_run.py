@@ -100,7 +100,7 @@ def test_a_missing_tenant_or_priority_class__is_foreseen_with_its_cure() -> None
     nowhere = only(Told(ready("n1")), service())
     assert nowhere.action == "refused" and nowhere.problem is not None
     assert (nowhere.problem.code, nowhere.problem.status) == ("not_found", 404)
-    assert "there is no tenant t1" in nowhere.problem.detail and nowhere.problem.cure
+    assert "tenant t1 does not exist" in nowhere.problem.detail and nowhere.problem.cure
     unranked = only(Told(ready("n1"), tenant("t1")), service(priority="gold"))
     assert unranked.problem is not None and "priority class gold" in unranked.problem.detail
     assert unranked.placement is None and unranked.diff == ()

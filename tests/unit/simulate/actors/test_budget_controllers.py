@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.model.claims import Accept, Close, Credit, Issue, AcceptIncarnation, Refused, Renew, ConfirmHoldings, ReturnCapacity
+from remit.model.claims import Accept, AcceptIncarnation, Close, ConfirmHoldings, Credit, Issue, Refused, Renew, ReturnCapacity
 from remit.model.records import Grant, GrantPhase
 from remit.simulate.actors.budget_controllers import BudgetHolder, BudgetIssuer, read_clock
 from remit.simulate.world.processes import SimProcess

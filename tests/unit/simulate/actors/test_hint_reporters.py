@@ -54,7 +54,9 @@ def test_nodes_are_praised_that_are_closed__that_never_were__and_that_are_gone()
     praised = {node for node, _ in said()}
     nodes = {key.removeprefix("node/"): versions for key, versions in told().items() if key.startswith("node/")}
     assert praised - nodes.keys(), "none that never was"
-    assert any(name.startswith(TEMPORARY_NODE_PREFIX) and versions[-1] is None for name, versions in nodes.items() if name in praised)
+    assert any(
+        name.startswith(TEMPORARY_NODE_PREFIX) and versions[-1] is None for name, versions in nodes.items() if name in praised
+    )
     closed = [name for name, versions in nodes.items() if any(one and one["spec"].get("taints") for one in versions)]
     assert praised & set(closed)
 

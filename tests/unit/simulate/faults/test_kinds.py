@@ -11,8 +11,8 @@ from remit.simulate.checkers.reference.rows import phase_of
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import Injection, parse
 from remit.simulate.simulation import Simulation
-from remit.simulate.world.random_streams import stream
 from remit.simulate.world.network import NetworkConditions
+from remit.simulate.world.random_streams import stream
 from remit.simulate.world.store import StoreFaults
 
 AT_S, DURATION_S = 12.0, 16.0

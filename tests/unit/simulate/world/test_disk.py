@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remit.simulate.world.disk import ProcessKilled, SimDisk
-from remit.world.interfaces import FileBusy, Disk, DiskError, FileMissing, DiskFull, NotDurable
+from remit.world.interfaces import Disk, DiskError, DiskFull, FileBusy, FileMissing, NotDurable
 from remit.world.randomness import SeededRandomness
 
 HOME = Path("/var/lib/remit")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from remit.simulate.world.event_loop import SimLoop, ExecutionUnit
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.simulate.world.network import Network
 from remit.simulate.world.power_loss import POWER_CUT_CALLS_MAX, SqliteStoreService
 from remit.simulate.world.store import CommitOrigin, StorePort
 from remit.store import chain
-from remit.store.memory import MemoryStore, MemoryBackup
-from remit.store.protocol import HEAD, Commit, Committed, Conflict, StoreError, CommitOutcomeUnknown
+from remit.store.memory import MemoryBackup, MemoryStore
+from remit.store.protocol import HEAD, Commit, CommitOutcomeUnknown, Committed, Conflict, StoreError
 from remit.store.protocol import Watch as StoreWatch
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from remit.simulate.world.event_loop import Deadlock, SimLoop, Livelock, ExecutionUnit
+from remit.simulate.world.event_loop import Deadlock, ExecutionUnit, Livelock, SimLoop
 from remit.simulate.world.network import Network
 from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.store import StoreService, run_sync
 from remit.store.protocol import Commit
-from remit.world.interfaces import ProcessSpec, ProcessHandle
+from remit.world.interfaces import ProcessHandle, ProcessSpec
 from tests.unit.simulate.world_fixtures import Listener
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from remit.simulate.world.event_loop import SimLoop
-from remit.simulate.world.network import STREAM_GAP_S, RESET_S, Network, SimLink, NetworkConditions
-from remit.world.interfaces import ReplyLost, NotSent
+from remit.simulate.world.network import RESET_S, STREAM_GAP_S, Network, NetworkConditions, SimLink
+from remit.world.interfaces import NotSent, ReplyLost
 
 EVEN = NetworkConditions(delay_s=(0.01, 0.01))
 """Every message takes as long: what is sent first arrives first."""

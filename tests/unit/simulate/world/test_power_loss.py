@@ -12,7 +12,7 @@ import pytest
 
 from remit.simulate.world import power_loss
 from remit.simulate.world.power_loss import SECTOR_BYTES, PowerCut, TornDisk
-from remit.store.protocol import Commit, Committed, StoreInUse, StoreError
+from remit.store.protocol import Commit, Committed, StoreError, StoreInUse
 from remit.store.sqlite.store import SqliteStore
 from remit.world.randomness import SeededRandomness
 from tests.unit.world.virtual_world import InlineOffload

@@ -12,9 +12,9 @@ import pytest
 from remit.simulate.world.clock import SimClock
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
-from remit.simulate.world.processes import SimMachine, ProcessMain, SimProcess
+from remit.simulate.world.processes import ProcessMain, SimMachine, SimProcess
 from remit.simulate.world.runner import SimProgram, parse_program
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
 
 PATH = Path("/note")
 

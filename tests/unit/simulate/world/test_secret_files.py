@@ -30,4 +30,4 @@ def test_what_services_read_comes_through_the_door_while_agents_are_killed(monke
     assert not run.violations, "\n".join(map(str, run.violations))
     assert len(put) > 10 and all(one == {PurePosixPath("settings/MODE"): b"live"} for one in put)
     assert run.faults.get("kill-agent", 0) > 1
-    assert max(len(one.held) for one in vaults[-3:]) < len(put), "what has ended is forgotten"
+    assert max(len(one.files) for one in vaults[-3:]) < len(put), "what has ended is forgotten"

@@ -8,26 +8,26 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
-from remit.simulate.world.event_loop import SimLoop, ExecutionUnit
+from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.simulate.world.network import Network, NetworkConditions
-from remit.simulate.world.store import ANSWER_S_MAX, CommitOrigin, StorePort, StoreService, StoreFaults, run_sync
+from remit.simulate.world.store import ANSWER_S_MAX, CommitOrigin, StoreFaults, StorePort, StoreService, run_sync
 from remit.store import chain
-from remit.store.memory import MemoryStore, MemoryBackup
+from remit.store.memory import MemoryBackup, MemoryStore
 from remit.store.protocol import (
-    StoreClosed,
     Commit,
+    CommitOutcomeUnknown,
     Committed,
     Compacted,
     Conflict,
     Corrupt,
-    WatchEvent,
     Guard,
     Head,
     Invalid,
     NoSpace,
+    StoreClosed,
     StoreError,
-    CommitOutcomeUnknown,
     Unavailable,
+    WatchEvent,
 )
 
 T = TypeVar("T")
@@ -57,7 +57,9 @@ class Shop:
 
     def port(self, name: str = "anna", *, observer: bool = False) -> StorePort:
         unit = self.units.setdefault(name, self.loop.new_unit(name))
-        return StorePort(self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time()), observer=observer)
+        return StorePort(
+            self.service, name, unit, lambda: CommitOrigin(name, "boot", 0, 1.0, self.loop.time()), observer=observer
+        )
 
     def do(self, work: Coroutine[Any, Any, T], name: str = "anna") -> T:
         """To its end; raises what it raises."""

@@ -137,7 +137,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_of_a_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="no directory"):
+    with pytest.raises(DiskError, match="not a directory"):
         FileDisk().make_directory(tmp_path / "file")
 
 

@@ -69,7 +69,7 @@ def test_nothing_is_put_where_somebody_else_was_first(tmp_path: Path, memory: Pa
     root = one.path_of("x").parent
     root.mkdir()
     os.chown(root, 65534, 65534)
-    with pytest.raises(DiskError, match="somebody else's"):
+    with pytest.raises(DiskError, match="owned by another user"):
         one.put("u1.1", {X: b"1"}, "")
     root.rmdir()
     elsewhere = tmp_path / "elsewhere"

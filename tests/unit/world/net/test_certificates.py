@@ -33,7 +33,7 @@ from remit.world.net.certificates import (
     key_digest_of_request,
 )
 from remit.world.net.server_keys import ProvidedCertificate, TlsOptions, TlsKeys, local_hosts
-from remit.world.net.tls import ClientTlsFiles, TlsFileError, server_context, client_context, agent_client_context, explain_tls_error
+from remit.world.net.tls import Trust, TlsFileError, server_context, client_context, agent_client_context, explain_tls_error
 
 
 def made(lifespans: CertificateLifetimes = CertificateLifetimes()) -> CertificateAuthority:
@@ -90,10 +90,10 @@ class Ends:
         return server_context(Path(file), Path(file), self.authority.pem, required=required)
 
     def calling(self, file: str = "") -> ssl.SSLContext:
-        return client_context(ClientTlsFiles(self.ca, file, file))
+        return client_context(Trust(self.ca, file, file))
 
     def calling_agents(self, file: str) -> ssl.SSLContext:
-        return agent_client_context(self.authority.pem, ClientTlsFiles("", file, file))
+        return agent_client_context(self.authority.pem, Trust("", file, file))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_what_is_made_to_call_answers_nobody(ends: Ends, file: str) -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
         shaken(ends.calling(), ends.answering(getattr(ends, file)))
     told = explain_tls_error(refused.value, "localhost")
-    assert told is not None and "not a server's" in told[0]
+    assert told is not None and "not for a server" in told[0]
     with pytest.raises(ssl.SSLCertVerificationError):  # nor an agent: that it names a node is not enough
         shaken(ends.calling_agents(ends.caller), ends.answering(getattr(ends, file)))
 
@@ -158,7 +158,7 @@ def test_another_authority_is_believed_by_nobody(ends: Ends, tmp_path: Path) -> 
     told = explain_tls_error(refused.value, "localhost")
     assert told is not None and "--ca-file" in told[1]
     with pytest.raises(ssl.SSLError):  # its agent is turned away, too
-        context = client_context(ClientTlsFiles(ends.ca, other.agent, other.agent))
+        context = client_context(Trust(ends.ca, other.agent, other.agent))
         shaken(context, ends.answering(ends.server))
 
 
@@ -177,9 +177,9 @@ def test_one_that_has_run_out_is_told_as_such(tmp_path: Path) -> None:
     pair = authority.issue_server(["localhost"])
     file = Path(kept(tmp_path, "server.pem", pair.key, pair.certificate))
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
-        shaken(client_context(ClientTlsFiles(kept(tmp_path, "ca.pem", authority.pem))), server_context(file, file, authority.pem))
+        shaken(client_context(Trust(kept(tmp_path, "ca.pem", authority.pem))), server_context(file, file, authority.pem))
     told = explain_tls_error(refused.value, "localhost")
-    assert told is not None and "run out" in told[0]
+    assert told is not None and "expired" in told[0]
 
 
 def test_nobody_outlives_the_authority() -> None:
@@ -281,7 +281,7 @@ def test_a_new_name_makes_a_new_certificate_and_keeps_the_authority(tmp_path: Pa
     second = keyring(tmp_path, TlsOptions(("Remit.Example", "2001:DB8::1")), "10.1.2.3")
     assert second.ca == first.ca
     assert {"remit.example", "2001:db8::1", "10.1.2.3"} <= second.hosts
-    trust = ClientTlsFiles(str(second.ca_file))
+    trust = Trust(str(second.ca_file))
     shaken(client_context(trust), second.server_context, "remit.example")
     shaken(client_context(trust), second.server_context, "10.1.2.3")
     shaken(client_context(trust), second.server_context, "2001:db8::1")
@@ -296,7 +296,7 @@ def test_what_is_due_is_renewed_and_whoever_comes_next_sees_it(tmp_path: Path) -
     file.write_bytes(spent.key + spent.certificate)
     assert keys.renew() and keys.server_context is not before
     assert renew_in_s(file.read_bytes()) > 6_000
-    shaken(client_context(ClientTlsFiles(str(keys.ca_file))), keys.server_context)
+    shaken(client_context(Trust(str(keys.ca_file))), keys.server_context)
     assert not keys.renew()
 
 
@@ -314,7 +314,7 @@ def test_half_made_or_spoilt_files_are_made_again_but_never_the_authority(tmp_pa
     assert "backup" in refused.value.cure
     pair = CertificateAuthority.create("x", CertificateLifetimes(authority_s=-5))
     (tls / "ca.pem").write_bytes(pair.certificate)
-    with pytest.raises(ListenFailed, match="run out"):
+    with pytest.raises(ListenFailed, match="expired"):
         keyring(tmp_path)
 
 
@@ -333,7 +333,7 @@ def test_one_of_somebody_elses_is_used_and_taken_up_when_it_changes(tmp_path: Pa
     own = ProvidedCertificate(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "their-ca.pem")
     keys = keyring(tmp_path, TlsOptions(provided=own))
     assert "own.example" in keys.hosts and keys.ca_file == own.ca
-    trust = ClientTlsFiles(str(own.ca))
+    trust = Trust(str(own.ca))
     shaken(client_context(trust), keys.server_context, "own.example")
     issue("new.example")
     assert keys.renew() and "new.example" in keys.hosts
@@ -342,7 +342,7 @@ def test_one_of_somebody_elses_is_used_and_taken_up_when_it_changes(tmp_path: Pa
     key = create_key()
     pair = keys.authority.issue_agent(create_request(key), agent_identity(["n1"]))
     agent = kept(tmp_path, "agent.pem", key, pair.calling)
-    _, seen = shaken(client_context(ClientTlsFiles(str(own.ca), agent, agent)), keys.server_context, "new.example")
+    _, seen = shaken(client_context(Trust(str(own.ca), agent, agent)), keys.server_context, "new.example")
     assert identity_of(seen) == CertificateIdentity("agent", ("n1",))
     (tmp_path / "own.key").write_bytes(create_key())
     with pytest.raises(ListenFailed, match="cannot be used"):
@@ -359,12 +359,12 @@ def test_files_that_are_no_certificates_are_told_by_name(tmp_path: Path) -> None
     for content in (b"", b"hello", made().pem[:100]):
         file = kept(tmp_path, "ca.pem", content)
         with pytest.raises(TlsFileError, match=r"ca\.pem"):
-            client_context(ClientTlsFiles(file))
+            client_context(Trust(file))
     with pytest.raises(TlsFileError):
-        client_context(ClientTlsFiles(str(tmp_path / "nowhere")))
+        client_context(Trust(str(tmp_path / "nowhere")))
     locked = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
     )
     good = kept(tmp_path, "good.pem", made().pem)
     with pytest.raises(TlsFileError, match="cannot be used"):  # and nobody is asked for it on the terminal
-        client_context(ClientTlsFiles(good, kept(tmp_path, "pair.pem", made().issue_server(["x"]).certificate, locked)))
+        client_context(Trust(good, kept(tmp_path, "pair.pem", made().issue_server(["x"]).certificate, locked)))

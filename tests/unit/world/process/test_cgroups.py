@@ -121,7 +121,7 @@ def test_the_version_is_named_by_what_limits_and_not_by_what_only_kills(tmp_path
 def test_where_nothing_is_mounted_there_are_none_and_the_reason_is_told() -> None:
     found = find_cgroups(mounts="")
     assert (found.name, found.controllers) == ("none", ())
-    assert found.reason == "no limit of cpu, memory, pids: no cgroups are mounted"
+    assert found.reason == "no limit on cpu, memory, pids: no cgroups are mounted"
     assert (found.names(), found.members("x"), found.is_current(GroupId("x", 1))) == ((), [], False)
 
 
@@ -144,5 +144,5 @@ def test_whoever_is_not_root_is_told_that_it_cannot_run_as_another(monkeypatch: 
     monkeypatch.setattr("os.geteuid", lambda: 1)
     with pytest.raises(NotStarted) as caught:
         spawn.spawn(ProcessSpec(("/bin/true",), user="nobody"))
-    assert "may not run anything as 'nobody'" in caught.value.cause
+    assert "has no permission to run processes as 'nobody'" in caught.value.cause
     assert "run the agent as root" in caught.value.cure

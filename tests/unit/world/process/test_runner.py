@@ -151,12 +151,12 @@ def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
 STARTER = """
 import asyncio, sys
 from remit.world.production import production
-from remit.world.interfaces import Order
+from remit.world.interfaces import ProcessSpec
 
 async def main():
     script = "trap 'sleep 0.2; exit' TERM; while :; do sleep 0.05; done"
-    running = await production().runner.start(Order(("/bin/sh", "-c", script)))
-    print(running.pid, running.began, flush=True)
+    running = await production().runner.start(ProcessSpec(("/bin/sh", "-c", script)))
+    print(running.pid, running.start_time, flush=True)
     if sys.argv[1] == "hang":
         await asyncio.Event().wait()
 
@@ -219,8 +219,8 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(tmp_path: Path) 
         (ProcessSpec(("no-such-program",), ENV), "no-such-program cannot be run", "install it"),
         (ProcessSpec((str(plain),)), "permission denied", "make it executable"),
         (ProcessSpec((str(garbled),)), "exec format error", "built for this machine"),
-        (ProcessSpec(("/bin/sh",), {}, tmp_path / "no"), f"the directory {tmp_path}/no cannot be entered", "make it"),
-        (ProcessSpec(("/bin/sh", "a\0b")), "null", "mend the order"),
+        (ProcessSpec(("/bin/sh",), {}, tmp_path / "no"), f"directory {tmp_path}/no cannot be entered", "create it"),
+        (ProcessSpec(("/bin/sh", "a\0b")), "null", "correct the command"),
         (ProcessSpec(("/bin/sh", "x" * (1 << 22))), "argument list too long", "shorter"),
     ]
 

@@ -1,11 +1,9 @@
 """Whether pending work could be placed now; overrides in force.
 
-Read from its row and the authority's clock; nothing is judged.
+Used by the liveness checks. It reads rows and sums, and neither places nor ranks anything.
 
-An override may end a little early for whoever reads it. So whoever asks here is told that it *may* still be in force: it
-stands, and its deadline is ahead by the least that the clock which it is on can show.
-
-A plain reading of rows and sums, for liveness; nothing is placed or ranked.
+A component may see an override end a little early. An override therefore counts as possibly in force while its row exists
+and its deadline is later than the lowest value that the clock it refers to can show.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ Specs = Sequence[Json]
 
 
 def shown_at(history: History, boot: str, revision: int, at_ms: int | None = None) -> int | None:
-    """The least that the clock of this boot can show, when a revision was the last, or at a later moment; None if nobody has
-    read it by then.
+    """Return the lowest value that the clock of this boot can show at a revision, or at a later time; None if it was not read
+    by then.
     """
     past = history.past
     last, known = _last(past.stands, revision), past.of_boot.get(boot, ())
@@ -41,7 +39,7 @@ def shown_at(history: History, boot: str, revision: int, at_ms: int | None = Non
 
 
 def _last(stands: Sequence[Timed], revision: int) -> int:
-    """The index of the last one up to this revision; mostly that is the very last."""
+    """Return the index of the last commit up to this revision; usually that is the very last one."""
     if stands and stands[-1][0] <= revision:
         return len(stands) - 1
     return bisect_right(stands, revision, key=lambda one: one[0]) - 1
@@ -62,7 +60,7 @@ def paused(specs: Specs, shape: Shape) -> bool:
 
 
 def kept_off(specs: Specs, shape: Shape, site: Site) -> bool:
-    """Is this place avoided, or is such work pinned elsewhere?"""
+    """Whether this node is avoided, or such work is pinned elsewhere."""
     return any(
         (spec["effect"] == "avoid" and _override_covers(spec, site))
         or (spec["effect"] == "pin" and _speaks_of(spec, shape) and not _override_covers(spec, site))
@@ -81,26 +79,26 @@ def _override_covers(spec: Json, site: Site) -> bool:
 
 
 def held_back(history: History, replica: Json, now_ms: int) -> str:
-    """Why nothing of this sort may be placed in this scope now, wherever there is room; empty if it may."""
+    """Return why such a replica may not be placed in this scope now, wherever there is capacity; empty if it may."""
     shape = history.shape(replica)
     owner = history.row(owner_of(replica))
     if shape is None or owner is None or owner["metadata"].get("deleting"):
-        return "its workload is gone or going"
+        return "its workload is gone or being deleted"
     if paused(in_force(history, now_ms), shape):
-        return "somebody has paused it"
+        return "an override pauses it"
     if shape.fenced and history.unheard:
         return "nodes have not reported since a restore"
     if any(peer["spec"].get("standing") == "awaited" for peer in history.kind("peer").values()):
-        return "scopes have not vouched since a restore"
+        return "peer scopes have not confirmed their holdings since a restore"
     boot, on_boot = clock(history, now_ms)
     deadline = (history.policy or {}).get("deadline")
     if deadline and (deadline["boot"] != boot or on_boot >= deadline["atMs"]):
-        return "the policy is past its lease"
+        return "the policy's lease has expired"
     return "" if purse(history, shape, now_ms) else "no quota or grant covers it"
 
 
 def clock(history: History, now_ms: int) -> tuple[str, int]:
-    """What the leading authority's clock says now, as far as its last commit tells."""
+    """Return boot and time of the leading authority's clock, extrapolated from its last commit."""
     if history.latest is None:
         return "", now_ms
     at_ms, stand = history.latest
@@ -108,9 +106,10 @@ def clock(history: History, now_ms: int) -> tuple[str, int]:
 
 
 def purse(history: History, shape: Shape, now_ms: int, count: int = 1) -> str:
-    """A ledger that covers so many of them: the tenant's own quota, or a slice of it that this scope holds; else empty.
+    """Return a ledger that covers this many replicas: the tenant's own quota, or a slice of it that this scope holds; else
+    empty.
 
-    Offers, shards, slots and budgets are for those who hold them, so nobody can say that they are owed to this replica.
+    Other grants and budgets are reserved for their holders, so the check cannot demand that this replica may use them.
     """
     home = f"tenant/{shape.tenant}"
     if home in history.limits:
@@ -131,7 +130,7 @@ def _covers(history: History, ledger: str, shape: Shape, count: int) -> bool:
 
 
 def fits_on(history: History, shape: Shape, nodes: Collection[str], now_ms: int) -> str:
-    """A node among these that would take one now; empty if none would."""
+    """Return a node among these that would accept one replica now; empty if there is none."""
     for name in sorted(nodes):
         if not _takes(history, shape, name, now_ms):
             continue
@@ -142,7 +141,7 @@ def fits_on(history: History, shape: Shape, nodes: Collection[str], now_ms: int)
 
 
 def _takes(history: History, shape: Shape, node: str, now_ms: int) -> bool:
-    """Is the node ready and open, and nothing against it but room and others?"""
+    """Whether the node is ready and open, and nothing but capacity and peers can rule it out."""
     site, row = history.sites.get(node), history.row(f"node/{node}")
     if site is None or row is None or health_of(row) != "ready" or not is_open(row) or barred(shape, site, history.policy):
         return False
@@ -150,7 +149,9 @@ def _takes(history: History, shape: Shape, node: str, now_ms: int) -> bool:
 
 
 def room_for(shape: Shape, node: Json, free: Counted, *, take: bool = False) -> bool:
-    """Is there room, and are there devices of the kinds and models asked for? With `take` they are gone from `free` after."""
+    """Whether there is enough capacity, and devices of the requested kinds and models. With `take`, they are subtracted from
+    `free`.
+    """
     if any(free.get(name, 0) < n for name, n in shape.resources.items()):
         return False
     taken = dict(shape.resources)
@@ -176,7 +177,7 @@ def room_for(shape: Shape, node: Json, free: Counted, *, take: bool = False) -> 
 
 
 def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], now_ms: int) -> bool:
-    """Would all of these find room and quota at once, the largest first? If not, they may be in each other's way."""
+    """Whether all of these find capacity and quota at once, the largest first. If not, they may compete with each other."""
     counts: dict[str, tuple[Shape, int]] = {}
     for shape in shapes:
         counts[shape.key] = shape, counts.get(shape.key, (shape, 0))[1] + 1
@@ -201,7 +202,7 @@ def all_fit(history: History, shapes: Sequence[Shape], nodes: Collection[str], n
 
 
 def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[str], now_ms: int) -> bool:
-    """Would this many of one gang find room at once, one after another? Only for gangs without terms towards others."""
+    """Whether this many members of a gang find capacity at once. Only for gangs without terms towards other replicas."""
     if not purse(history, shape, now_ms, members):
         return False
     for name in sorted(nodes):
@@ -214,13 +215,13 @@ def gang_fits(history: History, shape: Shape, members: int, nodes: Collection[st
 
 
 def keeps_to_itself(history: History, shape: Shape) -> bool:
-    """Has it no terms towards others, and others none towards it?"""
+    """Whether it has no terms towards other replicas, and others have none towards it."""
     shy = any(other.anti for other in history.shapes.values() if other.tenant == shape.tenant)
     return not has_terms(shape) and not shy
 
 
 def has_terms(shape: Shape) -> bool:
-    """Does it ask to be near others, or away from them?"""
+    """Whether it has affinity, anti-affinity or spread terms."""
     return bool(shape.anti or shape.where.get("affinity") or shape.where.get("topologySpread"))
 
 

@@ -1,8 +1,7 @@
 """State of one scope, commit by commit.
 
-Its rows, kept up commit by commit, and what a judge must remember of those that are gone.
-
-Nothing is judged here: see conduct.py and room.py.
+Holds the current rows, derived indexes, and what the checks need to know about rows that are gone. It evaluates nothing: see
+transition_checks.py and capacity_checks.py.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from remit.simulate.checkers.reference.rows import (
 )
 
 VERSIONS_KEPT: Final = 400
-"""Of one object, for its story."""
+"""Versions kept of each object."""
 
 NOT_OUTCOMES: Final = ("operation_expired", "operation_mismatch")
-"""Refusals of an id as such; they say nothing of the operation that the id belongs to."""
+"""Refusals of the id itself; they are not the outcome of the operation with that id."""
 
 Run = tuple[str, str, int]
-"""One attempt of one replica: its key, its uid, and the attempt."""
+"""One attempt of one replica: its key, its uid, and the attempt number."""
 
 
 class Told(NamedTuple):
-    """One version of an object, for its story."""
+    """One version of an object."""
 
     revision: int
     at_ms: int
@@ -58,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 class Revisions:
-    """When the objects of one incarnation changed: by key, each revision, and whether it was there from then on."""
+    """When the objects of one incarnation changed: by key, each revision, and whether the object existed from then on."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[tuple[int, bool]]] = {}
@@ -67,7 +66,7 @@ class Revisions:
         self._of.setdefault(key, []).append((revision, there))
 
     def last_before(self, key: str, revision: int) -> int:
-        """When it last changed; 0 if it was not there then."""
+        """Return when the object last changed before a revision; 0 if it did not exist then."""
         known = self._of.get(key, [])
         before = bisect_left(known, (revision,))
         last, there = known[before - 1] if before else (0, False)
@@ -75,7 +74,7 @@ class Revisions:
 
 
 class Step:
-    """One commit: what changed from what to what, and what the batch row says of it."""
+    """One commit: old and new contents of each changed row, and the entries of its batch row."""
 
     __slots__ = (
         "accepted", "changed", "deletes", "doubting", "entries", "history", "horizon_before", "ledgers_before", "moves",
@@ -88,20 +87,20 @@ class Step:
         self.history, self.puts, self.deletes, self.revision, self.stand = history, puts, deletes, revision, stand
         self.changed: dict[str, tuple[Json, Json]] = {}
         self.vain: list[str] = []
-        """What was deleted and was not there: nothing changed by that, and only a commit that is broken says so."""
+        """Deleted keys that did not exist. This changes nothing, and only a faulty commit contains any."""
         self.entries: tuple[Entry, ...] = ()
         self.accepted: list[Entry] = []
         self.doubting = False
-        """The first batches of a new incarnation."""
+        """Whether this is one of the first batches of a new incarnation, which mark restored rows as uncertain."""
         self.horizon_before = history.horizon
         self.moves: list[tuple[str, Json, Json]] = []
-        """Replicas that changed, with what they were and are. One forgotten and made anew in one batch is two."""
+        """Changed replicas with their old and new contents. One deleted and created again in one batch appears twice."""
         self.nodes_before: dict[str, Counted] = {}
         self.ledgers_before: dict[str, Counted] = {}
         self.policy_before: Json = None
 
     def was(self, key: str) -> Json:
-        """What stood there before."""
+        """Return the content of a row before this commit."""
         if key in self.changed:
             return self.changed[key][0]
         found = self.history.rows.get(key)
@@ -114,14 +113,14 @@ class Step:
                 yield key, old, new
 
     def placed(self, *phases: str) -> Iterator[tuple[str, Json]]:
-        """Replicas that this commit brought into one of these phases from pending or reserved."""
+        """Yield replicas that this commit moved into one of these phases from pending or reserved."""
         for key, old, new in self.moves:
             if new is not None and phase_of(new) in phases and phase_of(old) in (None, "pending", "reserved"):
                 yield key, new
 
 
 class History:
-    """One scope."""
+    """State of one scope."""
 
     def __init__(self, scope: str, pace: float = 1.0) -> None:
         self.scope, self.pace = scope, pace
@@ -129,17 +128,17 @@ class History:
         self.kinds: dict[str, dict[str, Json]] = {}
         self.stories: dict[str, list[Told]] = {}
         self.commits = self.revision = self.serial = 0
-        """How many commits; the latest revision; and a count that no restore sets back."""
+        """Number of commits, latest revision, and a counter that restores do not reset."""
         self.incarnations: list[str] = []
         self.uids: dict[str, str] = {}
-        """Whose each is that was ever given; no restore takes one back."""
+        """The key that each uid was ever assigned to; survives restores."""
         self.revisions = Revisions()
         self.revisions_before: dict[str, Revisions] = {}
-        """By incarnation, of those that a restore has ended."""
+        """Revision indexes of earlier incarnations, by incarnation."""
         self.restored_ms: int | None = None
-        """When it was last restored, in virtual time."""
+        """Virtual time of the last restore."""
         self.unheard: set[str] = set()
-        """Nodes of the backup that nobody has called ready, or lost, since it was restored."""
+        """Nodes of the backup that were marked neither ready nor lost since the restore."""
         self.sums = Sums(self.shape)
         self.shapes: dict[str, Shape] = {}
         self.sites: dict[str, Site] = {}
@@ -149,49 +148,49 @@ class History:
         """Replicas by tenant and workload."""
         self.phases: dict[str, dict[str, dict[str, Json]]] = {}  # replicas by phase and generation
         self.active: dict[tuple[str, str], int] = {}
-        """How many of them are not released."""
+        """Number of replicas that are not released, by tenant and workload."""
         self.policy: Json = None
         self.open_to: dict[tuple[str, str], frozenset[str]] = {}
-        """Domains that a generation could be placed in; forgotten when nodes, policies or generations change."""
+        """Domains in which a generation could be placed; cleared when nodes, policies or generations change."""
         self.outcomes: dict[str, Outcome] = {}
         self.former: dict[str, Outcome] = {}
         """Outcomes that a restore has lost."""
         self.abandons: dict[str, str] = {}
-        """Operations that abandon another, and which."""
+        """Operations that abandon another, with the id of that one."""
         self.abandoned: set[str] = set()
         self.horizon = 0
-        """Ids of earlier windows are executed no more."""
+        """Ids of windows before this one are no longer executed."""
         self.acknowledged: dict[str, tuple[str, int]] = {}
         self.lost: list[str] = []
-        """Acknowledged, and not in the backup that was restored since."""
+        """Operations that were acknowledged and are missing from a backup that was restored later."""
         self.results: dict[tuple[str, int], str] = {}
         self.homes: dict[tuple[str, int], str] = {}
         self.over: dict[tuple[str, int], str] = {}
-        """Attempts that were released, and from which phase."""
+        """Attempts that were released, with the phase before."""
         self.starts: dict[Run, tuple[str, int]] = {}
-        """Where an attempt was last committed as starting, and when by `serial`."""
+        """Where each attempt was last committed as starting, and when, by `serial`."""
         self.releases: dict[Run, int] = {}
         self.given_up: set[Run] = set()
-        """Attempts whose node was silent past its fence: nobody has said that they ended."""
+        """Attempts declared lost because their node was silent past its fence; no agent has reported their end."""
         self.shape_of: dict[tuple[str, str], Shape] = {}
-        """By key and uid, also of replicas that are forgotten."""
+        """Shapes by key and uid, also of deleted replicas."""
         self.lease_epochs: dict[str, int] = {}
         self.heard: dict[str, Stand] = {}
-        """When each lease was last acquired in this reign."""
+        """When each lease was last acquired under the current leader."""
         self.terms: dict[str, tuple[int, float]] = {}
-        """By lease: its epoch, and since when its holder may count its term at the least, in virtual time."""
+        """By lease: its epoch, and the earliest virtual time from which its holder may count its term."""
         self.acted_ms = 0
-        """When somebody last led: one that only reads advances the chain too, by batches that change nothing."""
+        """When a leader last changed something. A server that only reads extends the chain too, by batches without changes."""
         self.takeovers: list[int] = []
-        """When each was, in virtual time."""
+        """Virtual times of all takeovers."""
         self.seized: Stand | None = None
         self.seized_at = 0
         self.first: Stand | None = None
-        """The first batch of this reign: its authority's takeover lies between that and `seized`."""
+        """The first batch of the current leader. The takeover happened between `seized` and this batch."""
         self.latest: tuple[int, Stand] | None = None
         """The last commit, in virtual time and on its authority's clock."""
         self.times: list[tuple[int, int]] = []
-        """Every revision, and when it came."""
+        """Every revision with its virtual time."""
         self.past = Past()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -204,12 +203,12 @@ class History:
         return self.kinds.get(kind, {})
 
     def replicas(self, *phases: str) -> Iterator[tuple[str, Json]]:
-        """Those in these phases."""
+        """Yield the replicas in these phases."""
         for alike in (alike for phase in phases for alike in self.phases.get(phase, {}).values()):
             yield from alike.items()
 
     def alike(self, phase: str) -> Iterator[tuple[Shape, dict[str, Json]]]:
-        """Those in a phase, all of one shape together."""
+        """Yield the replicas in a phase, grouped by shape."""
         for alike in self.phases.get(phase, {}).values():
             shape = self.shape(next(iter(alike.values())))
             if shape is not None:
@@ -227,21 +226,21 @@ class History:
         return self.revisions if current else self.revisions_before.get(incarnation)
 
     def left(self, node: str) -> Counted:
-        """What its capacity is, less all that holds room there."""
+        """Return the free capacity of a node."""
         return {name: n - self.sums.nodes.get((node, name), 0) for name, n in self.capacity[node].items()}
 
     def version(self, key: str, revision: int) -> Json:
-        """What stood there since that revision; None if that is not remembered."""
+        """Return the content of an object since a revision; None if that version is not remembered."""
         return next((told.content for told in reversed(self.stories.get(key, ())) if told.revision == revision), None)
 
     @property
     def head(self) -> Json:
         return self.row("head")
 
-    # -- keeping up --------------------------------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------------------------------
 
     def apply(self, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand, at_ms: int) -> Step:
-        """One commit was applied."""
+        """Apply one commit."""
         self.commits += 1
         self.serial += 1
         self.revision = revision
@@ -375,13 +374,13 @@ class History:
                 del versions[: VERSIONS_KEPT // 2]
 
     def _reign(self, step: Step, at_ms: int) -> None:
-        """Who leads since when, and whether this incarnation still doubts."""
+        """Track the leader, the incarnation, and whether restored rows are still being reviewed."""
         head, old = self.head or {}, (step.changed.get("head") or (None, None))[0]
         if old is None or head.get("epoch", 0) > old["epoch"]:
             self.takeovers.append(at_ms)
             self.seized, self.seized_at, self.first = step.stand, step.revision, None
             self.heard.clear()
-        elif self.first is None and head.get("count"):  # else it has only begun to read
+        elif self.first is None and head.get("count"):  # otherwise it has only started to read
             self.first = step.stand
         self.latest = at_ms, step.stand
         if head.get("count"):
@@ -392,13 +391,13 @@ class History:
         step.doubting = step.was(MARKER) != incarnation
 
     def renew(self, lease: str, epoch: int, since_ms: float) -> None:
-        """Its holder was told that it goes on from then; an answer that is late says nothing of a later epoch."""
+        """Record that the holder's renewal succeeded. A late answer does not affect a later epoch."""
         self.terms[lease] = max(self.terms.get(lease, (0, 0.0)), (epoch, since_ms))
 
     # -- after a restore ---------------------------------------------------------------------------------------------
 
     def restore(self, rows: Sequence[tuple[str, bytes, int]], revision: int, at_ms: int) -> None:
-        """The store was replaced by a backup: what was acknowledged since is lost, and listed."""
+        """Replace all rows by those of a backup and list the acknowledged operations that it lost."""
         self.former.update(self.outcomes)
         self.abandoned, self.horizon = set(), 0
         if self.incarnations:
@@ -434,7 +433,7 @@ class History:
         self._forget_attempts()
 
     def _forget_attempts(self) -> None:
-        """Attempts after the backup may be made again, elsewhere and with another end: the restored scope never knew them."""
+        """Forget attempts made after the backup. They may be made again, on another node and with another result."""
         self.results, self.homes, self.over = {}, {}, {}
         for key, replica in self.kind("replica").items():
             uid, attempt, status = replica["metadata"]["uid"], attempt_of(replica), replica.get("status", {})
@@ -449,11 +448,11 @@ class History:
                 self.releases.pop((key, uid, attempt), None)
 
     def retell(self, key: str) -> list[str]:
-        """The life of one object, a line a version."""
+        """Return the history of one object, one line per version."""
         lines, before = [], None
         for told in self.stories.get(key, []):
             by = [e for e in told.entries if e.subject in (key, key.partition("/")[2], key.rpartition("/")[2])]
-            said = ", ".join(f"{e.did} by {e.actor} ({e.role} at {e.epoch}, {e.id})" for e in by) or "in a batch of others"
+            said = ", ".join("part of a batch about other objects" for e in by) or "in a batch of others"
             lines.append(f"  {told.at_ms} ms, revision {told.revision}: {said}: {_difference(before, told.content)}")
             before = told.content
         return lines
@@ -461,7 +460,7 @@ class History:
 
 def _difference(old: Json, new: Json) -> str:
     if new is None:
-        return "gone"
+        return "deleted"
     if not isinstance(old, dict) or not isinstance(new, dict):
         return str(new)
     parts = []
@@ -475,4 +474,4 @@ def _difference(old: Json, new: Json) -> str:
             ]
         else:
             parts.append(f"{part} {a!r} -> {b!r}")
-    return "; ".join(parts) or "the same again"
+    return "; ".join(parts) or "unchanged"

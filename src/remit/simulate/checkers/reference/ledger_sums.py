@@ -1,10 +1,7 @@
 """Sums per node, grant and tenant, incremental and from scratch.
 
-Every sum from the rows alone, slowly and plainly; sums.py keeps them commit by commit.
-
-Only what changed is taken back and posted anew; nothing is judged here.
-
-Now and then everything is added up from scratch and compared (`compare`): a difference is a bug of this page, and raises.
+The functions add everything up from the rows, slowly and plainly. `Sums` updates the same sums incrementally, commit by
+commit. From time to time both are compared (`compare`): a difference is a bug of this module, and raises.
 """
 
 from __future__ import annotations
@@ -29,11 +26,11 @@ from remit.simulate.checkers.reference.rows import (
 )
 
 Totals = dict[tuple[str, str], int]
-"""By ledger (or node, or tenant) and resource."""
+"""Totals by ledger (or node, or tenant) and resource."""
 
 
 def needs(rows: Rows, replica: Json) -> tuple[Counted, Counted]:
-    """In full: on the node (devices as @name), and as a charge on each grant."""
+    """Return the full amounts of a replica: on its node (devices as @name), and as a charge on each grant."""
     key = generation_key(replica)
     shape = Shape(key, rows[key][1])
     on_node = {**shape.resources, **{f"@{name}": share for name, share in replica["status"].get("devices", {}).items()}}
@@ -41,7 +38,7 @@ def needs(rows: Rows, replica: Json) -> tuple[Counted, Counted]:
 
 
 def victims_left(rows: Rows, replica: Json) -> list[Json]:
-    """Victims of a reservation that still hold their room, in the copy that was preempted: not another of that name."""
+    """Return the victims of a reservation that still hold their capacity, in the attempt that was preempted."""
     if phase_of(replica) != "reserved":
         return []
     left = []
@@ -52,7 +49,7 @@ def victims_left(rows: Rows, replica: Json) -> list[Json]:
 
 
 def lessened(rows: Rows, replica: Json) -> tuple[Counted, dict[str, Counted]]:
-    """What a replica posts on its node and on each ledger: a reservation less what its victims still hold."""
+    """Return what a replica posts on its node and on each ledger: for a reservation, less what its victims still hold."""
     on_node, charge = needs(rows, replica)
     charges = {ledger: dict(charge) for ledger in replica["status"].get("grants", ())}
     for victim in victims_left(rows, replica):
@@ -65,7 +62,7 @@ def lessened(rows: Rows, replica: Json) -> tuple[Counted, dict[str, Counted]]:
 
 
 def burdens(grant: Json) -> list[tuple[str, Counted]]:
-    """What a grant that was issued here takes from the ledgers above it."""
+    """Return what a grant issued here takes from its parent ledgers."""
     spec = grant["spec"]
     if spec.get("issuer"):
         return []
@@ -77,7 +74,7 @@ def burdens(grant: Json) -> list[tuple[str, Counted]]:
 
 
 def sums(rows: Rows) -> tuple[Totals, Totals, Totals]:
-    """What is taken on each node, drawn on each ledger, and granted on from each ledger."""
+    """Return what is taken on each node, charged to each ledger, and granted on from each ledger."""
     nodes: Totals = {}
     used: Totals = {}
     lent: Totals = {}
@@ -94,7 +91,7 @@ def sums(rows: Rows) -> tuple[Totals, Totals, Totals]:
 
 
 def uses(rows: Rows) -> Totals:
-    """What each tenant uses, whatever it is charged to."""
+    """Return what each tenant uses, whichever ledger it is charged to."""
     tenants: Totals = {}
     for _, replica in of_kind(rows, "replica"):
         if holds(replica):
@@ -104,7 +101,7 @@ def uses(rows: Rows) -> Totals:
 
 
 def device_owners(rows: Rows) -> dict[tuple[str, str], dict[str, int]]:
-    """A reservation that waits for victims names devices that they still own; it is no owner yet."""
+    """Return the owners of each device. A reservation that waits for victims names their devices, but does not own them yet."""
     owners: dict[tuple[str, str], dict[str, int]] = {}
     for key, replica in of_kind(rows, "replica"):
         if holds(replica) and not victims_left(rows, replica):
@@ -114,7 +111,7 @@ def device_owners(rows: Rows) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def spots(rows: Rows) -> dict[tuple[str, str], int]:
-    """How many of each generation hold room on each node."""
+    """Return how many replicas of each generation hold capacity on each node."""
     found: dict[tuple[str, str], int] = {}
     for _, replica in of_kind(rows, "replica"):
         if holds(replica):
@@ -134,7 +131,7 @@ def capacity_of(node: Json) -> Counted:
 
 
 def limits_of(key: str, content: Json) -> dict[str, Counted]:
-    """The ledgers that a tenant's or a grant's row makes, and how much each has."""
+    """Return the ledgers that a tenant's or grant's row creates, with their amounts."""
     spec = content["spec"]
     if key.startswith("tenant/"):
         return {key: amount(spec["quota"]), f"{key}/emergency": amount(spec.get("emergencyQuota"))}
@@ -168,11 +165,11 @@ class Posting(NamedTuple):
 
 
 class Miscounted(Exception):
-    """The sums kept are not those of the rows: a bug of the checker."""
+    """The incremental sums differ from those of the rows: a bug of the checker."""
 
 
 class Sums:
-    """By node, by ledger, by tenant; and by how much each stood before the commit, of whatever it touched."""
+    """Sums by node, ledger and tenant; and the values before the commit of all sums that the commit touched."""
 
     def __init__(self, shape: Callable[[Json], Shape | None]) -> None:
         self.shape = shape
@@ -182,28 +179,28 @@ class Sums:
         self.tenants: Totals = {}
         self.owners: dict[tuple[str, str], dict[str, int]] = {}
         self.spots: dict[str, dict[str, dict[str, int]]] = {}
-        """By tenant, generation and node: how many hold room there."""
+        """Number of replicas that hold capacity, by tenant, generation and node."""
         self.postings: dict[str, Posting] = {}
         self.burdens: dict[str, list[tuple[str, Counted]]] = {}
         self.patrons: dict[str, set[str]] = {}
-        """Reservations, by the victims that they name."""
+        """Reservations, by the victims they name."""
         self.begin()
 
     def begin(self) -> None:
-        """A new commit: nothing is touched yet."""
+        """Start a new commit: nothing is touched yet."""
         self.nodes_before: Totals = {}
         self.ledgers_before: Totals = {}
         self.tenants_before: Totals = {}
         self.devices_touched: dict[tuple[str, str], None] = {}
         self.homeless: list[str] = []
-        """Replicas that hold room and have no generation: nothing can be posted for them."""
+        """Replicas that hold capacity but have no generation, so that nothing can be posted for them."""
 
     def taken(self, ledger: str, name: str) -> int:
-        """Drawn and granted on."""
+        """Return the charged plus the granted-on amount."""
         return self.used.get((ledger, name), 0) + self.lent.get((ledger, name), 0)
 
     def repost(self, rows: Rows, keys: dict[str, None]) -> None:
-        """These replicas changed, or what they are counted by did; so may have reservations that name them."""
+        """Post changed replicas again, and with them the reservations that name them as victims."""
         for key in list(keys):
             if key in self.patrons:
                 keys.update(dict.fromkeys(sorted(self.patrons[key])))
@@ -224,7 +221,7 @@ class Sums:
                 self.postings[key] = new
 
     def reburden(self, key: str, grant: Json) -> None:
-        """A grant changed, or went (None)."""
+        """Post a changed grant again; None if it was removed."""
         for ledger, counted in self.burdens.pop(key, ()):
             self._lend(ledger, counted, -1)
         found = [] if grant is None else burdens(grant)
@@ -234,7 +231,7 @@ class Sums:
             self._lend(ledger, counted, 1)
 
     def name_victims(self, key: str, old: Json, new: Json) -> None:
-        """Keep up which reservations wait for whom."""
+        """Update which reservations wait for which victims."""
         for replica, joins in ((old, False), (new, True)):
             if phase_of(replica) != "reserved":
                 continue
@@ -247,7 +244,7 @@ class Sums:
                         del self.patrons[victim]
 
     def _same(self, old: Posting, replica: Json) -> bool:
-        """Is it the same hold? Most moves leave it as it is; a reservation's depends on others."""
+        """Whether the hold is unchanged, which is true for most transitions. A reservation's hold depends on its victims."""
         status = replica.get("status", {})
         phase = status.get("phase", "pending")
         return (
@@ -311,7 +308,7 @@ class Sums:
             _add(self.lent, {}, (ledger, name), sign * n)
 
     def compare(self, rows: Rows) -> None:
-        """Raises `Miscounted` if anything kept here differs from what the rows add up to."""
+        """Raise `Miscounted` if an incremental sum differs from the sum over the rows."""
         nodes, used, lent = sums(rows)
         placed = {(g, node): n for gens in self.spots.values() for g, there in gens.items() for node, n in there.items()}
         both = {
@@ -324,7 +321,7 @@ class Sums:
         }
         for what, (kept, counted) in both.items():
             if kept != counted:
-                raise Miscounted(f"{what}: kept {kept}, counted {counted}")
+                raise Miscounted(f"{what}: incremental {kept}, from scratch {counted}")
 
 
 def _add(into: Totals, before: Totals, where: tuple[str, str], n: int) -> None:

@@ -1,6 +1,6 @@
 """Second, independent copy of the lifecycle table.
 
-Written down a second time, from the design: law/lifecycle.py is not asked.
+Written from the design and not imported from law/lifecycle.py, so that an error there cannot hide itself.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from typing import Final
 
 Edge = tuple[str | None, str | None, str]
-"""From, to, and the role that may."""
+"""Old phase, new phase, and the role that may make the transition."""
 
 RUNS: Final = ("bound", "starting", "running", "ready", "serving")
 ON_NODE: Final = (*RUNS, "draining", "stopping")
 HOLDING: Final = frozenset((*ON_NODE, "reserved", "unknown", "failed", "finished"))
-"""Phases that hold room, devices and quota."""
+"""Phases that hold capacity, devices and quota."""
 
 HOUSED: Final = frozenset((*ON_NODE, "unknown", "failed", "finished"))
-"""Phases of an attempt that was bound to a node, and is not over."""
+"""Phases of an attempt that was bound to a node and is not released."""
 
 TO_END: Final = frozenset(("draining", "stopping", "failed", "finished", "released"))
-"""Phases in which a copy may be stopped: it is to go, or has gone by what was committed."""
+"""Phases in which an attempt may be stopped: it is to end, or has ended according to the committed rows."""
 
 UNLEASED: Final = ("user", "operator", "authority")
 
@@ -67,7 +67,7 @@ def _edges() -> Iterator[Edge]:
 EDGES: Final = frozenset(_edges())
 
 RESULT_BY: Final = frozenset({("finished", "agent"), ("failed", "agent"), ("released", "agent"), ("failed", "node-lifecycle")})
-"""Where a move may end, and whose it is, that gives an attempt its result."""
+"""New phase and role of the transitions that give an attempt its result."""
 
 NODE_EDGES: Final = frozenset(
     {
@@ -83,26 +83,28 @@ NODE_EDGES: Final = frozenset(
 )
 
 SILENT: Final = ("unknown", "lost")
-"""What a node is called that is not heard of; one that is suspect may be back before anybody has said so."""
+"""Health of nodes that send no heartbeats. A suspect node may be back before its health is updated, so it is not included."""
 
 MASS_SILENCE: Final = 0.55
-"""The part of a scope's nodes from which on nothing is evicted (S17)."""
+"""Fraction of silent nodes in a scope from which on nothing is evicted (S17)."""
 
 KILL_GRACE_MS: Final = 5_000
 DRIFT_MAX: Final = 0.01
 CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
-"""By how much one clock may be faster than another."""
+"""Upper bound of the ratio between the rates of two clocks."""
 
 EAGER_FENCE_MS: Final = 30_000
 
 RETRIES: Final = 3
-"""What a job has that does not say."""
+"""Default number of retries of a job."""
 
 SNAPSHOT_FRESH_MS: Final = 60_000
 REPORT_FRESH_MS: Final = 15_000
-"""How old may be what somebody decides on: in general, and what an agent reports."""
+"""Maximum age of the evidence of a decision: in general, and of an agent's report."""
 
 
 def lost_after_ms(fenced: bool, fence_ms: int, pace: float = 1.0) -> int:
-    """For how long a node must be silent before its copy may be replaced. `pace`: of a beat of two seconds."""
+    """Return how long a node must be silent before its attempt may be replaced. `pace` scales for heartbeats longer than two
+    seconds.
+    """
     return int((fence_ms + KILL_GRACE_MS * pace) * (1 + DRIFT_MAX)) if fenced else int(EAGER_FENCE_MS * pace)

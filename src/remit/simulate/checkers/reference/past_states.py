@@ -1,6 +1,6 @@
 """State at past revisions, and clock bounds of commits.
 
-What is remembered of revisions that are past; nothing is judged here.
+Claims are checked against the state their author had seen; this module stores these states and evaluates nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ UP: Final = ("ready", "serving")
 
 
 class Stand(NamedTuple):
-    """On whose clock a commit was sent: three readings of its authority's own. `decided_ms` is the earliest moment at which it
-    can have been decided, `applied_ms` is when the store applied it.
+    """Readings of the authority's own clock around a commit. `decided_ms` is the earliest time at which it can have been
+    decided; `applied_ms` is when the store applied it.
     """
 
     boot: str
@@ -28,36 +28,36 @@ Timed = tuple[int, int, Stand]
 
 
 class Past:
-    """How things stood at revisions that are past: whoever claims something is judged by what it had seen."""
+    """State at past revisions. Most lists hold pairs of a revision and the value from that revision on."""
 
     def __init__(self) -> None:
         self.stands: list[Timed] = []
-        """Every revision, when it came, and on whose clock."""
+        """Every commit: revision, virtual time, and clock readings."""
         self.of_boot: dict[str, list[Timed]] = {}
-        """The same by clock."""
+        """The same, by boot of the clock."""
         self.nodes: list[tuple[int, int]] = []
-        """How many nodes there are from a revision on."""
+        """Number of nodes."""
         self.running: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        """By tenant and workload: how many of its replicas are to run, or do, from a revision on."""
+        """Number of replicas in active phases, by tenant and workload."""
         self.up: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        """By tenant and workload: how many of its replicas are ready, from a revision on."""
+        """Number of ready replicas, by tenant and workload."""
         self.serving: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        """The same of those that are served."""
+        """Number of serving replicas, by tenant and workload."""
         self.spared: dict[tuple[str, int, tuple[str, str]], list[int]] = {}
-        """By lease, epoch, and tenant and workload: at which revisions one that was ready was told to go."""
+        """Revisions at which a ready replica was evicted or retired, by lease, epoch, and tenant and workload."""
         self.silenced: dict[tuple[int, str, str], list[int]] = {}
-        """By epoch, region and zone: when nodes became unknown."""
+        """Times at which nodes became unknown, by epoch, region and zone."""
         self.explainers: set[str] = set()
-        """Leases of those who write down what they decide, and what came of it."""
+        """Leases of schedulers that record their decisions and verdicts."""
         self.preempted: dict[tuple[str, int, tuple[str, str]], list[tuple[int, int]]] = {}
-        """By lease, epoch, and tenant and workload: at which revision how many were told to make room."""
+        """Revisions and numbers of preempted replicas, by lease, epoch, and tenant and workload."""
         self.policies: list[tuple[int, Json]] = []
-        """Which policy is in force from a revision on."""
+        """Policy in force."""
         self.left: dict[str, list[tuple[int, Counted]]] = {}
-        """By node: what is left of it from a revision on."""
+        """Free capacity, by node."""
 
     def restore(self, revision: int, replicas: Iterable[Json]) -> None:
-        """What is ready and served is counted anew from what a backup holds."""
+        """Recount ready and serving replicas from a backup."""
         self.up, self.serving, self.spared = {}, {}, {}
         for replica in replicas:
             self.count(revision, None, replica)

@@ -1,6 +1,6 @@
 """Independent placement rules: selectors, taints, affinity, spread, policy.
 
-Its own reading of places, policies, taints, labels, affinity and spread; no ledgers.
+Does not use law/fit.py. Free capacity and ledgers are not considered here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """A node: what it is called and where it is."""
+    """Attributes and location of a node."""
 
     __slots__ = ("labels", "name", "places", "standing", "taints")
 
@@ -36,11 +36,13 @@ def includes(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 
 def barred(shape: Shape, site: Site, policy: Json) -> str:
-    """Why a node could never take such a replica, whatever is left of it; empty if it could."""
+    """Return the rule by which a node could never accept such a replica, regardless of its free capacity; empty if there is
+    none.
+    """
     where = shape.where
     for name, value in site.places.items():
         if where.get(f"{name}s") and value not in where[f"{name}s"]:
-            return f"{name} {value} is not wanted"
+            return f"{name} {value} is not requested"
     for rule in (rule for one in (policy or {}).get("policies", {}).values() for rule in one["rules"]):
         match, allow = rule.get("match", {}), rule.get("allow", {})
         tenants = match.get("tenants")
@@ -51,11 +53,11 @@ def barred(shape: Shape, site: Site, policy: Json) -> str:
                 return f"policy forbids {name} {value}"
     for taint in site.taints:
         if taint["effect"] != "PreferNoSchedule" and not any(_tolerates(t, taint) for t in where.get("tolerations", ())):
-            return f"taint {taint}"
+            return f"taint {taint} is not tolerated"
     if not includes(site.labels, where.get("nodeSelector", {})):
-        return f"labels {site.labels} do not match"
+        return f"labels {site.labels} do not match the node selector"
     wanted = where.get("expressions", ())
-    return next((f"{e} on {site.labels}" for e in wanted if not _admits(e, site.labels.get(e["key"]))), "")
+    return next((f"{e} does not match labels {site.labels}" for e in wanted if not _admits(e, site.labels.get(e["key"]))), "")
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:
@@ -84,13 +86,13 @@ def _admits(expression: Json, value: str | None) -> bool:
 
 
 class Others:
-    """The replicas of one tenant that hold room, without the one that is looked at, if it is among them."""
+    """Replicas of one tenant that hold capacity, without the one under consideration if it is among them."""
 
     def __init__(self, history: History, shape: Shape, own: str) -> None:
         self.history, self.shape, self.own = history, shape, own
 
     def spots(self, generation: str, there: Mapping[str, int]) -> list[tuple[Site, int]]:
-        """Where those of one generation are, and how many."""
+        """Return the nodes of one generation's replicas, with their numbers."""
         found = []
         for node, count in there.items():
             site = self.history.sites.get(node)
@@ -111,9 +113,10 @@ class Others:
 
 
 def towards_others(history: History, shape: Shape, here: Site, *, counted: bool = True, spread: bool = True) -> str:
-    """Which constraint towards other replicas of its tenant is broken if one of this shape is here; empty if none is.
+    """Return the constraint towards other replicas of its tenant that a replica of this shape on this node breaks; empty if
+    none.
 
-    `counted`: it is here already, and among those that hold room.
+    `counted` means that the replica is already there and among those that hold capacity.
     """
     others = Others(history, shape, here.name if counted else "")
     for term in shape.anti:
@@ -127,7 +130,7 @@ def towards_others(history: History, shape: Shape, here: Site, *, counted: bool 
             if not domain or not includes(shape.labels, term["labelSelector"]):
                 continue
             if any(site.domain(term["topologyKey"]) == domain for site, _ in others.spots(generation, there)):
-                return f"the anti-affinity {term} of {generation} in {domain}"
+                return f"anti-affinity {term} of {generation} in {domain}"
     for term in shape.where.get("affinity", ()):
         counts, domain = others.counted(term["labelSelector"], term["topologyKey"]), here.domain(term["topologyKey"])
         first = not any(counts.values()) and includes(shape.labels, term["labelSelector"])
@@ -150,7 +153,7 @@ def _skewed(others: Others, here: Site, term: Json) -> str:
 
 
 def open_to(history: History, shape: Shape, topology: str) -> frozenset[str]:
-    """Domains in which such a replica could be placed at all."""
+    """Return the domains in which such a replica could be placed at all."""
     found = history.open_to.get((shape.key, topology))
     if found is None:
         sites = [site for site in history.sites.values() if not barred(shape, site, history.policy)]

@@ -1,6 +1,6 @@
 """Reads amounts, times, phases and shapes from row JSON.
 
-Amounts, times, phases and shapes, read from its JSON alone; nothing is kept here.
+Pure functions over decoded rows; nothing is stored here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = dict[str, tuple[int, Json]]
 """Every row by key: the revision of its last change, and its content."""
 
 Counted = dict[str, int]
-"""By resource: bytes, or thousandths of everything else."""
+"""Amounts by resource: bytes for memory and storage, thousandths for everything else."""
 
 WHOLE: Final = 1000
 SCOPE: Final = "scope/"
@@ -40,7 +40,7 @@ def read(key: str, value: bytes) -> Json:
 
 @lru_cache(maxsize=65_536)
 def quantity(name: str, text: str | int | float) -> int:
-    """Memory in bytes, all else in thousandths."""
+    """Parse a quantity: memory and storage in bytes, everything else in thousandths."""
     word = str(text)
     digits = word.rstrip("mkKMGTPEi")
     value = Decimal(digits) * _UNITS[word[len(digits) :]]
@@ -72,7 +72,7 @@ def milliseconds(text: str) -> int:
 
 
 class Entry(NamedTuple):
-    """One operation as its batch row tells it."""
+    """One operation as recorded in its batch row."""
 
     id: str
     digest: str
@@ -103,7 +103,7 @@ def failures_of(replica: Json) -> int:
 
 
 def copy_of(replica: Json) -> str:
-    """Which attempt of which replica, as reservations name their victims."""
+    """Return the attempt's id, as reservations name their victims."""
     return f"{replica['metadata']['uid']}/{attempt_of(replica)}"
 
 
@@ -116,7 +116,7 @@ def group_of(replica: Json) -> tuple[str, str]:
 
 
 def owner_of(replica: Json) -> str:
-    """The key of its workload."""
+    """Return the key of its workload."""
     return f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
 
 
@@ -130,7 +130,7 @@ def health_of(node: Json) -> str:
 
 
 def is_open(node: Json) -> bool:
-    """Does it take new work, if it is ready?"""
+    """Whether the node accepts new work, provided that it is ready."""
     return not (node["spec"].get("unschedulable") or node["spec"].get("draining") or node["metadata"].get("deleting"))
 
 
@@ -141,7 +141,7 @@ def of_kind(rows: Rows, kind: str) -> Iterator[tuple[str, Json]]:
 
 
 def most_of(workload: Json) -> int | None:
-    """How many replicas a workload may have that are not released; None for a daemon, which has one a node."""
+    """Return how many unreleased replicas a workload may have; None for a daemon, which has one per node."""
     spec = workload["spec"]
     if spec["type"] == "daemon":
         return None
@@ -156,7 +156,7 @@ def outstanding(grant: Json) -> Counted:
 
 
 class Shape:
-    """What replicas of one generation need, read once from its row."""
+    """What replicas of one generation need, read from its row."""
 
     __slots__ = (
         "anti", "asks", "charge", "checked", "checked_first", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels",
@@ -188,7 +188,7 @@ class Shape:
         self.checked_first = bool(template.get("probes", {}).get("start"))
         words = [word.partition("=")[2] for word in template.get("command", ()) if word.startswith("sick=")]
         self.sick_ms = int(words[0]) if words else None
-        """At what age its program stops to answer well; None: it does not."""
+        """The age at which the simulated program starts to fail its probe; None if it never does."""
         self.lost_after_ms = lost_after_ms(self.fenced, self.fence_ms, pace)
 
 
