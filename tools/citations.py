@@ -9,7 +9,7 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-from remit.simulate.checkers.judge import NOT_YET, judged
+from remit.simulate.checkers.judge import UNCHECKED_PROPERTIES, checks_by_property
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "faults.md"
@@ -42,8 +42,8 @@ def said(path: Path) -> str:
 
 def told() -> dict[str, str]:
     """By id, what its last column says; those that are not here are pending."""
-    found = {name: f"not yet: needs {what}" for name, what in NOT_YET.items()}
-    found |= {name: ", ".join(f"`{check}`" for check in checks) for name, checks in judged().items()}
+    found = {name: f"not yet: needs {what}" for name, what in UNCHECKED_PROPERTIES.items()}
+    found |= {name: ", ".join(f"`{check}`" for check in checks) for name, checks in checks_by_property().items()}
     for name, paths in citations().items():
         more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
         found[name] = ", ".join(f"`{path}`" for path in paths[:SHOWN]) + more

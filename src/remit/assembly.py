@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from remit.agent.setup import build_agent as agent
-from remit.agent.setup import build_keeper as keeper
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.http_link import ScopeConnection, connect
 from remit.client.rpc import EndpointStub
@@ -35,10 +33,10 @@ from remit.proposal.metrics import OnMark, ignore_mark
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, installed_filters, installed_scores
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
-from remit.proposal.scheduler import LEASE, SchedulerTiming, Scheduler
+from remit.proposal.scheduler import LEASE, Scheduler, SchedulerTiming
 from remit.serve.auth.secrets import KEY_FILE_NAME as KEYS
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import ComponentService, AssignmentFeed
+from remit.serve.components.component_rpc import AssignmentFeed, ComponentService
 from remit.store.chain import ChainPosition
 from remit.store.protocol import Store
 from remit.store.sqlite.store import SqliteStore
@@ -54,7 +52,7 @@ if TYPE_CHECKING:
     from remit.serve.http.app import ReportBug
     from remit.serve.metrics.exposition import MetricsRegistry
     from remit.serve.server_context import ServerContext
-    from remit.world.net.server_keys import TlsOptions, TlsKeys
+    from remit.world.net.server_keys import TlsKeys, TlsOptions
     from remit.world.structured_log import StructuredLog
 
 
@@ -63,13 +61,13 @@ AUDIT: Final = "audit"
 
 @asynccontextmanager
 async def embedded_authority(
-    directory: Path, world: World, *, scope: str = "local", holder: str = "remit", tempo: Timing = Timing()
+    directory: Path, world: World, *, scope: str = "local", holder: str = "remit", timing: Timing = Timing()
 ) -> AsyncIterator[Authority]:
     """Open a SQLite store in `directory` and yield the authority of one scope on it. The caller runs the authority."""
     store = await SqliteStore.open(directory, offload=world.offload, holder=holder, incarnation=world.ids.incarnation())
     try:
         authority = await Authority.take_over(
-            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, position=store.position, timing=tempo
+            store, scope=scope, holder=holder, clock=world.clock, ids=world.ids, position=store.position, timing=timing
         )
         tune_interpreter()
         yield authority
@@ -84,29 +82,29 @@ async def run_server(
     scope: str,
     name: str,
     peers: Sequence[str],
-    beat_ms: int = 2_000,
+    heartbeat_ms: int = 2_000,
     term_ms: int = 6_000,
-    batch_max: BatchLimits = BATCH_LIMITS,
-    tempo: Timing = Timing(),
+    batch_limits: BatchLimits = BATCH_LIMITS,
+    timing: Timing = Timing(),
     keys: Path | None = None,
 ) -> None:
     """Run one of a scope's servers, for ever. It serves at its name, forwards while another server leads, and leads when none
     does.
     """
-    one = build_server(
+    parts = build_server(
         store,
         world,
         scope=scope,
         name=name,
         peers=peers,
-        beat_ms=beat_ms,
+        heartbeat_ms=heartbeat_ms,
         term_ms=term_ms,
-        batch_max=batch_max,
-        tempo=tempo,
+        batch_limits=batch_limits,
+        timing=timing,
         keys=keys,
     )
-    async with world.link.serve(name, one.door):
-        await one.run()
+    async with world.link.serve(name, parts.component_service):
+        await parts.run()
 
 
 class ServerParts(NamedTuple):
@@ -115,15 +113,15 @@ class ServerParts(NamedTuple):
     standby: Standby
     cache: WatchCache
     reflector: Reflector
-    door: ComponentService
-    beat_ms: int
+    component_service: ComponentService
+    heartbeat_ms: int
 
     async def run(self) -> None:
         """Run the reflector and the standby, for ever."""
         with first_failure():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.reflector.run(), name="board")
-                await self.standby.serve(heartbeat_ms=self.beat_ms)
+                await self.standby.serve(heartbeat_ms=self.heartbeat_ms)
 
 
 def build_server(
@@ -133,34 +131,36 @@ def build_server(
     scope: str,
     name: str,
     peers: Sequence[str] = (),
-    beat_ms: int = 2_000,
+    heartbeat_ms: int = 2_000,
     term_ms: int = 6_000,
-    batch_max: BatchLimits = BATCH_LIMITS,
-    tempo: Timing = Timing(),
-    place: ChainPosition | None = None,
+    batch_limits: BatchLimits = BATCH_LIMITS,
+    timing: Timing = Timing(),
+    position: ChainPosition | None = None,
     keys: Path | None = None,
 ) -> ServerParts:
     """Build one of a scope's servers without making it reachable. `place` is the chain position if opening the store has
     already raised the epoch. `keys` is the file of the keys that seal secrets; without it they are kept only for the life of
     this server.
     """
-    others = {peer: EndpointStub(world.link, peer) for peer in peers if peer != name}
+    peer_stubs = {peer: EndpointStub(world.link, peer) for peer in peers if peer != name}
     standby = Standby(
         store,
         scope=scope,
         name=name,
         clock=world.clock,
         ids=world.ids,
-        peers=others,
+        peers=peer_stubs,
         term_ms=term_ms,
-        batch_limits=batch_max,
-        timing=tempo,
-        position=place,
+        batch_limits=batch_limits,
+        timing=timing,
+        position=position,
     )
-    board = WatchCache(world.clock)
-    follower = Reflector(store, store, world, board, idle_ms=5 * beat_ms)
-    door = ComponentService(standby, store, AssignmentFeed(board, store, world.clock, tempo), Keyring(world.disk, world.ids, keys))
-    return ServerParts(standby, board, follower, door, beat_ms)
+    cache = WatchCache(world.clock)
+    reflector = Reflector(store, store, world, cache, idle_ms=5 * heartbeat_ms)
+    component_service = ComponentService(
+        standby, store, AssignmentFeed(cache, store, world.clock, timing), Keyring(world.disk, world.ids, keys)
+    )
+    return ServerParts(standby, cache, reflector, component_service, heartbeat_ms)
 
 
 class ApiServer(NamedTuple):
@@ -168,7 +168,7 @@ class ApiServer(NamedTuple):
 
     url: str
     parts: ServerParts
-    desk: ServerContext
+    context: ServerContext
     ca_file: Path | None = None
     """The CA certificate that clients should verify this server with; None without TLS, or if the system's CAs are enough."""
 
@@ -186,10 +186,10 @@ async def api_server(
     name: str = "server",
     listen: ListenAddress = ListenAddress(),
     token: str,
-    tempo: Timing = Timing(),
-    complain: ReportBug,
-    secured: TlsOptions | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    timing: Timing = Timing(),
+    report_bug: ReportBug,
+    tls_options: TlsOptions | None = None,
+    report: Callable[[str], None] = lambda _: None,
     log: StructuredLog | None = None,
 ) -> AsyncIterator[ApiServer]:
     """Run a server with an HTTP API on a SQLite store in `directory`, for as long as the context lasts.
@@ -207,92 +207,113 @@ async def api_server(
     from remit.serve.server_context import ServerContext
     from remit.world.net.http_server import serve_http
 
-    async with AsyncExitStack() as open_:
-        judging, looking = ThreadOffload("judge"), ThreadOffload("look")
-        open_.push_async_callback(judging.close)
-        open_.push_async_callback(looking.close)
+    async with AsyncExitStack() as stack:
+        cpu_offload, snapshot_offload = ThreadOffload("judge"), ThreadOffload("look")
+        stack.push_async_callback(cpu_offload.close)
+        stack.push_async_callback(snapshot_offload.close)
         store = await SqliteStore.open(
             directory, offload=world.offload, holder=name, incarnation=world.ids.incarnation(), stopwatch_ns=stopwatch_ns
         )
-        open_.push_async_callback(store.close)
-        trail = FileAppendLog(directory / AUDIT, AUDIT)
-        open_.callback(trail.close)
-        with closing(BoundSocket(listen, secure=secured is not None)) as bound:
-            tls = await _tls_keys(directory, world, secured, listen)
+        stack.push_async_callback(store.close)
+        audit_storage = FileAppendLog(directory / AUDIT, AUDIT)
+        stack.callback(audit_storage.close)
+        with closing(BoundSocket(listen, secure=tls_options is not None)) as socket:
+            tls = await _tls_keys(directory, world, tls_options, listen)
             keys = directory / KEYS
-            one = build_server(
-                store, world, scope=scope, name=name, beat_ms=tempo.heartbeat_ms, tempo=tempo, place=store.position, keys=keys
+            parts = build_server(
+                store,
+                world,
+                scope=scope,
+                name=name,
+                heartbeat_ms=timing.heartbeat_ms,
+                timing=timing,
+                position=store.position,
+                keys=keys,
             )
-            await world.offload(lambda: one.door.keyring.sealing_keys)  # fail early if the key file is unusable
-            desk = ServerContext(
-                one.standby, store, one.cache, one.door, world,
-                cpu_offload=judging, snapshot_offload=looking, filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
-                timing=tempo, audit_storage=trail, tls=tls, log=log,
+            await world.offload(lambda: parts.component_service.keyring.sealing_keys)  # fail early if the key file is unusable
+            context = ServerContext(
+                parts.standby, store, parts.cache, parts.component_service, world,
+                cpu_offload=cpu_offload, snapshot_offload=snapshot_offload,
+                filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
+                timing=timing, audit_storage=audit_storage, tls=tls, log=log,
             )  # fmt: skip
-            desk.metrics.add(store_metrics(store))
+            context.metrics.add(store_metrics(store))
             tune_interpreter()
-            app = Application(ROUTES, desk, complain)
-            secure = None if tls is None else lambda: tls.server_context
+            app = Application(ROUTES, context, report_bug)
+            tls_context = None if tls is None else lambda: tls.server_context
             async with (
-                _background_tasks(one, desk, _renew_certificates(tls, world, tell)),
-                serve_http(app, bound, on_closing=desk.closing.set, tls_context=secure, on_rejected=desk.audit_rejected_connection),
+                _background_tasks(parts, context, _renew_certificates(tls, world, report)),
+                serve_http(
+                    app,
+                    socket,
+                    on_closing=context.closing.set,
+                    tls_context=tls_context,
+                    on_rejected=context.audit_rejected_connection,
+                ),
             ):
-                await ensure_bootstrap_token(desk, token, "admin", subject="admin")
-                yield ApiServer(bound.url, one, desk, None if tls is None else tls.ca_file)
+                await ensure_bootstrap_token(context, token, "admin", subject="admin")
+                yield ApiServer(socket.url, parts, context, None if tls is None else tls.ca_file)
 
 
 @asynccontextmanager
-async def _background_tasks(one: ServerParts, desk: ServerContext, renewing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _background_tasks(
+    parts: ServerParts, context: ServerContext, certificate_renewal: Coroutine[Any, Any, None]
+) -> AsyncIterator[None]:
     """Run the background tasks of a server for as long as the context lasts."""
     with first_failure():
         async with asyncio.TaskGroup() as group:
-            running = (one.run(), _tune_when_loaded(one, desk.clock, desk.log), _sync_audit(desk), renewing)
-            tasks = [group.create_task(each) for each in running]
+            running = (
+                parts.run(),
+                _tune_when_loaded(parts, context.clock, context.log),
+                _sync_audit(context),
+                certificate_renewal,
+            )
+            tasks = [group.create_task(coroutine) for coroutine in running]
             yield
             for task in tasks:
                 task.cancel()
-    desk.audit.flush_counts(all_=True)
-    desk.audit.sync()
+    context.audit.flush_counts(all_=True)
+    context.audit.sync()
 
 
-async def _renew_certificates(tls: TlsKeys | None, world: World, tell: Callable[[str], None]) -> None:
+async def _renew_certificates(tls: TlsKeys | None, world: World, report: Callable[[str], None]) -> None:
     if tls is not None:
-        await tls.run_renewal(world.clock, world.offload, tell)
+        await tls.run_renewal(world.clock, world.offload, report)
 
 
-async def _tls_keys(directory: Path, world: World, secured: TlsOptions | None, listen: ListenAddress) -> TlsKeys | None:
+async def _tls_keys(directory: Path, world: World, tls_options: TlsOptions | None, listen: ListenAddress) -> TlsKeys | None:
     """Load or create the server's TLS keys. Imported here so that servers without TLS do not load the certificate code."""
-    if secured is None:
+    if tls_options is None:
         return None
     from remit.world.net.server_keys import TlsKeys
 
-    return await world.offload(partial(TlsKeys, directory / "tls", world.disk, secured, listen.host))
+    return await world.offload(partial(TlsKeys, directory / "tls", world.disk, tls_options, listen.host))
 
 
-async def _tune_when_loaded(one: ServerParts, clock: Clock, log: StructuredLog | None) -> None:
+async def _tune_when_loaded(parts: ServerParts, clock: Clock, log: StructuredLog | None) -> None:
     """Tune the interpreter again once the books and the cache, which hold most of the memory, are loaded.
 
     Also warns if the scope was restored from a backup and is not confirmed yet.
     """
-    while one.standby.leading is None or not one.cache.is_current:
-        await clock.sleep_ms(one.beat_ms)
+    while parts.standby.leading is None or not parts.cache.is_current:
+        await clock.sleep_ms(parts.heartbeat_ms)
     tune_interpreter()
     if log is not None:
         from remit.serve.diagnostics.status_routes import unconfirmed_after_restore
 
-        waits = unconfirmed_after_restore(one.cache)
-        if waits:
-            log.warning("this scope was restored from a backup and waits for reports of its nodes and peers", **waits)
+        unconfirmed = unconfirmed_after_restore(parts.cache)
+        if unconfirmed:
+            log.warning("this scope was restored from a backup and waits for reports of its nodes and peers", **unconfirmed)
 
 
-async def _sync_audit(desk: ServerContext) -> None:
+async def _sync_audit(context: ServerContext) -> None:
     """Sync the audit log to disk in a worker thread, for ever."""
     from remit.serve.diagnostics.audit_log import SYNC_INTERVAL_MS
 
     while True:
-        await desk.clock.sleep_ms(SYNC_INTERVAL_MS)
-        desk.audit.flush_counts()
-        await desk.cpu_offload(desk.audit.sync)
+        await context.clock.sleep_ms(SYNC_INTERVAL_MS)
+        context.audit.flush_counts()
+        await context.cpu_offload(context.audit.sync)
 
 
 def build_scheduler(
@@ -303,12 +324,12 @@ def build_scheduler(
     *,
     name: str,
     lease: str = LEASE,
-    rhythm: SchedulerTiming = SchedulerTiming(),
-    pace: VictimRateLimit = VictimRateLimit(),
-    failed: Callable[[RetriesExhausted], None] | None = None,
+    timing: SchedulerTiming = SchedulerTiming(),
+    victim_rate: VictimRateLimit = VictimRateLimit(),
+    on_failure: Callable[[RetriesExhausted], None] | None = None,
     view: SchedulerView | None = None,
     filters: Sequence[Filter] = (),
-    tell: OnMark = ignore_mark,
+    on_mark: OnMark = ignore_mark,
     stopwatch_ns: Callable[[], int] | None = None,
 ) -> Scheduler:
     """Build one of a scope's schedulers, with the given filters and those of installed packages. The caller runs it."""
@@ -319,13 +340,13 @@ def build_scheduler(
         world,
         name=name,
         lease=lease,
-        timing=rhythm,
+        timing=timing,
         filters=(*filters, *installed_filters()),
         scores=(*DEFAULT_SCORES, *installed_scores()),
-        victim_rate=pace,
-        on_failure=failed,
+        victim_rate=victim_rate,
+        on_failure=on_failure,
         view=view,
-        on_mark=tell,
+        on_mark=on_mark,
         stopwatch_ns=stopwatch_ns,
     )
 
@@ -337,31 +358,40 @@ def build_controllers(
     world: World,
     *,
     name: str,
-    cadence: LoopTiming = LoopTiming(),
-    board: WatchCache | None = None,
+    timing: LoopTiming = LoopTiming(),
+    cache: WatchCache | None = None,
     lease_for: Callable[[str], str] = str,
-    failed: Callable[[RetriesExhausted], None] | None = None,
+    on_failure: Callable[[RetriesExhausted], None] | None = None,
 ) -> ControllerSet:
     """Build one instance of a scope's controllers over a shared watch cache; `client_for` makes a client for each. The caller
     runs it.
     """
-    return ControllerSet(store, linearizable, client_for, world, name=name, timing=cadence, cache=board, lease_for=lease_for, on_failure=failed)
+    return ControllerSet(
+        store,
+        linearizable,
+        client_for,
+        world,
+        name=name,
+        timing=timing,
+        cache=cache,
+        lease_for=lease_for,
+        on_failure=on_failure,
+    )
 
 
 # -- components that run as processes of their own --------------------------------------------------------------------------
 
 
-def component_name(sort: str) -> str:
+def component_name(role: str) -> str:
     """Return the default name of a component in records."""
-    return f"{sort}-{os.getpid()}"
+    return f"{role}-{os.getpid()}"
 
 
 @asynccontextmanager
 async def component_world(
     servers: Sequence[str], token: str, trust: Trust = Trust(), log: Callable[[str], None] | None = None
 ) -> AsyncIterator[ScopeConnection]:
-    """Yield a production world in which the scope's servers are reached over HTTP. `log` reports servers that reject the token.
-    """
+    """Yield a production world whose link reaches the scope's servers over HTTP. `log` reports rejections of the token."""
     world = production()
     try:
         async with connect(servers, token, world, trust=trust, log=log) as connected:
@@ -371,43 +401,54 @@ async def component_world(
 
 
 async def run_scheduler(
-    connected: ScopeConnection,
+    connection: ScopeConnection,
     *,
     name: str,
-    beat_ms: int,
-    failed: Callable[[RetriesExhausted], None] | None = None,
+    heartbeat_ms: int,
+    on_failure: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
     """Run a scheduler over HTTP, for ever. Its metrics are added to `metrics`."""
-    tempo, rows = Timing(beat_ms), connected.store
-    client = connected.client_for(Actor(name, Role.SCHEDULER))
-    rhythm = SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * beat_ms)
+    timing, store = Timing(heartbeat_ms), connection.store
+    client = connection.client_for(Actor(name, Role.SCHEDULER))
+    scheduler_timing = SchedulerTiming(lease_ms=timing.lease_ms, idle_ms=5 * heartbeat_ms)
     tune_interpreter()
-    one = build_scheduler(rows, rows, client, connected.world, name=name, rhythm=rhythm, failed=failed, stopwatch_ns=stopwatch_ns)
+    scheduler = build_scheduler(
+        store,
+        store,
+        client,
+        connection.world,
+        name=name,
+        timing=scheduler_timing,
+        on_failure=on_failure,
+        stopwatch_ns=stopwatch_ns,
+    )
     if metrics is not None:
         from remit.serve.metrics.collectors import scheduler_metrics
 
-        metrics.add(scheduler_metrics(one))
-    await one.run()
+        metrics.add(scheduler_metrics(scheduler))
+    await scheduler.run()
 
 
 async def run_controllers(
-    connected: ScopeConnection,
+    connection: ScopeConnection,
     *,
     name: str,
-    beat_ms: int,
-    failed: Callable[[RetriesExhausted], None] | None = None,
+    heartbeat_ms: int,
+    on_failure: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
     """Run all controllers over HTTP, for ever. Their metrics are added to `metrics`."""
-    rows, cadence = connected.store, LoopTiming(beat_ms)
+    store, timing = connection.store, LoopTiming(heartbeat_ms)
     tune_interpreter()
-    crew = build_controllers(rows, rows, connected.client_for, connected.world, name=name, cadence=cadence, failed=failed)
+    controllers = build_controllers(
+        store, store, connection.client_for, connection.world, name=name, timing=timing, on_failure=on_failure
+    )
     if metrics is not None:
         from remit.serve.metrics.collectors import controller_metrics
 
-        metrics.add(controller_metrics(crew))
-    await crew.run()
+        metrics.add(controller_metrics(controllers))
+    await controllers.run()
 
 
 SWITCH_INTERVAL_S: Final = 0.000_2

@@ -116,7 +116,11 @@ def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
             answer = await store.commit(chain.batch(place, head, ()))
         except CommitOutcomeUnknown:
             return await keep(store, holder, incarnation)
-        return chain.ChainPosition(head, answer.revision) if isinstance(answer, Committed) else await keep(store, holder, incarnation)
+        return (
+            chain.ChainPosition(head, answer.revision)
+            if isinstance(answer, Committed)
+            else await keep(store, holder, incarnation)
+        )
 
     patch.setattr(chain, "raise_epoch", keep)
 
@@ -266,7 +270,9 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
         if self._leadership_lost is None and operations:
             said = batch.prepare(self.batch_base(), operations).answers
             refused = [
-                Refused(Code(one.code), one.detail, self._position.revision) for one in said if isinstance(one, AuditEntry) and one.code
+                Refused(Code(one.code), one.detail, self._position.revision)
+                for one in said
+                if isinstance(one, AuditEntry) and one.code
             ]
             if len(refused) == len(said):
                 return [*refused]
@@ -375,7 +381,7 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
         return found[0]
 
     for room in (placement, transitions):
-        patch.setattr(room, "find", whatever)
+        patch.setattr(room, "find_replica", whatever)
 
 
 @bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))

@@ -108,7 +108,7 @@ def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
 def letters_to_another_incarnation_are_heeded(patch: pytest.MonkeyPatch) -> None:
     """Whoever a letter was for, and whoever wrote it, it counts."""
     for room in (grants, peer_scopes):
-        patch.setattr(room, "misaddressed", lambda draft, peer, letter: None)
+        patch.setattr(room, "check_incarnations", lambda draft, peer, message: None)
 
 
 @bug(37, scenario="two-scopes", seed=3, expects=HANDS)

@@ -293,7 +293,7 @@ def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
             return (Action(Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")),)
         return wishes
 
-    patch.setattr(NodeController, "_keys_to_check", lambda self, times: [key for key, _ in self.board.kind("node/")])
+    patch.setattr(NodeController, "_keys_to_check", lambda self, times: [key for key, _ in self.cache.of_kind("node/")])
     _marks(patch, doubt)
 
 

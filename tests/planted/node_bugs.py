@@ -54,7 +54,7 @@ def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The keeper counts from when a renewal was answered, not from when it was sent."""
 
     async def received(self: AuthorityClient, endpoint: Any, beats: Any) -> Any:
-        held = await endpoint.beat(beats)
+        held = await endpoint.heartbeat(beats)
         return held, self._world.clock.now_ms()
 
     patch.setattr(AuthorityClient, "_heartbeat_once", received)

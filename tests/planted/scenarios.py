@@ -651,7 +651,7 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
         patch.setattr(outcomes, "WINDOWS_RETAINED", 4)
     if name == "late-renewals":
         # Nothing ends when it is asked to: what is past its deadline runs until it is killed.
-        patch.setattr(users, "Program", lambda runs_ms, code, stop_ms: SimProgram(runs_ms, code, None))
+        patch.setattr(users, "SimProgram", lambda runs_ms, code, stop_ms: SimProgram(runs_ms, code, None))
     if name == "admitted":
         # Tenants may have little, and policies allow nobody to be urgent for as long as they take places away.
         tenant = users.Users._tenant

@@ -83,7 +83,7 @@ def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
 def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     """A scheduler goes on past its term, and nobody asks for its epoch."""
     patch.setattr(LeaseHold, "is_valid", lambda self, now_ms: True)
-    patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._held_until_ms + 3_600_000))
+    patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._valid_until_ms + 3_600_000))
     patch.setattr(decide, "check_fence", lambda draft, actor: None)
 
 

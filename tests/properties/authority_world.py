@@ -52,7 +52,7 @@ from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.judge import Judge
-from remit.simulate.checkers.reference.past_states import Stand
+from remit.simulate.checkers.reference.past_states import CommitTimes
 from remit.store.memory import MemoryStore, MemoryBackup
 from remit.store.protocol import Commit, Committed, Conflict, Page, Row, CommitOutcomeUnknown, Unavailable, Watch
 
@@ -115,12 +115,12 @@ class Judged:
         self.history = self.judge.history(scope)
 
     def applied(self, commit: Commit, revision: int, boot: str, decided_ms: int, sent_ms: int) -> None:
-        stand = Stand(boot, decided_ms, sent_ms, self.clock.at_ms)
-        self.judge.applied(self.scope, commit.puts, commit.deletes, revision, stand)
+        stand = CommitTimes(boot, decided_ms, sent_ms, self.clock.at_ms)
+        self.judge.on_commit(self.scope, commit.puts, commit.deletes, revision, stand)
         self.raise_first()
 
     def heard(self, operation: str, code: str, number: int, revision: int) -> None:
-        self.judge.answered(self.scope, operation, code, number, revision)
+        self.judge.on_answer(self.scope, operation, code, number, revision)
         self.raise_first()
 
     def raise_first(self) -> None:
@@ -489,7 +489,7 @@ class Scope:
         self.store = FaultyStore(inner, self.judged if self.checked else None)
         self.store.calls, self.store.strikes, self.store.kinds = old.calls, old.strikes, old.kinds
         page = await inner.range("", limit=10_000)
-        self.judged.judge.restored(self.name, [(r.key, r.value, r.revision) for r in page.rows], await inner.revision())
+        self.judged.judge.on_restore(self.name, [(r.key, r.value, r.revision) for r in page.rows], await inner.revision())
         self.answers = {i: v for i, v in self.answers.items() if i in self.checker.outcomes}
         self.reborn = True
 

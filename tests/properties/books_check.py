@@ -11,8 +11,8 @@ from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity, cached_s
 from remit.law.requirements import compile_requirements
 from remit.law.selectors import domain_of
 
-LOOKED_UP = ("regions", "zones", "pools", "allowed_regions", "allowed_zones", "allowed_pools", "tolerates", "dislikes")
-NOT_COMPARED = (*LOOKED_UP, "known", "demands")
+LOOKED_UP = ("regions", "zones", "pools", "allowed_regions", "allowed_zones", "allowed_pools", "tolerates", "untolerated_soft")
+NOT_COMPARED = (*LOOKED_UP, "static_results", "static_key")
 TOPOLOGY_KEYS = ("node", "zone", "region", "pool", "disk")
 
 
@@ -31,7 +31,9 @@ def made_anew(books: Books) -> dict[GenerationKey, Requirements]:
         row = books.objects[name][0].spec
         owner = books.objects.get(f"workload/{tenant}/{workload}")
         is_open = owner is not None and not owner[0].metadata.deleting
-        found[tenant, workload, number] = compile_requirements(tenant, workload, row.labels, row.spec, policies, number, in_force, is_open)
+        found[tenant, workload, number] = compile_requirements(
+            tenant, workload, row.labels, row.spec, policies, number, in_force, is_open
+        )
     return found
 
 
@@ -68,7 +70,9 @@ def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Ite
     if books.anti_affinity_terms.values != carriers:
         yield f"carried are {books.anti_affinity_terms.values}, and not {carriers}"
     for generation, ask in fresh.items():
-        shunners = {index for index in carriers if index.tenant == ask.tenant and counts_replica(index._replace(owners=False), ask)}
+        shunners = {
+            index for index in carriers if index.tenant == ask.tenant and counts_replica(index._replace(owners=False), ask)
+        }
         if set(books.anti_affinity_terms.selecting(ask)) != shunners:
             yield f"{generation} is shunned by {books.anti_affinity_terms.selecting(ask)}, and not by {shunners}"
         for term in (*ask.spread, *ask.affinity, *ask.anti_affinity):

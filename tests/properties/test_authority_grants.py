@@ -41,7 +41,7 @@ from remit.model.kinds import Region
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
-from remit.simulate.checkers.quota_checks import across
+from remit.simulate.checkers.quota_checks import compare_scopes
 from remit.simulate.checkers.reference.rows import of_kind, outstanding, phase_of
 from tests.properties.authority_world import (
     HOUR,
@@ -402,7 +402,7 @@ class GrantsMachine(Asking):
             return
         if awaited(self.g, "scope/r1"):
             return  # restored, and it has not vouched yet: nothing is granted away meanwhile
-        for key, why in across(self.g.checker.rows, self.region.checker.rows, "r1"):
+        for key, why in compare_scopes(self.g.checker.rows, self.region.checker.rows, "r1"):
             both = [scope.judged.judge.story(scope.name, key) for scope in (self.g, self.region)]
             raise Violated("\n".join([why, *both]))
 

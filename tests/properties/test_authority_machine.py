@@ -61,8 +61,8 @@ from remit.model.objects import AnyObject
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
-from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, sums
-from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, RUNS
+from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, total_sums
+from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, ACTIVE
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store.memory import MemoryBackup
 from remit.store.protocol import StoreError
@@ -473,7 +473,7 @@ def books(kept: Any) -> dict[str, Any]:
 def summed(scope: Scope) -> dict[str, Any]:
     """The same, from the rows."""
     rows = scope.checker.rows
-    nodes, used, lent = sums(rows)
+    nodes, used, lent = total_sums(rows)
     capacity = {(n, name): count for n, counts in node_limits(rows).items() for name, count in counts.items()}
     free = {which: capacity.get(which, 0) - nodes.get(which, 0) for which in {**capacity, **nodes}}
     return {
@@ -525,7 +525,7 @@ class AuthorityMachine(Asking):
         found = f"generation/{replica['metadata']['tenant']}/{replica['spec']['workload']}/{replica['spec']['generation']:08d}"
         if found not in rows or f"node/{name}" not in rows:
             return {}
-        taken = sums(rows)[0]
+        taken = total_sums(rows)[0]
         chosen: dict[str, int] = {}
         for ask in rows[found][1]["spec"]["spec"]["template"].get("devices", ()):
             share = 400 if ask.get("share") else 1000
@@ -648,7 +648,7 @@ class AuthorityMachine(Asking):
         rank = self.r.row(key)["spec"].get("priority", 0)
         weaker = [
             other
-            for other in self.replicas(*RUNS)
+            for other in self.replicas(*ACTIVE)
             if self.r.row(other)["status"]["node"] == name
             and (self.r.row(other)["spec"].get("priority", 0) < rank or seed == 0)
         ]
@@ -661,7 +661,7 @@ class AuthorityMachine(Asking):
     def somebody_is_preempted(self, n: int, m: int) -> None:
         """F19 F24: where weaker ones stand, and on the very devices that they hold."""
         rank = {key: self.r.row(key)["spec"].get("priority", 0) for key in self.replicas()}
-        running = {key: self.r.row(key)["status"] for key in self.replicas(*RUNS)}
+        running = {key: self.r.row(key)["status"] for key in self.replicas(*ACTIVE)}
         pairs = [
             (key, name)
             for key in self.replicas("pending")

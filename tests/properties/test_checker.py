@@ -20,7 +20,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from remit.simulate.checkers.quota_checks import across
+from remit.simulate.checkers.quota_checks import compare_scopes
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
 from tests.unit.commitment.authority_fixture import T1, bind, move, slice_of, spawned
 
@@ -230,7 +230,7 @@ def test_a_planted_bug_is_caught(tale: Tale, promise: str, where: str, bug: Any,
             monkeypatch.setattr(PLACES[room], name, bug)
         with pytest.raises(Violated, match=promise) as caught:
             await tale(scope)
-        assert "the story of" in str(caught.value)
+        assert "history of" in str(caught.value)
 
     run(tell())
 
@@ -253,5 +253,5 @@ def test_without_the_bugs_none_of_these_tales_is_a_violation() -> None:
 def test_a_grant_in_two_hands_is_caught() -> None:
     issued = {"grant/s": (1, {"spec": {"amount": {"cpu": "4"}}, "status": {"returned": {"cpu": "3"}}})}
     held = {"grant/s": (1, {"spec": {"amount": {"cpu": "2"}, "issuer": "scope/global"}})}
-    assert [key for key, _ in across(issued, held, "r1")] == ["grant/s"]
+    assert [key for key, _ in compare_scopes(issued, held, "r1")] == ["grant/s"]
     assert amounts(cpu="2").get("cpu") == 2000

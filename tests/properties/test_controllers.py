@@ -72,7 +72,7 @@ def test_a_whole_life_ends_as_it_should() -> None:
     assert end["workload/t1/j"][1]["Complete"] == ("True", "Done", 1)
     assert end["node/n2"] == ("ready", {"Drained": ("True", "Empty", 2)})
     assert end["orphans"] == []
-    assert {"Spawn", "Move", "Mark", "Observe", "Forget", "Delete", "Acquire"} <= set(asked)
+    assert {"Spawn", "Move", "Mark", "SetCondition", "Forget", "Delete", "Acquire"} <= set(asked)
 
 
 @pytest.mark.parametrize("how", STEPS)

@@ -152,7 +152,7 @@ async def test_an_id_that_is_under_way_is_answered_with_its_own_verdict(scope: S
     first, second, third, fourth = await at_once(scope, [asks[0], asks[0], asks[1], asks[0]])
     assert first == second == fourth and {v.revision for v in third} != {v.revision for v in first}
     assert len(followed) == 3
-    assert len(scope.checker.stories["replica/t1/w-0"]) == 2, "spawned, and bound once"
+    assert len(scope.checker.versions["replica/t1/w-0"]) == 2, "spawned, and bound once"
 
 
 @crowd
@@ -190,7 +190,7 @@ def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: st
         await scope.store.land()
         verdicts = plain(await one_by_one(scope, asks))
         assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 8
-        assert all(len(scope.checker.stories[f"replica/t1/w-{i}"]) <= 2 for i in range(12))
+        assert all(len(scope.checker.versions[f"replica/t1/w-{i}"]) <= 2 for i in range(12))
         assert books(scope.books) == summed(scope) and followed
 
     tell()

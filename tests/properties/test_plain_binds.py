@@ -36,7 +36,7 @@ def test_a_plain_bind_is_the_same_bind(sorts: set[int], rounds: list[list[tuple[
         for deeds in rounds:
             asks = twins.collected(deeds)
             found = twins.do(one_by_one(twins.r, asks))
-            with mock.patch.multiple(placement, _plainly=lambda *_: False, _plainly_reserved=lambda *_: False):
+            with mock.patch.multiple(placement, _bind_fast=lambda *_: False, _reserve_fast=lambda *_: False):
                 expected = twins.do(one_by_one(twins.other, asks))
             assert plain(found) == plain(expected)
             assert twins.r.row("head") == twins.other.row("head")

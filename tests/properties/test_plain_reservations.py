@@ -23,8 +23,8 @@ from tests.properties.test_authority_machine import books, summed
 from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
 
 NODES = ("n1", "n2")
-SLOWLY: dict[str, Any] = {"_plainly": lambda *_: False, "_plainly_reserved": lambda *_: False}
-COUNTS = ("spots", "population", "reserved", "active", "patrons")
+SLOWLY: dict[str, Any] = {"_bind_fast": lambda *_: False, "_reserve_fast": lambda *_: False}
+COUNTS = ("node_counts", "population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
 DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
@@ -116,9 +116,9 @@ def test_a_reservation_is_made_and_bound_in_one_go() -> None:
         await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
         assert scope.phase(key) == "bound"
 
-    with mock.patch.multiple(placement, _plainly=watched("_plainly"), _plainly_reserved=watched("_plainly_reserved")):
+    with mock.patch.multiple(placement, _bind_fast=watched("_bind_fast"), _reserve_fast=watched("_reserve_fast")):
         run(told_in("2", tell))
-    assert taken[-2:] == [("_plainly_reserved", True), ("_plainly", True)]
+    assert taken[-2:] == [("_reserve_fast", True), ("_bind_fast", True)]
 
 
 async def cleared(scope: Scope) -> str:

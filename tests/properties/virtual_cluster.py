@@ -112,7 +112,7 @@ class Town:
         def client_for(actor: Actor) -> AuthorityClient:
             return AuthorityClient({"a": wire}, actor, self.world)
 
-        made: ControllerSet = build_controllers(self.store, self.store, client_for, self.world, name=name, cadence=CADENCE)
+        made: ControllerSet = build_controllers(self.store, self.store, client_for, self.world, name=name, timing=CADENCE)
         return self.group.create_task(made.run())
 
     async def lasting_crew(self, wire: Wire) -> None:
@@ -137,7 +137,7 @@ class Town:
             self.group.create_task(self._agent(name, asker))
         asker = AuthorityClient({"a": self.authority}, Actor("s", Role.SCHEDULER), self.world)
         rhythm = SchedulerTiming(lease_ms=12 * BEAT_MS, idle_ms=5 * BEAT_MS, batch_max=10)
-        self.group.create_task(build_scheduler(self.store, self.store, asker, self.world, name="s", rhythm=rhythm).run())
+        self.group.create_task(build_scheduler(self.store, self.store, asker, self.world, name="s", timing=rhythm).run())
 
     async def _agent(self, node: str, asker: AuthorityClient) -> None:
         beat_ms = 0

@@ -505,12 +505,12 @@ class Agent:
         is_running = record is not None and record.alive
 
         async def prepare() -> None:
-            began_ms = self._world.clock.now_ms()
+            started_ms = self._world.clock.now_ms()
             await self._preparer.prepare(
                 hosted.settings, action.attempt, action.replica, action.generation, preparation, is_running=is_running
             )
             if action.generation.spec.template.artifacts or action.generation.spec.template.rootfs:
-                self.fetches.add((self._world.clock.now_ms() - began_ms) / 1000)
+                self.fetches.add((self._world.clock.now_ms() - started_ms) / 1000)
             self._enqueue(hosted.name)
 
         preparation.task = self._create_task(prepare(), f"prepare {action.attempt.key}")

@@ -323,11 +323,11 @@ class RootfsStep:
         if not self._world.runner.isolation_support().sandbox:
             raise NotPrepared("template.rootfs needs bubblewrap, which this node does not have", _INSTALL_BWRAP)
         if root.directory:
-            found = await self._world.artifacts.resolve_allowed(Path(root.directory), self._host_paths)
-            if found is None:
+            resolved = await self._world.artifacts.resolve_allowed(Path(root.directory), self._host_paths)
+            if resolved is None:
                 cure = "start the agent with --host-path for that directory, or use a permitted one"
                 raise NotPrepared(f"root directory {root.directory} is not permitted on this node", cure)
-            return PreparedInputs(root=found)
+            return PreparedInputs(root=resolved)
         ref = ArtifactRef(context.replica.metadata.tenant, root.source, root.sha256)
         if context.attempt not in self._pins:
             self._pins[context.attempt] = self._cache.pin(ref)

@@ -76,10 +76,10 @@ def log_fields(node: str, attempt: AttemptId) -> dict[str, object]:
     return {"node": node, "replica": attempt.key, "attempt": attempt.number, "uid": attempt.uid}
 
 
-def result_of(ended: ExitStatus) -> str:
+def result_of(status: ExitStatus) -> str:
     """Return how an attempt ended, as one word for programs."""
-    if ended.oom:
+    if status.oom:
         return OOM
-    if ended.code is not None:
-        return OK if ended.code == 0 else f"exit {ended.code}"
-    return f"signal {ended.signal}" if ended.signal is not None else GONE
+    if status.code is not None:
+        return OK if status.code == 0 else f"exit {status.code}"
+    return f"signal {status.signal}" if status.signal is not None else GONE

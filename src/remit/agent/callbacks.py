@@ -95,8 +95,7 @@ class LogService:
         return request
 
     async def _find_directory(self, attempt: AttemptId, names: list[str], *, follow: bool) -> Path | None:
-        """Return the directory that contains any of these files; None if there is none. With `follow`, wait until one appears.
-        """
+        """Return the directory that contains any of these files, or None. With `follow`, wait until one appears."""
         while True:
             directories, may_continue = self._find_logs(attempt)
             for directory in directories:

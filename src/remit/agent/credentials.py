@@ -135,15 +135,15 @@ class Credentials(NamedTuple):
         """Return the TLS settings of the agent's own port. Only servers are accepted: a certificate that the same CA issued to
         an agent or a user is rejected.
         """
-        held = self.server_context()
-        seen = (self.directory / "answering.pem").stat().st_mtime_ns
+        current = self.server_context()
+        modified_ns = (self.directory / "answering.pem").stat().st_mtime_ns
 
         def context() -> ssl.SSLContext:
-            nonlocal held, seen
+            nonlocal current, modified_ns
             now = (self.directory / "answering.pem").stat().st_mtime_ns
-            if now != seen:
-                held, seen = self.server_context(), now
-            return held
+            if now != modified_ns:
+                current, modified_ns = self.server_context(), now
+            return current
 
         return LinkTls(_is_server, server_context=context)
 
@@ -222,8 +222,7 @@ async def _resolve_trust(credentials: Credentials, target: JoinTarget, disk: Dis
 
 
 async def request_any(urls: Sequence[str], path: str, token: str, client_tls: Trust, body: bytes, world: World) -> JoinResponse:
-    """Return the answer of the first server that gives one. Raises `NotJoined` for a refusal, or the error of the last server.
-    """
+    """Return the first answer of any server. Raises `NotJoined` for a refusal, or the error of the last server."""
     failure: LinkError = ReplyLost("no server is given", "pass one with --server")
     for url in urls:
         try:
@@ -313,8 +312,7 @@ class RemainingValidity(NamedTuple):
 
 
 def remaining_validity(credentials: Credentials, world: World) -> RemainingValidity:
-    """Return the earliest expiry of token and certificate. Without a known expiry, renewal is due at once. Raises `WorldError`.
-    """
+    """Return the earlier expiry of token and certificate. If it is unknown, renewal is due at once. Raises `WorldError`."""
     validities: list[RemainingValidity] = []
     with suppress(FileMissing, msgspec.DecodeError, ValueError):
         term = _term_decoder.decode(world.disk.read(credentials.directory / "term"))
@@ -341,8 +339,7 @@ async def run_renewals(
     on_certificates: Callable[[Trust], None],
     log: Callable[[str], None],
 ) -> None:
-    """Renew credentials before they expire, until cancelled. `on_certificates` is called with new certificates, if TLS is used.
-    """
+    """Renew credentials before they expire, until cancelled. With TLS, `on_certificates` is called with the new ones."""
     failures = 0
     while True:
         expires_in_s = math.inf
@@ -387,6 +384,6 @@ def _expiry_text(expires_in_s: float) -> str:
         return "their expiry is unknown"
     if expires_in_s <= 0:
         return "they have expired"
-    return (
-        f"they expire in {expires_in_s / 86_400:.1f} days" if expires_in_s > 86_400 else f"they expire in {expires_in_s / 60:.0f} minutes"
-    )
+    if expires_in_s > 86_400:
+        return f"they expire in {expires_in_s / 86_400:.1f} days"
+    return f"they expire in {expires_in_s / 60:.0f} minutes"

@@ -294,8 +294,8 @@ def _registration(node: Node, current: tuple[Node, int] | None) -> Apply | None:
     if current is None:
         return Apply(node, expect=0)
     existing, revision = current
-    own, spec = node.spec, existing.spec
-    desired = replace(spec, capacity=own.capacity, devices=own.devices, address=own.address, port=own.port)
+    declared, spec = node.spec, existing.spec
+    desired = replace(spec, capacity=declared.capacity, devices=declared.devices, address=declared.address, port=declared.port)
     if desired == spec or existing.metadata.deleting:
         return None
     return Apply(replace(existing, spec=desired), expect=revision)

@@ -42,8 +42,7 @@ class ProbeState:
 
 
 class ProcessHealth:
-    """Probe states of one process. `restarts` counts those within the attempt. `started`: its startup probe has passed before.
-    """
+    """Probe states of one process, after `restarts` restarts of its attempt. `started`: its startup probe has passed before."""
 
     def __init__(self, probes: Probes, now_ms: int, restarts: int = 0, *, started: bool = False) -> None:
         self.restarts = restarts

@@ -209,8 +209,8 @@ class NodeReconciler:
             ):
                 pass
             case Phase.STOPPING if holds_lease:
-                ended = ExitStatus(code=0) if record is None or record.ended is None else record.ended
-                yield self._report(attempt, assignment, "stopped", result=_result(record, ended))
+                exit_status = ExitStatus(code=0) if record is None or record.ended is None else record.ended
+                yield self._report(attempt, assignment, "stopped", result=_result(record, exit_status))
             case Phase.UNKNOWN if holds_lease and not self._is_marked_silent(assignments):
                 yield self._report(attempt, assignment, "resume")
 
@@ -346,7 +346,7 @@ class NodeReconciler:
         assignment: Assignment,
         generation: GenerationSpec,
         record: ProcessRecord,
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
         spec, phase = generation.spec, assignment.replica.status.phase
@@ -356,15 +356,19 @@ class NodeReconciler:
         may_be_lost = bool(fence) and self._had_renewal_gap(record.since_ms, now_ms, fence)
         if record.why not in (TIMEOUT, SCRATCH_FULL) and not record.fenced and not record.failed and not may_be_lost:
             pause_ms = restart_after_ms(
-                when, failed=_result(record, ended) != OK, restarts=record.number, ran_ms=record.ended_ms - record.since_ms,
+                when,
+                failed=_result(record, exit_status) != OK, restarts=record.number, ran_ms=record.ended_ms - record.since_ms,
                 backoff_ms=int(policy.backoff), backoff_max_ms=int(policy.backoff_max), limit=policy.limit,
             )  # fmt: skip
         if pause_ms is None:
-            yield from self._report_end(attempt, assignment, spec, record, ended, holds_lease)
+            yield from self._report_end(attempt, assignment, spec, record, exit_status, holds_lease)
         elif phase in (Phase.READY, Phase.SERVING):
             if holds_lease:
                 yield self._report(
-                    attempt, assignment, "unready", reason=f"the process ended ({_result(record, ended)}) and is restarted"
+                    attempt,
+                    assignment,
+                    "unready",
+                    reason=f"the process ended ({_result(record, exit_status)}) and is restarted",
                 )
         elif fence and self._assignments_revision < self._lease_revision:
             self._requeue_at(attempt.key, now_ms + self.timing.heartbeat_ms)
@@ -379,13 +383,13 @@ class NodeReconciler:
         assignment: Assignment,
         spec: WorkloadSpec,
         record: ProcessRecord | None,
-        ended: ExitStatus,
+        exit_status: ExitStatus,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
         """Report the end of the attempt."""
         if not holds_lease:
             return
-        phase, result = assignment.replica.status.phase, _result(record, ended)
+        phase, result = assignment.replica.status.phase, _result(record, exit_status)
         if result != OK:
             yield self._report(
                 attempt, assignment, "crash", result=result, reason=self._end_reason(attempt, spec, record, result)
@@ -436,10 +440,10 @@ _NO_PREPARATION: Final = PreparationProgress()
 _NO_PREPARATION.inputs = NO_INPUTS
 
 
-def _result(record: ProcessRecord | None, ended: ExitStatus) -> str:
+def _result(record: ProcessRecord | None, exit_status: ExitStatus) -> str:
     if record is not None and record.failed:
         return NOT_STARTED
-    return record.why if record is not None and record.why else result_of(ended)
+    return record.why if record is not None and record.why else result_of(exit_status)
 
 
 def _memory_limit(spec: WorkloadSpec) -> str:

@@ -159,7 +159,7 @@ class AgentDirectory(NamedTuple):
                 hint_unrelated_subdirectories(path)
 
 
-def _discard(*words: object, **fields: object) -> None:
+def _discard(*args: object, **fields: object) -> None:
     """Discard a log line."""
 
 

@@ -39,7 +39,7 @@ class VolumeStep:
     def applies_to(self, template: Template, /) -> bool:
         return bool(template.volumes)
 
-    async def prepare(self, context: PreparationContext, directory: Path, tell: OnProgress, /) -> PreparedInputs:
+    async def prepare(self, context: PreparationContext, directory: Path, on_progress: OnProgress, /) -> PreparedInputs:
         inputs = NO_INPUTS
         for volume in context.template.volumes:
             if volume.host is None:
@@ -64,21 +64,21 @@ class VolumeStep:
         return PreparedInputs(mounts=(BindMount(host_directory, Path(volume.path), writable=True),))
 
     async def _mount_host_path(
-        self, context: PreparationContext, volume: Volume, host: HostPath, directory: Path
+        self, context: PreparationContext, volume: Volume, host_path: HostPath, directory: Path
     ) -> PreparedInputs:
-        source = await self._world.artifacts.resolve_allowed(Path(host.path), self._host_paths)
+        source = await self._world.artifacts.resolve_allowed(Path(host_path.path), self._host_paths)
         if source is None:
             cure = "start the agent with --host-path for that directory, or use a permitted one"
-            raise NotPrepared(f"host path {host.path} is not permitted on this node", cure)
+            raise NotPrepared(f"host path {host_path.path} is not permitted on this node", cure)
         path = PurePosixPath(volume.path)
         if is_sandboxed(context.template, context.settings):
             home = ROOTFS_HOME if context.template.rootfs is not None else context.settings.attempt_directory(context.attempt)
             if context.is_new and not path.is_absolute():
                 await self._world.artifacts.make_directory(directory / path, below=directory, user=context.user)
-            return PreparedInputs(mounts=(BindMount(source, home / path, writable=not host.read_only),))
-        if host.read_only:
+            return PreparedInputs(mounts=(BindMount(source, home / path, writable=not host_path.read_only),))
+        if host_path.read_only:
             cure = "set readOnly: false, or restrict the workload to nodes with bubblewrap"
-            raise NotPrepared(f"host path {host.path} cannot be mounted read-only without a sandbox", cure)
+            raise NotPrepared(f"host path {host_path.path} cannot be mounted read-only without a sandbox", cure)
         if context.is_new:
             await self._world.artifacts.symlink(directory / path, source, below=directory)
         return NO_INPUTS

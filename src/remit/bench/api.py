@@ -81,13 +81,13 @@ async def _measure(sizes: ApiSizes, directory: Path) -> BenchReport:
         rows += await _fan_out(launcher, processes, server, sizes)
         rows.append(await _heartbeats(launcher, processes, server, sizes))
     named = {row["what"]: row for row in rows}
-    beats = named["heartbeats"]
+    heartbeats = named["heartbeats"]
     aims = [
         BenchAim(
             f"deliveries to {WATCHERS} watchers", "1/CPU-s", 45_000, named["fan-out, one at a time"]["per_cpu_s"], "higher"
         ),
-        BenchAim(f"p99 of {AGENTS:,} agents' heartbeats", "ms", 200, beats["p99_ms"], "lower"),
-        BenchAim("processor for them", "cores", 0.5, beats["cores"], "lower"),
+        BenchAim(f"p99 of {AGENTS:,} agents' heartbeats", "ms", 200, heartbeats["p99_ms"], "lower"),
+        BenchAim("processor for them", "cores", 0.5, heartbeats["cores"], "lower"),
     ]
     return BenchReport("api", rows, aims)
 
@@ -168,9 +168,9 @@ async def _heartbeats(
 ) -> dict[str, Any]:
     """Measure heartbeats of all agents at the usual rate, one request per agent."""
     print_progress(f"heartbeats: {AGENTS:,} agents for {sizes.beats_s} s ...")
-    hosts = [[node.metadata.name for node in host] for host in split_nodes(AGENTS, min(TOKENS, AGENTS))]
+    node_groups = [[node.metadata.name for node in group] for group in split_nodes(AGENTS, min(TOKENS, AGENTS))]
     requests = []
-    for token, nodes in zip(await create_tokens(server, [("agent", nodes) for nodes in hosts]), hosts, strict=True):
+    for token, nodes in zip(await create_tokens(server, [("agent", nodes) for nodes in node_groups]), node_groups, strict=True):
         agent = ServerTarget(server.url, token)
         requests += [agent.request("POST", "/v1/ask", body) for body in await _heartbeat_bodies(agent, nodes)]
     per_s = AGENTS * 1000 / BEAT_MS
@@ -192,6 +192,6 @@ async def _heartbeat_bodies(agent: ServerTarget, nodes: Sequence[str]) -> list[b
         ):
             if not isinstance(verdict, Accepted):
                 raise BenchProcessError(f"{lease}: {verdict.detail}")
-            beat = NodeHeartbeat(Actor("hollow", Role.AGENT, lease, verdict.number), NodeState(node, client.incarnation))
-            bodies.append(msgspec.json.encode(EndpointCall(beats=(beat,)), enc_hook=enc_hook))
+            heartbeat = NodeHeartbeat(Actor("hollow", Role.AGENT, lease, verdict.number), NodeState(node, client.incarnation))
+            bodies.append(msgspec.json.encode(EndpointCall(beats=(heartbeat,)), enc_hook=enc_hook))
     return bodies

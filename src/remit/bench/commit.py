@@ -150,8 +150,7 @@ def _row(run: CommitRun) -> dict[str, Any]:
 
 
 def _cluster(replicas: int) -> list[AnyObject]:
-    """Return nodes with GPUs in three zones, a tenant, a residency policy, and workloads, a tenth of them with device shares.
-    """
+    """Return nodes with GPUs in three zones, a tenant, a residency policy, and workloads, a tenth with device shares."""
     zones = ("eu-a", "eu-b", "eu-c")
     node_capacity = -(-replicas // NODES) + WORKLOADS
     nodes: list[AnyObject] = [

@@ -129,7 +129,7 @@ class EndToEndCluster:
 
     async def heartbeat_stats(self) -> HeartbeatStats:
         hollow = self.processes.by_name["hollow"]
-        hollow.send_line("fared")
+        hollow.send_line("stats")
         return msgspec.json.decode(await hollow.read_line(), type=HeartbeatStats)
 
     async def report_started(self) -> None:
@@ -185,10 +185,10 @@ class RowWatcher:
 @asynccontextmanager
 async def _cluster(processes: BenchProcesses, directory: Path, nodes: int) -> AsyncIterator[EndToEndCluster]:
     server = await start_server(processes, directory, BEAT_MS)
-    url, hosts = server.url, split_nodes(nodes, min(AGENTS, nodes))
-    own: list[tuple[TokenRole, Sequence[str]]] = [("scheduler", ()), ("scheduler", ()), ("controllers", ())]
+    url, node_groups = server.url, split_nodes(nodes, min(AGENTS, nodes))
+    components: list[tuple[TokenRole, Sequence[str]]] = [("scheduler", ()), ("scheduler", ()), ("controllers", ())]
     own_token, *tokens = await create_tokens(
-        server, [*own, *(("agent", [node.metadata.name for node in host]) for host in hosts)]
+        server, [*components, *(("agent", [node.metadata.name for node in node_group]) for node_group in node_groups)]
     )
     files = [directory / name for name in ("scheduler.token", "controllers.token", "agents.tokens")]
     for file, text in zip(files, (tokens[0], tokens[1], "\n".join(tokens[2:])), strict=True):
@@ -220,9 +220,9 @@ def _write_secret(file: Path, text: str) -> None:
 async def _run_all(cluster: EndToEndCluster, launcher: LoadLauncher, sizes: EndToEndSizes) -> list[dict[str, Any]]:
     server, count = cluster.server, sizes.jobs
     rows = []
-    for name, prefix, own in (("one request a job", "single", False), ("one request a job, no spec twice", "own", True)):
+    for name, prefix, unique in (("one request a job", "single", False), ("one request a job, no spec twice", "own", True)):
         print_progress(f"{name}: {count:,} jobs ...")
-        requests = create_requests(server, job_manifests(prefix, count, unique=own))
+        requests = create_requests(server, job_manifests(prefix, count, unique=unique))
         rows.append(await _run(cluster, launcher, name, requests, count, connections=CONNECTIONS))
     print_progress(f"in batches of {BATCH}: {count:,} jobs ...")
     requests = apply_requests(server, job_manifests("batch", count), BATCH)

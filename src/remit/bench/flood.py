@@ -135,10 +135,12 @@ async def _build_heartbeats(server: ServerTarget, connected: ScopeConnection, no
     for lease, verdict in zip(leases, await client.submit_many([Acquire(lease, ttl) for lease in leases]), strict=True):
         if not isinstance(verdict, Accepted):
             raise BenchProcessError(f"{lease}: {verdict.detail}")
-        beat = NodeHeartbeat(
+        heartbeat = NodeHeartbeat(
             Actor("hollow", Role.AGENT, lease, verdict.number), NodeState(lease.partition("/")[2], client.incarnation)
         )
-        requests.append(server.request("POST", "/v1/ask", msgspec.json.encode(EndpointCall(beats=(beat,)), enc_hook=enc_hook)))
+        requests.append(
+            server.request("POST", "/v1/ask", msgspec.json.encode(EndpointCall(beats=(heartbeat,)), enc_hook=enc_hook))
+        )
     return requests
 
 

@@ -124,13 +124,14 @@ def _curves(lines: Sequence[ChartLine], x: LogAxis, y: LogAxis) -> list[str]:
     for index, (line, label) in enumerate(
         zip(lines, _spread_labels([y.position(line.points[-1][1]) for line in lines]), strict=True)
     ):
-        places = [(x.position(across), y.position(value)) for across, value in line.points]
-        path = "M" + "L".join(f"{across:.1f} {value:.1f}" for across, value in places)
-        end_x, end_y = places[-1]
+        points = [(x.position(across), y.position(value)) for across, value in line.points]
+        path = "M" + "L".join(f"{across:.1f} {value:.1f}" for across, value in points)
+        end_x, end_y = points[-1]
         parts += [
             f'  <path class="line line-{index}" stroke-dasharray="{DASHES[index % len(DASHES)]}" d="{path}"/>',
-            *(f'  <circle class="text-{index}" cx="{across:.1f}" cy="{value:.1f}" r="3.5"/>' for across, value in places),
-            f'  <path class="line line-{index}" style="stroke-width: 1" d="M{end_x:.1f} {end_y:.1f}L{RIGHT + 22} {label:.1f}"/>',
+            *(f'  <circle class="text-{index}" cx="{across:.1f}" cy="{value:.1f}" r="3.5"/>' for across, value in points),
+            f'  <path class="line line-{index}" style="stroke-width: 1"'
+            f' d="M{end_x:.1f} {end_y:.1f}L{RIGHT + 22} {label:.1f}"/>',
             f'  <text class="text text-{index}" x="{RIGHT + 28}" y="{label + 5:.1f}">{escape(line.name)}</text>',
         ]
     return parts

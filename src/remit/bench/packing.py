@@ -105,8 +105,7 @@ def replay(trace: PodTrace, arrivals: ArrivalOrder, policy: PackingPolicy) -> Pa
 
 
 def _reading_at(point: int, readings: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of the readings that round to this point, as in the publication; without any, the last reading before it.
-    """
+    """Return the mean of the readings that round to this point, as published; without any, the last reading before it."""
     near = [allocated for requested, allocated in readings if round(requested) == point]
     return fmean(near) if near else next((allocated for requested, allocated in reversed(readings) if requested < point), 0.0)
 
@@ -135,8 +134,7 @@ def _aims(rows: Sequence[dict[str, Any]]) -> list[BenchAim]:
 
 
 class RemitPolicy:
-    """The kernel with a scheduler's default scores. Like a scheduler, it informs the fragmentation score of each arriving pod.
-    """
+    """The kernel with a scheduler's default scores. Arriving pods are reported to the fragmentation score."""
 
     def __init__(self, trace: PodTrace, arrivals: ArrivalOrder) -> None:
         nodes = [_node(index, machine) for index, machine in enumerate(arrivals.nodes)]
@@ -159,7 +157,7 @@ class RemitPolicy:
 
 
 def _node(index: int, machine: TraceNode) -> Node:
-    devices = tuple(Device(name=f"gpu-{place}", kind="gpu", model=machine.model) for place in range(machine.gpus))
+    devices = tuple(Device(name=f"gpu-{number}", kind="gpu", model=machine.model) for number in range(machine.gpus))
     capacity = Amount({"cpu": machine.cpu, "memory": machine.memory_mib << 20})
     spec = NodeSpec(region="trace", zone="trace", capacity=capacity, devices=devices)
     return Node(metadata=Metadata(name=f"node-{index}"), spec=spec, status=NodeStatus(health=NodeHealth.READY))

@@ -57,7 +57,7 @@ class TracePod(NamedTuple):
 
 
 class PodTrace(NamedTuple):
-    """`sorts` are the distinct pods; `pods` lists the index into them for each pod of the trace."""
+    """`pod_types` are the distinct pods; `pods` lists the index into them for each pod of the trace."""
 
     workload: str
     nodes: list[TraceNode]
@@ -71,8 +71,7 @@ class PodTrace(NamedTuple):
 
 
 class ArrivalOrder(NamedTuple):
-    """Arrivals of one seed: pod types in order of arrival, and the order of the nodes, in which the first of equals is taken.
-    """
+    """Arrivals of one seed: pod types in order of arrival, and nodes in the order that decides between equal scores."""
 
     arrivals: list[int]
     nodes: list[TraceNode]
@@ -108,7 +107,7 @@ def read_trace(directory: Path, workload: str) -> PodTrace:
     if not any(pod.gpus for pod in pods):
         raise click.UsageError(f"workload {workload!r} in {directory}: no pod requests a GPU; choose another workload")
     pod_types = sorted(set(pods))
-    index_of = {pod: place for place, pod in enumerate(pod_types)}
+    index_of = {pod: index for index, pod in enumerate(pod_types)}
     return PodTrace(workload, nodes, pod_types, [index_of[pod] for pod in pods])
 
 
@@ -194,8 +193,8 @@ class BaselinePolicy:
         self.memory: Ints = np.array([node.memory_mib for node in nodes], dtype=np.int64)
         self.gpus: Ints = np.array([node.gpus for node in nodes], dtype=np.int64)
         self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
-        places = np.arange(int(self.gpus.max(initial=1)))
-        self.free: Ints = np.where(places < self.gpus[:, None], WHOLE_DEVICE, 0)
+        positions = np.arange(int(self.gpus.max(initial=1)))
+        self.free: Ints = np.where(positions < self.gpus[:, None], WHOLE_DEVICE, 0)
         self.free_gpus, self.free_total, self.free_max = self.gpus.copy(), self.free.sum(axis=1), self.free.max(axis=1)
         self._changed = ChangeLog()
         self._scores: dict[int, tuple[int, Floats, Ints]] = {}
@@ -288,8 +287,8 @@ class ClusteringPolicy(BaselinePolicy):
     def score(self, pod: TracePod, rows: Ints) -> tuple[Any, Ints]:
         if not pod.gpus:
             return 0.0, self.tightest_gpu(pod, rows)
-        tags, own = self._tags[rows], self._tag(pod)
-        similarity = np.select([tags == own, (tags & own) > 0, tags == 0], [75, 50, 25], 0)
+        tags, tag = self._tags[rows], self._tag(pod)
+        similarity = np.select([tags == tag, (tags & tag) > 0, tags == 0], [75, 50, 25], 0)
         return 25 * (GPU_MAX - self.free_total[rows]) // GPU_MAX + similarity, self.tightest_gpu(pod, rows)
 
     def on_placed(self, row: int, pod: TracePod) -> None:

@@ -283,9 +283,9 @@ class KernelRun:
 
     def _step(self, turns: int) -> int:
         """Place replicas of the next `turns` classes. Returns the number of placements."""
-        place = self._place_batch if self._case.mode == BY_CLASS else self._place_one
+        place_replicas = self._place_batch if self._case.mode == BY_CLASS else self._place_one
         for class_ in islice(self._next_class, turns):
-            place(class_)
+            place_replicas(class_)
         self._remaining -= turns * self.batch
         return turns * self.batch
 
@@ -326,7 +326,7 @@ class BaselineLoop:
 
     def __init__(self, ledgers: Sequence[NodeLedger], *, first_fit: bool) -> None:
         self._ledgers = ledgers
-        self._shares = [{name: 1 / count for name, count in site.node.spec.capacity} for site in ledgers]
+        self._shares = [{name: 1 / count for name, count in ledger.node.spec.capacity} for ledger in ledgers]
         self._next_class = cycle(class_requirements(40, RESOURCES))
         self._place = self._first_fit if first_fit else self._best_fit
         self.spent = TimeSpent()
@@ -344,22 +344,22 @@ class BaselineLoop:
 
     def _best_fit(self, ask: Requirements) -> int:
         best, best_row = -1.0, -1
-        for row, site in enumerate(self._ledgers):
-            if misfit(ask, site, NO_PEERS) is None:
-                free, share = site.free, self._shares[row]
+        for row, ledger in enumerate(self._ledgers):
+            if misfit(ask, ledger, NO_PEERS) is None:
+                free, share = ledger.free, self._shares[row]
                 score = sum((free[name] - need) * share[name] for name, need in ask.resources) / len(ask.resources)
                 if score > best:
                     best, best_row = score, row
         return best_row
 
     def _first_fit(self, ask: Requirements) -> int:
-        return next((row for row, site in enumerate(self._ledgers) if misfit(ask, site, NO_PEERS) is None), -1)
+        return next((row for row, ledger in enumerate(self._ledgers) if misfit(ask, ledger, NO_PEERS) is None), -1)
 
 
 def baseline_loops(cluster: SyntheticCluster) -> tuple[BaselineLoop, BaselineLoop]:
     """Return the plain loop and first fit, each with its own ledgers."""
-    sites = [NodeLedger(node) for node in cluster.nodes]
-    return BaselineLoop(sites, first_fit=False), BaselineLoop([site.copy() for site in sites], first_fit=True)
+    ledgers = [NodeLedger(node) for node in cluster.nodes]
+    return BaselineLoop(ledgers, first_fit=False), BaselineLoop([ledger.copy() for ledger in ledgers], first_fit=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- the report

@@ -104,11 +104,11 @@ async def _measure(sizes: RunSizes, data: Path | None) -> BenchReport:
                 print_progress(f"bench run: {sizes.jobs} jobs at once, sandbox {sandbox}")
                 rows.append({**await _run_load(cluster, sandbox, sizes.jobs), **_fork_rate(sizes.forks)})
                 rows[-1]["of_yardstick"] = rows[-1]["per_s"] / rows[-1]["yardstick_per_s"]
-        begun = _start_times_from_logs(cluster.agent)
+        started_ns = _start_times_from_logs(cluster.agent)
         record = await _commit_times(cluster.store)
         for row in rows:
             row |= _quantiles(_step_durations(f"load-{row['sandbox']}-", record))
-        rows += [_idle_row(sandbox, timed, begun, record) for sandbox, timed in idle.items()]
+        rows += [_idle_row(sandbox, timed, started_ns, record) for sandbox, timed in idle.items()]
     first, late = rows[0], rows[len(sandboxes)]
     aims = [
         BenchAim("jobs finished and reported, 20 nodes", "jobs/s", JOBS_PER_S, first["per_s"], "higher"),

@@ -174,7 +174,7 @@ class BenchScope:
             {"authority": InProcessEndpoint(self.authority, by_reference=True)}, Actor("bench", Role.SCHEDULER), self.world
         )
         return build_scheduler(
-            store, store, client, self.world, name="bench", rhythm=rhythm, pace=VictimRateLimit(1_000_000, 1_000_000)
+            store, store, client, self.world, name="bench", timing=rhythm, victim_rate=VictimRateLimit(1_000_000, 1_000_000)
         )
 
 
@@ -237,7 +237,7 @@ def _pending_count(view: SchedulerView) -> int:
 
 
 async def _wait_until_bound(scheduler_: Scheduler, at_most: int = 0, timeout_s: float = 120) -> None:
-    """Wait until at most `least` replicas are pending."""
+    """Wait until at most `at_most` replicas are pending."""
     until = _CLOCK.now_ns() + timeout_s * 1e9
     while (pending := _pending_count(scheduler_.view)) > at_most:
         if _CLOCK.now_ns() > until:

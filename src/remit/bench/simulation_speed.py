@@ -102,12 +102,12 @@ def scenario(size: SimulationSize) -> Scenario:
 
 def _measure_size(size: SimulationSize, bare: float) -> SpeedMeasurement:
     totals = RunTotals()
-    began_ms = _CLOCK.now_ms()
+    started_ms = _CLOCK.now_ms()
     scenario_ = scenario(size)
 
     def tasks() -> Iterator[SeedTask]:
         seed = 0
-        while seed < PROCESSES or _CLOCK.now_ms() - began_ms < size.seconds * 1000:
+        while seed < PROCESSES or _CLOCK.now_ms() - started_ms < size.seconds * 1000:
             seed += 1
             yield SeedTask(scenario_, seed, size.until_s)
 
@@ -115,7 +115,7 @@ def _measure_size(size: SimulationSize, bare: float) -> SpeedMeasurement:
         totals.add(done.run, done.cpu_s)
         for violation in done.run.violations[:1]:
             print_progress(f"  seed {done.run.seed} VIOLATED {violation}")
-    return SpeedMeasurement(size, totals, (_CLOCK.now_ms() - began_ms) / 1000, bare)
+    return SpeedMeasurement(size, totals, (_CLOCK.now_ms() - started_ms) / 1000, bare)
 
 
 def _row(measurement: SpeedMeasurement) -> dict[str, Any]:

@@ -369,8 +369,8 @@ def _abandon(base: BatchBase, draft: Draft, operation: Operation, target: str, e
     if issued[0] != base.outcomes.incarnation or issued[1] < base.outcomes.horizon:
         return Refused(
             Code.OPERATION_EXPIRED,
-            f"operation {target} is older than the retained outcomes, so it may have been executed; read the object "
-            "it was about",
+            f"operation {target} is older than the retained outcomes, so it may have been executed; read the object it was "
+            "about",
         )
     refused = Refused(Code.ABANDONED, f"operation {target} was abandoned by its client before it was executed")
     entries[target] = AuditEntry(target, "", "abandoned", "", "", "", "", 0, 0, 0, 0, Code.ABANDONED.value, refused.detail, "")

@@ -132,8 +132,8 @@ def quota_covers(books: Books) -> Iterator[str]:
         is_slice = parent is not None and (parent[0].spec.purpose, parent[0].spec.tenant) == ("quota", grant.spec.tenant)
         if grant.spec.purpose == "quota" and grant.spec.parent != f"tenant/{grant.spec.tenant}" and not is_slice:
             yield (
-                f"grant/{grant.metadata.name}: a quota slice whose parent is {grant.spec.parent or 'missing'}, not quota "
-                "of its tenant"
+                f"grant/{grant.metadata.name}: a quota slice whose parent is {grant.spec.parent or 'missing'}, not quota of "
+                "its tenant"
             )
 
 

@@ -223,7 +223,7 @@ def mark_replicas_unknown(draft: Draft, names: Iterable[str]) -> None:
 
 def is_new_store(position: ChainPosition, has_batches: bool) -> bool:
     """Return whether this store has seen only takeovers. A takeover raises epoch and sequence by one each, a restore raises the
-    epoch by more, and every decided batch leaves a row (`kept`).
+    epoch by more, and every decided batch leaves a row (`has_batches`).
     """
     return not has_batches and position.head.sequence == position.head.epoch
 

@@ -146,7 +146,7 @@ class RecordingEndpoint:
             raise DemoFailed(f"the authority cannot write: {error.reason}; or choose another directory with --data") from error
 
 
-class Ready(msgspec.Struct, omit_defaults=True):
+class AuthorityReady(msgspec.Struct, omit_defaults=True):
     """First line on stdout: the position of the chain at the takeover, or the error in `failed`."""
 
     pid: int
@@ -165,7 +165,7 @@ async def serve(data: Path, socket: Path) -> None:
             async with world.link.serve(AUTHORITY, EpochStampingService(authority)):
                 head = authority.head
                 revision, replicas = await authority.store.revision(), len(authority.books.replicas)
-                print_ready(Ready(os.getpid(), head.epoch, head.sequence, revision, replicas))
+                print_ready(AuthorityReady(os.getpid(), head.epoch, head.sequence, revision, replicas))
                 await until_stdin_ends()
             running.cancel()
     finally:
@@ -178,7 +178,7 @@ async def until_stdin_ends() -> None:
     await reader.read()
 
 
-def print_ready(ready: Ready) -> None:
+def print_ready(ready: AuthorityReady) -> None:
     sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
     sys.stdout.flush()
 
@@ -188,13 +188,13 @@ def main() -> int:
     try:
         asyncio.run(serve(data, socket))
     except (StoreError, WorldError) as error:
-        print_ready(Ready(os.getpid(), failed=str(error)))
+        print_ready(AuthorityReady(os.getpid(), failed=str(error)))
         return 1
     except ExceptionGroup as group:
         expected = group.subgroup((StoreError, WorldError))
         if expected is None:
             raise
-        print_ready(Ready(os.getpid(), failed=str(expected.exceptions[0])))
+        print_ready(AuthorityReady(os.getpid(), failed=str(expected.exceptions[0])))
         return 1
     return 0
 

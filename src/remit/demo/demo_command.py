@@ -345,18 +345,18 @@ async def _race(console: Console, race: Race) -> None:
         TextColumn("   {task.description}"),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[wins]}"),
     )
-    told = 0
+    kills_printed = 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("rounds", total=race.rounds, told="")
+        task = progress.add_task("rounds", total=race.rounds, wins="")
 
         def on_round(number: int) -> None:
-            nonlocal told
-            for kill in race.kills[told:]:
+            nonlocal kills_printed
+            for kill in race.kills[kills_printed:]:
                 _print_kill(progress.console, kill)
-            told = len(race.kills)
-            progress.update(task, completed=number, told=_wins(race))
+            kills_printed = len(race.kills)
+            progress.update(task, completed=number, wins=_wins(race))
 
         await race.run(on_round)
     _print_line(console, f"{race.rounds} rounds: {_wins(race)}")

@@ -18,7 +18,7 @@ from remit.agent.setup import AgentDirectory
 from remit.cli.local.daemon_options import AGENT, SERVER, TOKEN, URL
 from remit.cli.session.token_files import issued_in
 from remit.client.api import Api
-from remit.demo.authority_process import DemoFailed, Ready
+from remit.demo.authority_process import AuthorityReady, DemoFailed
 from remit.world.interfaces import Clock
 from remit.world.process.procfs import send_termination
 from remit.world.randomness import RandomIds
@@ -141,7 +141,7 @@ LOG_LINES: Final = 5
 class AuthorityProcess:
     """The authority process of the race. `start` returns once the authority has taken over and listens."""
 
-    def __init__(self, process: Process, ready: Ready) -> None:
+    def __init__(self, process: Process, ready: AuthorityReady) -> None:
         self._process = process
         self.ready = ready
 
@@ -200,7 +200,7 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
+async def _ready(process: Process, log: Path, clock: Clock) -> AuthorityReady:
     if process.stdout is None:
         raise DemoFailed("the authority process has no stdout; please report it")
     try:
@@ -212,7 +212,7 @@ async def _ready(process: Process, log: Path, clock: Clock) -> Ready:
         ) from None
     if not line:
         raise DemoFailed(f"the authority process exited at once: {_log_tail(log)}; fix that, then try again")
-    ready = msgspec.json.decode(line, type=Ready)
+    ready = msgspec.json.decode(line, type=AuthorityReady)
     if ready.failed:
         raise DemoFailed(f"the authority could not take over: {ready.failed}")
     return ready

@@ -286,7 +286,7 @@ class LiveDemo:
         return len(endpoints) >= 3 and all(endpoint.node != FAILING_NODE for endpoint in endpoints)
 
     async def _endpoints(self, api: Api) -> Sequence[EndpointItem]:
-        return sorted((await api.endpoints("web")).items, key=lambda one: one.replica)
+        return sorted((await api.endpoints("web")).items, key=lambda endpoint: endpoint.replica)
 
     async def _condition(self, api: Api, name: str, type_: str) -> bool:
         workload = await api.get(Workload, name)
@@ -303,10 +303,10 @@ class LiveDemo:
     async def _processes(self, api: Api) -> list[ReplicaProcess]:
         """Processes of the service, as reported by the nodes' agents."""
         await self._until("agents have reported their processes", lambda: self._all_reported(api))
-        replicas = {one.metadata.name: one.status for one in (await api.list(Replica)).items if one.spec.workload == "web"}
+        replicas = {item.metadata.name: item.status for item in (await api.list(Replica)).items if item.spec.workload == "web"}
         tops = await api.top_replicas()
         return sorted(
-            ReplicaProcess(one.replica, replicas[one.replica].attempt, one.pid) for one in tops if one.replica in replicas
+            ReplicaProcess(item.replica, replicas[item.replica].attempt, item.pid) for item in tops if item.replica in replicas
         )
 
     async def _all_reported(self, api: Api) -> bool:

@@ -217,14 +217,14 @@ def _cluster() -> Iterator[AnyObject]:
 
 def _waves() -> Iterator[list[Workload]]:
     """Services with topology spread, large jobs, gangs, GPU shares, and one job that fits on no node."""
-    yield [_workload("search", f"api-{i}", 150, 1_000, 1, spread="zone", rank="critical") for i in range(8)]
-    yield [_workload("ads", f"ranker-{i}", 200, 2_000, 4, apart=i % 2 == 0) for i in range(6)]
-    yield [_workload("fraud", f"features-{i}", 500, 1_000, 1, sort="job", rank="batch") for i in range(6)]
+    yield [_workload("search", f"api-{i}", 150, 1_000, 1, spread="zone", priority_class="critical") for i in range(8)]
+    yield [_workload("ads", f"ranker-{i}", 200, 2_000, 4, one_per_node=i % 2 == 0) for i in range(6)]
+    yield [_workload("fraud", f"features-{i}", 500, 1_000, 1, type_="job", priority_class="batch") for i in range(6)]
     yield [_workload("search", f"embed-{i}", 50, 1_000, 4, share="250m") for i in range(6)]
-    yield [_workload("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, sort="job") for i in range(8)]
+    yield [_workload("ads", f"train-{i}", 8, 4_000, 16, gpus=4, gang=8, type_="job") for i in range(8)]
     yield [
-        _workload("fraud", PENDING_JOB, 4, 8_000, 64, gpus=16, sort="job"),
-        _workload("search", "index", 2_000, 500, 1, sort="job"),
+        _workload("fraud", PENDING_JOB, 4, 8_000, 64, gpus=16, type_="job"),
+        _workload("search", "index", 2_000, 500, 1, type_="job"),
     ]
 
 
@@ -236,26 +236,26 @@ def _workload(
     memory: int,
     *,
     spread: str = "",
-    apart: bool = False,
+    one_per_node: bool = False,
     share: str = "",
     gpus: int = 0,
     gang: int = 0,
-    rank: str = "",
-    sort: Any = "service",
+    priority_class: str = "",
+    type_: Any = "service",
 ) -> Workload:
-    own = {"app": name}
+    labels = {"app": name}
     devices = (DeviceRequest(kind="gpu", share=share),) if share else (DeviceRequest(kind="gpu", count=gpus),) if gpus else ()
     return Workload(
-        metadata=Metadata(name=name, tenant=tenant, labels=own),
+        metadata=Metadata(name=name, tenant=tenant, labels=labels),
         spec=WorkloadSpec(
-            type=sort,
+            type=type_,
             replicas=replicas,
-            priority_class=rank,
+            priority_class=priority_class,
             gang=Gang(min=gang) if gang else None,
             template=Template(command=("work",), resources=Amount({"cpu": cpu, "memory": memory * _GI}), devices=devices),
             placement=Placement(
-                topology_spread=(Spread(topology_key=spread, label_selector=own),) if spread else (),
-                anti_affinity=(Affinity(topology_key="node", label_selector=own),) if apart else (),
+                topology_spread=(Spread(topology_key=spread, label_selector=labels),) if spread else (),
+                anti_affinity=(Affinity(topology_key="node", label_selector=labels),) if one_per_node else (),
             ),
         ),
     )

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from remit.client.authority_client import AuthorityClient
 from remit.client.lease_holder import acquire
 from remit.client.retry import RetryBudget, RetryPolicy
-from remit.demo.authority_process import AUTHORITY, DemoFailed, Ready, RecordingEndpoint
+from remit.demo.authority_process import AUTHORITY, AuthorityReady, DemoFailed, RecordingEndpoint
 from remit.demo.demo_processes import AuthorityProcess
 from remit.model.claims import (
     Accepted,
@@ -70,7 +70,7 @@ class Kill(NamedTuple):
     epoch: int
     in_flight: frozenset[OperationID]
     answered_in_round: int
-    after: Ready
+    after: AuthorityReady
     down_ms: int
 
 
@@ -164,7 +164,7 @@ class Race:
 
     # -- setup -------------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> Ready:
+    async def start(self) -> AuthorityReady:
         self.server = await AuthorityProcess.start(self._data, self._socket, self._world.clock)
         return self.server.ready
 
@@ -172,7 +172,7 @@ class Race:
         """Applies the manifests in order of dependency and marks the nodes ready; returns the number of objects."""
         operator, nodes = self._add_client("operator", Role.OPERATOR), self._add_client("node-watch", Role.NODES)
         await nodes.lease(Role.NODES)
-        for obj in sorted(objects, key=lambda one: DECLARED.index(type(one).__name__)):
+        for obj in sorted(objects, key=lambda obj: DECLARED.index(type(obj).__name__)):
             verdict = await operator.submit_accepted(
                 Apply(self._with_enough_completions(obj) if isinstance(obj, Workload) else obj, expect=0)
             )
@@ -292,15 +292,15 @@ class Race:
 
     async def resubmit_all(self) -> int:
         """Submits every operation again under its id; the recorder compares the verdicts. Returns the number of operations."""
-        asked = 0
+        submitted = 0
         self.retried = sum(count > 1 for count in self.recorder.sends.values())
         for client in self._clients.values():
             operations = [
                 operation for operation in self.recorder.operations.values() if operation.actor.name == client.client.actor.name
             ]
             for first in range(0, len(operations), 256):
-                asked += len(await client.client.resume(operations[first : first + 256]))
-        return asked
+                submitted += len(await client.client.resume(operations[first : first + 256]))
+        return submitted
 
     async def stop(self) -> None:
         if self.server is not None:

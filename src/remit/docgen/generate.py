@@ -17,7 +17,7 @@ from remit.docgen.reference_pages import PAGES
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
-def drifted(directory: Path) -> list[str]:
+def outdated_pages(directory: Path) -> list[str]:
     """Return the names of pages that are missing or differ from what would be written now."""
     return [name for name, page in PAGES.items() if _text(directory / name) != page()]
 
@@ -33,7 +33,7 @@ def docs(check: bool, into: Path) -> None:
     """Write the documentation pages that are generated from the code, or check them."""
     if not into.is_dir():
         raise click.UsageError(f"--into: {into} is not a directory; pass the docs/ directory of a checkout of the repository")
-    changed = drifted(into)
+    changed = outdated_pages(into)
     if check:
         for name in changed:
             click.echo(f"{into / name} is out of date; run `make docs`")

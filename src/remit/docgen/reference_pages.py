@@ -49,7 +49,7 @@ from remit.simulate.faults.kinds import KINDS as FAULTS
 
 P = Phase
 
-LINE: Final = (
+DIAGRAM_TRANSITIONS: Final = (
     (P.PENDING, P.RESERVED), (P.RESERVED, P.BOUND), (P.PENDING, P.BOUND), (P.BOUND, P.STARTING), (P.STARTING, P.RUNNING),
     (P.RUNNING, P.READY), (P.READY, P.SERVING), (P.SERVING, P.DRAINING), (P.DRAINING, P.STOPPING), (P.STOPPING, P.RELEASED),
     (P.RUNNING, P.FINISHED), (P.FINISHED, P.RELEASED), (P.RUNNING, P.FAILED), (P.RUNNING, P.UNKNOWN), (P.UNKNOWN, P.RUNNING),
@@ -65,16 +65,14 @@ def lifecycle() -> str:
     return page(
         "The lifecycle of a replica",
         "src/remit/law/lifecycle.py",
-        "A replica changes its phase only by these transitions. Each has a name and one owning role. The authority "
-        "refuses every "
-        "other combination of transition and phase. The diagram shows the main transitions, the table all of them.",
+        "A replica changes its phase only by these transitions. Each has a name and one owning role. The authority refuses "
+        "every other combination of transition and phase. The diagram shows the main transitions, the table all of them.",
         _diagram(),
         "## Phases",
         _phases(),
         "## Transitions",
-        "`-` means no replica: before it is created, or after it is forgotten. *Evidence age* is the maximum age of "
-        "the claim's "
-        "evidence. The last column names the role and transition that end a phase which lasts too long.",
+        "`-` means no replica: before it is created, or after it is forgotten. *Evidence age* is the maximum age of the "
+        "claim's evidence. The last column names the role and transition that end a phase which lasts too long.",
         _transitions(),
         "## Guards",
         "The authority checks the guards in the transaction that makes the transition.",
@@ -91,7 +89,7 @@ def _diagram() -> str:
     for row in TRANSITIONS:
         if row.source is not None and row.target is not None:
             names.setdefault((row.source, row.target), []).append(row.name)
-    edges = [f"    {source} --> {target}: {', '.join(names[source, target])}" for source, target in LINE]
+    edges = [f"    {source} --> {target}: {', '.join(names[source, target])}" for source, target in DIAGRAM_TRANSITIONS]
     ends = [f"    [*] --> {Phase.PENDING}: create", f"    {Phase.RELEASED} --> [*]: forget"]
     return "\n".join(["```mermaid", "stateDiagram-v2", "    direction LR", ends[0], *edges, ends[1], "```"])
 
@@ -100,22 +98,27 @@ def _phases() -> str:
     return table(
         ("phase", "holds capacity", "may run on a node", "time limit", "then"),
         (
-            (code(phase), _yes(phase in HOLDING_PHASES), _yes(phase in ON_NODE_PHASES), *_overdue(PHASE_TIMEOUTS.get(phase)))
+            (
+                code(phase),
+                _yes_or_no(phase in HOLDING_PHASES),
+                _yes_or_no(phase in ON_NODE_PHASES),
+                *_timeout_cells(PHASE_TIMEOUTS.get(phase)),
+            )
             for phase in Phase
         ),
     )
 
 
-def _yes(holds: bool) -> str:
+def _yes_or_no(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def _overdue(wait: PhaseTimeout | None) -> tuple[str, str]:
-    if wait is None:
+def _timeout_cells(timeout: PhaseTimeout | None) -> tuple[str, str]:
+    if timeout is None:
         return "none", "-"
     return duration(
-        wait.limit_ms
-    ) if wait.limit_ms else "the workload's fence", f"{code(wait.role)} makes {code(wait.transition)}"
+        timeout.limit_ms
+    ) if timeout.limit_ms else "the workload's fence", f"{code(timeout.role)} makes {code(timeout.transition)}"
 
 
 def _transitions() -> str:
@@ -130,17 +133,17 @@ def _transitions() -> str:
 
 def _transition(rows: Sequence[Transition]) -> tuple[str, ...]:
     first = rows[0]
-    sources = dict.fromkeys(_place(row.source) for row in rows)
-    targets = dict.fromkeys(_place(row.target) for row in rows)
+    sources = dict.fromkeys(_phase_cell(row.source) for row in rows)
+    targets = dict.fromkeys(_phase_cell(row.target) for row in rows)
     waits = [first.timeout] if len(targets) == 1 else []
-    after = "; ".join(f"after {_overdue(wait)[0]} {_overdue(wait)[1]}" for wait in waits if wait is not None)
+    after = "; ".join(f"after {_timeout_cells(wait)[0]} {_timeout_cells(wait)[1]}" for wait in waits if wait is not None)
     return (
         code(first.name), ", ".join(sources), ", ".join(targets), code(first.role), codes(first.guards),
         duration(first.evidence_age_ms_max), after or ("see the phase" if len(targets) > 1 else "-"),
     )  # fmt: skip
 
 
-def _place(phase: Phase | None) -> str:
+def _phase_cell(phase: Phase | None) -> str:
     return code(phase) if phase is not None else "-"
 
 
@@ -163,10 +166,9 @@ def refusals() -> str:
     return page(
         "Refusals",
         "src/remit/law/refusals.py",
-        "A refused claim changes nothing. Programs read the code, people the detail that comes with it. *Later* means "
-        "that the same "
-        "claim can be accepted after the event or action in the fix column. *Never* means that the same claim is refused every "
-        "time; change it first.",
+        "A refused claim changes nothing. Programs read the code, people the detail that comes with it. *Later* means that "
+        "the same claim can be accepted after the event or action in the fix column. *Never* means that the same claim is "
+        "refused every time; change it first.",
         table(("code", "meaning", "fix", "retry"), rows),
     )
 
@@ -175,26 +177,29 @@ def refusals() -> str:
 
 
 def filters() -> str:
-    steering = OverrideFilter().filter
-    refusing = [*BUILTIN_FILTERS, steering]
-    rows = ((code(one.name), code(one.code), codes(one.unblock_events), REFUSALS[one.code].meaning) for one in refusing)
+    override_filter = OverrideFilter().filter
+    all_filters = [*BUILTIN_FILTERS, override_filter]
+    rows = (
+        (code(plugin.name), code(plugin.code), codes(plugin.unblock_events), REFUSALS[plugin.code].meaning)
+        for plugin in all_filters
+    )
     ranking = (
-        (code(one.name), "yes" if one.static else "", str(one.weight), _first_line(one.score)) for one in STATELESS_SCORES
+        (code(plugin.name), "yes" if plugin.static else "", str(plugin.weight), _first_line(plugin.score))
+        for plugin in STATELESS_SCORES
     )
     return page(
         "Filters and scores",
         "src/remit/proposal/placement/plugins.py",
-        "A filter excludes nodes on which a replica may not run. In the funnel of a decision each node is counted once, at the "
-        "first filter that excludes it. The unblock events are the kinds of events after which a waiting replica is "
-        "tried again. "
-        "All filters but the last are rules of `src/remit/law/fit.py`, which the authority evaluates again at the commit.",
+        "A filter excludes nodes on which a replica may not run. In the funnel of a decision each node is counted once, at "
+        "the first filter that excludes it. The unblock events are the kinds of events after which a waiting replica is tried "
+        "again. All filters but the last are rules of `src/remit/law/fit.py`, which the authority evaluates again at the "
+        "commit.",
         table(("filter", "reason", "unblock events", "excludes nodes where"), rows),
-        "A score ranks the remaining nodes with a value from 0 to 1 times its weight. The scheduler profile selects "
-        "the scores.",
+        "A score ranks the remaining nodes with a value from 0 to 1 times its weight. The scheduler profile selects the "
+        "scores.",
         table(("score", "static", "weight", "preference"), ranking),
-        "A *static* score depends only on the node's attributes, not on its load. Packages add filters and scores by "
-        "entry points; "
-        "see `examples/plugins`.",
+        "A *static* score depends only on the node's attributes, not on its load. Packages add filters and scores by entry "
+        "points; see `examples/plugins`.",
     )
 
 
@@ -207,20 +212,21 @@ def _first_line(function: Callable[..., object]) -> str:
 
 
 def invariants() -> str:
-    rows = ((str(one.number), code(one.name), one.statement, one.enforced_by, _check(one.name)) for one in INVARIANTS)
+    rows = (
+        (str(invariant.number), code(invariant.name), invariant.statement, invariant.enforced_by, _check_cell(invariant.name))
+        for invariant in INVARIANTS
+    )
     return page(
         "Invariants",
         "src/remit/law/invariants.py",
-        "Statements that always hold, whatever fails. The last column names the check of "
-        "`src/remit/commitment/ledger_check.py` that recomputes part of the invariant from the rows alone; `remit demo` prints "
-        "the results. An invariant without a check is about sequences of events and cannot be read off one state; the "
-        "tests and "
-        "the simulator look for violations.",
+        "Statements that hold under every failure. The last column names the check of `src/remit/commitment/ledger_check.py` "
+        "that recomputes part of the invariant from the rows alone; `remit demo` prints the results. An invariant without a "
+        "check is about sequences of events and cannot be read off one state; the tests and the simulator look for violations.",
         table(("no.", "name", "statement", "enforced by", "checked by"), rows),
     )
 
 
-def _check(name: str) -> str:
+def _check_cell(name: str) -> str:
     check = ledger_check.CHECKS.get(name)
     return f"{code(check.__name__ + '()')}: {ledger_check.statement(name)}" if check is not None else "-"
 
@@ -236,25 +242,24 @@ def operations() -> str:
         "All claims that an authority accepts. An operation has an id that stays the same over every retry, an actor with its "
         "role, lease and epoch, the evidence that it acted on, and one of these claims. The answer is `accepted` or "
         "[`refused`](refusals.md). Names and other short texts have at most 512 characters.",
-        "The class states where agreement on a claim is needed. *Hard* claims need it before the commit: two branches "
-        "could each "
-        "be valid and together break an invariant. *Bounded* and *soft* claims merge in any order.",
+        "The class states where agreement on a claim is needed. *Hard* claims need it before the commit: two branches could "
+        "each be valid and together break an invariant. *Bounded* and *soft* claims merge in any order.",
         table(
             ("claim", "class", "allowed roles", "protects, or why it merges"),
-            ((f"[{code(tag(claim))}](#{tag(claim)})", *_ruled(claim, known.get(claim))) for claim in CLAIMS),
+            ((f"[{code(tag(claim))}](#{tag(claim)})", *_ruling_cells(claim, known.get(claim))) for claim in CLAIMS),
         ),
         f"{codes(sorted(UNLEASED_ROLES))} act without a lease. Every other role must hold its lease at the current epoch.",
-        *(_claim(claim) for claim in CLAIMS),
+        *(_claim_section(claim) for claim in CLAIMS),
     )
 
 
-def _ruled(claim: type[Claim], ruling: Ruling | None) -> tuple[str, str, str]:
+def _ruling_cells(claim: type[Claim], ruling: Ruling | None) -> tuple[str, str, str]:
     if claim is Abandon or ruling is None:
         return Coordination.HARD.value, "all", "an operation id has one outcome"
-    return ruling.coordination.value, _roles(ruling.roles), ruling.protects
+    return ruling.coordination.value, _roles_cell(ruling.roles), ruling.protects
 
 
-def _roles(roles: frozenset[Role]) -> str:
+def _roles_cell(roles: frozenset[Role]) -> str:
     named = [role for role in Role if role in roles]
     if roles == ALL_ROLES:
         return "all"
@@ -263,7 +268,7 @@ def _roles(roles: frozenset[Role]) -> str:
     return codes(named)
 
 
-def _claim(claim: type[Claim]) -> str:
+def _claim_section(claim: type[Claim]) -> str:
     own = claim.__doc__ if claim.__doc__ and not claim.__doc__.startswith(f"{claim.__name__}(") else ""
     rows = [(code(field.encode_name), kind(field.type), _default(field)) for field in inspect.type_info(claim).fields]  # type: ignore[attr-defined]
     parts = [f"## {tag(claim)}", " ".join(own.split()), table(("field", "type", "default"), rows)]
@@ -304,10 +309,10 @@ def kind(type_: inspect.Type) -> str:
 
 
 def _union(type_: inspect.UnionType) -> str:
-    types = [one for one in type_.types if not isinstance(one, inspect.NoneType)]
-    if {getattr(one, "cls", None) for one in types} == set(KINDS.values()):
+    types = [member for member in type_.types if not isinstance(member, inspect.NoneType)]
+    if {getattr(member, "cls", None) for member in types} == set(KINDS.values()):
         return f"an object of a declared kind: {codes(DECLARED)}"
-    return " or ".join(kind(one) for one in types)
+    return " or ".join(kind(member) for member in types)
 
 
 def _bounds(type_: inspect.IntType) -> str:
@@ -326,22 +331,21 @@ def scenarios() -> str:
     known = [scenario.load(name) for name in scenario.names()]
     covered: dict[int, list[str]] = {}
     answers: dict[str, list[str]] = {}
-    for one in known:
-        answers.setdefault(one.matrix, []).append(one.name)
-        for row in one.covers:
-            covered.setdefault(row, []).append(one.name)
+    for item in known:
+        answers.setdefault(item.matrix, []).append(item.name)
+        for row in item.covers:
+            covered.setdefault(row, []).append(item.name)
     return page(
         "Scenarios",
         "src/remit/simulate/files/` and `src/remit/simulate/faults/kinds.py",
-        "The scenarios of `remit simulate NAME`. [simulation.md](simulation.md) explains how to run, read and write "
-        "them. The rows "
-        "are those of [faults.md](faults.md).",
+        "The scenarios of `remit simulate NAME`. [simulation.md](simulation.md) explains how to run, read and write them. The "
+        "rows are those of [faults.md](faults.md).",
         table(
             ("scenario", "purpose", "rows", "faults for", "then healed for"),
-            ((code(one.name), one.summary, _rows(one.covers), one.duration, one.heal) for one in known),
+            ((code(item.name), item.summary, _rows_cell(item.covers), item.duration, item.heal) for item in known),
         ),
         "## By row",
-        table(("row", "scenarios"), ((f"F{row:02}", codes(found)) for row, found in sorted(covered.items()))),
+        table(("row", "scenarios"), ((f"F{row:02}", codes(names)) for row, names in sorted(covered.items()))),
         "## The failure matrix",
         "Failures that a design review of a control plane asks about, and the scenarios that cover them.",
         table(("failure", "scenarios"), ((row, codes(answers.get(row, ())) or "-") for row in scenario.MATRIX)),
@@ -350,16 +354,16 @@ def scenarios() -> str:
         table(
             ("kind", "effect", "rows", "size", "drawn"),
             (
-                (code(kind.name), kind.summary, _rows(kind.rows), kind.size or "-", _yes(kind.swarms))
+                (code(kind.name), kind.summary, _rows_cell(kind.rows), kind.size or "-", _yes_or_no(kind.swarms))
                 for _, kind in sorted(FAULTS.items())
             ),
         ),
         "## Workload kinds",
-        table(("kind", "description"), ((code(name), what) for name, what in WORKLOAD_KINDS.items())),
+        table(("kind", "description"), ((code(name), description) for name, description in WORKLOAD_KINDS.items())),
     )
 
 
-def _rows(rows: Iterable[int]) -> str:
+def _rows_cell(rows: Iterable[int]) -> str:
     return " ".join(f"F{row:02}" for row in rows) or "-"
 
 

@@ -272,9 +272,15 @@ class Attempts:
         policy = view.policy.spec.number if view.policy is not None else 0
 
         def ended(
-            short: AttemptShortage, one: WorkClass | None = None, seen: ClassSurvey | None = None, why: str = ""
+            shortage: AttemptShortage,
+            attempted_class: WorkClass | None = None,
+            first_survey: ClassSurvey | None = None,
+            error_text: str = "",
         ) -> Attempt:
-            return Attempt(queue, since, slots, NO_PLACEMENTS, source, one, seen, short, policy, False, why)
+            """An attempt that placed nothing."""
+            return Attempt(
+                queue, since, slots, NO_PLACEMENTS, source, attempted_class, first_survey, shortage, policy, False, error_text
+            )
 
         if key.paused or (key.generation >= 0 and not view.shapes.is_open(key.generation)):
             return ended(AttemptShortage.PERMISSION)
@@ -295,7 +301,7 @@ class Attempts:
             placements = self._kernel.place_run(work_class, covered)
         except PluginError as error:
             self._on_mark(CoverageMark.PLUGIN)
-            return ended(AttemptShortage.PLUGIN, why=str(error))
+            return ended(AttemptShortage.PLUGIN, error_text=str(error))
         self._kernel.undo(work_class, placements)
         if len(placements.rows) < minimum:
             return self._out_of_capacity(ended(AttemptShortage.CAPACITY, work_class, survey), work_class, now_ms)

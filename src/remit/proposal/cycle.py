@@ -44,8 +44,7 @@ from remit.proposal.placement.fragmentation_model import Demand
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Filter, Score
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
-from remit.proposal.proposals import DecisionOutcome as Word
-from remit.proposal.proposals import DecisionRecorder, HeldReplica, InFlightClaim, Proposal
+from remit.proposal.proposals import DecisionOutcome, DecisionRecorder, HeldReplica, InFlightClaim, Proposal
 from remit.proposal.queue.backlog import Backlog
 from remit.proposal.queue.class_queues import ClassQueue
 from remit.proposal.queue.fair_share import FairShareLedger
@@ -65,6 +64,8 @@ RESERVATION_STILL_VALID: Final = frozenset(
 """Refusals of a bind that leave its reservation valid, so the bind is retried."""
 
 SCARCE: Final = frozenset((AttemptShortage.CAPACITY, AttemptShortage.QUOTA))
+"""Shortages for which the order of turns matters, because one replica takes what another one needs."""
+
 TERM_OVER: Final = frozenset((Code.STALE_EPOCH, Code.LEASE_EXPIRED, Code.ROLE))
 """Refusals that mean this scheduler's term is over."""
 
@@ -135,11 +136,10 @@ class Cycle:
         if view.expire_assumed(now_ms):
             self._on_mark(CoverageMark.EXPIRED)
         if self.kernel.columns is view.columns:
-            self._release_held(
-                now_ms
-            )  # before taking the changes: a released replica frees capacity that other queues wait for
-        news = view.take_changes()
-        if news.reset or self.kernel.columns is not view.columns:
+            # Before taking the changes: a released replica frees capacity that other queues wait for.
+            self._release_held(now_ms)
+        changes = view.take_changes()
+        if changes.reset or self.kernel.columns is not view.columns:
             self._reset()
         if self.override_filter.update(view.objects.overrides.values(), authority):
             self.kernel.forget_all()
@@ -149,15 +149,15 @@ class Cycle:
         self._override_ms = None if until_ms is None or authority is None else now_ms + max(1, until_ms - authority[1])
         if not self._initial_scan_done:
             self._initial_scan_done = True
-            news.pending.update(dict.fromkeys(view.replicas.pending()))
-            news.ready.update(dict.fromkeys(np.flatnonzero(view.replicas.column("phase") == RESERVED).tolist()))
+            changes.pending.update(dict.fromkeys(view.replicas.pending()))
+            changes.ready.update(dict.fromkeys(np.flatnonzero(view.replicas.column("phase") == RESERVED).tolist()))
         self.backlog.version = max(self.backlog.version, view.version)
-        for slot in news.no_longer_pending:
-            if slot not in news.pending or not self._is_in_flight(slot):
+        for slot in changes.no_longer_pending:
+            if slot not in changes.pending or not self._is_in_flight(slot):
                 self._drop(slot)
-        self._enqueue_arrivals(news.pending, now_ms)
-        self._ready.update(news.ready)
-        self._wake_queues(list(news.unblock_events), now_ms)
+        self._enqueue_arrivals(changes.pending, now_ms)
+        self._ready.update(changes.ready)
+        self._wake_queues(list(changes.unblock_events), now_ms)
 
     def _is_in_flight(self, slot: int, number: int = 0) -> bool:
         """Whether the replica has a pending claim for its current revision (in proposal `number`, if given)."""
@@ -318,7 +318,7 @@ class Cycle:
                 nodes = bound.setdefault(attempt.queue, (attempt, {}))[1]
                 self._add_claims(proposal, attempt, nodes, now_ms)
             for attempt, nodes in bound.values():
-                for explain in self._attempts.explain(attempt, nodes, Word("bound")):
+                for explain in self._attempts.explain(attempt, nodes, DecisionOutcome("bound")):
                     proposal.add(explain)
         for explain in self._pending_records(now_ms):
             proposal.add(explain)
@@ -450,11 +450,11 @@ class Cycle:
 
     def _pending_records(self, now_ms: int) -> Iterable[RecordDecision]:
         for (tenant, code, detail), slots in self._refusals.items():
-            yield from self.decisions.records(tenant, slots, Word("refused", code, detail), attempt=1)
+            yield from self.decisions.records(tenant, slots, DecisionOutcome("refused", code, detail), attempt=1)
         self._refusals = {}
         for queue, slots in self._unreported.take_due(now_ms, self.backlog.queue_of).items():
             if queue.wait is not None:
-                outcome = Word(
+                outcome = DecisionOutcome(
                     "waiting",
                     queue.wait.reason,
                     "waits with other replicas of equal requirements",

@@ -39,9 +39,10 @@ class SchedulerTiming(NamedTuple):
     """Timing and batch sizes of a scheduler.
 
     `lease_ms` is the lease's duration. A watch without messages for `idle_ms` is restarted. A batch has up to `batch_max`
-    replicas. Up to `batches_in_flight_max` batches are in flight, but another one is started only if at least `second_batch_min` replicas are pending.
-    After a batch of n claims the next one starts n milliseconds later, at most `batch_delay_ms_max`: replicas that arrive in a burst
-    share a batch, which costs far less per replica, while a single arrival is not delayed.
+    replicas. Up to `batches_in_flight_max` batches are in flight, but another one is started only if at least
+    `second_batch_min` replicas are pending. After a batch of n claims the next one starts n milliseconds later, at most
+    `batch_delay_ms_max`: replicas that arrive in a burst share a batch, which costs far less per replica, while a single
+    arrival is not delayed.
     """
 
     lease_ms: int = 15_000

@@ -173,10 +173,10 @@ class SimCluster:
                 scope=scope,
                 name=name,
                 peers=self.servers(scope),
-                beat_ms=timing.server_heartbeat_ms,
+                heartbeat_ms=timing.server_heartbeat_ms,
                 term_ms=timing.server_term_ms,
-                batch_max=self._batch_max(),
-                tempo=Timing(timing.heartbeat_ms),
+                batch_limits=self._batch_max(),
+                timing=Timing(timing.heartbeat_ms),
             )
 
         return main
@@ -207,10 +207,10 @@ class SimCluster:
             context.client,
             process.world,
             name=process.name,
-            cadence=LoopTiming(self.timing.heartbeat_ms),
-            board=context.view,
+            timing=LoopTiming(self.timing.heartbeat_ms),
+            cache=context.view,
             lease_for=lambda lease: self._lease(Role(lease), number) or lease if lease in _RIVAL_ROLES else lease,
-            failed=context.report_abandoned,
+            on_failure=context.report_abandoned,
         )
 
     def _scheduler_main(self, scope: str, number: int) -> ProcessMain:
@@ -226,14 +226,14 @@ class SimCluster:
                 process.world,
                 name=process.name,
                 lease=self._lease(Role.SCHEDULER, number) or Role.SCHEDULER.value,
-                rhythm=SchedulerTiming(
+                timing=SchedulerTiming(
                     lease_ms=timing.lease_ms, idle_ms=5 * timing.heartbeat_ms, batch_max=min(64, self.scenario.cluster.batch)
                 ),
-                failed=context.report_abandoned,
+                on_failure=context.report_abandoned,
                 view=context.scheduler_view,
                 filters=(self.plugin.filter,) if self.scenario.cluster.plugin else (),
-                pace=VICTIM_RATE_LIMIT,
-                tell=self._count_path,
+                victim_rate=VICTIM_RATE_LIMIT,
+                on_mark=self._count_path,
             )
             await placing.run()
 
@@ -247,7 +247,9 @@ class SimCluster:
             context = self._context(process, scope)
             async with asyncio.TaskGroup() as group:
                 group.create_task(context.view.follow(), name="view")
-                group.create_task(NaiveScheduler(context, lease=f"{Role.SCHEDULER}/guess-{number}").run(), name="guesser")
+                group.create_task(
+                    NaiveScheduler(context, lease=f"{Role.SCHEDULER}/guess-{number}").run(), name="naive scheduler"
+                )
 
         return main
 
@@ -259,11 +261,11 @@ class SimCluster:
     def _agent_main(self, scope: str, keeper: str) -> ProcessMain:
         async def main(process: SimProcess) -> None:
             nodes = [make_node(name, int(name.rsplit("-n", 1)[1]), scope) for name in self.nodes_of_agent(process.name)]
-            farm = SimulatedAgent(self._context(process, scope), keeper, nodes)
+            agent = SimulatedAgent(self._context(process, scope), keeper, nodes)
             async with asyncio.TaskGroup() as group:
-                group.create_task(farm.agent.run(), name="agent")
+                group.create_task(agent.agent.run(), name="agent")
                 if self.scenario.cluster.gossips:
-                    group.create_task(report_hints(farm), name="warmth")
+                    group.create_task(report_hints(agent), name="hints")
 
         return main
 
@@ -285,8 +287,8 @@ class SimCluster:
                     group.create_task(parent.view.follow(), name="parent view")
                 for _ in range(0 if is_parent else cluster.meddlers):
                     adversary = Adversary(context, parent)
-                    group.create_task(adversary.run(), name="meddler")
-                    group.create_task(adversary.send_heartbeats(), name="meddler's nodes")
+                    group.create_task(adversary.run(), name="adversary")
+                    group.create_task(adversary.send_heartbeats(), name="adversary heartbeats")
                 for _ in range(0 if is_parent else cluster.gossips):
                     group.create_task(HintReporter(users).run(), name="hint reporter")
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from remit.law.lifecycle import TRANSITIONS, Transition
 from remit.model.claims import Code, Role
 from remit.proposal.metrics import CoverageMark
-from remit.simulate.checkers.rare_events import Sight
+from remit.simulate.checkers.rare_events import RareEvent
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import RunResult
@@ -102,7 +102,7 @@ def all_marks() -> Iterator[str]:
     yield from (f"code {code.value}" for code in Code)
     yield from (f"fault {kind}" for kind in KINDS)
     yield from (f"path {path.value}" for path in CoverageMark)
-    yield from (f"sight {sight.value}" for sight in Sight)
+    yield from (f"sight {sight.value}" for sight in RareEvent)
     yield from map(_transition_mark, TRANSITIONS)
 
 

@@ -184,7 +184,9 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
 def names() -> tuple[str, ...]:
     """All scenarios shipped with Remit. Files that begin with `_` can only be included."""
     files_found = (entry.name for entry in (files(PACKAGE) / FOLDER).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in files_found if name.endswith(".toml") and not name.startswith("_")))
+    return tuple(
+        sorted(name.removesuffix(".toml") for name in files_found if name.endswith(".toml") and not name.startswith("_"))
+    )
 
 
 def load(name: str) -> Scenario:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from remit.model.resources import format_duration
-from remit.simulate.checkers.judge import judged
+from remit.simulate.checkers.judge import checks_by_property
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, fault_problems, problems
 from remit.simulate.seed_runner import cpu_s
@@ -244,7 +244,7 @@ def _injection_problems(scenario: Scenario, injection: Injection) -> Iterator[st
 
 def _violation_problems(check: str) -> Iterator[str]:
     """An unknown name would be reported as holding in every run."""
-    known = sorted({PROCESS_ENDED_CHECK, *chain.from_iterable(judged().values())})
+    known = sorted({PROCESS_ENDED_CHECK, *chain.from_iterable(checks_by_property().values())})
     if check and check not in known:
         closest = get_close_matches(check, known, n=1, cutoff=0.0)[0]
         yield f"violation: there is no check {check!r}, the closest is {closest}; leave it empty to run without comparing"

@@ -20,7 +20,7 @@ from remit.simulate.actors.role import VIEW_PREFIXES, RecordedSchedulerView
 from remit.simulate.behavior_digest import BehaviorDigest
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.liveness_checks import Bounds, Core
-from remit.simulate.checkers.reference.past_states import Stand
+from remit.simulate.checkers.reference.past_states import CommitTimes
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.cluster import RunObserver, SimCluster
 from remit.simulate.faults.fault_schedule import draw_faults, draw_shape
@@ -167,14 +167,14 @@ class Simulation(RunObserver):
                 if context.agent is not None:
                     orders = context.agent.agent.assignments
                     rows = {key: order.revision for node in context.agent.names for key, order in orders.on_node(node)}
-                    self.judge.viewed(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(context.agent.names))
+                    self.judge.on_view(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(context.agent.names))
                 elif isinstance(context.scheduler_view, RecordedSchedulerView):
                     view = context.scheduler_view
                     wrong = list(recompute(view)) if view.head is not None else []
-                    self.judge.viewed(name, scope, view.revision, view.revisions(), VIEW_PREFIXES, wrong)
+                    self.judge.on_view(name, scope, view.revision, view.revisions(), VIEW_PREFIXES, wrong)
                 else:
                     rows = {key: row.revision for key, row in context.view.rows.items()}
-                    self.judge.viewed(name, scope, context.view.revision, rows)
+                    self.judge.on_view(name, scope, context.view.revision, rows)
 
     def _tick_until(self, until_s: float) -> None:
         tick_s = self.scenario.cluster.heartbeat_ms / 1000 / CHECKS_PER_HEARTBEAT
@@ -196,15 +196,15 @@ class Simulation(RunObserver):
             faults=dict(sorted(self.faults.items())),
             missed=dict(sorted(self.missed.items())),
             violations=tuple(judge.violations),
-            unknown=tuple(judge.unknown),
+            unknown=tuple(judge.undecided),
             plan=self.plan,
             effective_scenario=self.scenario,
             codes=dict(sorted(judge.codes_seen.items())),
-            operations=dict(sorted(judge.marks.items())),
+            operations=dict(sorted(judge.accepted_operations.items())),
             edges=tuple(sorted(judge.edges_seen, key=str)),
             scheduler_paths=dict(sorted(self.cluster.scheduler_paths.items())),
             reasons=dict(sorted(judge.reasons_seen.items())),
-            rare_events=dict(sorted(judge.sights.seen.items())),
+            rare_events=dict(sorted(judge.rare_events.seen.items())),
             story=judge.story(first.scope, first.key) if first is not None and first.key else "",
             trace=tuple(self.lines or ()),
             behavior="" if self.behavior is None else self.behavior.hexdigest(),
@@ -409,64 +409,66 @@ class Simulation(RunObserver):
             self.behavior.commit(self.loop.time(), scope, revision, commit.puts, commit.deletes)
         self.loop.add_to_digest(b"commit %b %d %b" % (scope.encode(), revision, head))
         self._leaders[scope] = decode_head(head).holder
-        step = self.judge.applied(scope, commit.puts, commit.deletes, revision, self._clock_bounds(scope, origin))
+        step = self.judge.on_commit(scope, commit.puts, commit.deletes, revision, self._clock_bounds(scope, origin))
         if self._reservation_callbacks.get(scope) and any(step.placed("reserved")):
             for action in self._reservation_callbacks.pop(scope):
                 action()
         if self.lines is not None:
             self.log(f"{scope} commit {revision} by {decode_head(head).holder}: {_keys(commit)}")
 
-    def _clock_bounds(self, scope: str, origin: CommitOrigin | None) -> Stand:
+    def _clock_bounds(self, scope: str, origin: CommitOrigin | None) -> CommitTimes:
         if origin is None:
-            return Stand("", 0, 0, 0)
+            return CommitTimes("", 0, 0, 0)
         before = self._last_origin.get(scope)
         same = before is not None and before.boot == origin.boot and before.process == origin.process
         decided_ms = before.clock_ms if same and before is not None else origin.clock_ms
         self._last_origin[scope] = origin
         applied_ms = origin.clock_ms + round((self.loop.time() - origin.at_s) * 1000 * origin.rate)
-        return Stand(origin.boot, decided_ms, origin.clock_ms, applied_ms)
+        return CommitTimes(origin.boot, decided_ms, origin.clock_ms, applied_ms)
 
     def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         self._last_origin.pop(scope, None)
         now = run_sync(store.backup())
         self.log(f"{scope} was restored to revision {backup.revision}")
-        self.judge.restored(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
+        self.judge.on_restore(scope, [(row.key, row.value, row.revision) for row in now.rows], now.revision)
 
     def operation_sent(self, client: str, scope: str, operation: str) -> None:
         self._in_flight.setdefault(client, {})[scope, operation] = None
-        self.judge.asked(scope, operation)
+        self.judge.on_submit(scope, operation)
 
     def operation_answered(self, client: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self._in_flight.get(client, {}).pop((scope, operation.id), None)
         code, seen = verdict.code.value if isinstance(verdict, Refused) else "", operation.evidence.revision
         request_payload = b"" if code == Code.INVALID else payload(operation)
         if operation.actor.role is Role.SCHEDULER and request_payload:
-            self.judge.claimed(scope, operation.actor.lease, seen, request_payload)
+            self.judge.on_scheduler_claim(scope, operation.actor.lease, seen, request_payload)
         number = verdict.number if isinstance(verdict, Accepted) else 0
-        digest = request_payload and blake2b(request_payload, digest_size=8).hexdigest()  # as the authority stores it with the id
-        self.judge.answered(scope, operation.id, code, number, verdict.revision, digest or "", request_payload, seen)
+        digest = (
+            request_payload and blake2b(request_payload, digest_size=8).hexdigest()
+        )  # as the authority stores it with the id
+        self.judge.on_answer(scope, operation.id, code, number, verdict.revision, digest or "", request_payload, seen)
 
     def operation_abandoned(self, client: str, scope: str, operation: str) -> None:
         self._in_flight.get(client, {}).pop((scope, operation), None)
-        self.judge.gave_up(scope, operation)
+        self.judge.on_abandoned(scope, operation)
 
     def lease_renewed(self, client: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
-        self.judge.renewed(scope, lease, epoch, int(sent_s * 1000))
+        self.judge.on_lease_renewed(scope, lease, epoch, int(sent_s * 1000))
 
     def process_silenced(self, process: SimProcess) -> None:
         self.log(f"{process.name} {'was frozen' if process.alive else 'was killed'}")
         for scope, operation in self._in_flight.pop(process.name, {}):
-            self.judge.gave_up(scope, operation)
+            self.judge.on_abandoned(scope, operation)
 
     def revision_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
-        self.judge.observed(observer, scope, incarnation, revision)
+        self.judge.on_observed(observer, scope, incarnation, revision)
 
     def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
         env = order.env
         self._pids[machine, pid] = env["REMIT_NODE"]
         self._record_event(f"started {machine} {pid}")
         self.log(f"{env['REMIT_NODE']} starts {env['REMIT_REPLICA']} attempt {env['REMIT_ATTEMPT']} as {pid}")
-        self.judge.started(
+        self.judge.on_process_started(
             env["REMIT_NODE"], env["REMIT_SCOPE"], env["REMIT_REPLICA"], env["REMIT_UID"], int(env["REMIT_ATTEMPT"]), pid,
             unrecorded=self.cluster.machines[machine].disk.rejects_writes,
         )  # fmt: skip
@@ -474,13 +476,13 @@ class Simulation(RunObserver):
     def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
         node = self._pids[machine, pid]
         self.log(f"{node} stops {pid}, requested by {by}")
-        self.judge.told_to_end(node, pid, by)
+        self.judge.on_stop_requested(node, pid, by)
 
     def program_ended(self, machine: str, pid: int) -> None:
         node = self._pids.pop((machine, pid))
         self._record_event(f"ended {machine} {pid}")
         self.log(f"{pid} ended on {node}")
-        self.judge.ended(node, pid)
+        self.judge.on_process_ended(node, pid)
 
     def process_ended(self, process: SimProcess, failure: BaseException | None) -> None:
         """A process that ends by itself has failed, except for a server that halts because its store is corrupt."""
@@ -501,7 +503,7 @@ class Simulation(RunObserver):
 
 def _bounds(scenario: Scenario) -> Bounds:
     beat_ms = scenario.cluster.heartbeat_ms
-    return Bounds(pace=max(1.0, beat_ms / 2_000), beat_ms=beat_ms)
+    return Bounds(pace=max(1.0, beat_ms / 2_000), heartbeat_ms=beat_ms)
 
 
 def _keys(commit: Commit) -> str:

@@ -249,9 +249,9 @@ async def _serve(made: Scope) -> None:
     world, store, tempo = made.world, made.store, made.tempo
     placing = build_scheduler(
         store, store, made.client(Actor("scheduler", Role.SCHEDULER)), world, name="scheduler",
-        rhythm=SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.heartbeat_ms),
+        timing=SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.heartbeat_ms),
     )  # fmt: skip
-    crew = build_controllers(store, store, made.client, world, name="crew", cadence=LoopTiming(tempo.heartbeat_ms))
+    crew = build_controllers(store, store, made.client, world, name="crew", timing=LoopTiming(tempo.heartbeat_ms))
     async with asyncio.TaskGroup() as group:
         group.create_task(
             run_server(
@@ -260,9 +260,9 @@ async def _serve(made: Scope) -> None:
                 scope="local",
                 name=SERVER,
                 peers=[SERVER],
-                beat_ms=tempo.heartbeat_ms,
+                heartbeat_ms=tempo.heartbeat_ms,
                 term_ms=tempo.lease_ms,
-                tempo=tempo,
+                timing=tempo,
                 keys=made.keys,
             )
         )

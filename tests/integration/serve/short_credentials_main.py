@@ -26,9 +26,9 @@ async def main(data: Path, seconds: int) -> None:
         world,
         listen=ListenAddress(port=0),
         token=token,
-        tempo=Timing(200),
-        secured=secured,
-        complain=lambda asked, error: print(asked, error),
+        timing=Timing(200),
+        tls_options=secured,
+        report_bug=lambda asked, error: print(asked, error),
     ) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()

@@ -270,8 +270,8 @@ def test_what_fails_leaves_no_room_and_says_why() -> None:
         bad = artifact(bench, "http://files/bad", b"y", unpack=True)
         making = await prepared(bench, artifacts=(good, bad))
         assert making.inputs is None
-        assert making.failure.startswith("template.artifacts[1] cannot be put in its place: it is no archive")
-        assert "; make a tar" in making.failure
+        assert making.failure.startswith("template.artifacts[1] cannot be placed: not a readable archive")
+        assert "; create a tar" in making.failure
         assert bench.mount.list(Path("/d/work")) == ()
 
     play(scene)
@@ -331,7 +331,7 @@ def test_a_root_needs_bubblewrap_and_says_so() -> None:
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, rootfs=Rootfs(directory="/srv/lent/root"))
         assert making.failure.startswith(
-            "a root of its own needs bubblewrap, which this node does not have; install bubblewrap"
+            "template.rootfs needs bubblewrap, which this node does not have; install bubblewrap"
         )
 
     play(scene)
@@ -381,7 +381,7 @@ def test_a_directory_of_the_node_is_had_where_it_is_lent() -> None:
         ):
             bench.mount.remove_tree(Path("/d/work/uid.1"))
             refused = await prepared(bench, sandbox=True, **asks)
-            assert "host path /srv/other is not permitted on this node; start the agent with --host-path" in refused.failure
+            assert "/srv/other is not permitted on this node; start the agent with --host-path" in refused.failure
 
     play(scene)
 
@@ -390,7 +390,7 @@ def test_without_a_sandbox_nothing_holds_work_to_reading() -> None:
     async def scene(bench: Bench) -> None:
         bench.mount.make_directory(Path("/srv/lent"))
         making = await prepared(bench, volumes=(Volume(name="a", path="a", host=HostPath(path="/srv/lent")),))
-        assert making.failure.startswith("nothing holds it to reading /srv/lent without a sandbox; write readOnly: false")
+        assert making.failure.startswith("host path /srv/lent cannot be mounted read-only without a sandbox; set readOnly: false")
 
     play(scene)
 

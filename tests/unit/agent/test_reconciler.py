@@ -249,8 +249,8 @@ def test_each_end_of_a_job_is_told_by_its_move(ended: dict[str, Any], said: tupl
 
 def test_reasons_are_for_people() -> None:
     for ended, words in (
-        ({"oom": True, "code": None, "signal": 9}, "more than 64Mi"),
-        ({"code": None, "fenced": True}, "longer than its fence"),
+        ({"oom": True, "code": None, "signal": 9}, "its memory limit (64Mi)"),
+        ({"code": None, "fenced": True}, "longer than the workload's fence"),
         ({"code": None, "failed": "no such program", "cure": "install it"}, "no such program; install it"),
         ({"code": 1, "why": "timeout"}, "its timeout of 1m"),
     ):

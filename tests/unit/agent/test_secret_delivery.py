@@ -155,7 +155,7 @@ def test_it_waits_for_what_is_missing_says_so_and_goes_on_when_it_comes() -> Non
     bench.prepare(subject(FILES, sandbox=True))
     assert [one.actor.lease for one in bench.asked] == ["agent/n1"] * 4
     assert "nobody is there" in bench.said[1]
-    assert "there is no secret s; create it" in bench.said[2] and " s more: " in bench.said[2]
+    assert "there is no secret s; create it" in bench.said[2] and " s: " in bench.said[2]
     assert bench.vault.held == {COPY.file_name: {PurePosixPath("secrets/x"): CANARY.encode()}}
     assert CANARY not in "".join(bench.said)
 

@@ -155,7 +155,7 @@ def test_aims_are_missed_by_who_is_not_ahead_or_off_the_published() -> None:
 
 def test_the_policies_that_are_offered_are_those_there_are() -> None:
     assert POLICY_NAMES == POLICIES
-    assert PackingOutcome._fields == ("given", "others")
+    assert PackingOutcome._fields == ("allocated_pct", "non_gpu_placed_pct")
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_other_seeds_are_refused(directory: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("openb_nodes_gpu.csv", None, "openb_nodes_gpu.csv is not there, nor openb_nodes_gpu.csv.gz; the directory has"),
-        ("openb_pods_tiny.csv", None, "openb_pods_tiny.csv is not there"),
-        ("openb_pods_tiny.csv", "", "line 1: no column cpu_milli, memory_mib, num_gpu, gpu_milli; expected a header with"),
-        ("openb_pods_tiny.csv", PODS.splitlines()[0] + "\n", "line 2: there is nothing below the header"),
+        ("openb_nodes_gpu.csv", None, "openb_nodes_gpu.csv and openb_nodes_gpu.csv.gz do not exist; the directory contains"),
+        ("openb_pods_tiny.csv", None, "openb_pods_tiny.csv and openb_pods_tiny.csv.gz do not exist"),
+        ("openb_pods_tiny.csv", "", "line 1: missing column cpu_milli, memory_mib, num_gpu, gpu_milli; expected a header with"),
+        ("openb_pods_tiny.csv", PODS.splitlines()[0] + "\n", "line 2: no rows below the header"),
         ("openb_pods_tiny.csv", PODS + "p6,-1,1,0,0,\n", "line 8: cpu_milli is '-1'; expected a whole number"),
         (
             "openb_pods_tiny.csv",
@@ -189,9 +189,9 @@ def test_other_seeds_are_refused(directory: Path, text: str) -> None:
         (
             "openb_pods_tiny.csv",
             "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,1,0,0\n",
-            "asks for a GPU; take",
+            "requests a GPU; choose",
         ),
-        ("openb_nodes_gpu.csv", NODES.splitlines()[0] + "\na,1,1,0,\n", "has no node with a GPU"),
+        ("openb_nodes_gpu.csv", NODES.splitlines()[0] + "\na,1,1,0,\n", "no node has a GPU"),
         ("openb_nodes_gpu.csv", NODES + "e,1,1,999,A\n", "line 6: gpu_count is '999'; expected a whole number from 0 to 64"),
     ],
 )

@@ -100,7 +100,7 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     monkeypatch.setattr(placement, "LARGE_NODES", large)
     monkeypatch.setattr(placement, "AIMS_PER_S", (10**12, 1, 1))
     monkeypatch.setattr(placement, "QUICK", PlacementPlan(dict.fromkeys(AIMED_CASES, (small, large)), 0.005))
-    monkeypatch.setattr(placement, "settle_process", lambda: None)  # this process has other tests to run
+    monkeypatch.setattr(placement, "tune_interpreter", lambda: None)  # this process has other tests to run
     plot = tmp_path / "place.svg"
     words = ["bench", "place", "--quick", "--json", "--plot", str(plot)]
     result = CliRunner().invoke(remit, words, prog_name="remit")
@@ -122,7 +122,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured
     words = ["bench", "place", "--quick", "--plot", str(tmp_path / "none" / "place.svg")]
     result = CliRunner().invoke(remit, words, prog_name="remit")
     assert result.exit_code == 2
-    assert f"there is no directory {tmp_path / 'none'}" in result.output and "built" not in result.output
+    assert f"directory {tmp_path / 'none'} does not exist" in result.output and "building" not in result.output
 
 
 def test_the_aims_are_never_lowered() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from remit.model.claims import Accept, Apply, Bind, Credit, Move, AcceptIncarnation, Spawn, ConfirmHoldings
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
-from remit.simulate.checkers.reference.ledger_sums import node_limits, sums
+from remit.simulate.checkers.reference.ledger_sums import node_limits, total_sums
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, workload
 
 T1 = "tenant/t1"
@@ -77,6 +77,6 @@ def vouch(scope: Scope, sender: str = "one", **grants: str) -> ConfirmHoldings:
 
 def held(scope: Scope, node: str, resource: str = "cpu") -> int:
     """What is taken on a node, by the checker's own sum, which the books must share."""
-    taken = sums(scope.checker.rows)[0].get((node, resource), 0)
+    taken = total_sums(scope.checker.rows)[0].get((node, resource), 0)
     assert node_limits(scope.checker.rows)[node].get(resource, 0) - scope.books.nodes[node].free.get(resource, 0) == taken
     return taken

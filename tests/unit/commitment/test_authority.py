@@ -33,7 +33,7 @@ async def test_a_lost_batch_that_lands_after_the_settlement_never_applies(scope:
     """F01: the empty batch won, the claim was decided anew, and the write that comes at last fails its guard."""
     scope.store.plan.extend(["later"])
     await scope.must(USER, Apply(workload("w")))
-    assert len(scope.checker.stories["workload/t1/w"]) == 1
+    assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
 @story
@@ -51,7 +51,7 @@ async def test_settling_goes_on_through_lost_and_unavailable_answers(scope: Scop
     scope.store.plan.extend(["lost", "unavailable", "lost", "landed"])
     await scope.must(USER, Apply(workload("w")))
     assert not scope.store.plan, "each of these was met on the way"
-    assert len(scope.checker.stories["workload/t1/w"]) == 1
+    assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
 @story
@@ -80,7 +80,7 @@ async def test_a_batch_lost_by_a_deposed_authority_is_silence_and_the_successor_
     assert isinstance(answer, OutcomeUnknown)
     verdicts = await scope.send([operation])
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted)
-    assert len(scope.checker.stories["workload/t1/w"]) == 1
+    assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
 @story

@@ -94,7 +94,12 @@ async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
         DecisionSpec(replicas={"w-0": ""}),
     )
     for name in ("", "x" * 241, "ü" * 121):
-        for claim in (RecordEvent(name, said), Report(name, summed), RecordDecision(name, "t1", explained), RecordDecision("d", name, explained)):
+        for claim in (
+            RecordEvent(name, said),
+            Report(name, summed),
+            RecordDecision(name, "t1", explained),
+            RecordDecision("d", name, explained),
+        ):
             assert await scope.refused(USER, claim) is Code.INVALID, claim
     longest = "ü" * 120
     await scope.must(USER, RecordEvent(longest, said), Report(longest, summed), RecordDecision(longest, "t1", explained))

@@ -61,7 +61,12 @@ async def told(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]:
         ("No Name", SLICE, Code.INVALID, "name: "),
         ("g", replace(SLICE, amount=Amount()), Code.INVALID, "spec.amount: must be positive"),
         ("g", replace(SLICE, amount=Amount({"cpu": -1})), Code.INVALID, "no part of it, or of spec.shares, may be negative"),
-        ("g", replace(BUDGET, shares={"t1": Amount({"cpu": -1})}), Code.INVALID, "no part of it, or of spec.shares, may be negative"),
+        (
+            "g",
+            replace(BUDGET, shares={"t1": Amount({"cpu": -1})}),
+            Code.INVALID,
+            "no part of it, or of spec.shares, may be negative",
+        ),
         ("g", replace(SLICE, issuer="scope/global"), Code.INVALID, "spec.issuer: "),
         ("g", replace(SLICE, shares={"t1": amounts(cpu="1")}), Code.INVALID, "spec.shares: "),
         ("g", replace(BUDGET, shares={}), Code.INVALID, "spec.shares: "),

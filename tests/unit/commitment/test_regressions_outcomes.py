@@ -10,7 +10,19 @@ from remit.commitment import authority
 from remit.commitment import batch as module
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, batch_key, decode_batch
 from remit.commitment.rulings import declarations
-from remit.model.claims import Apply, Bind, Code, Delete, RecordDecision, Forget, Issue, RecordEvent, Operation, OperationID, Refused
+from remit.model.claims import (
+    Apply,
+    Bind,
+    Code,
+    Delete,
+    RecordDecision,
+    Forget,
+    Issue,
+    RecordEvent,
+    Operation,
+    OperationID,
+    Refused,
+)
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
 from remit.store.protocol import Compacted

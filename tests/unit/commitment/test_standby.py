@@ -597,7 +597,9 @@ def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() ->
     async def main() -> None:
         store, clock = MemoryStore(), FakeClock()
         place = await chain.raise_epoch(store, "s", "i1")
-        waiting = Standby(store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, position=place)
+        waiting = Standby(
+            store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, position=place
+        )
         serving = asyncio.ensure_future(waiting.serve(heartbeat_ms=0))
         leads = await led_by(waiting)
         assert leads.head.epoch == place.head.epoch and clock.at_ms == FakeClock().at_ms

@@ -223,7 +223,7 @@ def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeyp
             None,
         ]
         assert isinstance(verdicts[1], Refused) and verdicts[1].detail == "LookupError: our own"
-        assert len(scope.checker.stories["workload/t1/a"]) == 1
+        assert len(scope.checker.versions["workload/t1/a"]) == 1
 
     told()
 
@@ -327,7 +327,10 @@ async def test_whatever_can_be_gone_through_may_be_asked(scope: Scope) -> None:
 
 
 def cycle() -> list[tuple[str, bytes]]:
-    made = [Grant(metadata=RecordMetadata(name=name), spec=slice_of("1", "x", parent=other)) for name, other in (("a", "b"), ("b", "a"))]
+    made = [
+        Grant(metadata=RecordMetadata(name=name), spec=slice_of("1", "x", parent=other))
+        for name, other in (("a", "b"), ("b", "a"))
+    ]
     return [(f"grant/{grant.metadata.name}", encode(grant)) for grant in made]
 
 

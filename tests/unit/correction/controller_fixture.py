@@ -65,7 +65,9 @@ class Table:
 
     def again_in(self, controller: Controller, at: str) -> int | None:
         """After how long it wants to look again, at the latest."""
-        return min((wish.in_ms for wish in controller.reconcile(at, self.times()) if isinstance(wish, RequeueAfter)), default=None)
+        return min(
+            (wish.in_ms for wish in controller.reconcile(at, self.times()) if isinstance(wish, RequeueAfter)), default=None
+        )
 
     def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
         """As it stands once these conditions were accepted; written down too."""

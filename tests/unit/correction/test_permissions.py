@@ -26,7 +26,9 @@ def test_a_remit_of_another_roles_transition_cannot_be_declared() -> None:
 
 
 def test_what_was_not_declared_is_outside() -> None:
-    remit = ControllerPermissions(Role.WORKLOADS, claims=(Spawn, Delete), transitions=("create", "cancel"), declares=("Workload",))
+    remit = ControllerPermissions(
+        Role.WORKLOADS, claims=(Spawn, Delete), transitions=("create", "cancel"), declares=("Workload",)
+    )
     inside = (Move("r", 1, "cancel"), Spawn("t", "w", 1, 0, 1), Delete("Workload", "w", "t"))
     outside = (
         Move("r", 1, "remove"), Forget("r", 1), Delete("Node", "n"), Apply(workload("w")), Close("g"),
@@ -123,7 +125,11 @@ def test_a_condition_is_said_where_it_differs_and_carries_its_generation_and_tim
     after = table.observe(made, [SetCondition("Workload", "w", first, "t1")])
     assert update_condition(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:09.000Z") == []
     for status, reason, message in (("False", "EnoughReady", ""), ("True", "Other", ""), ("True", "EnoughReady", "more")):
-        assert update_condition(after, "Available", status, reason, message, "2026-01-01T00:00:09.000Z"), (status, reason, message)  # type: ignore[arg-type]
+        assert update_condition(after, "Available", status, reason, message, "2026-01-01T00:00:09.000Z"), (
+            status,
+            reason,
+            message,
+        )  # type: ignore[arg-type]
 
 
 def test_a_new_generation_is_spoken_of_anew() -> None:
@@ -131,7 +137,12 @@ def test_a_new_generation_is_spoken_of_anew() -> None:
     table = Table(made)
     first = condition(update_condition(made, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:01.000Z"))
     after = table.observe(work("w", at=5)[0], [SetCondition("Workload", "w", first, "t1")])
-    assert condition(update_condition(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:02.000Z")).observed_generation == 5
+    assert (
+        condition(
+            update_condition(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:02.000Z")
+        ).observed_generation
+        == 5
+    )
 
 
 def test_a_clock_that_lags_still_says_something_later() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from remit.commitment.decide import tag
 from remit.commitment.ledger_check import CHECKS
 from remit.docgen.generate import docs
-from remit.docgen.reference_pages import LINE, PAGES
+from remit.docgen.reference_pages import DIAGRAM_TRANSITIONS, PAGES
 from remit.law.invariants import INVARIANTS
 from remit.law.lifecycle import GUARDS, TRANSITIONS, PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
@@ -42,7 +42,7 @@ def test_a_page_that_drifted_is_named_with_its_cure__and_stays_as_it_is(written:
     drifted = page.read_text()
     code, said = run("--check", "--into", str(written))
     assert code == 1
-    assert said == f"{page} is not what the code says; run `make docs`\n"
+    assert said == f"{page} is out of date; run `make docs`\n"
     assert page.read_text() == drifted
     assert run("--into", str(written))[0] == 0
     assert run("--check", "--into", str(written))[0] == 0
@@ -90,5 +90,5 @@ def test_nothing_that_the_code_has_is_left_out() -> None:
 
 def test_every_edge_that_is_drawn_is_in_the_table() -> None:
     edges = {(row.source, row.target) for row in TRANSITIONS}
-    assert set(LINE) <= edges
-    assert {phase for edge in LINE for phase in edge} == {row.source for row in TRANSITIONS if row.source is not None}
+    assert set(DIAGRAM_TRANSITIONS) <= edges
+    assert {phase for edge in DIAGRAM_TRANSITIONS for phase in edge} == {row.source for row in TRANSITIONS if row.source is not None}

@@ -206,8 +206,10 @@ async def api(
     world, judging = production(), ThreadOffload("judge")
     store = MemoryStore() if store is None else store
     tempo = Timing(BEAT_MS)
-    one = build_server(store, world, scope="test", name="server", beat_ms=BEAT_MS, term_ms=3 * BEAT_MS, tempo=tempo)
-    desk = ServerContext(one.standby, store, one.cache, one.door, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max)
+    one = build_server(store, world, scope="test", name="server", heartbeat_ms=BEAT_MS, term_ms=3 * BEAT_MS, timing=tempo)
+    desk = ServerContext(
+        one.standby, store, one.cache, one.component_service, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max
+    )
     asked = Api(Application(routes, desk, lambda what, error: asked.complaints.append(f"{what}: {error!r}")), desk, one, store)
     running = asyncio.ensure_future(one.run()) if lead else None
     try:

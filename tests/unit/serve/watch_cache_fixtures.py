@@ -8,9 +8,9 @@ from typing import TypeVar
 from remit.model.objects import AnyObject, encode, key
 from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.pending import PlacementInputs
-from remit.serve.diagnostics.view_snapshots import ViewSnapshot, ViewSnapshots, CachedRows, build_view
+from remit.serve.diagnostics.view_snapshots import CachedRows, ViewSnapshot, ViewSnapshots, build_view
 from remit.store.memory import MemoryStore
-from remit.store.protocol import RowChange, Commit, WatchEvent, Head, Row
+from remit.store.protocol import Commit, Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock
 
 T = TypeVar("T")

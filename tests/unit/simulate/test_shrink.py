@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.simulate.checkers.judge import BESIDE
-from remit.simulate.checkers.liveness_checks import LOOKS
-from remit.simulate.checkers.registry import PROMISES
+from remit.simulate.checkers.judge import EVENT_CHECKS
+from remit.simulate.checkers.liveness_checks import LIVENESS_CHECKS
+from remit.simulate.checkers.registry import CHECKS
 from remit.simulate.faults.fault_schedule import draw_faults
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
 from remit.simulate.shrink import NotReproduced, read_replay, save, shrink
@@ -142,7 +142,10 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({"plan": (PLAN[0], Injection(0, 1.0, "loss", 1.0, -2.0))}, "plan[1].size: must be from 0"),
         ({"plan": (Injection(0, 1.0, "loss", 1.0, 1e300),)}, "plan[0].size: must be from 0 (drawn at random) to 1000000"),
         ({"plan": (Injection(-1, 1.0, "loss", 1.0),)}, "plan[0].number: must be from 0"),
-        ({"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)}, "plan[0].where: there is no scope 'mars'; available are local"),
+        (
+            {"plan": (Injection(0, 1.0, "loss", 1.0, where="mars"),)},
+            "plan[0].where: there is no scope 'mars'; available are local",
+        ),
         ({"plan": (Injection(0, 1.0, "loss", 1.0, 5.0),)}, "plan[0].size: must be a share from 0 to 1, not 5"),
         ({"plan": (Injection(0, 1.0, "cut-node", 1.0, 1.0),)}, "plan[0].size: cut-node has no size; remove it"),
         ({"plan": (Injection(0, 1.0, "loss", 1.0, where="local"),)}, "plan[0].where: loss affects all scopes at once"),
@@ -176,7 +179,7 @@ def test_whatever_was_drawn_is_a_plan_that_may_be_replayed(name: str, tmp_path: 
         assert read_replay(save(replay, tmp_path)) == replay
 
 
-@pytest.mark.parametrize("check", ["", PROCESS_ENDED_CHECK, *PROMISES, *LOOKS, *BESIDE])
+@pytest.mark.parametrize("check", ["", PROCESS_ENDED_CHECK, *CHECKS, *LIVENESS_CHECKS, *EVENT_CHECKS])
 def test_every_check_may_be_the_one_that_failed(check: str, tmp_path: Path) -> None:
     assert read_replay(save(Replay(SCENARIO, 1, 10.0, (), check), tmp_path)).violation == check
 

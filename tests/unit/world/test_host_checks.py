@@ -36,7 +36,7 @@ def test_no_bubblewrap__says_how_to_install_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_bubblewrap_that_makes_no_sandbox_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_checks, "tool_output", lambda _words, wait_s: "")
+    monkeypatch.setattr(host_checks, "tool_output", lambda _words, timeout_s: "")
     monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: "/usr/bin/bwrap")
     found = named("bubblewrap", tmp_path)
     assert found.state == "warn"

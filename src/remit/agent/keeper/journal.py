@@ -71,8 +71,7 @@ class Journal:
 
 
 class GroupCommitWriter:
-    """Group commit: entries that arrive during a write go into the next one, with one append and one fsync for the whole group.
-    """
+    """Group commit: entries that arrive during a write go into the next one, with one append and one fsync for the group."""
 
     def __init__(self, journal: Journal, offload: Offload) -> None:
         self._journal, self._offload = journal, offload

@@ -253,8 +253,8 @@ class Keeper:
         boot, now_ms = self._world.clock.boot(), self._world.clock.now_ms()
         if record.boot != boot:
             # The machine was rebooted: no process can be left, and times of the old boot cannot be compared with this clock.
-            ended = ExitStatus() if record.ended is None else record.ended
-            await self._update_record(replace(record, boot=boot, since_ms=now_ms, ended=ended, ended_ms=now_ms))
+            status = ExitStatus() if record.ended is None else record.ended
+            await self._update_record(replace(record, boot=boot, since_ms=now_ms, ended=status, ended_ms=now_ms))
         elif record.alive and record.pid and self._world.runner.is_alive(record.running):
             self._watch_exit(record)
             if record.fence_ms:
@@ -288,12 +288,12 @@ class Keeper:
 
     def _watch_exit(self, record: ProcessRecord) -> None:
         async def wait() -> None:
-            ended = await self._world.runner.wait(record.running)
+            status = await self._world.runner.wait(record.running)
             await self._stop_with_retries(record.running, record.grace_ms)  # descendants that outlived it
             current = self._records.get(record.attempt_id)
             if current is not None and current.running == record.running:
                 self._kill_at_ms.pop(record.attempt_id, None)
-                await self._update_record(replace(current, ended=ended, ended_ms=self._world.clock.now_ms()))
+                await self._update_record(replace(current, ended=status, ended_ms=self._world.clock.now_ms()))
 
         self._spawn(wait(), f"wait for {record.pid}")
 
@@ -398,8 +398,7 @@ class Keeper:
         await self._write_journal(tombstone(record))
 
     async def _update_record(self, record: ProcessRecord) -> None:
-        """Publish a record and write it to the journal. A failed write is retried with the next; the record counts meanwhile.
-        """
+        """Publish a record and write it to the journal. A failed write is retried; the record is valid meanwhile."""
         self._publish(record)
         await self._write_journal(record)
 

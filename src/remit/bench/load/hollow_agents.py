@@ -6,7 +6,7 @@ Leases, node registration, assignments and heartbeats are real; no process is st
 
 Each agent has a token and a share of the nodes, like `remit agent` with several nodes. It holds a lease per node, sends the
 heartbeats of all in one request at the scope's rate, and follows their assignments in one stream without decoding them. The
-process prints `ready` once every node is registered. For `fared` on its stdin it prints heartbeat statistics. For `start` it
+process prints `ready` once every node is registered. For `stats` on its stdin it prints heartbeat statistics. For `start` it
 reports all replicas bound to its nodes as starting: otherwise they would be released after a minute and placed again, in the
 middle of another run.
 """
@@ -45,9 +45,9 @@ def node(index: int) -> Node:
     return Node(metadata=Metadata(name=f"node-{index}"), spec=spec)
 
 
-def split_nodes(nodes: int, hosts: int) -> list[list[Node]]:
+def split_nodes(nodes: int, agents: int) -> list[list[Node]]:
     """Return the nodes of each agent."""
-    all_nodes, share = [node(index) for index in range(nodes)], -(-nodes // hosts)
+    all_nodes, share = [node(index) for index in range(nodes)], -(-nodes // agents)
     return [all_nodes[start : start + share] for start in range(0, nodes, share)]
 
 
@@ -83,7 +83,7 @@ class HollowAgent:
         clock = self._connected.world.clock
         await clock.sleep_ms(first_ms)
         settled = self._client.incarnation
-        beats = [
+        heartbeats = [
             NodeHeartbeat(actor, NodeState(node_.metadata.name, settled))
             for actor, node_ in zip(self._actors, self._nodes, strict=True)
         ]
@@ -92,10 +92,10 @@ class HollowAgent:
             next_ms += self._timing.heartbeat_ms
             sent_ms = clock.now_ms()
             try:
-                holds, _ = await self._client.heartbeat(beats, deadline_ms=2 * self._timing.heartbeat_ms)
+                holds, _ = await self._client.heartbeat(heartbeats, deadline_ms=2 * self._timing.heartbeat_ms)
                 self.lost_heartbeats += holds.count(False) if isinstance(holds, (list, tuple)) else 0
             except RetriesExhausted:
-                self.lost_heartbeats += len(beats)
+                self.lost_heartbeats += len(heartbeats)
             self.latencies_ms.append(clock.now_ms() - sent_ms)
             await clock.sleep_ms(max(1, next_ms - clock.now_ms()))
 
@@ -139,32 +139,32 @@ class HeartbeatStats(msgspec.Struct):
 async def main(server: str, tokens: list[str], nodes: int, beat_ms: int) -> None:
     stdin = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    tempo, world = Timing(beat_ms), production()
+    timing, world = Timing(beat_ms), production()
     async with AsyncExitStack() as open_, asyncio.TaskGroup() as group:
         open_.push_async_callback(world.offload.close)
         hosted = list(zip(tokens, split_nodes(nodes, len(tokens)), strict=True))
         agents = [
-            HollowAgent(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", own_nodes, tempo)
+            HollowAgent(await open_.enter_async_context(connect((server,), token, world)), f"hollow-{index}", own_nodes, timing)
             for index, (token, own_nodes) in enumerate(hosted)
         ]
         tasks = []
-        for index, host in enumerate(agents):
-            await host.register()
+        for index, agent in enumerate(agents):
+            await agent.register()
             tasks += [
-                group.create_task(host.run_heartbeats(beat_ms * index // len(agents))),
-                group.create_task(host.follow_assignments()),
+                group.create_task(agent.run_heartbeats(beat_ms * index // len(agents))),
+                group.create_task(agent.follow_assignments()),
             ]
         _print_line("ready")
         while command := (await stdin.readline()).strip():
             if command == b"start":
-                _print_line(str(sum([await host.report_started() for host in agents])))
+                _print_line(str(sum([await agent.report_started() for agent in agents])))
                 continue
-            waits = [wait for host in agents for wait in host.latencies_ms] or [0.0]
-            lost, received = sum(host.lost_heartbeats for host in agents), sum(host.received for host in agents)
+            waits = [wait for agent in agents for wait in agent.latencies_ms] or [0.0]
+            lost, received = sum(agent.lost_heartbeats for agent in agents), sum(agent.received for agent in agents)
             stats = HeartbeatStats(len(waits), quantile(waits, 0.5), quantile(waits, 0.99), lost, received)
             _print_line(msgspec.json.encode(stats).decode())
-            for host in agents:
-                host.latencies_ms.clear()
+            for agent in agents:
+                agent.latencies_ms.clear()
         for task in tasks:
             task.cancel()
 

@@ -80,7 +80,7 @@ def create_requests(server: ServerTarget, manifests: Iterable[dict[str, Any]]) -
 
 
 def apply_requests(server: ServerTarget, manifests: Sequence[dict[str, Any]], per_request: int) -> list[bytes]:
-    """Return apply requests with `each` jobs per request."""
+    """Return apply requests with `per_request` jobs in each."""
     pieces = [manifests[start : start + per_request] for start in range(0, len(manifests), per_request)]
     return [server.request("POST", "/v1/apply", msgspec.json.encode(piece)) for piece in pieces]
 

@@ -117,11 +117,11 @@ async def serve(
             name=name,
             listen=listen,
             token=token,
-            tempo=tempo,
-            complain=say.bug,
+            timing=tempo,
+            report_bug=say.bug,
             log=say.log,
-            secured=secured,
-            tell=say,
+            tls_options=secured,
+            report=say,
         ) as one:
             believed = f", its authority in {escaped(str(one.ca_file))}" if one.ca_file else ""
             click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}{believed}")

@@ -271,11 +271,11 @@ def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[RunR
 def _tell_story(simulation: Simulation, key: str) -> bool:
     """Was there such an object? It may be known in several scopes; each tells its own."""
     histories = simulation.judge.histories
-    known = [scope for scope, history in histories.items() if key in history.stories]
+    known = [scope for scope, history in histories.items() if key in history.versions]
     for scope in known:
         click.echo(escaped_lines(simulation.judge.story(scope, key)))
     if not known:
-        keys = sorted({key for history in histories.values() for key in history.stories})
+        keys = sorted({key for history in histories.values() for key in history.versions})
         click.echo(f"--story: nothing named {escaped(key)} ever was in this run; {_nearest(key, keys)}", err=True)
     return bool(known)
 

@@ -199,9 +199,9 @@ async def _run(here: Installation, world: World) -> None:
     async with AsyncExitStack() as open_:
         server = await open_.enter_async_context(api_server(
             here.server, world, scope=SCOPE, name=SCOPE, listen=_address(here), token=token,
-            tempo=Timing(here.beat_ms), complain=say.bug, log=say.log, secured=here.secured, tell=say,
+            timing=Timing(here.beat_ms), report_bug=say.bug, log=say.log, tls_options=here.secured, report=say,
         ))  # fmt: skip
-        tokens, trust = await _provide(here, server.desk), server.trust
+        tokens, trust = await _provide(here, server.context), server.trust
         scheduling = await open_.enter_async_context(connect([server.url], tokens["scheduler"], world, trust=trust))
         correcting = await open_.enter_async_context(connect([server.url], tokens["controllers"], world, trust=trust))
         if new:
@@ -209,9 +209,9 @@ async def _run(here: Installation, world: World) -> None:
         beside = Beside(here, server, world, say)
         try:
             async with asyncio.TaskGroup() as group:
-                beat_ms, counted = here.beat_ms, server.desk.metrics
-                group.create_task(run_scheduler(scheduling, name="scheduler", beat_ms=beat_ms, failed=say, metrics=counted))
-                group.create_task(run_controllers(correcting, name="controllers", beat_ms=beat_ms, failed=say, metrics=counted))
+                beat_ms, counted = here.beat_ms, server.context.metrics
+                group.create_task(run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted))
+                group.create_task(run_controllers(correcting, name="controllers", heartbeat_ms=beat_ms, on_failure=say, metrics=counted))
                 async with Api(server.url, token, tenant=TENANT, trust=trust) as api:
                     await _bootstrap(api, here.regions)
                     if here.nodes:

@@ -21,7 +21,7 @@ from remit.commitment.operation_queue import BATCH_LIMITS
 from remit.model.problems import escaped
 from remit.model.resources import format_duration
 from remit.simulate.checkers import judge  # noqa: F401 - with it every check is in its register
-from remit.simulate.checkers.judge import judged
+from remit.simulate.checkers.judge import checks_by_property
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import Injection, Scenario, load, names
@@ -40,7 +40,7 @@ NOTE_EVERY_S: Final = 10.0
 
 def checks(letter: str) -> dict[str, list[str]]:
     """Every check of safety (S) or liveness (L), by the property that it guards."""
-    every = sorted(judged().items(), key=lambda one: int(one[0][1:]))
+    every = sorted(checks_by_property().items(), key=lambda one: int(one[0][1:]))
     return {guarded: names for guarded, names in every if guarded.startswith(letter)}
 
 

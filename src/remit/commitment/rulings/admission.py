@@ -170,8 +170,8 @@ def _check_nodes_unclaimed(draft: Draft, token: Token) -> Refused | None:
             how = f"by token {other.metadata.name}"
             return refuse(
                 Code.EXISTS,
-                f"spec.nodes: node {taken[0]} already has an agent, identified {how}; revoke that token first, or "
-                "choose another name",
+                f"spec.nodes: node {taken[0]} already has an agent, identified {how}; revoke that token first, or choose "
+                "another name",
             )
     return None
 

@@ -210,8 +210,8 @@ def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused 
         if allowed != spec or meta.labels != before.metadata.labels or meta.annotations != before.metadata.annotations:
             return refuse(
                 Code.NOT_OWNER,
-                f"an agent may change only capacity, devices, address and port of node {meta.name}; an operator "
-                "may change the rest",
+                f"an agent may change only capacity, devices, address and port of node {meta.name}; an operator may change the "
+                "rest",
             )
     pool = draft.lookup(key_of("NodePool", spec.pool))
     if pool is not None and not spec.capacity <= pool[0].spec.capacity:
@@ -544,8 +544,8 @@ def adopt(draft: Draft, operation: Operation, claim: Adopt) -> int | Refused:
     if claim.asked_ms > draft.time.now_ms:
         return refuse(
             Code.INVALID,
-            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request "
-            "on this scope's clock",
+            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request on this "
+            "scope's clock",
         )
     until_ms = claim.asked_ms + claim.ttl
     deadline_before = None if latest is None or latest.spec.number != claim.number else latest.spec.deadline

@@ -104,8 +104,8 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
     if claim.asked_ms > draft.time.now_ms:
         return refuse(
             Code.INVALID,
-            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request "
-            "on this scope's clock",
+            f"asked_ms: {claim.asked_ms} is in the future (now {draft.time.now_ms}); send the time of the request on this "
+            "scope's clock",
         )
     entry = draft.lookup(key_of("Grant", claim.name))
     deadline = Deadline(boot=draft.time.boot, at_ms=claim.asked_ms + claim.spec.ttl)
@@ -128,8 +128,8 @@ def accept(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
     if claim.serial <= before.status.serial:
         return refuse(
             Code.REVISION,
-            f"serial: grant {claim.name} is at serial {before.status.serial}, {claim.serial} is older; the message is "
-            "a duplicate",
+            f"serial: grant {claim.name} is at serial {before.status.serial}, {claim.serial} is older; the message is a "
+            "duplicate",
         )
     if before.status.phase is GrantPhase.CLOSED:
         return refuse(Code.GRANT_VOID, f"grant {claim.name} is closed; issue a new one under a new name")
@@ -222,22 +222,22 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
     if ledger.granted_to_other_scope and not ledger.is_unexpired(draft.time.now_ms):
         return refuse(
             Code.AWAITING_REPORTS,
-            f"grant {claim.name} expired, but {grant.spec.holder} has not reported what it drew; wait for its report, "
-            "or declare it lost",
+            f"grant {claim.name} expired, but {grant.spec.holder} has not reported what it drew; wait for its report, or "
+            "declare it lost",
         )
     if ledger.granted_to_other_scope:
         return refuse(
             Code.NOT_OWNER,
-            f"grant {claim.name} is held by scope {grant.spec.holder}, which must close and report it; or declare "
-            "that scope lost",
+            f"grant {claim.name} is held by scope {grant.spec.holder}, which must close and report it; or declare that scope "
+            "lost",
         )
     committed = ledger.committed()
     if grant.status.phase is GrantPhase.VOID and committed:
         # Only the issuer knows how much of this grant is still valid: what the backup shows as held may be granted to others.
         return refuse(
             Code.GRANT_VOID,
-            f"grant {claim.name} is void since a restore and {committed} of it is in use; wait until its issuer reissues "
-            "it, or release the work that uses it",
+            f"grant {claim.name} is void since a restore and {committed} of it is in use; wait until its issuer reissues it, "
+            "or release the work that uses it",
         )
     if grant.spec.issuer:
         # The reissued amount may be less than what the backup shows as drawn. Report as retained only what was granted.

@@ -59,8 +59,8 @@ def _check_fence(draft: Draft, actor: Actor) -> Refused | None:
     if spec.holder != actor.name or spec.epoch != actor.epoch:
         return refuse(
             Code.STALE_EPOCH,
-            f"lease {actor.lease} is held by {spec.holder or 'no one'} at epoch {spec.epoch}, "
-            f"not by {actor.name} at epoch {actor.epoch}; acquire it again",
+            f"lease {actor.lease} is held by {spec.holder or 'no one'} at epoch {spec.epoch}, not by {actor.name} at epoch "
+            f"{actor.epoch}; acquire it again",
         )
     if _has_lapsed(draft, actor.lease, spec):
         return refuse(

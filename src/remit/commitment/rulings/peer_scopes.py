@@ -62,16 +62,14 @@ def accept_incarnation(draft: Draft, operation: Operation, claim: AcceptIncarnat
     if claim.incarnation in record.former:
         return refuse(
             Code.GRANT_VOID,
-            f"incarnation {claim.incarnation} of {claim.peer} was replaced and is never accepted again; read the "
-            "peer's current "
-            "incarnation and recognise that one",
+            f"incarnation {claim.incarnation} of {claim.peer} was replaced and is never accepted again; read the peer's "
+            "current incarnation and recognise that one",
         )
     if claim.replaces != record.incarnation:
         return refuse(
             Code.REVISION,
             f"replaces: the accepted incarnation of {claim.peer} is {_describe(record.incarnation)}, not "
-            f"{_describe(claim.replaces)}; read the "
-            "record and retry",
+            f"{_describe(claim.replaces)}; read the record and retry",
         )
     if draft.lookup(PEER_PREFIX + claim.peer) is None and len(draft.keys(PEER_PREFIX)) >= PEERS_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {PEERS_MAX} peers")
@@ -88,14 +86,14 @@ def check_incarnations(draft: Draft, peer: str, message: Accept | Credit | Confi
     if message.to != own:
         return refuse(
             Code.GRANT_VOID,
-            f"to: the message is addressed to {_describe(message.to)}, this is incarnation {own}; {peer} must recognise "
-            "it and send again",
+            f"to: the message is addressed to {_describe(message.to)}, this is incarnation {own}; {peer} must recognise it and "
+            "send again",
         )
     if not accepted or message.sender != accepted:
         return refuse(
             Code.GRANT_VOID,
-            f"sender: the message is from {_describe(message.sender)} of {peer}, accepted here is {_describe(accepted)}; "
-            f"read the current incarnation of {peer}, recognise it, and let it send again",
+            f"sender: the message is from {_describe(message.sender)} of {peer}, accepted here is {_describe(accepted)}; read "
+            f"the current incarnation of {peer}, recognise it, and let it send again",
         )
     return None
 
@@ -120,9 +118,8 @@ def may_have_forgotten_grants(draft: Draft, awaited: Sequence[str]) -> Refused |
     own = draft.time.incarnation
     return refuse(
         Code.AWAITING_REPORTS,
-        f"the scope was restored: {', '.join(awaited)} must first recognise incarnation {own} and vouch for the "
-        "grants they hold; "
-        "or declare them lost",
+        f"the scope was restored: {', '.join(awaited)} must first recognise incarnation {own} and vouch for the grants they "
+        "hold; or declare them lost",
     )
 
 

@@ -16,6 +16,7 @@ from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements
 from remit.law.fit import devices as fit_devices
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
 from remit.law.lifecycle import BINDING_TRANSITIONS, SNAPSHOT_AGE_MS_MAX, find_transition
+from remit.law.refusals import REFUSALS
 from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve, Role
 from remit.model.kinds import Device
 from remit.model.metadata import Deadline
@@ -38,10 +39,8 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
     if requirements is not None and requirements.gang and draft.bound_count(requirements.generation) < requirements.gang:
         return refuse(
             Code.GANG_SHORT,
-            f"{claim.replica} belongs to a gang of at least {requirements.gang}, "
-            f"{draft.bound_count(requirements.generation)} are bound; bind "
-            "the members "
-            "in one gang claim",
+            f"{claim.replica} belongs to a gang of at least {requirements.gang}, {draft.bound_count(requirements.generation)} "
+            "are bound; bind the members in one gang claim",
         )
     placed = place(draft, operation, claim, replica, requirements)
     if isinstance(placed, Refused):
@@ -267,8 +266,8 @@ def place(
     if operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX:
         return refuse(
             Code.STALE_EVIDENCE,
-            f"the snapshot is {operation.evidence.age_ms} ms old, the limit is {SNAPSHOT_AGE_MS_MAX} ms; decide again "
-            "on a newer one",
+            f"the snapshot is {operation.evidence.age_ms} ms old, the limit is {SNAPSHOT_AGE_MS_MAX} ms; decide again on a "
+            "newer one",
         )
     if status.phase is not Phase.RESERVED:
         return _place_pending(draft, operation, claim, replica, requirements)
@@ -302,8 +301,8 @@ def _place_pending(
     if requirements.fenced and draft.books.awaited_nodes and draft.keys(key_of("Summary", AWAITED_NODE)):
         return refuse(
             Code.AWAITING_REPORTS,
-            f"the scope was restored: {claim.replica} must never run twice, and may be running on a node that has not "
-            "reported yet",
+            f"the scope was restored: {claim.replica} must never run twice, and may be running on a node that has not reported "
+            "yet",
         )
     if not requirements.placeable:
         return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted; {claim.replica} is not placed")
@@ -343,8 +342,8 @@ def _check_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) ->
     if (claim.node, claim.devices, claim.grant) != (status.node, status.devices, status.grants[0]):
         return refuse(
             Code.INVALID,
-            f"{claim.replica} is reserved on node {status.node}; bind it with the reserved node, devices and grant, "
-            "or unreserve it first",
+            f"{claim.replica} is reserved on node {status.node}; bind it with the reserved node, devices and grant, or "
+            "unreserve it first",
         )
     for victim, attempt in status.victims.items():
         entry = draft.replica(victim)
@@ -410,8 +409,8 @@ def _check_devices(requirements: Requirements, ledger: NodeLedger, devices: Mapp
     ):
         return refuse(
             Code.DEVICE_MISMATCH,
-            f"devices: {', '.join(sorted(devices)) or 'none'} of node {ledger.node.metadata.name} do not match what "
-            "the workload requires",
+            f"devices: {', '.join(sorted(devices)) or 'none'} of node {ledger.node.metadata.name} do not match what the "
+            "workload requires",
         )
     for name, amount in devices.items():
         if ledger.free.get(DEVICE_PREFIX + name, 0) < amount:
@@ -565,4 +564,4 @@ def _misfit_detail(code: Code, requirements: Requirements, ledger: NodeLedger) -
         case Code.PLACE | Code.POLICY:
             return f"the node is in region {ledger.region}, zone {ledger.zone}, pool {ledger.pool}"
         case _:
-            return code.value
+            return REFUSALS[code].meaning

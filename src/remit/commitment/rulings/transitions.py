@@ -42,8 +42,8 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
     if existing + claim.count > limit:
         return refuse(
             Code.LIMIT,
-            f"workload {claim.tenant}/{claim.workload} has {existing} of at most {limit} replicas; {claim.count} more "
-            "exceed the limit",
+            f"workload {claim.tenant}/{claim.workload} has {existing} of at most {limit} replicas; {claim.count} more exceed "
+            "the limit",
         )
     indexes = range(claim.first, claim.first + claim.count)
     for index in indexes:
@@ -104,8 +104,8 @@ def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
     if operation.evidence.age_ms > row.evidence_age_ms_max:
         return refuse(
             Code.STALE_EVIDENCE,
-            f"the evidence is {operation.evidence.age_ms} ms old, {claim.transition} allows {row.evidence_age_ms_max} "
-            "ms; observe again",
+            f"the evidence is {operation.evidence.age_ms} ms old, {claim.transition} allows {row.evidence_age_ms_max} ms; "
+            "observe again",
         )
     for guard in row.guards:
         if guard in GUARD_CHECKS:
@@ -179,8 +179,8 @@ def _check_wait_over(draft: Draft, operation: Operation, claim: Move, replica: R
     if age_ms < limit_ms:
         return refuse(
             Code.WAIT,
-            f"{claim.replica} has been {replica.status.phase} for {age_ms} ms; {claim.transition} is allowed after "
-            f"{limit_ms} ms",
+            f"{claim.replica} has been {replica.status.phase} for {age_ms} ms; {claim.transition} is allowed after {limit_ms} "
+            "ms",
         )
     return None
 
@@ -197,8 +197,7 @@ def _check_fence_passed(draft: Draft, operation: Operation, claim: Move, replica
         return refuse(
             Code.FENCE,
             f"node {replica.status.node} has been silent for {silent_ms} ms, the fence passes at {limit_ms} ms; the replica "
-            "may still "
-            "be running there",
+            "may still be running there",
         )
     return None
 

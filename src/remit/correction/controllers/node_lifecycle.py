@@ -240,8 +240,8 @@ class NodeController(Controller):
         if silent and region not in self._mass_silences:
             self._mass_silences[region] = since_ms, False
             message = (
-                f"most nodes of region {region} send no heartbeats, so none is marked unknown and nothing is evicted "
-                "there; check the network, and delete nodes that are gone for good"
+                f"most nodes of region {region} send no heartbeats, so none is marked unknown and nothing is evicted there; "
+                "check the network, and delete nodes that are gone for good"
             )
             yield self._event(region, "MassSilence", message)
         elif not silent and self._mass_silences.pop(region, None) is not None:
@@ -249,8 +249,8 @@ class NodeController(Controller):
         elif silent and not operator_called and time.now_ms - since_ms >= time.timing.call_operator_ms:
             self._mass_silences[region] = since_ms, True
             message = (
-                f"most nodes of region {region} have sent no heartbeats for {Duration(time.timing.call_operator_ms)}; "
-                "find out whether the region is lost, and if so declare it lost"
+                f"most nodes of region {region} have sent no heartbeats for {Duration(time.timing.call_operator_ms)}; find out "
+                "whether the region is lost, and if so declare it lost"
             )
             yield self._event(region, "CallOperator", message)
 

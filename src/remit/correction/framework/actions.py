@@ -66,7 +66,7 @@ class ControllerPermissions:
         declares: Iterable[str] = (),
     ) -> None:
         self.role = role
-        self.claims = frozenset(claims) | {RecordEvent, SetCondition}
+        self.claims: frozenset[type[Claim]] = frozenset({*claims, RecordEvent, SetCondition})
         self.transitions = frozenset(transitions)
         self.declares = frozenset(declares)
         foreign = sorted(name for name in self.transitions if OWNERS.get(name) is not role)
@@ -102,8 +102,8 @@ class ControllerPermissions:
                 return ""
             case _:
                 return (
-                    f"role {self.role} submitted a {type(claim).__name__} claim, which it did not declare; this is a bug "
-                    "in the controller"
+                    f"role {self.role} submitted a {type(claim).__name__} claim, which it did not declare; this is a bug in "
+                    "the controller"
                 )
 
 

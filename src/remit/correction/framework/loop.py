@@ -373,8 +373,8 @@ class _LeaseTerm:
         for key in self.queue.take_stuck():
             stuck_after = Duration(self._loop.timing.backoff.stuck_after_ms)
             message = (
-                f"actions for {key} have been refused or unanswered for {stuck_after} or longer; "
-                "retries continue at a slower rate. `remit audit` lists the refusals"
+                f"actions for {key} have been refused or unanswered for {stuck_after} or longer; retries continue at a slower "
+                "rate. `remit audit` lists the refusals"
             )
             batch.add("", [self._event(key, "Stuck", message)])
         if batch.claims:

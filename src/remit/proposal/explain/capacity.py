@@ -356,7 +356,7 @@ def _capacity_limit(request: _CapacityRequest, hard: HardFit, free: Placements) 
     )
 
 
-def _remedies(trial: Trial, source: QuotaSource, wanted: int) -> Iterable[Remedy]:
+def _remedies(trial: Trial, source: QuotaSource, count: int) -> Iterable[Remedy]:
     """Changes that would allow replica number `wanted`: more quota, more capacity, or both."""
     if source.ledger is None or source.unusable is not None:
         return
@@ -364,7 +364,7 @@ def _remedies(trial: Trial, source: QuotaSource, wanted: int) -> Iterable[Remedy
 
     def quota(less: Amount) -> tuple[Change, ...]:
         """The missing quota if each replica requests `less` less."""
-        missing = ((charge - less) * wanted).excess_over(quota_left)
+        missing = ((charge - less) * count).excess_over(quota_left)
         return (Change("quota", source.name, missing),) if missing else ()
 
     if trial.can_place(1):

@@ -72,7 +72,7 @@ def _relaxations(trial: Trial, names: Sequence[str], count: int) -> list[Remedy]
             if relaxed.can_place(count):
                 remedies.append(_remedy(relaxed, _filter_changes(trial, relaxed, combination, count)))
         if remedies:
-            return sorted(remedies, key=lambda one: -one.fits)[:OPTIONS_MAX]
+            return sorted(remedies, key=lambda remedy: -remedy.fits)[:OPTIONS_MAX]
     return []
 
 
@@ -139,7 +139,7 @@ def _smallest_growth(trial: Trial) -> tuple[Change, Node] | None:
             sized.append((len(devices), order, row, node, devices))
     if not sized:
         return None
-    _, _, row, node, devices = min(sized, key=lambda one: one[:2])
+    _, _, row, node, devices = min(sized, key=lambda entry: entry[:2])
     resources = Amount(_missing_resources(trial, row))
     # Free capacity is negative on a node that was shrunk below its usage; the shortage counts from there.
     spec = replace(node.spec, capacity=node.spec.capacity + resources, devices=(*node.spec.devices, *devices))
@@ -167,8 +167,8 @@ def missing_devices(requirements: Requirements, devices: Sequence[Device], used:
     def add(part: DeviceRequirement) -> None:
         extra.append(Device(name=f"more-{len(extra)}", kind=part.kind, model=part.models[0] if part.models else ""))
 
-    def fits(asked: Requirements) -> bool:
-        return fits_devices(asked, (*devices, *extra), used)
+    def fits(subset: Requirements) -> bool:
+        return fits_devices(subset, (*devices, *extra), used)
 
     for at, part in enumerate(requirements.whole_devices):
         for _ in range(part.amount):

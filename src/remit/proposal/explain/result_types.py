@@ -192,9 +192,7 @@ class PlacementExplanation(Struct, frozen=True):
 
 
 class ExplanationEvidence(Struct, frozen=True):
-    """The data that an explanation is based on: one revision of the store and how long ago it was read, the policy and the overrides in
-    force.
-    """
+    """The data behind an explanation: one revision of the store and how long ago it was read, policy and overrides."""
 
     revision: int
     age_ms: int
@@ -252,8 +250,8 @@ class WorkloadExplanation(Struct, frozen=True):
     evidence: ExplanationEvidence
     groups: tuple[PendingGroup, ...]
     limit: str
-    """The current limit of the workload: a reason code, or the phase that most unfinished replicas are in; empty if it has reached
-    its desired state.
+    """The current limit of the workload: a reason code, or the phase that most unfinished replicas are in; empty if it has
+    reached its desired state.
     """
     there: NodeFitExplanation | None
     history: tuple[HistoryEntry, ...]

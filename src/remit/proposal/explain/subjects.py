@@ -61,7 +61,7 @@ class RecordedHistory(NamedTuple):
     def history(self) -> tuple[HistoryEntry, ...]:
         """All entries, oldest first; only the latest HISTORY_MAX."""
         entries = [_history_entry(revision, self.at.get(revision, ""), decision.spec) for revision, decision in self.decisions]
-        return tuple(sorted((*entries, *self.verdicts), key=lambda one: one.revision)[-HISTORY_MAX:])
+        return tuple(sorted((*entries, *self.verdicts), key=lambda entry: entry.revision)[-HISTORY_MAX:])
 
 
 def explain_replica(
@@ -278,8 +278,8 @@ def _groups(
 
 
 def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing: int, kind: str) -> str:
-    """The reason why the workload is not in its desired state: the reason of its largest pending group, replicas that are not created
-    yet, or the phase that most unfinished replicas are in.
+    """The reason why the workload is not in its desired state: the reason of its largest pending group, replicas that are not
+    created yet, or the phase that most unfinished replicas are in.
     """
     if groups:
         return groups[0].waits.reason or QUEUED

@@ -111,9 +111,9 @@ def preferred_taints(requirements: Requirements, site: Any) -> Any:
 def locality(columns: NodeColumns, hints: Hints) -> Score:
     """Prefers nodes that hints report as warm for the workload. A hint only ranks; filters decide eligibility."""
 
-    def warm(ask: Requirements, site: Any) -> Any:
-        found = hints.warmth(ask.hinted_workload, columns)
-        return found if site is columns else found[site.rows]
+    def warm(requirements: Requirements, site: Any) -> Any:
+        warmth = hints.warmth(requirements.hinted_workload, columns)
+        return warmth if site is columns else warmth[site.rows]
 
     return Score("locality", warm, applies=lambda requirements: bool(requirements.hinted_workload), epoch=lambda: hints.version)
 

@@ -93,12 +93,12 @@ def _match_whole_devices(
     """Matches each requested whole device to a free one (bipartite matching by augmenting paths): if requirements overlap in
     the models they accept, an earlier choice may be moved.
     """
-    wanted = [requirement for requirement in wholes for _ in range(requirement.amount)]
+    requested = [requirement for requirement in wholes for _ in range(requirement.amount)]
     free = [device for device in devices if not used.get(device.name, 0) and device.name not in chosen]
     owner: dict[str, int] = {}
 
-    def find(want: int, tried: set[str]) -> bool:
-        requirement = wanted[want]
+    def find(index: int, tried: set[str]) -> bool:
+        requirement = requested[index]
         for device in free:
             if (
                 device.kind != requirement.kind
@@ -108,11 +108,11 @@ def _match_whole_devices(
                 continue
             tried.add(device.name)
             if device.name not in owner or find(owner[device.name], tried):
-                owner[device.name] = want
+                owner[device.name] = index
                 return True
         return False
 
-    if not all(find(index, set()) for index in range(len(wanted))):
+    if not all(find(index, set()) for index in range(len(requested))):
         return False
     chosen.update(dict.fromkeys(owner, WHOLE_DEVICE))
     return True
@@ -126,8 +126,9 @@ _NO_NODE: Final[tuple[Node | None, Mapping[str, int]]] = None, _UNUSED
 class FreeDeviceShares:
     """Free shares of every device, updated incrementally from the node columns.
 
-    `free` has the free thousandths: one line per row and one column per device, in the order of the node's spec. `device_type` has
-    the id of the device's kind and model in `device_types`, -1 where there is no device. Both arrays are over-allocated.
+    `free` has the free thousandths: one line per row and one column per device, in the order of the node's spec.
+    `device_type` has the id of the device's kind and model in `device_types`, -1 where there is no device. Both arrays are
+    over-allocated.
     """
 
     def __init__(self, columns: NodeColumns) -> None:

@@ -8,7 +8,8 @@ for (all in fragmentation_model.py). A node is rated by how little is lost there
 A share goes to the device where it destroys the least worth, then to the one with the least free. Work without device
 requests is scored too: it goes where it harms work with device requests the least, and is spread over nodes without devices.
 
-Between two calls of `update_weights` the score depends on the row alone. Call `update_weights` between runs of the kernel, never within one.
+Between two calls of `update_weights` the score depends on the row alone. Call `update_weights` between runs of the kernel,
+never within one.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Fragmentation:
         self.score = Score(
             NAME,
             self._score,
-            applies=lambda ask: bool(columns.whole_devices),
+            applies=lambda requirements: bool(columns.whole_devices),
             epoch=self._current_epoch,
             replaces=(LEAST_ALLOCATED.name, MOST_ALLOCATED.name, BALANCED.name),
             high_precision=True,
@@ -272,7 +273,12 @@ class Fragmentation:
         if node is None or not (requirements.whole_devices or requirements.device_shares):
             return {}
         used = self._columns.used[row]
-        return assign_devices(requirements, node.spec.devices, used, lambda one, left: int(self._share_cost(one)[left])) or {}
+        return (
+            assign_devices(
+                requirements, node.spec.devices, used, lambda requirement, free: int(self._share_cost(requirement)[free])
+            )
+            or {}
+        )
 
 
 def _free(site: Any, name: str) -> Floats:

@@ -215,7 +215,7 @@ def dual_prices(sizes: Sequence[int], counts: Sequence[float]) -> list[float]:
         inverse[leaving] = row
         cost[leaving] = price
         prices = cost @ inverse
-    return [max(float(one), 0.0) for one in prices]
+    return [max(float(value), 0.0) for value in prices]
 
 
 def _entering(sizes: Sequence[int], prices: Floats) -> tuple[Floats | None, float]:
@@ -252,7 +252,7 @@ class Potential:
     def __init__(
         self, frequent: Sequence[FrequentShape], device_types: Sequence[DeviceModel], worths: Mapping[str, Floats]
     ) -> None:
-        frequent = sorted(frequent, key=lambda one: one.shape.number == 1)
+        frequent = sorted(frequent, key=lambda entry: entry.shape.number == 1)
         shapes = [entry.shape for entry in frequent]
         self.kinds = list(dict.fromkeys(kind for kind, _ in device_types)) or [""]
         self._kind = np.array([self.kinds.index(shape.kind) for shape in shapes], dtype=np.int64)

@@ -465,7 +465,7 @@ class Kernel:
     # -- placement by topology group -------------------------------------------------------------------------------------
 
     def _place_by_group(self, work_class: WorkClass, groups: TopologyGroups, count: int, placed: Placements) -> None:
-        """Like `_place_run` for rules on topology domains: places step by step, but over groups of nodes instead of single nodes."""
+        """Like `_place_run` for rules on topology domains: step by step, but over groups of nodes instead of single nodes."""
         if groups.order is None:
             self._place_one_by_one(work_class, count, placed)
             return

@@ -74,8 +74,8 @@ class Eviction(NamedTuple):
 
 
 class PreemptionPlan(NamedTuple):
-    """Result of a search: the evictions; how many victims the cheapest rejected node would have needed (`victims_lacking`); and whether
-    some replicas need no victims because enough capacity is becoming free (`capacity_coming`).
+    """Result of a search: the evictions; how many victims the cheapest rejected node would have needed (`victims_lacking`); and
+    whether some replicas need no victims because enough capacity is becoming free (`capacity_coming`).
     """
 
     evictions: list[Eviction]
@@ -161,12 +161,12 @@ def plan_evictions(
     ranked = _rank_rows(requirements, free_capacity, open_rows, candidates, allowance) if count > 0 else None
     if ranked is None:
         # Victims that are not enough now may be enough together with capacity that is becoming free.
-        soon = (
+        coming_soon = (
             count > 0
             and len(candidates.releasing.rows) > 0
             and _rank_rows(requirements, future_capacity, open_rows, candidates, allowance) is not None
         )
-        return PreemptionPlan([], 0, capacity_coming or soon)
+        return PreemptionPlan([], 0, capacity_coming or coming_soon)
     plans: list[Eviction] = []
     victims_lacking = examined_count = at = 0
     while at < len(ranked.rows) and len(plans) < count and examined_count < NODES_EXAMINED_MAX:
@@ -274,11 +274,11 @@ def _rank_rows(
     starts, ends, first, lower_bound = starts[possible], ends[possible], first[possible], lower_bound[possible]
     levels, victim_counts = candidates.priority[order][first], first - starts + 1
     cost = np.lexsort((rows[starts], victim_counts, levels))
-    sure = np.where(
+    known_minimum = np.where(
         (victim_counts == lower_bound) & (not (requirements.whole_devices or requirements.device_shares)), victim_counts, 0
     )[cost]
     begin_end = zip(starts[cost].tolist(), ends[cost].tolist(), strict=True)
-    return _RankedRows(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], sure.tolist())
+    return _RankedRows(rows[starts][cost].tolist(), [order[a:b] for a, b in begin_end], levels[cost], known_minimum.tolist())
 
 
 def _victim_count(
@@ -329,24 +329,26 @@ def _select_victims(
         # Disruption limits stopped the search: of a group that may lose only a few, the lowest were taken first, and they were
         # too small or do not hold the requested devices. Retry with the largest first, then with each candidate first.
         sizes = {
-            one: sum(int(candidates.amounts[name][one]) / max(need, 1) for name, need in requirements.resources)
-            for one in lowest
+            index: sum(int(candidates.amounts[name][index]) / max(need, 1) for name, need in requirements.resources)
+            for index in lowest
         }
         limited = [
-            one for one in lowest[1:FIRST_VICTIMS_MAX] if allowance.remaining(int(candidates.groups[one]))[0] < len(lowest)
+            index
+            for index in lowest[1:FIRST_VICTIMS_MAX]
+            if allowance.remaining(int(candidates.groups[index]))[0] < len(lowest)
         ]
-        orders = (sorted(sizes, key=lambda one: (-sizes[one], one)), *([one, *lowest] for one in limited))
+        orders = (sorted(sizes, key=lambda index: (-sizes[index], index)), *([index, *lowest] for index in limited))
         attempts = (
             _take_until_fits(requirements, free_capacity, row, candidates, list(dict.fromkeys(order)), allowance)
             for order in orders
         )
-        victims = next((one for one in attempts if one is not None), None)
+        victims = next((index for index in attempts if index is not None), None)
     if victims is None:
         return None
     # Drop the most expensive victims first; on ties the smallest, so that more of them can be dropped.
     by_cost = sorted(enumerate(victims), key=lambda pair: (-int(candidates.priority[pair[1]]), -pair[0]))
-    for _, one in by_cost:
-        others = [other for other in victims if other != one]
+    for _, index in by_cost:
+        others = [other for other in victims if other != index]
         if _fits(requirements, free_capacity, row, candidates, others):
             victims = others
     return victims

@@ -98,13 +98,13 @@ class TopologyGates:
         def count(of: PeerIndex, own: int) -> _DomainCount:
             return _DomainCount(of, own, columns, peers, static, rows)
 
-        ours = owned_anti_affinity(requirements)
+        owned = owned_anti_affinity(requirements)
         self._gates = len(columns.ready[rows])
         self._high_precision = fine
         self._spread = [(count(term.peers, term.own), term.max_skew) for term in requirements.spread]
         self._affinity = [count(term.peers, term.own) for term in requirements.affinity]
         self._anti_affinity = [count(term.peers, term.own) for term in requirements.anti_affinity] + [
-            count(i, int(i in ours)) for i in shunners
+            count(i, int(i in owned)) for i in shunners
         ]
         self._prefer = [count(term.peers, term.own) for term in requirements.preferred_spread]
         self._counts = [*(count_ for count_, _ in self._spread), *self._affinity, *self._anti_affinity, *self._prefer]
@@ -115,7 +115,7 @@ class TopologyGates:
             count.load(ours)
 
     def open(self) -> Bools:
-        """Rows allowed by the rules `spread`, `affinity`, `anti_affinity` and `symmetric_anti_affinity` with the current counts."""
+        """Rows allowed by the rules `spread`, `affinity`, `anti_affinity` and `symmetric_anti_affinity` with current counts."""
         is_open = np.ones(self._gates, dtype=np.bool_)
         for count, skew in self._spread:
             is_open &= count.has_domain & (count.at_gates() + (count.own - count.least()) <= skew)

@@ -8,9 +8,9 @@ queues in backoff are skipped without being examined, so work that cannot be pla
 them has a time at which it is tried again in any case.
 
 **No wake-up is lost** (F22). The caller counts in `version` the changes it has applied to its view. An attempt starts with
-`begin_attempt`, which returns the version it sees, and may end with `wait`; if one of its events happened after that version, the
-queue stays active. An event at version N is visible to an attempt that began at N: changes are applied, counted and reported
-before an attempt begins.
+`begin_attempt`, which returns the version it sees, and may end with `wait`; if one of its events happened after that
+version, the queue stays active. An event at version N is visible to an attempt that began at N: changes are applied, counted
+and reported before an attempt begins.
 """
 
 from __future__ import annotations

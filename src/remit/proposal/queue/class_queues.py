@@ -35,8 +35,8 @@ _SLACK: Final = 16
 class QueueWait(NamedTuple):
     """Why a queue is not active, which events end that, and when it is tried in any case.
 
-    Without `unblock_events` it is a backoff: only time ends it. `since` is the version that the attempt saw, `at_ms` the time at
-    which it ended.
+    Without `unblock_events` it is a backoff: only time ends it. `since` is the version that the attempt saw, `at_ms` the
+    time at which it ended.
     """
 
     reason: str
@@ -49,9 +49,9 @@ class QueueWait(NamedTuple):
 class ClassQueue:
     """Replicas of one tenant and one priority with equal requirements, so that the result of an attempt for one holds for all.
 
-    Each member is in one of three places. `_queue` holds new members, in order of arrival. `_in_flight` are members in flight, each
-    with its position; positions are assigned in the order in which members are first taken. `_returned` are members that were
-    returned; their positions precede all members of `_queue`, because members are taken in order.
+    Each member is in one of three places. `_queue` holds new members, in order of arrival. `_in_flight` are members in
+    flight, each with its position; positions are assigned in the order in which members are first taken. `_returned` are
+    members that were returned; their positions precede all members of `_queue`, because members are taken in order.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class ClassQueue:
         self._in_flight: dict[Member, tuple[int, int]] = {}
         self._returned: dict[Member, tuple[int, int]] = {}
         self._returned_heap: list[tuple[int, Member]] = []
-        """Heap of the positions in `_returned`. A removed member stays in it until it reaches the top; the top is never stale."""
+        """Heap of the positions in `_returned`. A removed member stays until it reaches the top; the top is never stale."""
         self._next_position = 0
 
     def __repr__(self) -> str:
@@ -302,11 +302,11 @@ class PriorityLevels:
     def descending(self, now_ms: int) -> Iterator[dict[str, list[QueueOrder]]]:
         """The lanes of each tenant from the highest effective priority down; levels that ageing has made equal are merged."""
         levels: dict[int, list[PriorityLevel]] = {}
-        for priority, rank in self._levels.items():
-            levels.setdefault(self.ageing.effective_priority(priority, rank.waited_ms(now_ms)), []).append(rank)
+        for priority, level in self._levels.items():
+            levels.setdefault(self.ageing.effective_priority(priority, level.waited_ms(now_ms)), []).append(level)
         for priority_value in sorted(levels, reverse=True):
             lanes: dict[str, list[QueueOrder]] = {}
-            for rank in levels[priority_value]:
-                for tenant, lane in rank.lanes.items():
+            for level in levels[priority_value]:
+                for tenant, lane in level.lanes.items():
                     lanes.setdefault(tenant, []).append(lane)
             yield lanes

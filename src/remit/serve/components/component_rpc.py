@@ -1,4 +1,4 @@
-"""Component RPC service, and order streams for agents.
+"""Component RPC service, and assignment streams for agents.
 
 `ComponentService` serves agents, schedulers and controllers: claims, heartbeats, rows, assignments and secret material. The
 transport is HTTP (claim_routes.py) or a simulated network. A message that cannot be decoded gets an error reply; it raises

@@ -55,10 +55,10 @@ KEEPALIVE_MS: Final = 15_000
 EXEC_PHASES: Final = (Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.SERVING)
 """Phases in which a replica has a process that a command can join."""
 
-_STATUSES: Final = {"gone": 409, "overloaded": 429, "not_started": 422}
+_REJECTION_STATUSES: Final = {"gone": 409, "overloaded": 429, "not_started": 422}
 _encode = msgspec.json.Encoder().encode
-_unbegun_decoder: msgspec.json.Decoder[ExecRejected] = msgspec.json.Decoder(ExecRejected)
-_over_decoder: msgspec.json.Decoder[ExecExit] = msgspec.json.Decoder(ExecExit)
+_rejected_decoder: msgspec.json.Decoder[ExecRejected] = msgspec.json.Decoder(ExecRejected)
+_exit_decoder: msgspec.json.Decoder[ExecExit] = msgspec.json.Decoder(ExecExit)
 
 
 async def execute(request: RequestContext, server: ServerContext) -> Response:
@@ -66,7 +66,7 @@ async def execute(request: RequestContext, server: ServerContext) -> Response:
     start = await frames.read_start()
     name = request.path["name"]
     replica = server.agents.get_replica(request.tenant, name)
-    _check_runs(replica, start)
+    _check_running(replica, start)
     _check_exec_allowed(server, replica)
     session = _AgentSession(server, request, start, replica, server.agents.node_of(replica))
     try:
@@ -77,7 +77,7 @@ async def execute(request: RequestContext, server: ServerContext) -> Response:
     return _ExecResponse(session, frames, server)
 
 
-def _check_runs(replica: Replica, start: ExecStart) -> None:
+def _check_running(replica: Replica, start: ExecStart) -> None:
     name, status = replica.metadata.name, replica.status
     if status.phase not in EXEC_PHASES:
         detail = f"replica {name} is {status.phase.value}: it has no process to run a command in"
@@ -198,16 +198,16 @@ class _AgentSession:
         self._items = self._link.stream(AGENT, _encode(exec_request))
         try:
             async with server.clock.timeout_ms(AGENT_ANSWER_MS):
-                first = await anext(self._items, b"")
+                first_frame = await anext(self._items, b"")
         except LinkError as error:
             raise agent_unreachable(self._node, error.cause) from error
         except TimeoutError:
             raise agent_unreachable(self._node, f"no answer within {AGENT_ANSWER_MS // 1_000} seconds") from None
-        if first[:1] == bytes((ExecFrameType.REFUSED,)):
-            raise self._rejection(first[1:])
-        if first[:1] != bytes((ExecFrameType.STARTED,)) or len(first) > FRAME_BYTES_MAX:
+        if first_frame[:1] == bytes((ExecFrameType.REFUSED,)):
+            raise self._rejection(first_frame[1:])
+        if first_frame[:1] != bytes((ExecFrameType.STARTED,)) or len(first_frame) > FRAME_BYTES_MAX:
             raise agent_unreachable(self._node, "it sent an invalid reply")
-        self._first_frame = first
+        self._first_frame = first_frame
 
     async def _command_for_audit(self) -> str:
         """Describe the command for the audit log: the program, the number of arguments and a keyed fingerprint. Arguments may
@@ -218,18 +218,20 @@ class _AgentSession:
         arguments = len(argv) - 1 + (program != argv[0])
         if not arguments:
             return quoted(program)
-        seals = await self._server.world.offload(lambda: self._server.keyring.sealing_keys)
-        return f"{quoted(program)} and {arguments} argument{'s' * (arguments > 1)}, fingerprint {seals.fingerprint(argv)}"
+        sealing_keys = await self._server.world.offload(lambda: self._server.keyring.sealing_keys)
+        return (
+            f"{quoted(program)} and {arguments} argument{'s' * (arguments > 1)}, fingerprint {sealing_keys.fingerprint(argv)}"
+        )
 
     def _rejection(self, body: bytes) -> ApiProblem:
         try:
-            rejected = _unbegun_decoder.decode(body)
+            rejected = _rejected_decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return agent_unreachable(self._node, "it sent an invalid reply")
-        status = _STATUSES.get(rejected.code, 409)
+        status = _REJECTION_STATUSES.get(rejected.code, 409)
         command = self._start.argv[0]
         cause, cure = (escaped(text.replace(command, _program(command)))[:1_000] for text in (rejected.cause, rejected.cure))
-        return ApiProblem(status, rejected.code if rejected.code in _STATUSES else "refused", cause, cure=cure)
+        return ApiProblem(status, rejected.code if rejected.code in _REJECTION_STATUSES else "refused", cause, cure=cure)
 
     async def output_frames(self) -> AsyncGenerator[bytes, None]:
         """Yield frames for the client. The last one has the exit status, unless the agent failed to send it."""
@@ -239,14 +241,14 @@ class _AgentSession:
         try:
             async for item in self._items:
                 frame_type, body = item[:1], item[1:]
-                if len(item) > FRAME_BYTES_MAX or frame_type not in _OUTPUT_PARTS:
+                if len(item) > FRAME_BYTES_MAX or frame_type not in _OUTPUT_FRAME_TYPES:
                     raise LinkError("it sent an invalid frame", "run the same version of agent and server")
                 if frame_type == bytes((ExecFrameType.EXITED,)):
-                    self.exit = _over_decoder.decode(body)
+                    self.exit = _exit_decoder.decode(body)
                     yield encode_frame(ExecFrameType.EXITED, body)
                     return
                 self.bytes_out += len(body)
-                yield encode_frame(_OUTPUT_PARTS[frame_type], body)
+                yield encode_frame(_OUTPUT_FRAME_TYPES[frame_type], body)
         except (LinkError, msgspec.DecodeError) as error:
             cause = error.cause if isinstance(error, LinkError) else "it sent a message that cannot be decoded"
             detail = escaped(f"the agent of node {self._node.metadata.name} ended the session: {cause}")[:1_000]
@@ -320,7 +322,9 @@ class _AgentSession:
         )
 
 
-_OUTPUT_PARTS: Final = {bytes((part,)): part for part in (ExecFrameType.STDOUT, ExecFrameType.STDERR, ExecFrameType.EXITED)}
+_OUTPUT_FRAME_TYPES: Final = {
+    bytes((part,)): part for part in (ExecFrameType.STDOUT, ExecFrameType.STDERR, ExecFrameType.EXITED)
+}
 
 
 class _ExecResponse(Response):

@@ -110,26 +110,26 @@ READY_MS_MAX: Final = 2_000
 
 
 async def status(request: RequestContext, server: ServerContext) -> Response:
-    stands = await server.standby.status()
+    authority_status = await server.standby.status()
     watch_cache = server.watch_cache
     nodes: dict[str, int] = {}
     for _, row in watch_cache.of_kind("node/"):
         health = row.obj.status.health.value
         nodes[health] = nodes.get(health, 0) + 1
     answer = ScopeStatus(
-        scope=stands.scope,
-        incarnation=stands.incarnation,
-        epoch=stands.epoch,
-        window=stands.window,
-        window_ms=stands.window_ms,
+        scope=authority_status.scope,
+        incarnation=authority_status.incarnation,
+        epoch=authority_status.epoch,
+        window=authority_status.window,
+        window_ms=authority_status.window_ms,
         revision=watch_cache.revision,
-        leader=stands.leader,
+        leader=authority_status.leader,
         nodes=dict(sorted(nodes.items())),
         replicas={phase.value: len(keys) for phase, keys in watch_cache.by_phase.items() if keys},
         version=__version__,
         uptime_ms=server.clock.now_ms() - server.started_ms,
         board_age_ms=watch_cache.age_ms(),
-        idle=unheld_leases(stands, watch_cache, server.timing.lease_ms) if watch_cache.is_current else (),
+        idle=unheld_leases(authority_status, watch_cache, server.timing.lease_ms) if watch_cache.is_current else (),
     )
     return json_response(answer)
 

@@ -284,8 +284,8 @@ async def read_manifests(request: RequestContext, server: ServerContext) -> tupl
         batch.add(split_manifests(body))
     else:
         pieces = await server.cpu_offload(lambda: split_manifests(body))
-        for manifests in _slices(pieces):
-            await server.cpu_offload(lambda some=manifests: batch.add(some))  # type: ignore[misc]
+        for slice_ in _slices(pieces):
+            await server.cpu_offload(lambda slice_=slice_: batch.add(slice_))  # type: ignore[misc]
     return batch.result()
 
 

@@ -245,6 +245,8 @@ class _WorkloadPlan(NamedTuple):
 
 
 class _TrialPlacement:
+    """Places the replicas of changed workloads on the private view of a snapshot."""
+
     def __init__(self, snapshot: ViewSnapshot, authority: _TrialAuthority, clock: Clock) -> None:
         self._rows, self._view, self._rules = snapshot.rows, snapshot.view, snapshot.rules
         self._draft, self._written = authority.draft, authority.written
@@ -258,11 +260,11 @@ class _TrialPlacement:
         workloads = [obj for name in names if isinstance(obj := self._written.get(name), Workload)]
         if not workloads:
             return
-        census = DesiredReplicas(self._controller_cache(workloads))
-        plans = [_plan_workload(census, workload) for workload in workloads if not workload.metadata.deleting]
+        desired = DesiredReplicas(self._controller_cache(workloads))
+        plans = [_plan_workload(desired, workload) for workload in workloads if not workload.metadata.deleting]
         self._apply_to_view({row.key: None for workload_plan in plans for row in workload_plan.removed})
         until_ms = self._clock.now_ms() + PLACEMENT_MS_MAX
-        for workload_plan in sorted(plans, key=lambda work: -self._priority(work.workload)):
+        for workload_plan in sorted(plans, key=lambda workload_plan: -self._priority(workload_plan.workload)):
             if self._clock.now_ms() >= until_ms:
                 break
             yield key(workload_plan.workload), self._place_workload(workload_plan)
@@ -287,26 +289,26 @@ class _TrialPlacement:
     def _priority(self, workload: Workload) -> int:
         meta = workload.metadata
         terms = self._draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
-        rank = self._view.objects.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
-        return 0 if rank is None else rank.spec.value
+        priority_class = self._view.objects.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
+        return 0 if priority_class is None else priority_class.spec.value
 
-    def _place_workload(self, work: _WorkloadPlan) -> PlannedPlacement:
+    def _place_workload(self, workload_plan: _WorkloadPlan) -> PlannedPlacement:
         replicas_by_node, waits, stops, capped = Counter[str](), None, None, False
-        ends = sum(row.obj.status.phase in RUNNING_PHASES for row in (*work.removed, *work.outdated))
-        for indexes, freed in ((work.first_indexes, ()), (work.later_indexes, work.outdated)):
-            if freed and work.needs_surge and work.first_indexes and not replicas_by_node:
+        ends = sum(row.obj.status.phase in RUNNING_PHASES for row in (*workload_plan.removed, *workload_plan.outdated))
+        for indexes, freed in ((workload_plan.first_indexes, ()), (workload_plan.later_indexes, workload_plan.outdated)):
+            if freed and workload_plan.needs_surge and workload_plan.first_indexes and not replicas_by_node:
                 stops = _ROLLOUT_BLOCKED
                 break
             self._apply_to_view({row.key: None for row in freed})
             indexes_tried = indexes[: max(0, self._replicas_left)]
             self._replicas_left -= len(indexes_tried)
             capped = capped or len(indexes_tried) < len(indexes)
-            if indexes_tried and (priority := self._spawn(work.workload, indexes_tried)) is not None:
-                nodes_found, reason = self._place(work.workload, priority, len(indexes_tried))
+            if indexes_tried and (priority := self._spawn(workload_plan.workload, indexes_tried)) is not None:
+                nodes_found, reason = self._place(workload_plan.workload, priority, len(indexes_tried))
                 replicas_by_node.update(nodes_found)
                 waits = waits or reason
         nodes = dict(sorted(replicas_by_node.items(), key=lambda pair: (-pair[1], pair[0]))[:NODES_REPORTED_MAX])
-        desired = len(work.first_indexes) + len(work.later_indexes)
+        desired = len(workload_plan.first_indexes) + len(workload_plan.later_indexes)
         return PlannedPlacement(
             wanted=desired, placed=replicas_by_node.total(), nodes=nodes, waits=waits, stops=stops, ends=ends, capped=capped
         )
@@ -350,15 +352,15 @@ class _TrialPlacement:
             self._view.apply(WatchEvent(self._revision - 1, self._revision, changes, 0, 0, None, None))
 
 
-def _plan_workload(census: DesiredReplicas, workload: Workload) -> _WorkloadPlan:
-    members = census.cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
-    diff = census.diff(workload)
+def _plan_workload(desired: DesiredReplicas, workload: Workload) -> _WorkloadPlan:
+    members = desired.cache.replicas_of(workload.metadata.tenant, workload.metadata.name)
+    diff = desired.diff(workload)
     respawned = [row.obj.spec.index for row in diff.requeue]
     first_indexes = [*respawned, *(index for start, count in diff.spawn for index in range(start, start + count))]
     removed_keys = {row.key for row in diff.remove}
     current_rows = [row for row in members if row.obj.status.phase is not Phase.RELEASED and row.key not in removed_keys]
-    outdated = [row for row in current_rows if workload.spec.type != "job" and not census.is_current(workload, row.obj)]
-    target = census.desired_count(workload) if workload.spec.type != "job" else 0
+    outdated = [row for row in current_rows if workload.spec.type != "job" and not desired.is_current(workload, row.obj)]
+    target = desired.desired_count(workload) if workload.spec.type != "job" else 0
     missing = target - (len(current_rows) - len(outdated)) - len(first_indexes) if outdated else 0
     used_indexes = {row.obj.spec.index for row in members} | set(first_indexes)
     later_indexes = [index for index in range(len(used_indexes) + max(0, missing)) if index not in used_indexes][

@@ -131,7 +131,7 @@ async def row_at(server: ServerContext, name: str, revision: int) -> Row | None:
     return rows[0] if rows and rows[0].key == name else None
 
 
-# ---------------------------------------------------------------------------------------------------------- one at a time
+# --------------------------------------------------------------------------------------------------------- single objects
 
 
 async def create(request: RequestContext, server: ServerContext, kind: str) -> Response:

@@ -404,14 +404,14 @@ class AdversaryTenant:
 
     async def delete_objects(self) -> None:
         """Delete all its objects; retried, because controllers may still use some of them."""
-        kinds = [("Workload", f"{NAME}-{name}", NAME) for name in SPECS]
-        kinds += [("Node", name, "") for name in (HOME, CORDONED, NEW)]
-        kinds += [*(("PriorityClass", name, "") for name in (PREEMPTING, NON_PREEMPTING)), ("Tenant", TWIN, "")]
+        references = [("Workload", f"{NAME}-{name}", NAME) for name in SPECS]
+        references += [("Node", name, "") for name in (HOME, CORDONED, NEW)]
+        references += [*(("PriorityClass", name, "") for name in (PREEMPTING, NON_PREEMPTING)), ("Tenant", TWIN, "")]
         for _ in range(10):
             if await self.read(key_of("Tenant", NAME)) is None:
                 return
             await self.clean_up(including_pending=True)
-            await self.send(Role.OPERATOR, *(Delete(*name) for name in (*kinds, ("Tenant", NAME, ""))))
+            await self.send(Role.OPERATOR, *(Delete(*reference) for reference in (*references, ("Tenant", NAME, ""))))
             await self.world.clock.sleep_ms(self.context.timing.heartbeat_ms)
 
 

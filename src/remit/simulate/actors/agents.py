@@ -105,14 +105,14 @@ TEMPORARY_NODE_PREFIX: Final = f"{NODE_PREFIX.removeprefix('node/')}passing-"
 """Name prefix of nodes that are created and deleted. They have no agent and send no heartbeats."""
 
 
-async def report_hints(farm: SimulatedAgent) -> None:
+async def report_hints(simulated: SimulatedAgent) -> None:
     """Periodically report, for each node, what ran there recently. The reports are true, but soon out of date."""
-    context, orders = farm.context, farm.agent.assignments
+    context, orders = simulated.context, simulated.agent.assignments
     clock, rng = context.world.clock, context.world.randomness.stream(random_streams.NODE_HINTS)
-    recent: dict[str, dict[str, None]] = {name: {} for name in farm.names}
+    recent: dict[str, dict[str, None]] = {name: {} for name in simulated.names}
     while True:
         await clock.sleep_ms(context.timing.heartbeat_ms * 2 + rng.jitter_ms(8 * context.timing.heartbeat_ms))
-        for name in farm.names if not context.timing.quiet else ():
+        for name in simulated.names if not context.timing.quiet else ():
             known = recent[name]
             for _, order in orders.on_node(name):
                 replica: Replica = order.replica
@@ -121,13 +121,13 @@ async def report_hints(farm: SimulatedAgent) -> None:
                 known[work] = None
             for old in list(known)[:-WARM_WORKLOADS_MAX]:
                 del known[old]
-            actor = farm.agent.actor(name)
+            actor = simulated.agent.actor(name)
             if actor is not None and known:
                 counts = dict.fromkeys(known, FULL)
                 summary = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
                 evidence = Evidence(orders.revision, orders.age_ms())
                 try:
-                    await farm.client.submit_many([Report(PREFIX + name, summary)], actors=[actor], evidence=evidence)
+                    await simulated.client.submit_many([Report(PREFIX + name, summary)], actors=[actor], evidence=evidence)
                 except RetriesExhausted as error:
                     context.report_abandoned(error)
 
@@ -176,7 +176,9 @@ class HintReporter:
         node = self.rng.choice(ready)
         await self._report(node.metadata.name, dict.fromkeys(self._workloads(), FULL))
         heartbeats = 2 + self.rng.randrange(10)
-        self._closed_until[node.metadata.name] = self.context.world.clock.now_ms() + heartbeats * self.context.timing.heartbeat_ms
+        self._closed_until[node.metadata.name] = (
+            self.context.world.clock.now_ms() + heartbeats * self.context.timing.heartbeat_ms
+        )
         await self._declare(node, unschedulable=bool(self.rng.randrange(2)))
 
     async def _temporary_node(self) -> None:

@@ -31,7 +31,7 @@ _RUNNING_PHASES: Final = (Phase.BOUND, Phase.STARTING, Phase.RUNNING, Phase.READ
 class ReplicaNeeds(NamedTuple):
     """The needs of one replica, as far as this scheduler checks them."""
 
-    needs: dict[str, int]
+    resources: dict[str, int]
     devices: dict[str, int]
     spec: WorkloadSpec
 
@@ -120,14 +120,18 @@ class NaiveScheduler(SimulatedRole):
         members = claim.members if isinstance(claim, BindGang) else (claim,)
         exhausted = verdict.code in _GRANT_REFUSALS and any(self._is_optional_grant(member.grant) for member in members)
         soon = exhausted or verdict.code in _NODE_REFUSALS or verdict.code is Code.REVISION
-        attempt_factor = 2 + max(self._rounds.get(member.replica, 0) for member in members) if verdict.code in _NODE_REFUSALS else 1
+        attempt_factor = (
+            2 + max(self._rounds.get(member.replica, 0) for member in members) if verdict.code in _NODE_REFUSALS else 1
+        )
         pause_ms = self._backoff_ms() * (min(4, attempt_factor) if soon else 12)
         pause_ms += self.rng.jitter_ms(pause_ms)
         for member in members:
             if verdict.code in _GRANT_REFUSALS:
                 self._exhausted_grant[member.replica] = member.grant
             if verdict.code in _NODE_REFUSALS:
-                self._refused.setdefault(member.replica, {}).update(dict.fromkeys(self._similar_nodes(member.node, verdict.code)))
+                self._refused.setdefault(member.replica, {}).update(
+                    dict.fromkeys(self._similar_nodes(member.node, verdict.code))
+                )
             if verdict.code is Code.OVER_QUOTA:
                 self._short_of_quota[member.replica] = None
             self._backoff_until[member.replica] = self.world.clock.now_ms() + pause_ms
@@ -206,7 +210,7 @@ class NaiveScheduler(SimulatedRole):
                 replica: Replica = self.view.get(key)
                 needs = self._needs_of(replica) if replica.status.phase in HOLDING_PHASES else None
                 if needs is not None:
-                    _subtract(free, needs.needs)
+                    _subtract(free, needs.resources)
                     _subtract(free, {f"@{name}": n for name, n in replica.status.devices.items()})
             self._free[name] = free
         return free
@@ -223,27 +227,29 @@ class NaiveScheduler(SimulatedRole):
 
     def _needs_of(self, replica: Replica) -> ReplicaNeeds | None:
         meta, spec = replica.metadata, replica.spec
-        found: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
-        if found is None:
+        generation: Generation | None = self.view.get(f"generation/{meta.tenant}/{spec.workload}/{spec.generation:08d}")
+        if generation is None:
             return None
-        template = found.spec.spec.template
+        template = generation.spec.spec.template
         return ReplicaNeeds(
-            dict(template.resources.pairs), {a.kind: a.count for a in template.devices if a.count}, found.spec.spec
+            dict(template.resources.pairs), {a.kind: a.count for a in template.devices if a.count}, generation.spec.spec
         )
 
     # -- claims ----------------------------------------------------------------------------------------------------------
 
     def _place(self, key: str, replica: Replica, needs: ReplicaNeeds) -> Iterator[AnyClaim]:
-        found = self._find_node(needs, self._refused.get(key, ()))
-        if found is None and self._refused.pop(key, None) is not None:
+        candidate = self._find_node(needs, self._refused.get(key, ()))
+        if candidate is None and self._refused.pop(key, None) is not None:
             # All nodes with capacity refused it: retry with increasing backoff.
             self._rounds[key] = rounds = self._rounds.get(key, 0) + 1
             self._backoff_until[key] = self.world.clock.now_ms() + min(8, rounds) * self._backoff_ms()
             self._schedule_retry()
         at = self.view.rows[key].revision
-        if found is not None:
-            node, devices = found
-            _subtract(self._free_on(node, self.view.get(f"node/{node}")), needs.needs | {f"@{name}": 1000 for name in devices})
+        if candidate is not None:
+            node, devices = candidate
+            _subtract(
+                self._free_on(node, self.view.get(f"node/{node}")), needs.resources | {f"@{name}": 1000 for name in devices}
+            )
             grant = self._grant(key, replica.metadata.tenant)
             if self.rng.randrange(40) == 0:
                 yield Reserve(key, at, node, grant, dict.fromkeys(devices, 1000))
@@ -261,18 +267,18 @@ class NaiveScheduler(SimulatedRole):
                 continue
             free = self._free_on(name, node)
             devices = self._devices(node, needs, free)
-            if devices is not None and all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
+            if devices is not None and all(free.get(resource, 0) >= n for resource, n in needs.resources.items()):
                 return name, devices
         return None
 
     def _devices(self, node: Node, needs: ReplicaNeeds, free: dict[str, int]) -> list[str] | None:
-        found: list[str] = []
+        chosen: list[str] = []
         for kind, count in needs.devices.items():
             free_devices = [d.name for d in node.spec.devices if d.kind == kind and free.get(f"@{d.name}", 0) == 1000]
             if len(free_devices) < count:
                 return None
-            found += free_devices[:count]
-        return found
+            chosen += free_devices[:count]
+        return chosen
 
     def _grant(self, key: str, tenant: str) -> str:
         """A slice of the parent scope if there is one, sometimes an offer or an emergency budget, else the tenant's own quota;
@@ -302,19 +308,19 @@ class NaiveScheduler(SimulatedRole):
 
     def _is_optional_grant(self, grant: str) -> bool:
         """Whether it is an offer or budget, for which quota can be used instead."""
-        found: Grant | None = self.view.get(f"grant/{grant}")
-        return not grant.startswith("tenant/") and (found is None or found.spec.purpose != "quota")
+        row: Grant | None = self.view.get(f"grant/{grant}")
+        return not grant.startswith("tenant/") and (row is None or row.spec.purpose != "quota")
 
     def _gang(self, members: Sequence[str]) -> Iterator[AnyClaim]:
         binds = []
         for key in members:
             replica: Replica = self.view.get(key)
             needs = self._needs_of(replica)
-            found = self._find_node(needs) if needs is not None else None
-            if needs is None or found is None:
+            candidate = self._find_node(needs) if needs is not None else None
+            if needs is None or candidate is None:
                 continue
-            node, devices = found
-            _subtract(self._free_on(node, self.view.get(f"node/{node}")), needs.needs)
+            node, devices = candidate
+            _subtract(self._free_on(node, self.view.get(f"node/{node}")), needs.resources)
             grant = self._grant(key, replica.metadata.tenant)
             binds.append(Bind(key, self.view.rows[key].revision, node, grant, dict.fromkeys(devices, 1000)))
         if binds:
@@ -328,13 +334,13 @@ class NaiveScheduler(SimulatedRole):
             victims: dict[str, int] = {}
             for other in self.view.by_node.get(node.metadata.name, ()):
                 row = self.view.rows[other]
-                if all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
+                if all(free.get(resource, 0) >= n for resource, n in needs.resources.items()):
                     break
                 victim_needs = self._needs_of(row.obj)
                 if row.obj.status.phase in _RUNNING_PHASES and row.obj.spec.priority < replica.spec.priority and victim_needs:
                     victims[other] = row.revision
-                    _subtract(free, {resource: -n for resource, n in victim_needs.needs.items()})
-            if victims and not needs.devices and all(free.get(resource, 0) >= n for resource, n in needs.needs.items()):
+                    _subtract(free, {resource: -n for resource, n in victim_needs.resources.items()})
+            if victims and not needs.devices and all(free.get(resource, 0) >= n for resource, n in needs.resources.items()):
                 at, grant = self.view.rows[key].revision, self._grant(key, replica.metadata.tenant)
                 yield Reserve(key, at, node.metadata.name, grant, victims=victims)
                 return

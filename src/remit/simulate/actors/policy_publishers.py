@@ -157,7 +157,9 @@ class PolicyAdopter(RetryingRole):
             return
         heartbeat_ms = self.context.timing.heartbeat_ms
         heartbeats = LAPSE_BEATS if self.rng.randrange(12) == 0 and not self.context.timing.quiet else RENEW_BEATS
-        self._next_ms = self.world.clock.now_ms() + heartbeats * heartbeat_ms // 2 + self.rng.jitter_ms(heartbeats * heartbeat_ms // 2)
+        self._next_ms = (
+            self.world.clock.now_ms() + heartbeats * heartbeat_ms // 2 + self.rng.jitter_ms(heartbeats * heartbeat_ms // 2)
+        )
         ttl = Duration(TTL_BEATS * heartbeat_ms)
         yield Adopt(above.spec.number, dict(above.spec.policies), ttl, self._reading.at_ms)
 
@@ -169,8 +171,10 @@ def _has_reached(view: WatchCache, status: AuthorityStatus) -> bool:
 
 def _must_republish(above: PolicyRevision, below: PolicyRevision) -> bool:
     """Whether the parent scope was restored, so that it must publish a number higher than the one in force in the region."""
-    one, other = above.spec, below.spec
-    return one.number < other.number or (one.number == other.number and one.policies != other.policies)
+    published, in_force = above.spec, below.spec
+    if published.number == in_force.number:
+        return published.policies != in_force.policies
+    return published.number < in_force.number
 
 
 def _excludes_places(policies: Iterable[PolicySpec]) -> bool:

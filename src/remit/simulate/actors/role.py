@@ -188,7 +188,9 @@ class RecordedEndpoint:
         renewed = await self._endpoint.heartbeat(heartbeats)
         for heartbeat, renewed_here in zip(heartbeats, renewed, strict=False):
             if renewed_here:
-                self._observer.lease_renewed(self._client_name, self._scope, heartbeat.actor.lease, heartbeat.actor.epoch, sent_s)
+                self._observer.lease_renewed(
+                    self._client_name, self._scope, heartbeat.actor.lease, heartbeat.actor.epoch, sent_s
+                )
         return renewed
 
     async def heartbeat_ages(self) -> HeartbeatReport:

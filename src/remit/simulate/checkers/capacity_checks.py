@@ -5,39 +5,39 @@ Phases and leases are checked in transition_checks.py.
 
 from __future__ import annotations
 
-from remit.simulate.checkers.reference.history import History, Step
-from remit.simulate.checkers.reference.lifecycle import RUNS
-from remit.simulate.checkers.reference.placement import barred, towards_others
+from remit.simulate.checkers.reference.history import CommitStep, History
+from remit.simulate.checkers.reference.lifecycle import ACTIVE
+from remit.simulate.checkers.reference.placement import peer_violation, static_violation
 from remit.simulate.checkers.reference.rows import (
-    SCOPE,
-    WHOLE,
+    SCOPE_PREFIX,
+    WHOLE_DEVICE,
     Json,
-    copy_of,
+    attempt_id,
     group_of,
     health_of,
-    holds,
+    holds_capacity,
     is_open,
     milliseconds,
     owner_of,
     phase_of,
 )
-from remit.simulate.checkers.registry import UNDECIDED, Found, promise
+from remit.simulate.checkers.registry import UNDECIDED, Findings, check_property
 
-CHAIN_MAX = 64
-HOLDERS_TOLD = 4
+PARENT_LEVELS_MAX = 64
+HOLDERS_SHOWN = 4
 
 
-@promise("S3")
-def exclusive_device_has_one_owner(step: Step) -> Found:
+@check_property("S3")
+def exclusive_device_has_one_owner(step: CommitStep) -> Findings:
     owners = step.history.sums.owners
     for device in step.history.sums.devices_touched:
         held = owners.get(device, {})
-        if len(held) > 1 and (WHOLE in held.values() or sum(held.values()) > WHOLE):
+        if len(held) > 1 and (WHOLE_DEVICE in held.values() or sum(held.values()) > WHOLE_DEVICE):
             yield list(held)[-1], f"{device} is held by {held}"
 
 
-@promise("S3")
-def node_sums_never_rise_above_capacity(step: Step) -> Found:
+@check_property("S3")
+def node_sums_never_rise_above_capacity(step: CommitStep) -> Findings:
     history = step.history
     for (node, name), before in history.sums.nodes_before.items():
         n = history.sums.nodes.get((node, name), 0)
@@ -50,25 +50,25 @@ def node_sums_never_rise_above_capacity(step: Step) -> Found:
         if n > limit:
             yield f"node/{node}", f"{name} rose from {before} to {n}, limit {limit}; {_holders(step, node, name)}"
     for node in step.nodes_before:
-        if node not in history.capacity and (left := [key for key, p in history.sums.postings.items() if p.node == node]):
-            yield f"node/{node}", f"the node was removed while {left} hold capacity on it"
+        if node not in history.capacity and (holders := [key for key, p in history.sums.postings.items() if p.node == node]):
+            yield f"node/{node}", f"the node was removed while {holders} hold capacity on it"
 
 
-def _holders(step: Step, node: str, name: str) -> str:
+def _holders(step: CommitStep, node: str, name: str) -> str:
     """Return some holders, those that this commit changed first, to show whose history to read next."""
     postings = step.history.sums.postings.items()
     holders = sorted((key not in step.changed, key) for key, held in postings if held.node == node and held.on_node.get(name))
-    told = [key for _, key in holders[:HOLDERS_TOLD]]
-    more = f" and {len(holders) - len(told)} more" if len(holders) > len(told) else ""
-    return f"held by {', '.join(told)}{more}"
+    shown = [key for _, key in holders[:HOLDERS_SHOWN]]
+    more = f" and {len(holders) - len(shown)} more" if len(holders) > len(shown) else ""
+    return f"held by {', '.join(shown)}{more}"
 
 
-@promise("S4")
-def ledgers_never_rise_above_amount(step: Step) -> Found:
+@check_property("S4")
+def ledgers_never_rise_above_amount(step: CommitStep) -> Findings:
     """Charges and sub-grants of a ledger stay within its amount. A restore counts everything granted on as used, and confirmed
     holdings are accepted as reported: both may raise a sum.
     """
-    if step.doubting or any(entry.did == "vouch" for entry in step.accepted):
+    if step.after_restore or any(entry.operation == "vouch" for entry in step.accepted):
         return
     history, sums = step.history, step.history.sums
     for (ledger, name), before in sums.ledgers_before.items():
@@ -80,58 +80,61 @@ def ledgers_never_rise_above_amount(step: Step) -> Found:
         if n > limit and n > before and ledger in history.limits:
             yield key, f"{name} of {ledger} rose from {before} to {n}, limit {limit}"
     for ledger in step.ledgers_before:
-        if ledger not in history.limits and (left := [name for at, name in sums.used if at == ledger]):
-            yield ledger, f"the ledger was removed while {left} of it are charged"
+        if ledger not in history.limits and (charged := [name for at, name in sums.used if at == ledger]):
+            yield ledger, f"the ledger was removed while {charged} of it are charged"
 
 
-@promise("S4")
-def draws_are_on_ones_own(step: Step) -> Found:
+@check_property("S4")
+def draws_are_on_ones_own(step: CommitStep) -> Findings:
     """Replicas are charged to their own tenant, and a scheduler charges only grants that it holds or that its scope holds from
     another.
     """
     for key, new in step.placed("bound", "reserved"):
-        if holds(step.was(key)):
+        if holds_capacity(step.row_before(key)):
             continue
         tenant = new["metadata"]["tenant"]
-        by = [e for e in step.accepted if e.did == "gang" or (e.did in ("bind", "reserve") and e.subject == key)]
-        hands = {name for entry in by for name in (entry.actor, entry.lease)}
+        by = [e for e in step.accepted if e.operation == "gang" or (e.operation in ("bind", "reserve") and e.subject == key)]
+        holders = {name for entry in by for name in (entry.actor, entry.lease)}
         for ledger in new["status"].get("grants", ()):
-            grant = step.was(f"grant/{ledger}") or step.history.row(f"grant/{ledger}")
+            grant = step.row_before(f"grant/{ledger}") or step.history.row(f"grant/{ledger}")
             spec = {} if grant is None else grant["spec"]
             if grant is None and not ledger.endswith(f"/{tenant}"):  # its quota, or its share of a budget
                 yield key, f"{ledger} does not belong to {tenant}"
             elif spec.get("tenant", "") not in ("", tenant):
                 yield key, f"{ledger} belongs to {spec['tenant']}, not to {tenant}"
-            elif spec and not spec.get("issuer") and spec["holder"] not in hands:
-                yield key, f"{ledger} is held by {spec['holder']}, and {sorted(hands)} charged it"
+            elif spec and not spec.get("issuer") and spec["holder"] not in holders:
+                yield key, f"{ledger} is held by {spec['holder']}, and {sorted(holders)} charged it"
 
 
-@promise("S4")
-def what_is_given_back_is_not_drawn(step: Step) -> Found:
+@check_property("S4")
+def what_is_given_back_is_not_drawn(step: CommitStep) -> Findings:
     """No holder returns or closes capacity that is charged. A grant may be reduced below what is charged; then charges stay.
 
     A reissue after a restore may bring less than is charged; grants reissued in the same batch are skipped, because no row
     shows what was returned in between.
     """
     history = step.history
-    reissued = {entry.subject for entry in step.accepted if entry.did == "accept"}
+    reissued = {entry.subject for entry in step.accepted if entry.operation == "accept"}
     for entry in step.accepted:
-        if entry.did not in ("yield", "close") or entry.subject in reissued:
+        if entry.operation not in ("yield", "close") or entry.subject in reissued:
             continue
         before, now = step.ledgers_before.get(entry.subject, {}), history.limits.get(entry.subject, {})
-        for name, had in before.items():
-            has, taken = now.get(name, 0), history.sums.taken(entry.subject, name)
-            if has < had and taken > has:
-                yield f"grant/{entry.subject}", f"{entry.did} left {has} {name} of {had}, and {taken} of it are charged"
+        for name, old_limit in before.items():
+            new_limit, charged = now.get(name, 0), history.sums.taken(entry.subject, name)
+            if new_limit < old_limit and charged > new_limit:
+                yield (
+                    f"grant/{entry.subject}",
+                    f"{entry.operation} left {new_limit} {name} of {old_limit}, and {charged} of it are charged",
+                )
 
 
-@promise("S5")
-def quota_comes_from_quota(step: Step) -> Found:
+@check_property("S5")
+def quota_comes_from_quota(step: CommitStep) -> Findings:
     """Charges on a slice are posted to no other ledger, so a slice must be part of its tenant's own quota, over all levels."""
     grants = step.history.kind("grant")
     changed = {key: (old, new) for key, old, new in step.of_kind("grant")}
-    turned = any(old is not None and _sort(old) != _sort(new) for old, new in changed.values())
-    for key in grants if turned else changed:
+    sources_changed = any(old is not None and _source_of(old) != _source_of(new) for old, new in changed.values())
+    for key in grants if sources_changed else changed:
         if key not in grants:
             continue
         spec = grants[key]["spec"]
@@ -144,112 +147,117 @@ def quota_comes_from_quota(step: Step) -> Found:
             yield key, f"a slice of the quota of {tenant} was issued from {parent or 'nothing'}: {above}"
 
 
-def _sort(grant: Json) -> Json:
+def _source_of(grant: Json) -> Json:
     return grant and [grant["spec"].get(name) for name in ("purpose", "tenant", "parent", "issuer")]
 
 
-@promise("S18")
-def hard_constraints_hold_at_the_bind(step: Step) -> Found:
+@check_property("S18")
+def hard_constraints_hold_at_the_bind(step: CommitStep) -> Findings:
     """Evaluated on the state after the batch: exact if nothing later in the batch could have changed it."""
     bound = dict(step.placed("bound"))
     if not bound:
         return
-    binders = [i for i, entry in enumerate(step.accepted) if entry.did in ("bind", "gang")]
-    shapers = [i for i, entry in enumerate(step.accepted) if entry.did in ("apply", "delete", "mark", "adopt", "rollback")]
+    binders = [i for i, entry in enumerate(step.accepted) if entry.operation in ("bind", "gang")]
+    shapers = [
+        i for i, entry in enumerate(step.accepted) if entry.operation in ("apply", "delete", "mark", "adopt", "rollback")
+    ]
     if binders and shapers and max(shapers) > min(binders):
         return
     history = step.history
-    freed = any(holds(old) and not holds(new) for _, old, new in step.moves)
+    freed = any(holds_capacity(old) and not holds_capacity(new) for _, old, new in step.moves)
     exact = not freed and (len(step.accepted) == 1 or len({group_of(new) for _, new in step.placed("bound", "reserved")}) == 1)
     for key, new in bound.items():
         node = new["status"]["node"]
-        site, shape = history.sites.get(node), history.shape(new)
-        if site is None or shape is None:
-            yield key, f"node {node} does not exist" if site is None else "the replica has no generation"
+        node_attributes, shape = history.reference_nodes.get(node), history.shape(new)
+        if node_attributes is None or shape is None:
+            yield key, f"node {node} does not exist" if node_attributes is None else "the replica has no generation"
             return
-        if why := barred(shape, site, history.policy):
-            yield key, f"bound to {node}: {why}"
+        if reason := static_violation(shape, node_attributes, history.policy):
+            yield key, f"bound to {node}: {reason}"
         row = history.row(f"node/{node}")
         if health_of(row) != "ready" or not is_open(row):
             yield key, f"bound to {node}, which accepts no new work: {row.get('status')} {row['spec']}"
-        if not freed and (why := towards_others(history, shape, site, spread=exact)):
-            yield key, f"bound to {node}: {why}"
+        if not freed and (reason := peer_violation(history, shape, node_attributes, spread=exact)):
+            yield key, f"bound to {node}: {reason}"
 
 
-@promise("S18")
-def devices_are_those_that_were_asked_for(step: Step) -> Found:
+@check_property("S18")
+def devices_are_those_that_were_asked_for(step: CommitStep) -> Findings:
     for key, new in step.placed("bound", "reserved"):
-        shape, given = step.history.shape(new), new["status"].get("devices") or {}
-        if shape is None or not (shape.asks or given) or new["status"]["node"] in step.nodes_before:
+        shape, assigned = step.history.shape(new), new["status"].get("devices") or {}
+        if shape is None or not (shape.device_requests or assigned) or new["status"]["node"] in step.nodes_before:
             continue  # a node that changed in this batch may have had other devices at the time of the bind
         row = step.history.row(f"node/{new['status']['node']}") or {"spec": {}}
         known = {device["name"]: device for device in row["spec"].get("devices", ())}
         charged = {name: n for name, n in shape.charge.items() if name.startswith("devices/") and n}
         held: dict[str, int] = {}
-        for name, share in given.items():
+        for name, share in assigned.items():
             kind = f"devices/{known.get(name, {}).get('kind', '?')}"
             held[kind] = held.get(kind, 0) + share
-        models = {model for ask in shape.asks for model in ask.get("models", ())}
-        odd = [
+        models = {model for ask in shape.device_requests for model in ask.get("models", ())}
+        wrong_models = [
             name
-            for name in given
-            if models and all(a.get("models") for a in shape.asks) and known.get(name, {}).get("model") not in models
+            for name in assigned
+            if models and all(a.get("models") for a in shape.device_requests) and known.get(name, {}).get("model") not in models
         ]
-        if held != charged or odd:
-            yield key, f"requested {shape.asks}, got {given} of {sorted(known)}"
+        if held != charged or wrong_models:
+            yield key, f"requested {shape.device_requests}, got {assigned} of {sorted(known)}"
 
 
-@promise("S18")
-def nothing_is_placed_for_what_goes(step: Step) -> Found:
+@check_property("S18")
+def nothing_is_placed_for_what_goes(step: CommitStep) -> Findings:
     """A workload that is being deleted, before the batch and after it, gets no more capacity."""
     for key, new in step.placed("bound", "reserved"):
-        if holds(step.was(key)):
+        if holds_capacity(step.row_before(key)):
             continue
         owner = owner_of(new)
-        both = step.was(owner), step.history.row(owner)
-        if all(row is not None and row["metadata"].get("deleting") for row in both):
+        versions = step.row_before(owner), step.history.row(owner)
+        if all(row is not None and row["metadata"].get("deleting") for row in versions):
             yield key, f"it was placed although {owner} is being deleted"
 
 
-@promise("S18")
-def victims_rank_lower(step: Step) -> Found:
+@check_property("S18")
+def victims_rank_lower(step: CommitStep) -> Findings:
     """Preemption takes capacity only from replicas of lower priority, on the node where it is needed, and only if the class may
     preempt.
     """
     for key, new in step.placed("reserved"):
-        rank = new["spec"].get("priority", 0)
-        if new["status"].get("victims") and not _preempts(step, new):
+        priority = new["spec"].get("priority", 0)
+        if new["status"].get("victims") and not _may_preempt(step, new):
             yield key, "its priority class may not preempt"
         for victim in new["status"].get("victims", {}):
-            found = step.was(victim) or step.history.row(victim)
-            if found is None or found["spec"].get("priority", 0) >= rank:
-                yield key, f"{victim} has priority {found and found['spec'].get('priority', 0)}, not below {rank}"
-            elif found["status"].get("node") != new["status"]["node"]:
-                yield key, f"{victim} is on {found['status'].get('node')}, and capacity is needed on {new['status']['node']}"
+            victim_row = step.row_before(victim) or step.history.row(victim)
+            if victim_row is None or victim_row["spec"].get("priority", 0) >= priority:
+                yield key, f"{victim} has priority {victim_row and victim_row['spec'].get('priority', 0)}, not below {priority}"
+            elif victim_row["status"].get("node") != new["status"]["node"]:
+                yield (
+                    key,
+                    f"{victim} is on {victim_row['status'].get('node')}, and capacity is needed on {new['status']['node']}",
+                )
 
 
-def _preempts(step: Step, replica: Json) -> bool:
+def _may_preempt(step: CommitStep, replica: Json) -> bool:
     """Whether its class may preempt, before the batch or after it: either may have been in force at the decision."""
     owner = owner_of(replica)
-    for workload in (step.was(owner), step.history.row(owner)):
+    for workload in (step.row_before(owner), step.history.row(owner)):
         named = "" if workload is None else workload["spec"].get("priorityClass", "")
-        for rank in (step.was(f"priorityclass/{named}"), step.history.row(f"priorityclass/{named}")):
-            if rank is None or rank["spec"].get("preempts", True):
+        for priority_class in (step.row_before(f"priorityclass/{named}"), step.history.row(f"priorityclass/{named}")):
+            if priority_class is None or priority_class["spec"].get("preempts", True):
                 return True
     return False
 
 
-@promise("S18")
-def policy_in_force_is_recorded_and_alive(step: Step) -> Found:
-    stand = step.stand
+@check_property("S18")
+def policy_in_force_is_recorded_and_alive(step: CommitStep) -> Findings:
+    times = step.times
     for key, new in step.placed("bound", "reserved"):
-        latest = [step.policy_before, step.history.policy]
-        numbers = [0 if one is None else one["number"] for one in latest]
+        policies = [step.policy_before, step.history.policy]
+        numbers = [0 if policy is None else policy["number"] for policy in policies]
         if not min(numbers) <= new["status"].get("policy", 0) <= max(numbers):
             yield key, f"placed under policy {new['status'].get('policy', 0)}; in force is {numbers}"
-        if not any(_in_force(one, stand.boot, stand.decided_ms) for one in latest):
-            yield key, f"placed under policy {numbers} after its lease expired, at {stand.decided_ms} on {stand.boot}"
-        elif not any(_in_force(one, stand.boot, stand.applied_ms) for one in latest):
+        if not any(_in_force(policy, times.boot, times.decided_ms) for policy in policies):
+            yield key, f"placed under policy {numbers} after its lease expired, at {times.decided_ms} on {times.boot}"
+        elif not any(_in_force(policy, times.boot, times.applied_ms) for policy in policies):
             yield key, f"{UNDECIDED} a policy's lease expired between a decision under it and its commit"
 
 
@@ -258,10 +266,10 @@ def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
     return not deadline or bool(deadline["boot"] == boot and now_ms < deadline["atMs"])
 
 
-@promise("S18")
-def nothing_fenced_is_placed_before_all_nodes_reported(step: Step) -> Found:
+@check_property("S18")
+def nothing_fenced_is_placed_before_all_nodes_reported(step: CommitStep) -> Findings:
     """After a restore, work that was pending in the backup may be running on a node that has not reported since."""
-    unheard = step.history.unheard
+    unheard = step.history.unreported_nodes
     if not unheard:
         return
     for key, new in step.placed("bound"):
@@ -272,8 +280,8 @@ def nothing_fenced_is_placed_before_all_nodes_reported(step: Step) -> Found:
             yield key, f"it must never run twice, and was bound while {sorted(unheard)} have not reported since a restore"
 
 
-@promise("S12")
-def gangs_are_bound_together(step: Step) -> Found:
+@check_property("S12")
+def gangs_are_bound_together(step: CommitStep) -> Findings:
     newly: dict[tuple[str, str], list[str]] = {}
     for key, new in step.placed("bound"):
         shape = step.history.shape(new)
@@ -281,15 +289,15 @@ def gangs_are_bound_together(step: Step) -> Found:
             newly.setdefault(group_of(new), []).append(key)
     for group, keys in newly.items():
         shapes = [step.history.shape(step.history.row(key)) for key in keys]
-        least = max(shape.gang for shape in shapes if shape is not None)
+        minimum = max(shape.gang for shape in shapes if shape is not None)
         members = step.history.members.get(group, {})
-        standing = [k for k in members if phase_of(step.was(k)) in RUNS]
-        if len(keys) < least and len(standing) < least:
-            yield keys[0], f"{len(keys)} members were bound and {len(standing)} were running; the gang's minimum is {least}"
+        running = [k for k in members if phase_of(step.row_before(k)) in ACTIVE]
+        if len(keys) < minimum and len(running) < minimum:
+            yield keys[0], f"{len(keys)} members were bound and {len(running)} were running; the gang's minimum is {minimum}"
 
 
-@promise("S5")
-def reservations_are_committed_once_or_released(step: Step) -> Found:
+@check_property("S5")
+def reservations_are_committed_once_or_released(step: CommitStep) -> Findings:
     for key, old, new in step.moves:
         if new is None:
             continue
@@ -298,65 +306,65 @@ def reservations_are_committed_once_or_released(step: Step) -> Found:
             a = old["status"]
             if any(a.get(name) != status.get(name) for name in ("node", "devices", "grants", "attempt")):
                 yield key, f"reserved as {a}, bound as {status}"
-            left = [victim for victim, copy in a.get("victims", {}).items() if _stood(step, victim, copy)]
-            if left:
-                yield key, f"bound before its victims {left} were gone"
-        if not holds(new) and any(status.get(name) for name in ("devices", "grants", "victims")):
+            remaining = [victim for victim, copy in a.get("victims", {}).items() if _held_throughout(step, victim, copy)]
+            if remaining:
+                yield key, f"bound before its victims {remaining} were gone"
+        if not holds_capacity(new) and any(status.get(name) for name in ("devices", "grants", "victims")):
             yield key, f"holds no capacity, but has {status}"
         if phase_of(new) != "reserved" and status.get("victims"):
             yield key, f"has victims without a reservation: {status}"
 
 
-def _stood(step: Step, victim: str, copy: str) -> bool:
+def _held_throughout(step: CommitStep, victim: str, attempt: str) -> bool:
     """Whether this attempt of the victim held its capacity both before the batch and after it."""
-    both = step.was(victim), step.history.row(victim)
-    return all(row is not None and holds(row) and copy_of(row) == copy for row in both)
+    versions = step.row_before(victim), step.history.row(victim)
+    return all(row is not None and holds_capacity(row) and attempt_id(row) == attempt for row in versions)
 
 
-@promise("S5")
-def draws_are_on_living_grants(step: Step) -> Found:
+@check_property("S5")
+def draws_are_on_living_grants(step: CommitStep) -> Findings:
     """Nothing is charged to a grant that has expired, or is closed or void. What a reservation charged before stays charged,
     and is bound as it was reserved (`reservations_are_committed_once_or_released`).
     """
-    stand = step.stand
+    times = step.times
     for key, old, new in step.moves:
         if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
             continue
         for ledger in new["status"].get("grants", ()):
-            if ledger.startswith("tenant/") or _rewritten(step, ledger.split("/")[0]):
+            if ledger.startswith("tenant/") or _changed_repeatedly(step, ledger.split("/")[0]):
                 continue
-            dead = [_dead(step, ledger, stand.decided_ms, before) for before in (True, False)]
+            dead = [_dead_reason(step, ledger, times.decided_ms, before) for before in (True, False)]
             if all(dead):
                 yield key, f"charged {ledger}: {dead[1]}"
-            elif all(_dead(step, ledger, stand.applied_ms, before) for before in (True, False)):
+            elif all(_dead_reason(step, ledger, times.applied_ms, before) for before in (True, False)):
                 yield key, f"{UNDECIDED} a grant expired between a charge on it and its commit"
 
 
-def _rewritten(step: Step, name: str) -> bool:
+def _changed_repeatedly(step: CommitStep, name: str) -> bool:
     """Whether the grant was changed more than once in this batch. It may have been alive in between, which no row shows."""
     return sum(entry.subject == name for entry in step.accepted) > 1
 
 
-def _dead(step: Step, ledger: str, now_ms: int, before: bool) -> str:
+def _dead_reason(step: CommitStep, ledger: str, now_ms: int, before: bool) -> str:
     """Return why nothing may be charged to the ledger, as of before or after the commit; empty if it was alive."""
     history, name = step.history, ledger.split("/")[0]
-    for _ in range(CHAIN_MAX):
+    for _ in range(PARENT_LEVELS_MAX):
         key = f"grant/{name}"
-        grant = step.was(key) if before else history.row(key)
+        grant = step.row_before(key) if before else history.row(key)
         if grant is None:
             return f"{name} does not exist"
         # The version that was just replaced may be older than the current leader's takeover.
-        fresh = before if key in step.changed else history.rows[key][0] < history.seized_at
-        if why := grant_is_dead(history, key, grant, step.stand.boot, now_ms, fresh=fresh):
-            return why
+        fresh = before if key in step.changed else history.rows[key][0] < history.takeover_revision
+        if reason := grant_dead_reason(history, key, grant, step.times.boot, now_ms, fresh=fresh):
+            return reason
         parent = "" if grant["spec"].get("issuer") else grant["spec"].get("parent", "")
         if not parent or parent.startswith("tenant/"):
             return ""
         name = parent
-    return f"{ledger} has more than {CHAIN_MAX} levels of parents"
+    return f"{ledger} has more than {PARENT_LEVELS_MAX} levels of parents"
 
 
-def grant_is_dead(history: History, key: str, grant: Json, boot: str, now_ms: int, *, fresh: bool) -> str:
+def grant_dead_reason(history: History, key: str, grant: Json, boot: str, now_ms: int, *, fresh: bool) -> str:
     """Return why a grant is dead by its own row; empty if it is alive.
 
     Grants issued here before the current takeover (`fresh`) got a full new term at the takeover, which happened at the
@@ -370,18 +378,18 @@ def grant_is_dead(history: History, key: str, grant: Json, boot: str, now_ms: in
         return ""
     until = deadline["atMs"] if deadline["boot"] == boot else 0
     if not spec.get("issuer") and (fresh or deadline["boot"] != boot):
-        takeover = history.first or history.seized
+        takeover = history.first_batch_times or history.takeover_times
         until = max(until, (takeover.sent_ms if takeover is not None else 0) + milliseconds(spec["ttl"]))
     return f"{key} expired at {until} on {deadline['boot']}, and it is {now_ms} on {boot}" if now_ms >= until else ""
 
 
-@promise("S4")
-def grants_are_held_by_somebody(step: Step) -> Found:
+@check_property("S4")
+def grants_are_held_by_somebody(step: CommitStep) -> Findings:
     """Only the holder of a grant charges it: a grant issued to another scope is charged there, never here."""
     for key, old, new in step.moves:
         if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):
             continue
         for ledger in new["status"].get("grants", ()):
             grant = None if ledger.startswith("tenant/") else step.history.row(f"grant/{ledger.split('/')[0]}")
-            if grant is not None and not grant["spec"].get("issuer") and grant["spec"]["holder"].startswith(SCOPE):
+            if grant is not None and not grant["spec"].get("issuer") and grant["spec"]["holder"].startswith(SCOPE_PREFIX):
                 yield key, f"charged {ledger}, which {grant['spec']['holder']} holds"

@@ -19,18 +19,18 @@ from remit.simulate.checkers import (
     scheduler_checks,
     transition_checks,
 )
-from remit.simulate.checkers.client_checks import Observers, behind_since_ms
-from remit.simulate.checkers.liveness_checks import LOOKS, Bounds, Core, Liveness, Waiting
-from remit.simulate.checkers.process_checks import Process, Runs
-from remit.simulate.checkers.progress_checks import Tries, decisions
-from remit.simulate.checkers.quota_checks import Letters
-from remit.simulate.checkers.rare_events import Sights
-from remit.simulate.checkers.reference.history import History, Step
-from remit.simulate.checkers.reference.past_states import Stand
+from remit.simulate.checkers.client_checks import ObserverPositions, behind_since_ms
+from remit.simulate.checkers.liveness_checks import LIVENESS_CHECKS, Bounds, Core, Liveness, WaitingItem
+from remit.simulate.checkers.process_checks import ProcessRecords, RunningProcess
+from remit.simulate.checkers.progress_checks import SchedulingAttempts, decisions
+from remit.simulate.checkers.quota_checks import CrossScopeGrants
+from remit.simulate.checkers.rare_events import RareEvents
+from remit.simulate.checkers.reference.history import CommitStep, History
+from remit.simulate.checkers.reference.past_states import CommitTimes
 from remit.simulate.checkers.reference.rows import owner_of, phase_of
-from remit.simulate.checkers.registry import PROMISES, UNDECIDED, Found, Violation
+from remit.simulate.checkers.registry import CHECKS, UNDECIDED, Findings, Violation
 
-__all__ = ["Bounds", "Core", "Judge", "Stand", "Violation"]
+__all__ = ["Bounds", "Core", "Judge", "CommitTimes", "Violation"]
 
 RECOUNT_EVERY: Final = 200
 """Commits of a scope between two comparisons of the incremental sums with sums from scratch."""
@@ -46,30 +46,30 @@ class Judge:
     def __init__(self, now_ms: Callable[[], int], bounds: Bounds = Bounds()) -> None:
         self.now_ms = now_ms
         self.violations: list[Violation] = []
-        self.unknown: list[str] = []
+        self.undecided: list[str] = []
         self.on_violation: Callable[[Violation], None] | None = None
         self.histories: dict[str, History] = {}
         self.edges_seen: dict[tuple[str | None, str | None, str], int] = {}
         self.codes_seen: dict[str, int] = {}
         self.reasons_seen: dict[str, int] = {}
         """How often schedulers recorded each reason for pending work."""
-        self.marks: dict[str, int] = {}
+        self.accepted_operations: dict[str, int] = {}
         """Accepted operations by name, such as `bind` and `move start`."""
-        self.letters = Letters(self.histories)
-        self.observers = Observers()
-        self.sights = Sights()
-        self.runs = Runs(self.histories, now_ms, self.sights)
-        self.liveness = Liveness(self.histories, self.runs, now_ms, bounds)
+        self.cross_scope = CrossScopeGrants(self.histories)
+        self.observers = ObserverPositions()
+        self.rare_events = RareEvents()
+        self.processes = ProcessRecords(self.histories, now_ms, self.rare_events)
+        self.liveness = Liveness(self.histories, self.processes, now_ms, bounds)
 
     def history(self, scope: str) -> History:
-        found = self.histories.get(scope)
-        if found is None:
-            found = self.histories[scope] = History(scope, self.liveness.bounds.beat_ms / 2_000)
-        return found
+        history = self.histories.get(scope)
+        if history is None:
+            history = self.histories[scope] = History(scope, self.liveness.bounds.heartbeat_ms / 2_000)
+        return history
 
     @property
     def waived(self) -> dict[str, int]:
-        return self.runs.waived
+        return self.processes.waived
 
     @property
     def lost(self) -> dict[str, list[str]]:
@@ -78,78 +78,78 @@ class Judge:
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
-    def applied(
-        self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, stand: Stand
-    ) -> Step:
+    def on_commit(
+        self, scope: str, puts: Sequence[tuple[str, bytes]], deletes: Sequence[str], revision: int, times: CommitTimes
+    ) -> CommitStep:
         """Apply one commit of a scope's store and run the commit checks."""
         history = self.history(scope)
-        step = history.apply(puts, deletes, revision, stand, self.now_ms())
+        step = history.apply(puts, deletes, revision, times, self.now_ms())
         self._count(step)
-        self.sights.absorb(step)
-        self.letters.absorb(history, step.changed)
-        for name, (property_, check) in PROMISES.items():
-            for key, why in check(step):
-                self._tell(name, property_, scope, key, why)
-        if step.moves or step.accepted or step.doubting:
-            self._note("grants_are_in_one_hand", "S4", scope, self.letters.grants_are_in_one_hand(step))
-            self._note(
-                "tenants_use_no_more_than_their_quota", "S4", scope, self.letters.tenants_use_no_more_than_their_quota(step)
+        self.rare_events.on_commit(step)
+        self.cross_scope.on_commit(history, step.changed)
+        for name, (property_, check) in CHECKS.items():
+            for key, reason in check(step):
+                self._report(name, property_, scope, key, reason)
+        if step.moves or step.accepted or step.after_restore:
+            self._report_all("grants_are_in_one_hand", "S4", scope, self.cross_scope.grants_are_in_one_hand(step))
+            self._report_all(
+                "tenants_use_no_more_than_their_quota", "S4", scope, self.cross_scope.tenants_use_no_more_than_their_quota(step)
             )
         if step.moves:
-            self._note("ended_work_runs_no_more", "S8", scope, self.runs.ended_work_runs_no_more(step))
-            self.runs.absorb(step)
-        self.liveness.absorb(step, self.now_ms())
+            self._report_all("ended_work_runs_no_more", "S8", scope, self.processes.ended_work_runs_no_more(step))
+            self.processes.on_commit(step)
+        self.liveness.on_commit(step, self.now_ms())
         if history.commits % RECOUNT_EVERY == 0:
             self._recount(history)
         return step
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: CommitStep) -> None:
         for entry in step.entries:
             code = entry.code or "accepted"
             self.codes_seen[code] = self.codes_seen.get(code, 0) + 1
-            if entry.did == "abandon":
+            if entry.operation == "abandon":
                 step.history.abandons[entry.id] = entry.subject
         for _, spec in decisions(step):
             if reason := spec.get("reason"):
                 self.reasons_seen[reason] = self.reasons_seen.get(reason, 0) + 1
         roles: dict[str, str] = {}
         for entry in step.accepted:
-            self.marks[entry.did] = self.marks.get(entry.did, 0) + 1
+            self.accepted_operations[entry.operation] = self.accepted_operations.get(entry.operation, 0) + 1
             roles[entry.subject] = entry.role
         for key, old, new in step.moves:
-            was, now = phase_of(old), phase_of(new)
-            if was != now:
+            old_phase, new_phase = phase_of(old), phase_of(new)
+            if old_phase != new_phase:
                 workload, owner = (old or new)["spec"]["workload"], owner_of(old or new)
-                role = roles.get(key) or roles.get(workload) or (roles.get(owner) if was is None else None) or "scheduler"
-                edge = was, now, "authority" if step.doubting else role
+                role = roles.get(key) or roles.get(workload) or (roles.get(owner) if old_phase is None else None) or "scheduler"
+                edge = old_phase, new_phase, "authority" if step.after_restore else role
                 self.edges_seen[edge] = self.edges_seen.get(edge, 0) + 1
 
     def _recount(self, history: History) -> None:
         if not self.violations:  # rows that violate a property may not add up
             history.sums.compare(history.rows)
 
-    def restored(self, scope: str, rows: Sequence[tuple[str, bytes, int]], revision: int) -> None:
+    def on_restore(self, scope: str, rows: Sequence[tuple[str, bytes, int]], revision: int) -> None:
         """Replace a scope's state by a backup; `rows` include the new head."""
         history = self.history(scope)
         history.restore(rows, revision, self.now_ms())
         waiting = [key for key, replica in history.kind("replica").items() if phase_of(replica) == "pending"]
-        self.liveness.tries.setdefault(scope, Tries()).restore(waiting, self.now_ms())
-        self.letters.absorb(history, {key: (None, content) for key, (_, content) in history.rows.items()})
+        self.liveness.attempts.setdefault(scope, SchedulingAttempts()).restore(waiting, self.now_ms())
+        self.cross_scope.on_commit(history, {key: (None, content) for key, (_, content) in history.rows.items()})
 
     # -- clients and observers ---------------------------------------------------------------------------------------
 
-    def asked(self, scope: str, operation: str) -> None:
+    def on_submit(self, scope: str, operation: str) -> None:
         """Record that a client sent an operation for the first time."""
-        self.liveness.asked(scope, operation)
+        self.liveness.on_submit(scope, operation)
 
-    def answered(
+    def on_answer(
         self,
         scope: str,
         operation: str,
         code: str,
         number: int,
         revision: int,
-        taken: str = "",
+        digest: str = "",
         payload: bytes = b"",
         seen: int | None = None,
     ) -> None:
@@ -157,46 +157,46 @@ class Judge:
         its digest, and `seen` the revision the client decided on, if known.
         """
         history = self.history(scope)
-        said = operation, code, number, revision
-        self._note("acknowledged_is_in_history", "S2", scope, client_checks.acknowledged_is_in_history(history, *said))
-        self._note("one_answer_per_operation", "S2", scope, client_checks.one_answer_per_operation(history, *said))
-        self._note(
+        answer = operation, code, number, revision
+        self._report_all("acknowledged_is_in_history", "S2", scope, client_checks.acknowledged_is_in_history(history, *answer))
+        self._report_all("one_answer_per_operation", "S2", scope, client_checks.one_answer_per_operation(history, *answer))
+        self._report_all(
             "an_id_stands_for_one_payload",
             "S2",
             scope,
-            client_checks.an_id_stands_for_one_payload(history, operation, code, taken),
+            client_checks.an_id_stands_for_one_payload(history, operation, code, digest),
         )
-        self._note(
+        self._report_all(
             "what_was_seen_is_on_record", "S22", scope, client_checks.what_was_seen_is_on_record(history, operation, code, seen)
         )
-        found = client_checks.cited_evidence_was_true(history, operation, code, number, payload)
-        self._note("cited_evidence_was_true", "S16", scope, found)
-        self._late(scope, operation)
+        findings = client_checks.cited_evidence_was_true(history, operation, code, number, payload)
+        self._report_all("cited_evidence_was_true", "S16", scope, findings)
+        self._check_latency(scope, operation)
 
-    def claimed(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
+    def on_scheduler_claim(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
         """Check a claim by the holder of a scheduler's lease against the revision it was decided on, whatever the verdict."""
-        found = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
-        self._note("claims_fit_what_was_seen", "S26", scope, found)
+        findings = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
+        self._report_all("claims_fit_what_was_seen", "S26", scope, findings)
 
-    def gave_up(self, scope: str, operation: str) -> None:
+    def on_abandoned(self, scope: str, operation: str) -> None:
         """Record that a client stopped waiting for an answer. Only the history shows whether the operation was applied."""
-        self._late(scope, operation)
+        self._check_latency(scope, operation)
 
-    def _late(self, scope: str, operation: str) -> None:
-        for waiting in self.liveness.settled(scope, operation):
-            self._waited("calls_are_answered", "L14", waiting)
+    def _check_latency(self, scope: str, operation: str) -> None:
+        for waiting in self.liveness.on_settled(scope, operation):
+            self._report_overdue("calls_are_answered", "L14", waiting)
 
-    def renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
+    def on_lease_renewed(self, scope: str, lease: str, epoch: int, sent_ms: int) -> None:
         """Record that a holder's renewal succeeded; the holder had sent it at `sent_ms`, in virtual time."""
         self.history(scope).renew(lease, epoch, sent_ms)
-        self.runs.renew(scope, lease, sent_ms)
+        self.processes.on_renewal(scope, lease, sent_ms)
 
-    def observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
+    def on_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """Record that an observer saw a scope at a revision. The observer's name survives its restarts."""
-        found = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
-        self._note("observers_never_go_back", "S10", scope, found)
+        findings = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
+        self._report_all("observers_never_go_back", "S10", scope, findings)
 
-    def viewed(
+    def on_view(
         self,
         observer: str,
         scope: str,
@@ -215,36 +215,36 @@ class Judge:
         if core is not None and revision < history.revision:
             bounds = self.liveness.bounds
             late_ms = self.now_ms() - max(core.since_ms, behind_since_ms(history, revision)) - bounds.view_ms * bounds.pace
-        kept = (observer, revision, rows)
-        found = self.observers.views_show_what_stands(history, *kept, late_ms=late_ms, kinds=kinds, nodes=nodes)
-        self._note("views_show_what_stands", "S23", scope, found)
-        self._note("views_show_what_stands", "S23", scope, ((observer, why) for why in wrong))
+        copy = (observer, revision, rows)
+        findings = self.observers.views_show_what_stands(history, *copy, late_ms=late_ms, kinds=kinds, nodes=nodes)
+        self._report_all("views_show_what_stands", "S23", scope, findings)
+        self._report_all("views_show_what_stands", "S23", scope, ((observer, reason) for reason in wrong))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def started(
+    def on_process_started(
         self, node: str, scope: str, replica: str, uid: str, attempt: int, pid: int, *, unrecorded: bool = False
     ) -> None:
         """Record that a node's runner started a process; `replica` is the row's key, with or without its kind. `unrecorded`
         means that the machine's disk could not record the start.
         """
         key = replica if replica.startswith("replica/") else f"replica/{replica}"
-        process = Process(scope, (key, uid, attempt), node, pid, self.now_ms())
-        self.runs.start(process)
+        process = RunningProcess(scope, (key, uid, attempt), node, pid, self.now_ms())
+        self.processes.on_start(process)
         if unrecorded:
-            self.runs.unrecorded.add((node, pid))
-        self._note("runs_only_what_was_ordered", "S14", scope, self.runs.runs_only_what_was_ordered(process))
-        self._note("one_copy_at_a_time", "S8", scope, self.runs.one_copy_at_a_time(process))
+            self.processes.unrecorded.add((node, pid))
+        self._report_all("runs_only_what_was_ordered", "S14", scope, self.processes.runs_only_what_was_ordered(process))
+        self._report_all("one_copy_at_a_time", "S8", scope, self.processes.one_copy_at_a_time(process))
 
-    def told_to_end(self, node: str, pid: int, by: str) -> None:
+    def on_stop_requested(self, node: str, pid: int, requester: str) -> None:
         """Record that a component of the machine asked the process to stop; it is killed if it does not."""
-        process = self.runs.tell(node, pid, by)
+        process = self.processes.on_stop_request(node, pid, requester)
         if process is not None:
-            found = self.runs.what_is_ordered_is_not_stopped(process, by)
-            self._note("what_is_ordered_is_not_stopped", "S20", process.scope, found)
+            findings = self.processes.what_is_ordered_is_not_stopped(process, requester)
+            self._report_all("what_is_ordered_is_not_stopped", "S20", process.scope, findings)
 
-    def ended(self, node: str, pid: int) -> None:
-        self.runs.end(node, pid)
+    def on_process_ended(self, node: str, pid: int) -> None:
+        self.processes.on_end(node, pid)
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 
@@ -255,53 +255,53 @@ class Judge:
     def tick(self) -> None:
         """Run the liveness checks; called about every second of virtual time after `heal`."""
         for check, property_, waiting in self.liveness.tick():
-            self._waited(check, property_, waiting)
+            self._report_overdue(check, property_, waiting)
 
-    def _waited(self, check: str, property_: str, waiting: Waiting) -> None:
-        self._note(check, property_, waiting.scope, iter([(waiting.key, waiting.why)]))
+    def _report_overdue(self, check: str, property_: str, waiting: WaitingItem) -> None:
+        self._report_all(check, property_, waiting.scope, iter([(waiting.key, waiting.reason)]))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
         """Run the checks that need the complete run, and compare every sum once more with one from scratch."""
         for scope in self.histories:
-            self._note("intervals_are_disjoint", "S8", scope, self.runs.intervals_are_disjoint(scope))
+            self._report_all("intervals_are_disjoint", "S8", scope, self.processes.intervals_are_disjoint(scope))
         for check, property_, waiting in self.liveness.conclude():
-            self._waited(check, property_, waiting)
-        for waiting in self.liveness.unsettled():
-            self._waited("calls_are_answered", "L14", waiting)
+            self._report_overdue(check, property_, waiting)
+        for waiting in self.liveness.open_calls():
+            self._report_overdue("calls_are_answered", "L14", waiting)
         if self.liveness.core is None:
-            self._undecided("liveness: the run ended before its faults did")
-        for why in self.liveness.undecided:
-            self._undecided(why)
+            self._record_undecided("liveness: the run ended before its faults did")
+        for reason in self.liveness.undecided:
+            self._record_undecided(reason)
         for history in self.histories.values():
             self._recount(history)
 
     def story(self, scope: str, key: str) -> str:
         """Return the history of one object as text for people."""
-        lines = [f"history of {key} in {scope}:", *self.history(scope).retell(key)]
-        lines += self.runs.retell(scope, key)
+        lines = [f"history of {key} in {scope}:", *self.history(scope).describe(key)]
+        lines += self.processes.describe(scope, key)
         return "\n".join(lines)
 
-    def _note(self, check: str, property_: str, scope: str, found: Found) -> None:
-        for key, why in found:
-            self._tell(check, property_, scope, key, why)
+    def _report_all(self, check: str, property_: str, scope: str, findings: Findings) -> None:
+        for key, reason in findings:
+            self._report(check, property_, scope, key, reason)
 
-    def _tell(self, check: str, property_: str, scope: str, key: str, why: str) -> None:
-        if why.startswith(UNDECIDED):
-            self._undecided(f"{check} ({property_}) in {scope}: {why.removeprefix(UNDECIDED).strip()}")
+    def _report(self, check: str, property_: str, scope: str, key: str, reason: str) -> None:
+        if reason.startswith(UNDECIDED):
+            self._record_undecided(f"{check} ({property_}) in {scope}: {reason.removeprefix(UNDECIDED).strip()}")
         elif len(self.violations) < VIOLATIONS_MAX:
-            violation = Violation(check, property_, scope, key, why, self.now_ms())
+            violation = Violation(check, property_, scope, key, reason, self.now_ms())
             self.violations.append(violation)
             if self.on_violation is not None and len(self.violations) == 1:
                 self.on_violation(violation)
 
-    def _undecided(self, why: str) -> None:
-        if why not in self.unknown:
-            self.unknown.append(why)
+    def _record_undecided(self, reason: str) -> None:
+        if reason not in self.undecided:
+            self.undecided.append(reason)
 
 
-BESIDE: Final[dict[str, str]] = {
+EVENT_CHECKS: Final[dict[str, str]] = {
     "acknowledged_is_in_history": "S2",
     "one_answer_per_operation": "S2",
     "an_id_stands_for_one_payload": "S2",
@@ -324,7 +324,7 @@ BESIDE: Final[dict[str, str]] = {
 }
 """Checks that run neither at commits nor at ticks: on answers, processes and views, and at the end of a run."""
 
-NOT_YET: Final[dict[str, str]] = {
+UNCHECKED_PROPERTIES: Final[dict[str, str]] = {
     "S11": "schedules",
     "S19": "two versions of the format side by side",
     "S21": "identities",
@@ -335,11 +335,11 @@ NOT_YET: Final[dict[str, str]] = {
 """Properties that are not checked yet, and what each needs first."""
 
 
-def judged() -> dict[str, list[str]]:
+def checks_by_property() -> dict[str, list[str]]:
     """Return the names of the checks of each property, in order."""
-    found: dict[str, list[str]] = {}
-    named = [(one.property, name) for name, one in PROMISES.items()]
-    named += [(property_, name) for name, (property_, _) in LOOKS.items()]
-    for property_, name in sorted([*named, *((property_, name) for name, property_ in BESIDE.items())]):
-        found.setdefault(property_, []).append(name)
-    return found
+    names: dict[str, list[str]] = {}
+    named = [(check.property, name) for name, check in CHECKS.items()]
+    named += [(property_, name) for name, (property_, _) in LIVENESS_CHECKS.items()]
+    for property_, name in sorted([*named, *((property_, name) for name, property_ in EVENT_CHECKS.items())]):
+        names.setdefault(property_, []).append(name)
+    return names

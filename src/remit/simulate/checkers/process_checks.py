@@ -9,44 +9,46 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from remit.simulate.checkers.rare_events import Sight, Sights
-from remit.simulate.checkers.reference.history import History, Run, Step
-from remit.simulate.checkers.reference.lifecycle import CLOCKS_DIFFER, HOUSED, TO_END
-from remit.simulate.checkers.reference.rows import Json, Shape, attempt_of, phase_of
-from remit.simulate.checkers.registry import UNDECIDED, Found
+from remit.simulate.checkers.rare_events import RareEvent, RareEvents
+from remit.simulate.checkers.reference.history import AttemptKey, CommitStep, History
+from remit.simulate.checkers.reference.lifecycle import ASSIGNED, CLOCK_RATIO_MAX, STOPPABLE
+from remit.simulate.checkers.reference.rows import Json, ReferenceShape, attempt_of, phase_of
+from remit.simulate.checkers.registry import UNDECIDED, Findings
 
 
-class Process(NamedTuple):
+class RunningProcess(NamedTuple):
     """One process: its attempt, its node, and when it started."""
 
     scope: str
-    run: Run
+    run: AttemptKey
     node: str
     pid: int
     began_ms: int
 
 
-class Asked(NamedTuple):
+class StopRequest(NamedTuple):
     """A request to stop a process: the component that sent it, and when."""
 
-    by: str
+    requester: str
     at_ms: int
 
 
-class Lived(NamedTuple):
-    process: Process
+class EndedProcess(NamedTuple):
+    process: RunningProcess
     ended_ms: int
 
 
-class Runs:
+class ProcessRecords:
     """Running and ended processes of all nodes."""
 
-    def __init__(self, histories: Mapping[str, History], now_ms: Callable[[], int], sights: Sights | None = None) -> None:
-        self.histories, self.now_ms, self.sights = histories, now_ms, sights or Sights()
-        self.alive: dict[tuple[str, int], Process] = {}
-        self.copies: dict[tuple[str, str, str], dict[tuple[str, int], Process]] = {}
+    def __init__(
+        self, histories: Mapping[str, History], now_ms: Callable[[], int], rare_events: RareEvents | None = None
+    ) -> None:
+        self.histories, self.now_ms, self.rare_events = histories, now_ms, rare_events or RareEvents()
+        self.alive: dict[tuple[str, int], RunningProcess] = {}
+        self.copies: dict[tuple[str, str, str], dict[tuple[str, int], RunningProcess]] = {}
         """Running processes, by scope, replica and uid."""
-        self.past: list[Lived] = []
+        self.ended: list[EndedProcess] = []
         self.waived: dict[str, int] = {}
         """How often a check did not apply, by reason: `eager` work may run twice, a scope that was `restored` may have lost an
         order to stop, a process that is `unwell` by its probe is stopped to be restarted, and one that was `unrecorded`
@@ -54,12 +56,12 @@ class Runs:
         """
         self.unrecorded: set[tuple[str, int]] = set()
         """Processes that were started while the machine's disk was failing."""
-        self.told: dict[tuple[str, int], list[Asked]] = {}
+        self.stop_requests: dict[tuple[str, int], list[StopRequest]] = {}
         """Requests to stop, by process."""
         self.renewals: dict[tuple[str, str], int] = {}
         """When the latest successful renewal had been sent, by scope and lease."""
 
-    def absorb(self, step: Step) -> None:
+    def on_commit(self, step: CommitStep) -> None:
         """Record where each attempt was started and when it was released."""
         history = step.history
         for key, old, new in step.moves:
@@ -75,42 +77,42 @@ class Runs:
             if phase == "starting" and phase_of(old) == "bound":
                 history.starts[run] = new["status"]["node"], history.serial
             elif (phase_of(old), phase) == ("unknown", "failed"):
-                history.given_up.add(run)
+                history.declared_lost.add(run)
             elif phase == "released":
                 self._release(history, key, new)
 
     def _release(self, history: History, key: str, replica: Json) -> None:
         history.releases[key, replica["metadata"]["uid"], attempt_of(replica)] = history.serial
 
-    def start(self, process: Process) -> None:
-        self.sights.began(process.run)
+    def on_start(self, process: RunningProcess) -> None:
+        self.rare_events.on_start(process.run)
         self.alive[process.node, process.pid] = process
         key, uid, _ = process.run
         self.copies.setdefault((process.scope, key, uid), {})[process.node, process.pid] = process
 
-    def end(self, node: str, pid: int) -> None:
+    def on_end(self, node: str, pid: int) -> None:
         process = self.alive.pop((node, pid), None)
         if process is None:
             return
         key, uid, _ = process.run
-        left = self.copies[process.scope, key, uid]
-        del left[node, pid]
-        if not left:
+        running = self.copies[process.scope, key, uid]
+        del running[node, pid]
+        if not running:
             del self.copies[process.scope, key, uid]
-        self.past.append(Lived(process, self.now_ms()))
+        self.ended.append(EndedProcess(process, self.now_ms()))
 
-    def tell(self, node: str, pid: int, by: str) -> Process | None:
+    def on_stop_request(self, node: str, pid: int, by: str) -> RunningProcess | None:
         process = self.alive.get((node, pid))
         if process is not None:
-            self.told.setdefault((node, pid), []).append(Asked(by, self.now_ms()))
+            self.stop_requests.setdefault((node, pid), []).append(StopRequest(by, self.now_ms()))
         return process
 
-    def renew(self, scope: str, lease: str, sent_ms: int) -> None:
+    def on_renewal(self, scope: str, lease: str, sent_ms: int) -> None:
         self.renewals[scope, lease] = max(sent_ms, self.renewals.get((scope, lease), sent_ms))
 
     # -- starts -----------------------------------------------------------------------------------------------------
 
-    def runs_only_what_was_ordered(self, process: Process) -> Found:
+    def runs_only_what_was_ordered(self, process: RunningProcess) -> Findings:
         """S14, and so S20: a start needs its own committed `starting` on this node that was not released since."""
         history, run = self.histories.get(process.scope), process.run
         ordered = None if history is None else history.starts.get(run)
@@ -120,12 +122,12 @@ class Runs:
             return
         if history.releases.get(run, 0) <= ordered[1]:
             return
-        if run in history.given_up and not self._fenced(process):
+        if run in history.declared_lost and not self._fenced(process):
             self._waive("eager")
         else:
             yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
 
-    def one_copy_at_a_time(self, process: Process) -> Found:
+    def one_copy_at_a_time(self, process: RunningProcess) -> Findings:
         """S8: the processes of a replica's attempts do not overlap, on any nodes."""
         key, uid, attempt = process.run
         others = [p for p in self.copies.get((process.scope, key, uid), {}).values() if p is not process]
@@ -133,12 +135,12 @@ class Runs:
             if not self._fenced(process):
                 self._waive("eager")
             else:
-                again = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
-                yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{again}"
+                note = " (the scope was restored)" if len(self.histories[process.scope].incarnations) > 1 else ""
+                yield key, f"attempt {attempt} runs on {process.node} while attempt {other.run[2]} runs on {other.node}{note}"
 
     # -- stop requests ----------------------------------------------------------------------------------------------
 
-    def what_is_ordered_is_not_stopped(self, process: Process, by: str) -> Found:
+    def what_is_ordered_is_not_stopped(self, process: RunningProcess, requester: str) -> Findings:
         """S20: a process whose attempt is still ordered keeps running, whatever is unreachable.
 
         It is stopped only when the rows say that it should end, when another attempt is the current one, or by its own
@@ -146,7 +148,7 @@ class Runs:
         """
         history, (key, uid, attempt) = self.histories.get(process.scope), process.run
         replica = None if history is None else history.row(key)
-        if history is None or replica is None or _is_to_end(replica, uid, attempt, process.node):
+        if history is None or replica is None or _may_be_stopped(replica, uid, attempt, process.node):
             return
         if history.restored_ms is not None and history.restored_ms >= process.began_ms:
             self._waive("restored")
@@ -155,87 +157,91 @@ class Runs:
         sent_ms = self.renewals.get((process.scope, lease))
         if shape is None:
             yield key, f"{UNDECIDED} its fence is in no row"
-        elif self._is_unwell(process, shape, phase_of(replica)):
+        elif self._fails_probe(process, shape, phase_of(replica)):
             self._waive("unwell")
         elif (process.node, process.pid) in self.unrecorded:
             self._waive("unrecorded")
         elif not shape.fenced:
-            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
+            yield key, f"{requester} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, and has no fence"
         elif sent_ms is None:
             yield key, f"{UNDECIDED} no renewal of {lease} has succeeded yet, and its acquisition time is unknown"
-        elif self.now_ms() - sent_ms < shape.fence_ms / CLOCKS_DIFFER:
+        elif self.now_ms() - sent_ms < shape.fence_ms / CLOCK_RATIO_MAX:
             passed = f"{self.now_ms() - sent_ms} ms after {lease} was renewed, fence {shape.fence_ms}"
-            yield key, f"{by} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
+            yield key, f"{requester} stops attempt {attempt} on {process.node}, which is {phase_of(replica)}, {passed}"
         else:
-            self.sights.see(Sight.FENCED)
+            self.rare_events.count(RareEvent.FENCED)
 
-    def _is_unwell(self, process: Process, shape: Shape, phase: str | None) -> bool:
-        """Whether its program now fails a probe that may stop it. The start probe applies only until the program has started.
-        """
-        asked = shape.checked or (shape.checked_first and phase == "starting")
-        return asked and shape.sick_ms is not None and self.now_ms() - process.began_ms >= shape.sick_ms
+    def _fails_probe(self, process: RunningProcess, shape: ReferenceShape, phase: str | None) -> bool:
+        """Whether its program now fails a probe that may stop it. The start probe applies only until it has started."""
+        is_probed = shape.has_liveness_probe or (shape.has_start_probe and phase == "starting")
+        return (
+            is_probed
+            and shape.fails_probe_after_ms is not None
+            and self.now_ms() - process.began_ms >= shape.fails_probe_after_ms
+        )
 
     # -- committed ends -----------------------------------------------------------------------------------------------
 
-    def ended_work_runs_no_more(self, step: Step) -> Found:
+    def ended_work_runs_no_more(self, step: CommitStep) -> Findings:
         """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is exempt."""
         for key, old, new in step.moves:
             now = phase_of(new)
-            if old is None or now not in ("finished", "failed", "released") or phase_of(old) not in HOUSED:
+            if old is None or now not in ("finished", "failed", "released") or phase_of(old) not in ASSIGNED:
                 continue
             for process in self.copies.get((step.history.scope, key, old["metadata"]["uid"]), {}).values():
                 if process.run[2] != attempt_of(old) or process.node != old["status"].get("node"):
                     continue
-                if (phase_of(old) == "unknown" or process.run in step.history.given_up) and not self._fenced(process):
+                if (phase_of(old) == "unknown" or process.run in step.history.declared_lost) and not self._fenced(process):
                     self._waive("eager")
                 else:
                     yield key, f"attempt {process.run[2]} is {now}, but process {process.pid} on {process.node} still runs"
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def intervals_are_disjoint(self, scope: str) -> Found:
+    def intervals_are_disjoint(self, scope: str) -> Findings:
         """S8 again, from the complete record instead of as it happened."""
-        by_replica: dict[tuple[str, str], list[tuple[int, int, Process]]] = {}
+        by_replica: dict[tuple[str, str], list[tuple[int, int, RunningProcess]]] = {}
         now = self.now_ms()
-        lived = [*self.past, *(Lived(process, now + 1) for process in self.alive.values())]
+        lived = [*self.ended, *(EndedProcess(process, now + 1) for process in self.alive.values())]
         for process, ended_ms in lived:
             if process.scope == scope and self._fenced(process):
                 by_replica.setdefault(process.run[:2], []).append((process.began_ms, ended_ms, process))
         for (key, _), intervals in by_replica.items():
-            intervals.sort(key=lambda one: one[:2])
+            intervals.sort(key=lambda item: item[:2])
             for (_, ended_ms, first), (began_ms, _, second) in pairwise(intervals):
                 if began_ms < ended_ms:
                     yield key, f"{first} ran until {ended_ms}, and {second} since {began_ms}"
 
-    def shape(self, process: Process) -> Shape | None:
+    def shape(self, process: RunningProcess) -> ReferenceShape | None:
         history = self.histories.get(process.scope)
         return None if history is None else history.shape_of.get(process.run[:2])
 
-    def _fenced(self, process: Process) -> bool:
+    def _fenced(self, process: RunningProcess) -> bool:
         shape = self.shape(process)
         return shape is None or shape.fenced
 
-    def _waive(self, why: str) -> None:
-        self.waived[why] = self.waived.get(why, 0) + 1
+    def _waive(self, reason: str) -> None:
+        self.waived[reason] = self.waived.get(reason, 0) + 1
 
-    def retell(self, scope: str, key: str) -> list[str]:
-        lived = [(one.process, f"until {one.ended_ms} ms") for one in self.past]
+    def describe(self, scope: str, key: str) -> list[str]:
+        lived = [(entry.process, f"until {entry.ended_ms} ms") for entry in self.ended]
         lived += [(process, "still runs") for process in self.alive.values()]
         return [
-            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, {self._by(p)}{until}"
-            for p, until in sorted(lived, key=lambda one: one[0].began_ms)
+            f"  attempt {p.run[2]} of {p.run[1]} ran on {p.node} as process {p.pid} from {p.began_ms} ms, "
+            f"{self._requested_by(p)}{until}"
+            for p, until in sorted(lived, key=lambda item: item[0].began_ms)
             if (p.scope, p.run[0]) == (scope, key)
         ]
 
-    def _by(self, process: Process) -> str:
-        asked = self.told.get((process.node, process.pid), ())
-        return "".join(f"asked to end by {one.by} at {one.at_ms} ms, " for one in asked)
+    def _requested_by(self, process: RunningProcess) -> str:
+        requests = self.stop_requests.get((process.node, process.pid), ())
+        return "".join(f"asked to end by {request.requester} at {request.at_ms} ms, " for request in requests)
 
 
-def _is_to_end(replica: Json, uid: str, attempt: int, node: str) -> bool:
+def _may_be_stopped(replica: Json, uid: str, attempt: int, node: str) -> bool:
     """Whether this attempt is no longer ordered according to the rows. For unknown replicas the phase before counts."""
     status = replica.get("status", {})
     phase = phase_of(replica)
     if (replica["metadata"]["uid"], attempt_of(replica), status.get("node")) != (uid, attempt, node):
         return True
-    return (status.get("before") if phase == "unknown" else phase) in TO_END
+    return (status.get("before") if phase == "unknown" else phase) in STOPPABLE

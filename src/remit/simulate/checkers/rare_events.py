@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from remit.simulate.checkers.quota_checks import comes_with_its_workload
-from remit.simulate.checkers.reference.history import Run, Step
+from remit.simulate.checkers.quota_checks import created_with_workload
+from remit.simulate.checkers.reference.history import AttemptKey, CommitStep
 from remit.simulate.checkers.reference.rows import Json, attempt_of, health_of, phase_of
 
 
-class Sight(StrEnum):
+class RareEvent(StrEnum):
     FENCED = "fenced"
     """An attempt was stopped on its machine because its fence had passed."""
     ADOPTED = "adopted"
@@ -36,63 +36,63 @@ class Sight(StrEnum):
     """A controller stopped repeating an action that something else keeps undoing."""
 
 
-TOLD = {"MassSilence": Sight.MASS, "Fought": Sight.FOUGHT}
+EVENT_REASONS = {"MassSilence": RareEvent.MASS, "Fought": RareEvent.FOUGHT}
 """Event reasons that controllers record themselves."""
 
 
-class Sights:
+class RareEvents:
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
-        self._epochs: dict[Run, int] = {}
+        self._epochs: dict[AttemptKey, int] = {}
         """The epoch of its node's lease at which each attempt was started."""
-        self._began: set[Run] = set()
-        self._silenced: dict[tuple[int, str], int] = {}
+        self._started: set[AttemptKey] = set()
+        self._unknown_counts: dict[tuple[int, str], int] = {}
 
-    def see(self, sight: Sight) -> None:
+    def count(self, sight: RareEvent) -> None:
         self.seen[sight.value] = self.seen.get(sight.value, 0) + 1
 
-    def began(self, run: Run) -> None:
+    def on_start(self, run: AttemptKey) -> None:
         """The machine started the attempt."""
-        if run in self._began:
-            self.see(Sight.AGAIN)
-        self._began.add(run)
+        if run in self._started:
+            self.count(RareEvent.AGAIN)
+        self._started.add(run)
 
-    def absorb(self, step: Step) -> None:
+    def on_commit(self, step: CommitStep) -> None:
         for _, old, new in step.of_kind("event"):
             reason = "" if new is None or old is not None else new.get("spec", {}).get("reason", "")
-            if reason in TOLD:
-                self.see(TOLD[reason])
+            if reason in EVENT_REASONS:
+                self.count(EVENT_REASONS[reason])
         for key, old, new in step.moves:
             if new is None:
                 continue
-            self._agent_told(step, key, old, new)
-            if old is None and new["spec"].get("index", 0) == 0 and comes_with_its_workload(step, new):
-                self.see(Sight.FILLED)
+            self._on_agent_report(step, key, old, new)
+            if old is None and new["spec"].get("index", 0) == 0 and created_with_workload(step, new):
+                self.count(RareEvent.FILLED)
         for _, old, new in step.of_kind("node"):
             if old is not None and new is not None:
-                self._node_changed(step, old, new)
+                self._on_node_change(step, old, new)
 
-    def _agent_told(self, step: Step, key: str, old: Json, new: Json) -> None:
+    def _on_agent_report(self, step: CommitStep, key: str, old: Json, new: Json) -> None:
         run = key, new["metadata"]["uid"], attempt_of(new)
         for entry in step.accepted:
-            told = entry.subject == key and entry.role == "agent"
-            if told and self._epochs.setdefault(run, entry.epoch) < entry.epoch:
-                self.see(Sight.ADOPTED)
+            is_report = entry.subject == key and entry.role == "agent"
+            if is_report and self._epochs.setdefault(run, entry.epoch) < entry.epoch:
+                self.count(RareEvent.ADOPTED)
         if (phase_of(old), phase_of(new)) == ("starting", "failed"):
             result, reason = new["status"].get("result", ""), new["status"].get("reason", "")
             if result == "gone" and "in time" in reason:
-                self.see(Sight.VOID)
+                self.count(RareEvent.VOID)
             elif result == "not started" and ("start deadline has passed" in reason or "fencing deadline passed" in reason):
-                self.see(Sight.LATE)
+                self.count(RareEvent.LATE)
 
-    def _node_changed(self, step: Step, old: Json, new: Json) -> None:
-        said = [one for one in new.get("status", {}).get("conditions", ()) if one["type"] == "Drained"]
-        before = [one for one in old.get("status", {}).get("conditions", ()) if one["type"] == "Drained"]
-        if said != before and said and said[0].get("reason") == "DeadlinePassed":
-            self.see(Sight.OVERDUE)
+    def _on_node_change(self, step: CommitStep, old: Json, new: Json) -> None:
+        drained = [condition for condition in new.get("status", {}).get("conditions", ()) if condition["type"] == "Drained"]
+        before = [condition for condition in old.get("status", {}).get("conditions", ()) if condition["type"] == "Drained"]
+        if drained != before and drained and drained[0].get("reason") == "DeadlinePassed":
+            self.count(RareEvent.OVERDUE)
         if (health_of(old), health_of(new)) == ("suspect", "unknown"):
-            epoch = max((entry.epoch for entry in step.accepted if entry.did == "mark"), default=0)
+            epoch = max((entry.epoch for entry in step.accepted if entry.operation == "mark"), default=0)
             zone = epoch, str(new.get("spec", {}).get("zone", ""))
-            self._silenced[zone] = self._silenced.get(zone, 0) + 1
-            if self._silenced[zone] > 10:
-                self.see(Sight.PACED)
+            self._unknown_counts[zone] = self._unknown_counts.get(zone, 0) + 1
+            if self._unknown_counts[zone] > 10:
+                self.count(RareEvent.PACED)

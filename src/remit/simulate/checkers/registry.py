@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from remit.simulate.checkers.reference.history import Step
+from remit.simulate.checkers.reference.history import CommitStep
 
-Found = Iterator[tuple[str, str]]
+Findings = Iterator[tuple[str, str]]
 """Findings of a check: the key concerned, and what is wrong with it."""
 
 UNDECIDED: Final = "?"
@@ -31,18 +31,18 @@ class Violation(NamedTuple):
         return f"{self.check} ({self.property}) in {self.scope} at {self.at_ms} ms: {self.key}: {self.why}"
 
 
-class Promise(NamedTuple):
+class Check(NamedTuple):
     property: str
-    check: Callable[[Step], Found]
+    check: Callable[[CommitStep], Findings]
 
 
-PROMISES: Final[dict[str, Promise]] = {}
+CHECKS: Final[dict[str, Check]] = {}
 """All checks that run after every commit, by function name."""
 
 
-def promise(property_: str) -> Callable[[Callable[[Step], Found]], Callable[[Step], Found]]:
-    def register(check: Callable[[Step], Found]) -> Callable[[Step], Found]:
-        PROMISES[check.__name__] = Promise(property_, check)
+def check_property(property_: str) -> Callable[[Callable[[CommitStep], Findings]], Callable[[CommitStep], Findings]]:
+    def register(check: Callable[[CommitStep], Findings]) -> Callable[[CommitStep], Findings]:
+        CHECKS[check.__name__] = Check(property_, check)
         return check
 
     return register

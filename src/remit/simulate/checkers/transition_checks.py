@@ -11,52 +11,52 @@ from typing import Final
 
 import msgspec
 
-from remit.simulate.checkers.quota_checks import comes_with_its_workload
-from remit.simulate.checkers.reference.history import NOT_OUTCOMES, History, Outcome, Step
+from remit.simulate.checkers.quota_checks import created_with_workload
+from remit.simulate.checkers.reference.history import ID_REFUSALS, CommitStep, History, OperationOutcome
 from remit.simulate.checkers.reference.lifecycle import (
-    CLOCKS_DIFFER,
+    ASSIGNED,
+    CLOCK_RATIO_MAX,
+    DEFAULT_RETRIES,
     EDGES,
-    HOUSED,
     MASS_SILENCE,
     NODE_EDGES,
     ON_NODE,
     REPORT_FRESH_MS,
-    RESULT_BY,
-    RETRIES,
-    SILENT,
+    RESULT_EDGES,
+    ROLES_WITHOUT_LEASE,
+    SILENT_HEALTH,
     SNAPSHOT_FRESH_MS,
-    UNLEASED,
 )
 from remit.simulate.checkers.reference.rows import (
-    MARKER,
-    Entry,
+    RESTORE_MARKER,
+    BatchEntry,
     Json,
     attempt_of,
     failures_of,
     group_of,
     health_of,
     milliseconds,
-    most_of,
     owner_of,
     phase_of,
+    replicas_max,
 )
-from remit.simulate.checkers.registry import Found, promise
+from remit.simulate.checkers.registry import Findings, check_property
 
-ABOUT_WORK = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
+WORK_OPERATIONS = ("bind", "reserve", "gang", "move", "mark", "spawn", "forget")
 
-NAMED: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
+PREFIXES_WITH_UID: Final = ("replica/", "workload/", "node/", "grant/", "tenant/")
 """Kinds of objects that have a uid."""
 
 LEASE_TTL: Final = "15s"
 
-MEDDLED: Final = "node/meddler-"
+ADVERSARY_NODE_PREFIX: Final = "node/meddler-"
 """Prefix of the keys of the adversary's nodes, which have no agent."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-@promise("S6")
-def chain_is_unbroken(step: Step) -> Found:
+@check_property("S6")
+def chain_is_unbroken(step: CommitStep) -> Findings:
     """Epochs never decrease, sequences increase by one, and count and digest match the rows."""
     old, head = step.changed.get("head", (None, None))
     if head is None:
@@ -77,7 +77,7 @@ def chain_is_unbroken(step: Step) -> Found:
         yield "head", f"the digest of {head} does not match its rows after {old}"
 
 
-def chain_digest(old: Json, head: Json, step: Step) -> str:
+def chain_digest(old: Json, head: Json, step: CommitStep) -> str:
     """Recompute the digest of the head from the row bytes."""
     taken = head["epoch"] != old["epoch"]
     before = f"{old['digest']} {head['epoch']} {head['holder']}" if taken else old["digest"]
@@ -88,79 +88,82 @@ def chain_digest(old: Json, head: Json, step: Step) -> str:
     return hashed.hexdigest()[:32]
 
 
-@promise("S22")
-def entries_say_who_and_what(step: Step) -> Found:
+@check_property("S22")
+def entries_say_who_and_what(step: CommitStep) -> Findings:
     """Every change has an author: an id, an actor in a role, an operation, and evidence that is not from the future.
 
     Peer messages cite revisions of another scope, so only operations about this scope's work are compared.
     """
     for entry in step.entries:
-        if not entry.code and not (entry.id and entry.digest and entry.did and entry.actor and entry.role):
+        if not entry.code and not (entry.id and entry.digest and entry.operation and entry.actor and entry.role):
             yield "head", f"the entry lacks an id, actor, role or operation: {entry}"
-        if not entry.code and entry.seen > step.revision and entry.did.partition(" ")[0] in ABOUT_WORK:
+        if not entry.code and entry.seen > step.revision and entry.operation.partition(" ")[0] in WORK_OPERATIONS:
             yield "head", f"{entry.id} was decided on revision {entry.seen}, later than its own revision {step.revision}"
 
 
-@promise("S16")
-def accepted_evidence_was_fresh(step: Step) -> Found:
+@check_property("S16")
+def accepted_evidence_was_fresh(step: CommitStep) -> Findings:
     """The evidence of an accepted operation was not older than the operation allows."""
     for entry in step.accepted:
-        did = entry.did.partition(" ")[0]
-        if did not in ("bind", "reserve", "gang", "move"):
+        operation = entry.operation.partition(" ")[0]
+        if operation not in ("bind", "reserve", "gang", "move"):
             continue
-        most_ms = REPORT_FRESH_MS if entry.role == "agent" else SNAPSHOT_FRESH_MS
-        if entry.age_ms > most_ms:
-            yield entry.subject, f"{entry.did} {entry.id} was decided on evidence {entry.age_ms} ms old, limit {most_ms}"
+        age_ms_max = REPORT_FRESH_MS if entry.role == "agent" else SNAPSHOT_FRESH_MS
+        if entry.age_ms > age_ms_max:
+            yield (
+                entry.subject,
+                f"{entry.operation} {entry.id} was decided on evidence {entry.age_ms} ms old, limit {age_ms_max}",
+            )
 
 
-@promise("S7")
-def refusals_change_nothing(step: Step) -> Found:
-    if not step.accepted and not step.doubting:
+@check_property("S7")
+def refusals_change_nothing(step: CommitStep) -> Findings:
+    if not step.accepted and not step.after_restore:
         for key in step.changed:
             if key != "head" and not key.startswith("batch/"):
                 yield key, "changed by a batch that accepted nothing"
 
 
-@promise("S1")
-def one_binding_per_attempt(step: Step) -> Found:
-    homes = step.history.homes
+@check_property("S1")
+def one_binding_per_attempt(step: CommitStep) -> Findings:
+    homes = step.history.attempt_nodes
     for key, _, new in step.moves:
-        if phase_of(new) not in HOUSED:
+        if phase_of(new) not in ASSIGNED:
             continue
         this, node = (new["metadata"]["uid"], attempt_of(new)), new["status"]["node"]
         if homes.setdefault(this, node) != node:
             yield key, f"attempt {this} was bound to {homes[this]}, and is on {node}"
 
 
-@promise("S7")
-def phases_move_along_edges_by_their_owners(step: Step) -> Found:
-    for key in step.vain:
+@check_property("S7")
+def phases_move_along_edges_by_their_owners(step: CommitStep) -> Findings:
+    for key in step.missing_deletes:
         if key.startswith("replica/"):
             yield key, "it was deleted, but did not exist"
     for key, old, new in step.moves:
-        was, now = phase_of(old), phase_of(new)
-        if step.doubting:
-            if (was, now, "authority") not in EDGES:
-                yield key, f"a restore moved it from {was} to {now}"
+        old_phase, new_phase = phase_of(old), phase_of(new)
+        if step.after_restore:
+            if (old_phase, new_phase, "authority") not in EDGES:
+                yield key, f"a restore moved it from {old_phase} to {new_phase}"
             continue
         workload = (old or new)["spec"]["workload"]
         named = [
             e for e in step.accepted
-            if e.subject in (key, workload) or e.did == "gang" or (e.did == "reserve" and now == "draining")
+            if e.subject in (key, workload) or e.operation == "gang" or (e.operation == "reserve" and new_phase == "draining")
         ]  # fmt: skip
-        born = was is None and now == "pending" and comes_with_its_workload(step, new)
-        if not born and not any((was, now, entry.role) in EDGES for entry in named):
-            yield key, f"from {was} to {now} by {[(e.did, e.role, e.subject) for e in named]}"
-        if was == "unknown" and now in ON_NODE and old["status"].get("before") != now:
-            yield key, f"it was {old['status'].get('before')} before unknown, and resumed as {now}"
+        is_initial = old_phase is None and new_phase == "pending" and created_with_workload(step, new)
+        if not is_initial and not any((old_phase, new_phase, entry.role) in EDGES for entry in named):
+            yield key, f"from {old_phase} to {new_phase} by {[(e.operation, e.role, e.subject) for e in named]}"
+        if old_phase == "unknown" and new_phase in ON_NODE and old["status"].get("before") != new_phase:
+            yield key, f"it was {old['status'].get('before')} before unknown, and resumed as {new_phase}"
 
 
-@promise("S16")
-def a_restored_scope_doubts_what_may_run(step: Step) -> Found:
+@check_property("S16")
+def a_restored_scope_doubts_what_may_run(step: CommitStep) -> Findings:
     """Rows of a backup are outdated: before any component acts on them, everything that may have run on nodes is marked
     unknown.
     """
-    if not step.doubting or step.history.row(MARKER) != step.history.incarnations[-1]:
+    if not step.after_restore or step.history.row(RESTORE_MARKER) != step.history.incarnations[-1]:
         return
     for key, replica in step.history.kind("replica").items():
         if phase_of(replica) in ON_NODE:
@@ -170,108 +173,108 @@ def a_restored_scope_doubts_what_may_run(step: Step) -> Found:
             yield key, f"it is {health_of(node)} according to the backup only"
 
 
-@promise("S7")
-def agents_move_only_what_is_theirs(step: Step) -> Found:
+@check_property("S7")
+def agents_move_only_what_is_theirs(step: CommitStep) -> Findings:
     for entry in step.accepted:
         if entry.role != "agent" or entry.subject not in step.changed or not entry.subject.startswith("replica/"):
             continue
-        replica = step.was(entry.subject) or {}
+        replica = step.row_before(entry.subject) or {}
         node = replica.get("status", {}).get("node", "")
         if entry.lease != f"agent/{node}":
             yield entry.subject, f"{entry.actor}, with lease {entry.lease}, moved a replica on {node or 'no node'}"
 
 
-@promise("S6")
-def accepted_entries_held_their_lease(step: Step) -> Found:
+@check_property("S6")
+def accepted_entries_held_their_lease(step: CommitStep) -> Findings:
     """Fencing: operations are accepted only at the epoch in the lease's row, from its holder."""
     for entry in step.accepted:
-        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+        if entry.role in ROLES_WITHOUT_LEASE or entry.operation in ("acquire", "abandon"):
             continue
         key = f"lease/{entry.lease}"
-        rows = [row["spec"] for row in (step.was(key), step.history.row(key)) if row is not None]
+        rows = [row["spec"] for row in (step.row_before(key), step.history.row(key)) if row is not None]
         # A vacate removes the holder in the same batch and keeps the epoch.
         if not any(spec.get("epoch", 0) == entry.epoch and spec.get("holder", "") in (entry.actor, "") for spec in rows):
             yield key, f"{entry.actor} acted at epoch {entry.epoch} of {entry.lease}: {rows}"
-        if entry.did == "vacate" and entry.subject != entry.lease:
+        if entry.operation == "vacate" and entry.subject != entry.lease:
             yield key, f"{entry.actor}, holder of {entry.lease}, vacated {entry.subject}"
         if entry.lease != entry.role and not entry.lease.startswith(f"{entry.role}/"):
             yield key, f"{entry.lease} is not a lease of role {entry.role}"
 
 
-@promise("S6")
-def lease_epochs_never_decrease(step: Step) -> Found:
+@check_property("S6")
+def lease_epochs_never_decrease(step: CommitStep) -> Findings:
     """Also over restores: an epoch that was ever used is never given to another holder."""
-    seen = step.history.lease_epochs
+    used_epochs = step.history.lease_epochs
     for key, old, new in step.of_kind("lease"):
         if new is None:
             continue
         a, b = {} if old is None else old["spec"], new["spec"]
         if b.get("epoch", 0) < a.get("epoch", 0):
             yield key, f"its epoch fell from {a.get('epoch', 0)} to {b.get('epoch', 0)}"
-        if b.get("holder", "") not in ("", a.get("holder", "")) and b.get("epoch", 0) <= seen.get(
+        if b.get("holder", "") not in ("", a.get("holder", "")) and b.get("epoch", 0) <= used_epochs.get(
             key.removeprefix("lease/"), 0
         ):
             yield key, f"{b['holder']} took it at epoch {b.get('epoch', 0)}, which was used before"
     for entry in step.accepted:
-        if entry.role in UNLEASED or entry.did in ("acquire", "abandon"):
+        if entry.role in ROLES_WITHOUT_LEASE or entry.operation in ("acquire", "abandon"):
             continue
-        if entry.epoch < seen.get(entry.lease, 0):
-            yield f"lease/{entry.lease}", f"{entry.actor} acted at epoch {entry.epoch}, after {seen[entry.lease]}"
-        seen[entry.lease] = max(entry.epoch, seen.get(entry.lease, 0))
+        if entry.epoch < used_epochs.get(entry.lease, 0):
+            yield f"lease/{entry.lease}", f"{entry.actor} acted at epoch {entry.epoch}, after {used_epochs[entry.lease]}"
+        used_epochs[entry.lease] = max(entry.epoch, used_epochs.get(entry.lease, 0))
 
 
-@promise("S6")
-def leases_are_not_taken_from_the_living(step: Step) -> Found:
+@check_property("S6")
+def leases_are_not_taken_from_the_living(step: CommitStep) -> Findings:
     """A holder whose renewal succeeded keeps its lease for a term, counted from when it sent the renewal, unless it vacates the
     lease.
     """
-    history, stand = step.history, step.stand
-    at_ms = 0 if history.latest is None else history.latest[0]
-    vacated = {entry.subject for entry in step.accepted if entry.did == "vacate"}
+    history, times = step.history, step.times
+    at_ms = 0 if history.latest_commit is None else history.latest_commit[0]
+    vacated = {entry.subject for entry in step.accepted if entry.operation == "vacate"}
     for key, old, new in step.of_kind("lease"):
         lease, a, b = key.removeprefix("lease/"), {} if old is None else old["spec"], {} if new is None else new["spec"]
         if a.get("epoch", 0) == b.get("epoch", 0):
             continue
         epoch, since_ms = history.terms.get(lease, (0, 0.0))
         taken = a.get("holder", "") and b.get("holder", "") not in ("", a["holder"])
-        if taken and epoch == a["epoch"] and lease not in vacated and not step.doubting:
-            term_ms = milliseconds(a.get("ttl", LEASE_TTL)) / CLOCKS_DIFFER
+        if taken and epoch == a["epoch"] and lease not in vacated and not step.after_restore:
+            term_ms = milliseconds(a.get("ttl", LEASE_TTL)) / CLOCK_RATIO_MAX
             if at_ms - since_ms < term_ms:
                 yield key, f"{b['holder']} took it {at_ms - since_ms:.0f} ms after {a['holder']} renewed it, term {term_ms:.0f}"
-        if stand.boot:  # it was decided before it was applied, on a clock that may be fast
-            history.renew(lease, b.get("epoch", 0), at_ms - (stand.applied_ms - stand.decided_ms) * CLOCKS_DIFFER)
+        if times.boot:  # it was decided before it was applied, on a clock that may be fast
+            history.renew(lease, b.get("epoch", 0), at_ms - (times.applied_ms - times.decided_ms) * CLOCK_RATIO_MAX)
 
 
-@promise("S2")
-def one_outcome_per_operation(step: Step) -> Found:
+@check_property("S2")
+def one_outcome_per_operation(step: CommitStep) -> Findings:
     outcomes, revision = step.history.outcomes, step.revision
     for entry in step.entries:
-        if entry.code in NOT_OUTCOMES:
+        if entry.code in ID_REFUSALS:
             continue
-        outcome = Outcome(entry.digest, entry.number, entry.code, revision, entry.seen)
+        outcome = OperationOutcome(entry.digest, entry.number, entry.code, revision, entry.seen)
         before = outcomes.setdefault(entry.id, outcome)
         if before is not outcome and before != outcome and entry.code != "invalid":
             yield "head", f"operation {entry.id} had outcome {before}, and then {outcome}"
 
 
-@promise("S2")
-def abandoned_is_never_done(step: Step) -> Found:
+@check_property("S2")
+def abandoned_is_never_done(step: CommitStep) -> Findings:
     """An operation reported as abandoned was not applied, and never will be."""
-    history, here = step.history, {entry.id: entry for entry in step.entries if entry.code not in NOT_OUTCOMES}
+    history, in_batch = step.history, {entry.id: entry for entry in step.entries if entry.code not in ID_REFUSALS}
     for entry in step.entries:
-        if entry.did != "abandon" or entry.code != "abandoned":
+        if entry.operation != "abandon" or entry.code != "abandoned":
             continue
-        target, said = entry.subject, history.outcomes.get(entry.subject) or here.get(entry.subject)
-        if said is not None and said.code != "abandoned":
-            yield "head", f"operation {target} was abandoned by {entry.id}, but had outcome {said}"
+        target, outcome = entry.subject, history.outcomes.get(entry.subject) or in_batch.get(entry.subject)
+        if outcome is not None and outcome.code != "abandoned":
+            yield "head", f"operation {target} was abandoned by {entry.id}, but had outcome {outcome}"
         history.abandoned.add(target)
-    for operation, entry in here.items():
+    for operation, entry in in_batch.items():
         if operation in history.abandoned and entry.code != "abandoned":
             yield "head", f"operation {operation} was abandoned, but got outcome {entry.code or 'accepted'}"
 
 
-@promise("S2")
-def ids_are_executed_in_their_time(step: Step) -> Found:
+@check_property("S2")
+def ids_are_executed_in_their_time(step: CommitStep) -> Findings:
     """An id is valid in the incarnation that issued it, from its window on, for as long as outcomes of that window are
     retained.
     """
@@ -279,7 +282,7 @@ def ids_are_executed_in_their_time(step: Step) -> Found:
     for key, (_, batch) in step.changed.items():
         if not key.startswith("batch/") or batch is None:
             continue
-        for entry in (Entry(*one) for one in batch["entries"]):
+        for entry in (BatchEntry(*fields) for fields in batch["entries"]):
             if entry.code:
                 continue
             incarnation, _, rest = entry.id.partition(".")
@@ -290,8 +293,8 @@ def ids_are_executed_in_their_time(step: Step) -> Found:
                 yield "head", f"{entry.id} was executed while windows {step.horizon_before} to {batch['window']} were valid"
 
 
-@promise("S15")
-def attempts_have_one_result(step: Step) -> Found:
+@check_property("S15")
+def attempts_have_one_result(step: CommitStep) -> Findings:
     results = step.history.results
     for key, old, new in step.moves:
         if new is None:
@@ -312,87 +315,87 @@ def attempts_have_one_result(step: Step) -> Found:
         this = new["metadata"]["uid"], attempt_of(new)
         if this not in results:
             roles = [e.role for e in step.accepted if e.subject == key]
-            if not any((phase_of(new), role) in RESULT_BY for role in roles):
+            if not any((phase_of(new), role) in RESULT_EDGES for role in roles):
                 yield key, f"{phase_of(new)} by {roles} does not end an attempt, but set the result {result}"
         if results.setdefault(this, result) != result:
             yield key, f"attempt {this} had result {results[this]}, and then {result}"
 
 
-@promise("S9")
-def a_new_attempt_waits_for_the_end_of_the_last(step: Step) -> Found:
+@check_property("S9")
+def a_new_attempt_waits_for_the_end_of_the_last(step: CommitStep) -> Findings:
     history = step.history
     for key, old, new in step.moves:
         if phase_of(new) == "released":
-            history.over[new["metadata"]["uid"], attempt_of(new)] = str(phase_of(old))
+            history.released_attempts[new["metadata"]["uid"], attempt_of(new)] = str(phase_of(old))
         elif phase_of(new) in ("reserved", "bound") and phase_of(old) in (None, "pending"):
             last = new["metadata"]["uid"], attempt_of(new) - 1
-            if last[1] and last not in history.over:
+            if last[1] and last not in history.released_attempts:
                 yield key, f"attempt {last[1] + 1} was placed, but attempt {last[1]} was not released"
 
 
-@promise("S15")
-def only_what_may_go_on_begins_anew(step: Step) -> Found:
+@check_property("S15")
+def only_what_may_go_on_begins_anew(step: CommitStep) -> Findings:
     """A job that succeeded is not run again, and one that failed is retried only as often as its spec allows."""
     for key, old, new in step.moves:
         if (phase_of(old), phase_of(new)) != ("released", "pending"):
             continue
         owner = owner_of(new)
-        specs = [row["spec"] for row in (step.was(owner), step.history.row(owner)) if row is not None]
+        specs = [row["spec"] for row in (step.row_before(owner), step.history.row(owner)) if row is not None]
         if any(spec.get("type", "job") != "job" for spec in specs):
             continue
         if old["status"].get("result") == "ok":
             yield key, "it is queued again, although it succeeded"
-        elif failures_of(old) > max((spec.get("retries", RETRIES) for spec in specs), default=RETRIES):
+        elif failures_of(old) > max((spec.get("retries", DEFAULT_RETRIES) for spec in specs), default=DEFAULT_RETRIES):
             yield key, f"it is queued again after {failures_of(old)} failures, of {specs}"
 
 
-@promise("S9")
-def lost_only_after_its_fence(step: Step) -> Found:
+@check_property("S9")
+def lost_only_after_its_fence(step: CommitStep) -> Findings:
     """An attempt is declared lost only after its agent was silent for the complete fence.
 
     Renewals are in no row. The check therefore uses the acquisition of the lease, the takeover, which restarts the term of
     every lease, and the renewals that were answered to the agent.
     """
-    history, stand = step.history, step.stand
-    at_ms = 0 if history.latest is None else history.latest[0]
+    history, times = step.history, step.times
+    at_ms = 0 if history.latest_commit is None else history.latest_commit[0]
     for key, old, new in step.moves:
-        if (phase_of(old), phase_of(new)) != ("unknown", "failed") or history.seized is None:
+        if (phase_of(old), phase_of(new)) != ("unknown", "failed") or history.takeover_times is None:
             continue
         shape, lease = history.shape(new), f"agent/{new['status']['node']}"
-        since = history.seized.sent_ms
-        if lease in history.heard:
-            since = max(since, history.heard[lease].decided_ms)
-        if shape is None or history.seized.boot != stand.boot:
+        since = history.takeover_times.sent_ms
+        if lease in history.lease_acquired:
+            since = max(since, history.lease_acquired[lease].decided_ms)
+        if shape is None or history.takeover_times.boot != times.boot:
             continue
-        if stand.sent_ms - since < shape.lost_after_ms:
-            yield key, f"declared lost {stand.sent_ms - since} ms after its agent was last heard, limit {shape.lost_after_ms}"
-        told_ms = history.terms.get(lease, (0, -math.inf))[1]
+        if times.sent_ms - since < shape.lost_after_ms:
+            yield key, f"declared lost {times.sent_ms - since} ms after its agent was last heard, limit {shape.lost_after_ms}"
+        renewed_ms = history.terms.get(lease, (0, -math.inf))[1]
         if f"lease/{lease}" in step.changed:
-            told_ms = -math.inf  # acquired in this very batch, after the attempt was declared lost
-        if at_ms - told_ms < shape.lost_after_ms / CLOCKS_DIFFER:
-            yield key, f"declared lost {at_ms - told_ms:.0f} ms after its agent sent a renewal of {lease} that succeeded"
+            renewed_ms = -math.inf  # acquired in this very batch, after the attempt was declared lost
+        if at_ms - renewed_ms < shape.lost_after_ms / CLOCK_RATIO_MAX:
+            yield key, f"declared lost {at_ms - renewed_ms:.0f} ms after its agent sent a renewal of {lease} that succeeded"
     for entry in step.accepted:
-        if entry.did == "acquire":
-            history.heard[entry.subject] = stand
+        if entry.operation == "acquire":
+            history.lease_acquired[entry.subject] = times
 
 
-@promise("S17")
-def evictions_cease_at_mass_silence(step: Step) -> Found:
+@check_property("S17")
+def evictions_cease_at_mass_silence(step: CommitStep) -> Findings:
     """While most nodes are silent, nothing on them is declared lost: so many nodes do not fail at once, but the network may.
 
     The adversary's nodes have no agent and are not counted.
     """
-    given_up = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
-    if not given_up:
+    declared_lost = [key for key, old, new in step.moves if (phase_of(old), phase_of(new)) == ("unknown", "failed")]
+    if not declared_lost:
         return
-    nodes = {key: node for key, node in step.history.kind("node").items() if not key.startswith(MEDDLED)}
-    silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT)
+    nodes = {key: node for key, node in step.history.kind("node").items() if not key.startswith(ADVERSARY_NODE_PREFIX)}
+    silent = sorted(key for key, node in nodes.items() if health_of(node) in SILENT_HEALTH)
     if len(nodes) > 2 and len(silent) >= MASS_SILENCE * len(nodes):
-        yield given_up[0], f"{given_up} were declared lost while {silent} of {len(nodes)} nodes are silent"
+        yield declared_lost[0], f"{declared_lost} were declared lost while {silent} of {len(nodes)} nodes are silent"
 
 
-@promise("S13")
-def no_more_replicas_than_desired(step: Step) -> Found:
+@check_property("S13")
+def no_more_replicas_than_desired(step: CommitStep) -> Findings:
     """Unreleased replicas stay within the desired number plus the surge; more may remain after a reduction."""
     rises: dict[tuple[str, str], int] = {}
     for _, old, new in step.moves:
@@ -403,47 +406,47 @@ def no_more_replicas_than_desired(step: Step) -> Found:
         if rise <= 0:
             continue
         key = f"workload/{group[0]}/{group[1]}"
-        if sum(entry.did in ("apply", "delete") and entry.subject == key for entry in step.accepted) > 1:
+        if sum(entry.operation in ("apply", "delete") and entry.subject == key for entry in step.accepted) > 1:
             continue  # the desired number in the middle of the batch is in no row
-        there = [row for row in (step.was(key), step.history.row(key)) if row is not None]
-        limits = [most_of(row) for row in there if not row["metadata"].get("deleting")]
+        versions = [row for row in (step.row_before(key), step.history.row(key)) if row is not None]
+        limits = [replicas_max(row) for row in versions if not row["metadata"].get("deleting")]
         if not limits:
             yield key, f"{rise} more replicas of a workload that is gone or being deleted"
         elif None not in limits and step.history.active[group] > max(limit or 0 for limit in limits):
             yield key, f"{step.history.active[group]} replicas are not released; desired with surge: {limits}"
 
 
-@promise("S7")
-def node_health_moves_by_its_owner(step: Step) -> Found:
+@check_property("S7")
+def node_health_moves_by_its_owner(step: CommitStep) -> Findings:
     for key, old, new in step.of_kind("node"):
         if new is None:
             continue
-        was, now = "joining" if old is None else health_of(old), health_of(new)
-        if was == now or (step.doubting and now == "unknown"):
+        old_health, new_health = "joining" if old is None else health_of(old), health_of(new)
+        if old_health == new_health or (step.after_restore and new_health == "unknown"):
             continue  # after a restore every node is unknown
-        marked = [e for e in step.accepted if e.did == "mark" and e.subject == key.removeprefix("node/")]
-        if (was, now) not in NODE_EDGES or not any(e.role == "node-lifecycle" for e in marked):
-            yield key, f"its health went from {was} to {now} by {[(e.did, e.role) for e in step.accepted]}"
+        marks = [e for e in step.accepted if e.operation == "mark" and e.subject == key.removeprefix("node/")]
+        if (old_health, new_health) not in NODE_EDGES or not any(e.role == "node-lifecycle" for e in marks):
+            yield key, f"its health went from {old_health} to {new_health} by {[(e.operation, e.role) for e in step.accepted]}"
 
 
-@promise("S16")
-def uids_are_given_once(step: Step) -> Found:
+@check_property("S16")
+def uids_are_given_once(step: CommitStep) -> Findings:
     """Also across restores: a component that still refers to a lost uid must not find another object under it."""
-    given = step.history.uids
+    assigned = step.history.uids
     for key, (old, new) in step.changed.items():
-        if old is not None or new is None or not key.startswith(NAMED):
+        if old is not None or new is None or not key.startswith(PREFIXES_WITH_UID):
             continue
         uid = new.get("metadata", {}).get("uid", "")
-        if uid in given:
-            yield key, f"uid {uid} was assigned to {given[uid]} before"
+        if uid in assigned:
+            yield key, f"uid {uid} was assigned to {assigned[uid]} before"
         elif uid:
-            given[uid] = key
+            assigned[uid] = key
 
 
-@promise("S16")
-def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
+@check_property("S16")
+def nothing_goes_while_something_depends_on_it(step: CommitStep) -> Findings:
     history = step.history
-    for key in history.sums.homeless:
+    for key in history.sums.without_generation:
         yield key, "it holds capacity, but its generation is gone"
     for key, (old, new) in step.changed.items():
         if old is None or new is not None:
@@ -452,16 +455,16 @@ def nothing_goes_while_something_depends_on_it(step: Step) -> Found:
         if kind == "workload" and (members := history.members.get((old["metadata"]["tenant"], old["metadata"]["name"]))):
             yield key, f"it was removed before its replicas {sorted(members)}"
         elif kind == "tenant":
-            left = sorted(group for group in history.members if group[0] == name)
-            if left:
-                yield key, f"it was removed before its workloads {left}"
+            remaining = sorted(group for group in history.members if group[0] == name)
+            if remaining:
+                yield key, f"it was removed before its workloads {remaining}"
         elif kind in ("priorityclass", "region"):
-            users = _users(history, kind, name)
-            if users and all(step.was(one) is not None for one in users):
+            users = _referrers(history, kind, name)
+            if users and all(step.row_before(user) is not None for user in users):
                 yield key, f"it was removed while {users} refer to it"
 
 
-def _users(history: History, kind: str, name: str) -> list[str]:
+def _referrers(history: History, kind: str, name: str) -> list[str]:
     if kind == "region":
         return [key for key, node in history.kind("node").items() if node["spec"].get("region") == name]
     return [key for key, work in history.kind("workload").items() if work["spec"].get("priorityClass", "") == name]

@@ -107,9 +107,9 @@ class Network:
                 worst[name] = max(value, worst.get(name, getattr(self._baseline, name)))
         self.conditions = replace(self._baseline, **worst)
 
-    def colocate(self, change: str, other: str) -> None:
+    def colocate(self, first: str, second: str) -> None:
         """Mark two processes as being on one machine: their messages arrive exactly once and quickly."""
-        self._local_pairs |= {(change, other), (other, change)}
+        self._local_pairs |= {(first, second), (second, first)}
 
     def reaches(self, source: str, target: str) -> bool:
         path = self._paths.get((source, target))

@@ -153,10 +153,10 @@ class TornDisk:
             raise PowerCut(f"the power of {self.directory} was cut in call {self.calls}")
 
     def history_of(self, path: Path, *, existed: bool) -> _FileHistory:
-        content = path.stat()
+        stat = path.stat()
         known = self._histories.get(path)
-        if known is None or known.inode != content.st_ino:
-            known = self._histories[path] = _FileHistory(content.st_ino, content.st_size, name_synced=existed)
+        if known is None or known.inode != stat.st_ino:
+            known = self._histories[path] = _FileHistory(stat.st_ino, stat.st_size, name_synced=existed)
         return known
 
     def sync(self, history: _FileHistory, size: int) -> None:
@@ -209,7 +209,11 @@ def _content_after_crash(now: bytes, history: _FileHistory, randomness: Randomne
     if outcome == "kept":
         return now
     sizes = sorted((history.size, len(now)))
-    size = history.size if outcome == "lost" else randomness.choice((*sizes, sizes[0] + randomness.randrange(sizes[1] - sizes[0] + 1)))
+    size = (
+        history.size
+        if outcome == "lost"
+        else randomness.choice((*sizes, sizes[0] + randomness.randrange(sizes[1] - sizes[0] + 1)))
+    )
     content = bytearray(now.ljust(max(size, len(now)), b"\0"))
     for sector, contents in sorted(history.earlier.items()):
         start = sector * SECTOR_BYTES
@@ -336,7 +340,7 @@ def _path_of(name: str | apsw.URIFilename | None) -> Path | None:
 def _disk_of(path: Path | None) -> TornDisk | None:
     if path is None or not _disks:
         return None
-    return next((_disks[offset] for offset in path.parents if offset in _disks), None)
+    return next((_disks[directory] for directory in path.parents if directory in _disks), None)
 
 
 def _is_below(filename: str, directory: Path) -> bool:

@@ -246,8 +246,7 @@ class Unpacker:
                 )
             yield chunk
 
-    # -- entries
-    # -----------------------------------------------------------------------------------------------------------------
+    # -- entries ---------------------------------------------------------------------------------------------------------------
 
     def _components(self, name: str) -> tuple[str, ...]:
         """Split a name into path components, with the prefix; raise `NotUnpacked` if it leaves the target directory."""
@@ -318,8 +317,7 @@ class Unpacker:
             raise NotUnpacked("an entry of the archive has no name", _RECREATE)
         return parts[-1]
 
-    # -- target directories
-    # ------------------------------------------------------------------------------------------------------
+    # -- target directories ----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> None:
         try:

@@ -186,7 +186,7 @@ def key_digest(pem: bytes) -> str:
     return DIGEST_PREFIX + hashlib.sha256(_public_bytes(read_certificate(pem).public_key())).hexdigest()
 
 
-# -- signing requests --------------------------------------------------------------------------------------------------------
+# -- signing requests ----------------------------------------------------------------------------------------------------------
 
 
 def create_key() -> bytes:
@@ -221,7 +221,7 @@ def key_digest_of_request(request: bytes) -> str:
     return DIGEST_PREFIX + hashlib.sha256(_public_bytes(key_of_request(request))).hexdigest()
 
 
-# -- building ----------------------------------------------------------------------------------------------------------------
+# -- building ------------------------------------------------------------------------------------------------------------------
 
 
 def _common_name(name: str) -> x509.Name:

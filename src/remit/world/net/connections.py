@@ -112,7 +112,7 @@ class CoalescingTransport(asyncio.Transport):
 BACKLOG: Final = 1_024
 UNACKNOWLEDGED_MS_MAX: Final = 60_000
 LOCALHOST: Final = "localhost"
-_LOCAL_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the wildcard address, and a local address that reaches it
+_LOCAL_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 
 
 class ListenAddress(NamedTuple):

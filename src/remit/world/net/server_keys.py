@@ -106,7 +106,7 @@ class TlsKeys:
             except WorldError as error:
                 log(f"certificates not renewed: {error}")
 
-    # ----------------------------------------------------------------------------------------------------------- files
+    # -- files -----------------------------------------------------------------------------------------------------------------
 
     def _load_authority(self) -> CertificateAuthority:
         key, certificate = self._directory / "ca.key", self._directory / "ca.pem"

@@ -151,7 +151,7 @@ def _no_password() -> str:
     raise ValueError("the key is protected by a password")
 
 
-# -- reasons of failed connections -------------------------------------------------------------------------------------------
+# -- reasons of failed connections ---------------------------------------------------------------------------------------------
 
 _UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's error numbers for a certificate of an unknown or untrusted issuer."""

@@ -128,9 +128,8 @@ class CgroupV2(CgroupHierarchy):
         if limits.memory_bytes and "memory" in self.controllers:
             self.write_limit(name, "memory.max", limits.memory_bytes)
             _write_if_present(self.path_of(name, "memory.swap.max"), "0")
-            _write_if_present(
-                self.path_of(name, "memory.oom.group"), "1"
-            )  # kill all processes together: a part of a process tree is of no use
+            # Kill all processes of a group together: a part of a process tree is of no use.
+            _write_if_present(self.path_of(name, "memory.oom.group"), "1")
         if limits.cpu_milli and "cpu" in self.controllers:
             self.write_limit(name, "cpu.weight", cpu_weight(limits.cpu_milli))
         if limits.pids and "pids" in self.controllers:
@@ -308,7 +307,7 @@ def cpu_weight(milli: int) -> int:
     return 1 + (cpu_shares(milli) - _SHARES_MIN) * 9_999 // (_SHARES_MAX - _SHARES_MIN)
 
 
-# -- cgroup files ------------------------------------------------------------------------------------------------------------
+# -- cgroup files --------------------------------------------------------------------------------------------------------------
 
 
 def _subtree(directory: str) -> list[str]:

@@ -48,7 +48,7 @@ class ProcessInfo(NamedTuple):
 
 def process_info(pid: int) -> ProcessInfo | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - must be fast: it is read several times per start
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - must be fast
             text = file.read(_STAT_BYTES_MAX)
     except OSError:
         return None

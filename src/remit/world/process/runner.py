@@ -145,7 +145,7 @@ class ProcessRunner:
             self._finalize(child)
         self._cgroups.remove(group)
 
-    # -- start -----------------------------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------------------------------
 
     @property
     def _cgroups(self) -> Cgroups:
@@ -219,7 +219,7 @@ class ProcessRunner:
         if group_id is not None and self._cgroups.remove(group_id.name):
             self._reaper.unregister(group_id.inode, self._cgroups.directories(group_id.name))
 
-    # -- membership and end -----------------------------------------------------------------------------------------------
+    # -- membership and end ----------------------------------------------------------------------------------------------------
 
     def _group_id(self, running: ProcessHandle) -> GroupId | None:
         """Return its cgroup, if it has one that was not replaced by another of the same name."""

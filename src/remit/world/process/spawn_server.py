@@ -116,7 +116,7 @@ class SpawnServer:
             loop.remove_reader(result_fd)
         return bytes(answer)
 
-    # -- server process -------------------------------------------------------------------------------------------------------
+    # -- server process --------------------------------------------------------------------------------------------------------
 
     def _send(self, fds: list[int]) -> int:
         """Send the request and return the pid of the server that got it."""

@@ -72,7 +72,7 @@ def _ignore_signal(_number: int, _frame: object) -> None:
 
 def _start(fds: list[int], null: int) -> None:
     request_fd, report_fd, *other_fds = fds
-    request = marshal.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))  # noqa: S302 - from our own parent, through a descriptor
+    request = marshal.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0))  # noqa: S302 - from our parent
     cgroup_fd = other_fds.pop(0) if request["into"] else 0
     streams = [other_fds.pop(0) if has else null for has in request["streams"]]
     step = "files"

@@ -57,7 +57,7 @@ def test_a_start_is_begun_once_whoever_asks_and_however_often(tmp_path: Path) ->
 
 
 def test_nothing_more_is_begun_of_a_copy_that_is_barred_but_what_runs_is_not_barred(tmp_path: Path) -> None:
-    """F37: a start that was asked for comes late, when its end was told already."""
+    """F37: a requested start arrives late, after the end of the attempt was reported."""
     machine = Machine()
 
     async def scene() -> None:

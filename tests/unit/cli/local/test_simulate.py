@@ -23,10 +23,10 @@ from remit.cli.output.simulation_report import checks
 from remit.cli.session.source_revision import revision
 from remit.model.problems import escaped
 from remit.simulate.checkers import liveness_checks
-from remit.simulate.checkers.judge import BESIDE
-from remit.simulate.checkers.reference.history import Step
+from remit.simulate.checkers.judge import EVENT_CHECKS
+from remit.simulate.checkers.reference.history import CommitStep
 from remit.simulate.checkers.reference.rows import phase_of
-from remit.simulate.checkers.registry import PROMISES, Found, Promise
+from remit.simulate.checkers.registry import CHECKS, Findings, Check
 from remit.simulate.scenarios import Replay, Scenario, names
 from remit.simulate.seed_runner import SeedResult, SeedTask
 from remit.simulate.shrink import save, shrink
@@ -47,12 +47,12 @@ def simulate(*arguments: str) -> Result:
 def planted(monkeypatch: pytest.MonkeyPatch) -> str:
     """A promise that every run breaks: the first bind is told as a violation."""
 
-    def nothing_is_ever_bound(step: Step) -> Found:
+    def nothing_is_ever_bound(step: CommitStep) -> Findings:
         for key, _, new in step.moves:
             if phase_of(new) == "bound":
                 yield key, "it is bound"
 
-    monkeypatch.setitem(PROMISES, "nothing_is_ever_bound", Promise("S1", nothing_is_ever_bound))
+    monkeypatch.setitem(CHECKS, "nothing_is_ever_bound", Check("S1", nothing_is_ever_bound))
     return "nothing_is_ever_bound"
 
 
@@ -117,7 +117,7 @@ def test_the_trace_and_a_story_are_told() -> None:
     assert trace.exit_code == 0
     assert " commit " in trace.output
     story = simulate("calm", "--story", "node/local-n1", *SHORT)
-    assert "the story of node/local-n1 in local:" in story.output
+    assert "history of node/local-n1 in local:" in story.output
 
 
 def test_the_story_of_what_never_was_is_misuse_and_names_the_nearest() -> None:
@@ -147,7 +147,7 @@ def test_what_goes_to_no_terminal_is_not_broken_into_lines(monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours may be for a pager: they make no terminal of a pipe
     told = re.sub(r"\x1b\[[0-9;]*m", "", simulate("calm", "--no-shrink").stdout).splitlines()
-    first = next(number for number, line in enumerate(told) if line.startswith("  the story of replica/"))
+    first = next(number for number, line in enumerate(told) if line.startswith("  history of replica/"))
     story = told[first + 1 : -1]
     assert story
     assert all(re.match(r"    \d+ ms, ", line) for line in story)
@@ -161,7 +161,7 @@ def test_what_goes_to_no_terminal_is_not_broken_into_lines(monkeypatch: pytest.M
 def test_a_broken_promise_is_told_shrunk_and_replayed(planted: str, tmp_path: Path) -> None:
     result = simulate("swarm", "--seed", "2", "--save", str(tmp_path))
     assert result.exit_code == 1, result.output
-    for word in ("BROKEN S1 nothing_is_ever_bound, seed 2", "object", "it is bound", "the story of replica/", "shrunk"):
+    for word in ("BROKEN S1 nothing_is_ever_bound, seed 2", "object", "it is bound", "history of replica/", "shrunk"):
         assert word in result.output
     path = tmp_path / "remit-replay-swarm-2.json"
     assert f"remit simulate --replay {path}" in result.output.replace("\n", "")
@@ -191,7 +191,7 @@ def test_without_shrinking_nothing_is_saved(tmp_path: Path) -> None:
 
 def test_a_replay_that_breaks_no_more_says_so(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PROMISES, SOME, Promise("S1", lambda step: iter([("head", "there is a head")])))
+        patch.setitem(CHECKS, SOME, Check("S1", lambda step: iter([("head", "there is a head")])))
         assert simulate("calm", "--save", str(tmp_path)).exit_code == 1
     result = simulate("--replay", str(tmp_path / "remit-replay-calm-1.json"))
     assert result.exit_code == 0
@@ -208,7 +208,7 @@ def test_a_replay_that_cannot_be_saved_hides_no_violation(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     assert result.exit_code == 1, result.output
     told = " ".join(result.output.split())
-    for word in ("BROKEN S1", "the story of replica/", "shrunk", "could not be saved; --save DIR names a directory"):
+    for word in ("BROKEN S1", "history of replica/", "shrunk", "could not be saved; --save DIR names a directory"):
         assert word in told
     assert "remit simulate calm --until 4m --seed 1" in told
 
@@ -275,7 +275,7 @@ def test_what_is_in_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / f"{ESCAPE}.toml"
     path.write_text('summary = "\\u001b]0;mine\\u0007"\nduration = "1s"\nheal = "1s"\n[holds]\nliveness = false\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PROMISES, "never", Promise("S1", lambda step: iter([(f"head{ESCAPE}", f"there is a head{ESCAPE}")])))
+        patch.setitem(CHECKS, "never", Check("S1", lambda step: iter([(f"head{ESCAPE}", f"there is a head{ESCAPE}")])))
         ways = (("--trace", "--no-shrink"), ("--json",), ())
         broken = [simulate(str(path), "--save", str(tmp_path), *more) for more in ways]
     (saved,) = tmp_path.glob("*.json")
@@ -430,5 +430,5 @@ def test_an_interrupted_swarm_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_what_is_said_to_have_held_is_what_is_looked_at() -> None:
     every = [name for letter in "SL" for group in checks(letter).values() for name in group]
-    assert set(PROMISES) | set(liveness_checks.LOOKS) | set(BESIDE) == set(every)
+    assert set(CHECKS) | set(liveness_checks.LIVENESS_CHECKS) | set(EVENT_CHECKS) == set(every)
     assert len(every) == len(set(every))

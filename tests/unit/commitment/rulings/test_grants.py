@@ -126,7 +126,9 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     (key,) = await spawned(scope, "w")
     assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, T1)) is Code.AWAITING_REPORTS
     await scope.must(budgets, vouch(scope, s="1", unknown="3"))
-    assert scope.books.grants[T1].granted_on == {"cpu": 7000}, "what was unknown is written off; what was known still is, in full"
+    assert scope.books.grants[T1].granted_on == {"cpu": 7000}, (
+        "what was unknown is written off; what was known still is, in full"
+    )
     await scope.must(budgets, credit(scope, 1, "1", epoch=7))
     assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "it comes back by the holder's report, sent again"
     await scope.must(budgets, Issue("more", slice_of("1")))

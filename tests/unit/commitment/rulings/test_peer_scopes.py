@@ -66,7 +66,9 @@ async def test_of_two_who_replace_one_incarnation_only_the_first_is_heard(scope:
 @story
 async def test_who_was_replaced_is_not_recognised_again(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
-    await scope.must(budgets, AcceptIncarnation(R2, "one"), AcceptIncarnation(R2, "two", "one"), AcceptIncarnation(R2, "three", "two"))
+    await scope.must(
+        budgets, AcceptIncarnation(R2, "one"), AcceptIncarnation(R2, "two", "one"), AcceptIncarnation(R2, "three", "two")
+    )
     for former in ("one", "two"):
         assert await scope.refused(budgets, AcceptIncarnation(R2, former, "three")) is Code.GRANT_VOID
     await scope.take_over()

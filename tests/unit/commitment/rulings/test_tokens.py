@@ -129,7 +129,9 @@ async def test_whoever_takes_over_knows_the_tokens__they_are_revoked_and_used_up
 def test_every_kind_of_row_is_read_by_whoever_takes_over() -> None:
     """One that is left out is there in the store, and unknown to the authority after the next start."""
     apart = {"Grant", "Replica", "Event", "Decision"}  # each in its own way
-    assert sorted(apart | {*KINDS_BEFORE_REPLICAS, *KINDS_AFTER_REPLICAS}) == sorted(kind.__name__ for kind in get_args(AnyObject))
+    assert sorted(apart | {*KINDS_BEFORE_REPLICAS, *KINDS_AFTER_REPLICAS}) == sorted(
+        kind.__name__ for kind in get_args(AnyObject)
+    )
 
 
 @story

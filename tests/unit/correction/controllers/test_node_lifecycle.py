@@ -7,7 +7,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.correction.controllers.disruption import NODE_EVICTIONS_MAX, PendingEvictions
-from remit.correction.controllers.node_lifecycle import UNKNOWN_NODES_BURST, UNKNOWN_NODES_MILLI_PER_S, LOST_AFTER_UNKNOWN_TIMES, NodeController
+from remit.correction.controllers.node_lifecycle import (
+    UNKNOWN_NODES_BURST,
+    UNKNOWN_NODES_MILLI_PER_S,
+    LOST_AFTER_UNKNOWN_TIMES,
+    NodeController,
+)
 from remit.law.timing import lost_after_ms
 from remit.model.claims import Accepted, AnyClaim, Code, Move, RecordEvent, Refused
 from remit.model.kinds import Disruption, Node, NodeHealth, Taint, Workload

@@ -93,7 +93,9 @@ def test_no_entry_points_are_none__and_not_those_that_are_installed(monkeypatch:
     assert installed_filters([]) == () and installed_scores([]) == ()
 
 
-@pytest.mark.parametrize("value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.placement.plugins:BUILTIN_FILTERS.99"])
+@pytest.mark.parametrize(
+    "value", ["nowhere.to_be_found:IT", f"{THEIRS}:missing", "remit.proposal.placement.plugins:BUILTIN_FILTERS.99"]
+)
 def test_what_does_not_load_is_named_with_why(theirs: ModuleType, value: str) -> None:
     with pytest.raises(
         PluginError, match=r"plug-in 'bad': .* could not be loaded \(.*\); fix it, or uninstall its package"

@@ -15,7 +15,7 @@ from remit.model.claims import Acquire, Actor, Operation, OperationID, Role
 from remit.model.identity import token_digest
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
-from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, AssignmentsRequest
+from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState
 from remit.serve.diagnostics.audit_log import AuditLog
 from remit.world.interfaces import DiskFull
 from tests.unit.serve.in_memory_server import TOKENS, Api, node, secret, story, tenant, workload

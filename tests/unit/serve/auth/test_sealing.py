@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from remit.model import secrets
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
-from remit.serve.auth.secrets import KEYS_MAX, SealingKey, Keyring, ClientSealedValue, SealingKeys, UnsealError
+from remit.serve.auth.secrets import KEYS_MAX, ClientSealedValue, Keyring, SealingKey, SealingKeys, UnsealError
 from remit.world.files.disk import FileDisk
-from remit.world.interfaces import DiskError, AccessDenied
+from remit.world.interfaces import AccessDenied, DiskError
 from remit.world.randomness import RandomIds
 
 OLD, NEW = SealingKey.of(bytes(64)), SealingKey.of(bytes(range(64)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from remit.client.remote_store import RangeRequest, WatchRequest, RowsPage
+from remit.client.remote_store import RangeRequest, RowsPage, WatchRequest
 from remit.client.rpc import EndpointCall, EndpointReply
 from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, Role, encode_operation
 from remit.model.kinds import Tenant, TenantSpec
@@ -56,7 +56,9 @@ async def test_the_door_answers_over_http(api: Api) -> None:
     body = msgspec.json.encode(EndpointCall((asked,)), enc_hook=enc_hook)
     reply = msgspec.json.decode((await api.ask("POST", "/v1/ask", body)).body, type=EndpointReply, dec_hook=dec_hook)
     assert reply.verdicts is not None and len(reply.verdicts) == 1
-    rows = msgspec.json.decode((await api.ask("POST", "/v1/ask", msgspec.json.encode(RangeRequest("tenant/")))).body, type=RowsPage)
+    rows = msgspec.json.decode(
+        (await api.ask("POST", "/v1/ask", msgspec.json.encode(RangeRequest("tenant/")))).body, type=RowsPage
+    )
     assert [row[0] for row in rows.rows] == ["tenant/acme"]
     unread = await api.ask("POST", "/v1/ask", b"what?")
     assert unread.status == 200 and unread.json["failed"] == "unread"

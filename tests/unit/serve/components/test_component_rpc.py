@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.client.remote_store import RangeRequest, WatchRequest, RowsPage
+from remit.client.remote_store import RangeRequest, RowsPage, WatchRequest
 from remit.client.rpc import EndpointReply, UnreadableRequest, order_feed
 from remit.law.timing import Timing
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject, encode, key
-from remit.model.wire.agent_messages import AssignmentsUpdate, AssignmentsRequest, decode_assignments
+from remit.model.wire.agent_messages import AssignmentsRequest, AssignmentsUpdate, decode_assignments
 from remit.observation.watch_cache import WatchCache
 from remit.serve.auth.secrets import Keyring
-from remit.serve.components.component_rpc import ComponentService, AssignmentFeed
+from remit.serve.components.component_rpc import AssignmentFeed, ComponentService
 from remit.store import chain
 from remit.store.memory import MemoryStore
-from remit.store.protocol import RowChange, Commit, WatchEvent, Head, Row
-from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent, World
+from remit.store.protocol import Commit, Head, Row, RowChange, WatchEvent
+from remit.world.interfaces import LinkError, NotSent, ReplyLost, Service, World
 from tests.unit.client.fake_authority import FakeAuthority
 from tests.unit.correction.controller_fixture import ready, replica, work
 from tests.unit.world.virtual_world import run_virtually, virtual_world

@@ -15,17 +15,17 @@ from remit.model.identity import token_digest
 from remit.model.kinds import Node
 from remit.model.objects import encode, key
 from remit.model.policies import PolicyMatch, PolicyRule
-from remit.model.wire.agent_messages import ExecRequest, ExecInputRequest
+from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest
 from remit.model.wire.exec_frames import (
-    MEDIA_TYPE,
     FRAME_BYTES_MAX,
+    MEDIA_TYPE,
+    ExecExit,
+    ExecFrame,
+    ExecFrameReader,
+    ExecFrameType,
+    ExecRejected,
     ExecStart,
     ExecStarted,
-    ExecFrameReader,
-    ExecExit,
-    ExecFrameType,
-    ExecFrame,
-    ExecRejected,
     TerminalSize,
     encode_frame,
 )
@@ -120,7 +120,12 @@ def test_what_is_sent_reaches_the_command_in_its_order_and_what_it_says_comes_ba
     async def test(asked: Api) -> None:
         begin = encode_frame(ExecFrameType.START, ExecStart(("cat", ";$(id)"), stdin=True))
         large = bytes(range(256)) * 400
-        sent = begin + encode_frame(ExecFrameType.INPUT, large) + encode_frame(ExecFrameType.TERMINAL_SIZE, TerminalSize(7, 8)) + encode_frame(ExecFrameType.INPUT_END)
+        sent = (
+            begin
+            + encode_frame(ExecFrameType.INPUT, large)
+            + encode_frame(ExecFrameType.TERMINAL_SIZE, TerminalSize(7, 8))
+            + encode_frame(ExecFrameType.INPUT_END)
+        )
         heard = parts(await execute(asked, sent[:3], sent[3:40], sent[40:]))
         assert [ExecFrameType(one.type) for one in heard[:2]] == [ExecFrameType.STARTED, ExecFrameType.STDERR]
         assert b"".join(one.body for one in heard if one.type == ExecFrameType.STDOUT) == large
@@ -317,7 +322,9 @@ def test_what_a_command_is_told_is_not_written_down__only_whether_it_was_the_sam
         *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "fingerprint" not in one)
         assert plain == '"id"'
         assert sorted(one.partition(",")[0] for one in said) == [
-            '"psql" and 1 argument', '"psql" and 1 argument', '"psql" and 2 arguments'
+            '"psql" and 1 argument',
+            '"psql" and 1 argument',
+            '"psql" and 2 arguments',
         ]
         assert len({one.partition("fingerprint ")[2] for one in said}) == 2
         assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
@@ -339,7 +346,11 @@ def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_af
         asked.desk.agents = agents(told, asked)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
             begin = encode_frame(ExecFrameType.START, ExecStart(("sh", "-c", "\x1b[31m;$(id)\n"), stdin=True))
-            parts(await execute(asked, begin + encode_frame(ExecFrameType.INPUT, b"12345") + encode_frame(ExecFrameType.INPUT_END)))
+            parts(
+                await execute(
+                    asked, begin + encode_frame(ExecFrameType.INPUT, b"12345") + encode_frame(ExecFrameType.INPUT_END)
+                )
+            )
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
@@ -386,7 +397,9 @@ def test_a_policy_may_close_the_replicas_of_some_work() -> None:
         closed = PolicyRule(match=PolicyMatch(tenants=("t1",)), exec=False, reason="cards are handled here")
         for number, rules, status in ((1, (closed,), 403), (2, (), 200), (3, (PolicyRule(priority_max=9),), 200)):
             revision = policy(number, *rules)
-            board._by_kind.setdefault("policyrevision", {})[key(revision)] = CachedRow(key(revision), encode(revision), number, 0)
+            board._by_kind.setdefault("policyrevision", {})[key(revision)] = CachedRow(
+                key(revision), encode(revision), number, 0
+            )
             reply = await execute(asked, BEGIN)
             assert reply.status == status, reply
             if status == 403:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from remit.commitment.outcomes import BatchRecord, AuditEntry, batch_key, encode_batch
+from remit.commitment.outcomes import AuditEntry, BatchRecord, batch_key, encode_batch
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode, key
 from remit.model.records import Decision, DecisionSpec, Event, EventSpec

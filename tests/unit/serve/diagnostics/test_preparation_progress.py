@@ -93,7 +93,9 @@ def replica_told(phase: str) -> ReplicaExplanation:
 
 def workload_told(limit: str, detail: str = "") -> WorkloadExplanation:
     cluster = next(iter(CASES.values()))[2]()
-    return replace(explain_workload(cluster.view(), None, "t1", "w", RecordedHistory(), RULES), tenant="t", limit=limit, detail=detail)
+    return replace(
+        explain_workload(cluster.view(), None, "t1", "w", RecordedHistory(), RULES), tenant="t", limit=limit, detail=detail
+    )
 
 
 FETCHES = RunState("replica/t/w-0", "u", 2, said="fetching 12 of 80 MiB of https://x")

@@ -8,7 +8,7 @@ from typing import Any
 
 from remit.client.endpoint import AuthorityStatus
 from remit.model.claims import Actor, Operation, Verdict
-from remit.model.wire.agent_messages import NodeHeartbeat, HeartbeatReport, NodeHeartbeatAge, NodeState, RunState
+from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeHeartbeatAge, NodeState, RunState
 from remit.model.wire.api_types import ResourceUsage
 from remit.serve.diagnostics.resource_usage import node_usage, replica_usage
 from tests.unit.observation.row_fixtures import ready, replica, tenant, work

@@ -37,7 +37,10 @@ async def until_idle(asked: Api, *leases: str) -> dict[str, Any]:
 
 
 def test_everybody_who_should_act_is_looked_for() -> None:
-    assert len(LEASE_COMPONENTS) == len(CONTROLLERS) + 1 and {"scheduler", "workloads", "workloads/cascade"} <= LEASE_COMPONENTS.keys()
+    assert (
+        len(LEASE_COMPONENTS) == len(CONTROLLERS) + 1
+        and {"scheduler", "workloads", "workloads/cascade"} <= LEASE_COMPONENTS.keys()
+    )
     assert set(LEASE_COMPONENTS.values()) == {"scheduler", "controllers"}
 
 

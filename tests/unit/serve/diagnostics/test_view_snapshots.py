@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from remit.commitment.outcomes import BatchRecord, AuditEntry, batch_key, encode_batch
+from remit.commitment.outcomes import AuditEntry, BatchRecord, batch_key, encode_batch
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import dec_hook, encode
 from remit.model.records import Decision, DecisionSpec
@@ -34,7 +34,9 @@ def scope() -> Told:
 
 
 def entry(did: str, subject: str, code: str = "", actor: str = "s1", role: str = "scheduler") -> AuditEntry:
-    return AuditEntry(f"one.1.{did}", "", did, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", "")
+    return AuditEntry(
+        f"one.1.{did}", "", did, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", ""
+    )
 
 
 def batch(number: int, *entries: AuditEntry) -> tuple[str, bytes]:

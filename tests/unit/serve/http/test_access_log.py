@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remit.commitment.outcomes import AuditEntry
-from remit.serve.http.request_telemetry import AccessLog, AccessLine, decision_logger
-from remit.world.structured_log import StructuredLog, LogLevel
+from remit.serve.http.request_telemetry import AccessLine, AccessLog, decision_logger
+from remit.world.structured_log import LogLevel, StructuredLog
 
 
 class Log:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remit.serve.http import fair_queue as module
-from remit.serve.http.fair_queue import Flow, Rate, FairQueue
+from remit.serve.http.fair_queue import FairQueue, Flow, Rate
 from remit.serve.http.replies import ApiProblem
 
 

@@ -15,7 +15,7 @@ from remit.client.endpoint import Overloaded
 from remit.serve import server_context as at_desk
 from remit.serve.http import app as module
 from remit.serve.http import fair_queue
-from remit.serve.http.bodies import nesting_depth, merge_patch, parse_strict_json
+from remit.serve.http.bodies import merge_patch, nesting_depth, parse_strict_json
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import RequestContext
 from remit.serve.http.route_table import ROUTES

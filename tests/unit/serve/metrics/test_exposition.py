@@ -9,7 +9,7 @@ from urllib.parse import quote
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from remit.model.counters import OTHER, Histogram, BoundedCounter, largest_with_other
+from remit.model.counters import OTHER, BoundedCounter, Histogram, largest_with_other
 from remit.model.wire.api_types import EndpointItem
 from remit.serve.http.request_telemetry import RequestMetrics
 from remit.serve.metrics.exposition import METRICS

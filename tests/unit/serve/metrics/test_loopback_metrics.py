@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from remit.model.counters import Histogram, BoundedCounter
+from remit.model.counters import BoundedCounter, Histogram
 from remit.serve.metrics.exposition import MetricsRegistry, Sample, serve_metrics
 from remit.world.interfaces import ListenFailed
 from remit.world.net.connections import ListenAddress

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remit.model.identity import token_digest
-from remit.model.wire.exec_frames import MEDIA_TYPE, ExecStart, ExecFrameType, encode_frame
+from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from remit.serve.http import fair_queue
 from remit.serve.http.fair_queue import Rate
 from tests.unit.serve.in_memory_server import Api, story, tenant, workload

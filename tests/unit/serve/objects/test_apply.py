@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from remit.model.claims import SetCondition, Role
+from remit.model.claims import Role, SetCondition
 from remit.model.manifests.reader import read
 from remit.model.metadata import Condition
-from remit.serve.http.bodies import PROBLEMS_MAX, validate_manifests, split_manifests
+from remit.serve.http.bodies import PROBLEMS_MAX, split_manifests, validate_manifests
 from remit.serve.http.replies import ApiProblem
 from remit.serve.objects.writes import apply_order
 from tests.unit.serve.diagnostics.test_diagnostic_routes import acting, must

@@ -29,7 +29,7 @@ def told() -> dict[str, list[Any]]:
     simulation = Simulation(parse("gossip", TEXT), 1)
     run = simulation.run()
     assert run.violations == ()
-    stories = simulation.judge.history("local").stories
+    stories = simulation.judge.history("local").versions
     return {key: [one.content for one in versions] for key, versions in stories.items()}
 
 

@@ -11,9 +11,9 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from remit.simulate.checkers.judge import Judge, Stand
+from remit.simulate.checkers.judge import Judge, CommitTimes
 from remit.simulate.checkers.reference.lifecycle import ON_NODE
-from remit.simulate.checkers.reference.rows import copy_of
+from remit.simulate.checkers.reference.rows import attempt_id
 
 Json = Any
 ROLES = (
@@ -60,7 +60,7 @@ class Pen:
         entries: Sequence[Json],
         *,
         head: Mapping[str, Any] | None = None,
-        stand: Stand | None = None,
+        stand: CommitTimes | None = None,
         audit: bool = True,
     ) -> None:
         """One batch: rows by key (None deletes) and who did what; neither is a beat. `head` overrides the chain."""
@@ -87,7 +87,7 @@ class Pen:
         holder: str | None = None,
         before: str | None = None,
         head: Mapping[str, Any] | None = None,
-        stand: Stand | None = None,
+        stand: CommitTimes | None = None,
     ) -> None:
         taken = self.head["digest"] if before is None else before
         table = [taken, [[key, len(value)] for key, value in puts], list(deletes)]
@@ -105,9 +105,9 @@ class Pen:
         }
         self.revision += 1
         now = self.world.now_ms
-        where = Stand(self.boot, now, now, now) if stand is None else stand
+        where = CommitTimes(self.boot, now, now, now) if stand is None else stand
         written = (*puts, ("head", json.dumps(self.head).encode()))
-        self.world.judge.applied(self.scope, written, deletes, self.revision, where)
+        self.world.judge.on_commit(self.scope, written, deletes, self.revision, where)
 
     def restore(self, rows: Mapping[str, Json], *, incarnation: str) -> None:
         """Put these rows in the store's place, as a backup does."""
@@ -116,7 +116,7 @@ class Pen:
         self.head = {**self.head, "incarnation": incarnation, "epoch": self.head["epoch"] + 1, "holder": "restore"}
         written = [(key, self._bytes(key, content), 1) for key, content in self.rows.items()]
         written.append(("head", json.dumps(self.head).encode(), self.revision))
-        self.world.judge.restored(self.scope, written, self.revision)
+        self.world.judge.on_restore(self.scope, written, self.revision)
 
     def doubt(self, more: Mapping[str, Json] = MappingProxyType({})) -> None:
         """The first words of a new incarnation: nothing is known of nodes, nor of what runs there."""
@@ -172,7 +172,7 @@ class Pen:
         return list(rows)
 
     def copy(self, key: str) -> str:
-        return copy_of(self.rows[key])
+        return attempt_id(self.rows[key])
 
     def status(self, key: str, **changes: Any) -> Json:
         """The row of a replica with its status changed; what is None is left out."""
@@ -180,7 +180,7 @@ class Pen:
         status = {**row.get("status", {}), **changes}
         return {**row, "status": {name: value for name, value in status.items() if value is not None}}
 
-    def bind(self, key: str, at: str = "n1", *, stand: Stand | None = None, **more: Any) -> None:
+    def bind(self, key: str, at: str = "n1", *, stand: CommitTimes | None = None, **more: Any) -> None:
         changes = {"phase": "bound", "node": at, "grants": ["tenant/t1"], **more}
         self.commit({key: self.status(key, **changes)}, [self.entry("bind", key, "scheduler")], stand=stand)
 

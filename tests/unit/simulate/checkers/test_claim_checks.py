@@ -26,7 +26,7 @@ def claim(pen: Pen, *keys: str, at: str = "n1", seen: int | None = None, do: str
     members = [{"do": "bind", "replica": key, "at": rows[key][0], "node": at, **more} for key in keys]
     claimed = {"do": "gang", "members": members} if do == "gang" else {**members[0], "do": do}
     payload = json.dumps(["scheduler!", "scheduler", claimed]).encode()
-    pen.world.judge.claimed("r1", "scheduler", pen.revision if seen is None else seen, payload)
+    pen.world.judge.on_scheduler_claim("r1", "scheduler", pen.revision if seen is None else seen, payload)
 
 
 def declare(pen: Pen, name: str, **spec: Any) -> None:

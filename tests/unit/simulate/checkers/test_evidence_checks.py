@@ -17,7 +17,7 @@ OPERATION = "r1-i1.1.x"
 def ask(pen: Pen, claim: Json, *, number: int = 0, code: str = "", revision: int | None = None) -> None:
     """A client hears what came of a claim that was decided in the last commit."""
     payload = json.dumps(["somebody", "scheduler", claim]).encode()
-    pen.world.judge.answered("r1", OPERATION, code, number, pen.revision if revision is None else revision, payload=payload)
+    pen.world.judge.on_answer("r1", OPERATION, code, number, pen.revision if revision is None else revision, payload=payload)
 
 
 def decide(pen: Pen, rows: dict[str, Json], did: str, subject: str, role: str, **more: Any) -> None:
@@ -45,7 +45,7 @@ def test_what_was_true_when_it_was_decided_holds_however_often_and_late_it_is_an
     ask(pen, move(a, seen))
     pen.move(a, "stopping", "agent/n1")
     ask(pen, move(a, seen), revision=decided)
-    assert pen.found == [] and pen.world.judge.unknown == []
+    assert pen.found == [] and pen.world.judge.undecided == []
 
 
 @pytest.mark.parametrize("off", [-1, 1, 2])
@@ -151,7 +151,7 @@ def test_after_a_restore_an_object_has_the_revision_that_it_has_in_the_backup() 
         entry = pen.entry("move cancel", a, "workloads", id=operation)
         pen.commit({a: pen.status(a, phase="released")}, [entry])
         payload = json.dumps(["w", "workloads", move(a, at)]).encode()
-        pen.world.judge.answered("r1", operation, "", 0, pen.revision, payload=payload)
+        pen.world.judge.on_answer("r1", operation, "", 0, pen.revision, payload=payload)
         assert pen.found == found
 
 
@@ -165,7 +165,7 @@ def test_an_agent_speaks_of_the_attempt_that_it_saw(attempt: int, found: list[st
     pen.commit({a: pen.status(a, phase="starting")}, [pen.entry("move start", a, "agent/n1", id=operation)])
     claim = {**move(a, seen), "transition": "start", "attempt": attempt}
     payload = json.dumps(["agent/n1!", "agent", claim]).encode()
-    pen.world.judge.answered("r1", operation, "", 0, pen.revision, payload=payload)
+    pen.world.judge.on_answer("r1", operation, "", 0, pen.revision, payload=payload)
     assert pen.found == found
 
 
@@ -173,7 +173,7 @@ def test_what_no_batch_tells_of_is_not_decided_here() -> None:
     pen = Pen().furnish()
     (a,) = pen.spawn(0)
     ask(pen, move(a, 1))
-    assert CHECK not in pen.found and any(CHECK in why for why in pen.world.judge.unknown)
+    assert CHECK not in pen.found and any(CHECK in why for why in pen.world.judge.undecided)
 
 
 def test_what_an_unknown_incarnation_did_is_not_decided() -> None:
@@ -181,5 +181,5 @@ def test_what_an_unknown_incarnation_did_is_not_decided() -> None:
     (a,) = pen.spawn(0)
     pen.commit({}, [pen.entry("note", "e", "user", id="other.1.x")])
     payload = json.dumps(["somebody", "scheduler", move(a, 1)]).encode()
-    pen.world.judge.answered("r1", "other.1.x", "", 0, pen.revision, payload=payload)
-    assert CHECK not in pen.found and any("no incarnation" in why for why in pen.world.judge.unknown)
+    pen.world.judge.on_answer("r1", "other.1.x", "", 0, pen.revision, payload=payload)
+    assert CHECK not in pen.found and any("its incarnation is unknown" in why for why in pen.world.judge.undecided)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remit.simulate.checkers.judge import Bounds, Core, Judge
-from remit.simulate.checkers.liveness_checks import LOOKS
+from remit.simulate.checkers.liveness_checks import LIVENESS_CHECKS
 from tests.unit.simulate.checkers.false_decisions import decide
 from tests.unit.simulate.checkers.history_builder import ROLES, Pen, World, node
 
@@ -74,7 +74,7 @@ def a_grant_that_nobody_closes(pen: Pen) -> None:
 def a_process_of_a_released_attempt(pen: Pen) -> None:
     (a,) = pen.spawn(0)
     pen.run(a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     pen.move(a, "unknown", "node-lifecycle", before="running")
     pen.world.now_ms += 31_000
     pen.move(a, "failed", "node-lifecycle", result="lost")
@@ -228,7 +228,7 @@ def test_what_stands_still_is_found_after_its_bound_and_not_before(check: str, s
     pass_time(pen, 3)
     assert check in pen.found
     found = next(one for one in pen.world.judge.violations if one.check == check)
-    assert found.property == LOOKS[check][0]
+    assert found.property == LIVENESS_CHECKS[check][0]
     assert len([one for one in pen.world.judge.violations if one.check == check]) == 1, "told once"
 
 
@@ -240,7 +240,7 @@ def test_a_service_that_is_as_wanted_is_left_alone() -> None:
     pen.run(old)
     pen.release(old)
     pen.run(new, until="ready")
-    pen.world.judge.started("n1", "r1", new, "uw1", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", new, "uw1", 1, 1)
     healed(pen, calm=True)
     for _ in range(6):
         pass_time(pen, 50)
@@ -315,7 +315,7 @@ def test_what_is_outside_the_core_is_not_known_to_be_as_wanted() -> None:
     pen.world.judge.heal(Core(frozenset({"r1"}), {"r1": frozenset({"n1"})}, frozenset(ROLES), pen.world.now_ms, {}, calm=True))
     pass_time(pen, 200)
     pen.world.judge.conclude()
-    assert pen.found == [] and any(why.startswith("desire_is_met") for why in pen.world.judge.unknown)
+    assert pen.found == [] and any(why.startswith("desire_is_met") for why in pen.world.judge.undecided)
 
 
 def test_a_chain_that_stands_still_has_no_leader() -> None:
@@ -353,7 +353,7 @@ def test_leaders_who_depose_each_other_where_all_is_well_are_noticed() -> None:
 def test_every_look_finds_something_in_some_history() -> None:
     """Of leaders further up, of schedulers in test_reasons.py."""
     elsewhere = {"somebody_leads", "leaders_stay", "pending_work_is_tried", "waiting_has_a_reason"}
-    assert {check for check, _, _ in STANDS} | elsewhere == set(LOOKS)
+    assert {check for check, _, _ in STANDS} | elsewhere == set(LIVENESS_CHECKS)
 
 
 def test_a_scenario_with_a_longer_beat_has_longer_bounds() -> None:
@@ -374,11 +374,11 @@ def test_work_that_moves_on_is_left_alone() -> None:
     pass_time(pen, 50)
     pen.bind(a)
     pen.move(a, "starting", "agent/n1")
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     pen.move(a, "running", "agent/n1")
     pass_time(pen, 200)
     pen.world.judge.conclude()
-    assert pen.found == [] and pen.world.judge.unknown == []
+    assert pen.found == [] and pen.world.judge.undecided == []
 
 
 BLOCKED: dict[str, dict[str, Any]] = {
@@ -437,7 +437,7 @@ def test_while_most_nodes_are_silent_unknown_is_held_by_name() -> None:
     pass_time(pen, 200)
     assert pen.found == []
     pen.world.judge.conclude()
-    assert any("mass silence" in why for why in pen.world.judge.unknown)
+    assert any("mass silence" in why for why in pen.world.judge.undecided)
 
 
 def test_what_still_waits_at_the_end_is_not_known_to_be_well() -> None:
@@ -445,7 +445,7 @@ def test_what_still_waits_at_the_end_is_not_known_to_be_well() -> None:
     pending_with_room(pen)
     pass_time(pen, 5)
     pen.world.judge.conclude()
-    assert pen.found == [] and any("when the run ended" in why for why in pen.world.judge.unknown)
+    assert pen.found == [] and any("at the end of the run" in why for why in pen.world.judge.undecided)
 
 
 def test_the_end_of_a_run_is_a_look_too() -> None:
@@ -487,7 +487,7 @@ def test_a_run_that_ends_too_soon_says_nothing_of_its_writes() -> None:
     healed(pen, calm=True)
     pass_time(pen, 10)
     pen.world.judge.conclude()
-    assert pen.found == [] and any(why.startswith("writes_cease") for why in pen.world.judge.unknown)
+    assert pen.found == [] and any(why.startswith("writes_cease") for why in pen.world.judge.undecided)
 
 
 def test_a_call_that_takes_too_long_is_found_when_it_ends_or_at_the_end() -> None:
@@ -496,13 +496,13 @@ def test_a_call_that_takes_too_long_is_found_when_it_ends_or_at_the_end() -> Non
         pen.commit({}, [pen.entry("note", "e", "user", id="r1-i1.1.x", code="role")])
         at = pen.revision
         for operation in ("r1-i1.1.x", "quick"):
-            pen.world.judge.asked("r1", operation)
-        pen.world.judge.gave_up("r1", "quick")
+            pen.world.judge.on_submit("r1", operation)
+        pen.world.judge.on_abandoned("r1", "quick")
         pass_time(pen, 41)
         if ends == "answered":
-            pen.world.judge.answered("r1", "r1-i1.1.x", "role", 0, at)
+            pen.world.judge.on_answer("r1", "r1-i1.1.x", "role", 0, at)
         elif ends == "gave up":
-            pen.world.judge.gave_up("r1", "r1-i1.1.x")
+            pen.world.judge.on_abandoned("r1", "r1-i1.1.x")
         else:
             pen.world.judge.conclude()
         assert pen.found == ["calls_are_answered"], ends

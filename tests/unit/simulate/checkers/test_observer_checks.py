@@ -19,7 +19,7 @@ def shown(pen: Pen) -> dict[str, int]:
 
 def viewed(pen: Pen, rows: dict[str, int], *, back: int = 0) -> list[str]:
     """Why the judge does not like it."""
-    pen.world.judge.viewed("anna", pen.scope, pen.revision - back, rows)
+    pen.world.judge.on_view("anna", pen.scope, pen.revision - back, rows)
     assert set(pen.found) <= {CHECK}
     return [f"{violation.key}: {violation.why}" for violation in pen.world.judge.violations]
 
@@ -43,28 +43,28 @@ def test_a_view_of_all_that_stands_is_right__notes_and_the_chain_are_not_in_it(p
     right = {key: at for key, at in shown(pen).items() if not key.startswith(("event/", "decision/"))}
     assert "replica/t1/w-0" in right and GONE not in right
     assert viewed(pen, right) == []
-    assert pen.world.judge.unknown == []
+    assert pen.world.judge.undecided == []
 
 
 def test_a_row_that_is_gone_and_still_shown_is_told(pen: Pen) -> None:
     rows = shown(pen)
     pen.commit({GONE: None}, [pen.entry("report", GONE, "workloads")])
     (why,) = viewed(pen, rows)
-    assert why.startswith(f"{GONE}: anna at revision ") and why.endswith("and it is gone")
+    assert why.startswith(f"{GONE}: anna at revision ") and why.endswith("but it was deleted")
 
 
 def test_a_row_that_is_not_shown_is_told(pen: Pen) -> None:
     rows = shown(pen)
     del rows["node/n2"]
     (why,) = viewed(pen, rows)
-    assert why.startswith("node/n2: anna at revision ") and "does not have it" in why
+    assert why.startswith("node/n2: anna at revision ") and "lacks it" in why
 
 
 def test_an_old_version_of_a_row_is_told(pen: Pen) -> None:
     rows = shown(pen)
     rows["replica/t1/w-0"] -= 1
     (why,) = viewed(pen, rows)
-    assert why.startswith("replica/t1/w-0: anna at revision ") and "stands since" in why
+    assert why.startswith("replica/t1/w-0: anna at revision ") and "changed at" in why
 
 
 def test_a_view_that_is_behind_may_still_catch_up(pen: Pen) -> None:
@@ -73,7 +73,7 @@ def test_a_view_that_is_behind_may_still_catch_up(pen: Pen) -> None:
     pen.spawn(2)
     pen.world.now_ms += 60_000
     assert viewed(pen, rows, back=1) == []
-    assert len(pen.world.judge.unknown) == 1 and CHECK in pen.world.judge.unknown[0]
+    assert len(pen.world.judge.undecided) == 1 and CHECK in pen.world.judge.undecided[0]
 
 
 def test_a_view_that_is_behind_for_too_long_is_told(pen: Pen) -> None:
@@ -83,7 +83,7 @@ def test_a_view_that_is_behind_for_too_long_is_told(pen: Pen) -> None:
     pen.world.now_ms += 60_001
     pen.spawn(3)
     (why,) = viewed(pen, rows, back=2)
-    assert why.startswith("anna: ") and why.endswith("1 ms later than it may be")
+    assert why.startswith("anna: ") and why.endswith("1 ms later than allowed")
 
 
 def test_the_time_to_catch_up_counts_from_when_the_faults_ended(pen: Pen) -> None:
@@ -93,13 +93,13 @@ def test_the_time_to_catch_up_counts_from_when_the_faults_ended(pen: Pen) -> Non
     heal(pen)
     pen.world.now_ms += 60_000
     assert viewed(pen, rows, back=1) == []
-    assert len(pen.world.judge.unknown) == 1
+    assert len(pen.world.judge.undecided) == 1
 
 
 def test_while_faults_last_nobody_is_told_to_be_late(pen: Pen) -> None:
     pen.world.now_ms += 1_000_000
     assert viewed(pen, {}, back=3) == []
-    assert len(pen.world.judge.unknown) == 1
+    assert len(pen.world.judge.undecided) == 1
 
 
 def test_after_a_restore_a_view_of_what_was_lost_is_behind__one_of_the_backup_is_right(pen: Pen) -> None:
@@ -108,6 +108,6 @@ def test_after_a_restore_a_view_of_what_was_lost_is_behind__one_of_the_backup_is
     lost = shown(pen)
     pen.restore(before, incarnation="r1-i2")
     assert viewed(pen, lost, back=1) == []
-    assert len(pen.world.judge.unknown) == 1
+    assert len(pen.world.judge.undecided) == 1
     assert "replica/t1/w-2" not in shown(pen)
     assert viewed(pen, shown(pen)) == []

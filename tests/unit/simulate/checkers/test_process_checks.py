@@ -14,7 +14,7 @@ def started(**more: str) -> tuple[Pen, str]:
     (a,) = pen.spawn(0)
     pen.bind(a)
     pen.move(a, "starting", "agent/n1")
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     pen.move(a, "running", "agent/n1")
     return pen, a
 
@@ -32,14 +32,14 @@ def again(pen: Pen, key: str, pid: int = 2) -> None:
     """A second attempt, on n2."""
     pen.bind(key, "n2")
     pen.move(key, "starting", "agent/n2")
-    pen.world.judge.started("n2", "r1", key, "uw0", 2, pid)
+    pen.world.judge.on_process_started("n2", "r1", key, "uw0", 2, pid)
 
 
 def test_a_life_that_ends_before_the_next_begins_is_lawful() -> None:
     pen, a = started(**FENCED)
     pen.move(a, "draining", "workloads")
     pen.move(a, "stopping", "agent/n1")
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     pen.move(a, "released", "agent/n1", grants=None, result="ok")
     pen.requeue(a)
     again(pen, a)
@@ -49,7 +49,7 @@ def test_a_life_that_ends_before_the_next_begins_is_lawful() -> None:
 
 def test_a_copy_that_stops_itself_in_time_is_replaced_lawfully() -> None:
     pen, a = started(**FENCED)
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     give_up(pen, a)
     again(pen, a)
     pen.world.judge.conclude()
@@ -73,7 +73,7 @@ def test_a_second_copy_of_fenced_work_is_a_breach() -> None:
 
 def test_a_second_copy_of_a_job_is_a_breach_by_default() -> None:
     pen, a = started(type="job", fence="1m")
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 2)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 2)
     assert pen.found == ["one_copy_at_a_time"]
 
 
@@ -97,7 +97,7 @@ def test_a_start_without_its_own_commit_is_a_breach() -> None:
     pen = Pen().furnish()
     (a,) = pen.spawn(0)
     pen.bind(a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
@@ -106,46 +106,46 @@ def test_a_start_on_another_node_than_ordered_is_a_breach() -> None:
     (a,) = pen.spawn(0)
     pen.bind(a)
     pen.move(a, "starting", "agent/n1")
-    pen.world.judge.started("n2", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n2", "r1", a, "uw0", 1, 1)
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
 def test_an_order_that_is_executed_after_its_release_is_a_breach() -> None:
     pen, a = started(**FENCED)
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     give_up(pen, a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
 def test_an_order_of_eager_work_is_executed_after_its_release_by_name_only_if_its_node_was_given_up() -> None:
     pen, a = started()
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     give_up(pen, a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
     assert pen.found == [] and pen.world.judge.waived == {"eager": 1}
     pen, a = started()
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     pen.move(a, "failed", "agent/n1", result="crashed")
     pen.move(a, "released", "repair", grants=None)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
 def test_an_order_of_a_forgotten_replica_is_executed_too_late() -> None:
     pen, a = started()
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     pen.release(a)
     pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 3)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
     assert pen.found == ["runs_only_what_was_ordered"]
 
 
 def test_a_restart_inside_an_attempt_needs_no_new_commit() -> None:
     """S20: while the store refuses writes, what was committed as starting may be started again."""
     pen, a = started(**FENCED)
-    pen.world.judge.ended("n1", 1)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 2)
+    pen.world.judge.on_process_ended("n1", 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 2)
     assert pen.found == []
 
 
@@ -154,7 +154,7 @@ def test_what_a_restore_forgot_may_be_started_again_but_not_twice_at_once() -> N
     (a,) = pen.spawn(0)
     backup = dict(pen.rows)
     pen.run(a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     pen.restore(backup, incarnation="r1-i2")
     pen.doubt()
     pen.mark("joining", "n2")
@@ -163,7 +163,7 @@ def test_what_a_restore_forgot_may_be_started_again_but_not_twice_at_once() -> N
     pen.bind(a, "n2")
     pen.move(a, "starting", "agent/n2")
     assert pen.found == []
-    pen.world.judge.started("n2", "r1", a, "uw0", 1, 2)
+    pen.world.judge.on_process_started("n2", "r1", a, "uw0", 1, 2)
     assert pen.found == ["one_copy_at_a_time"] and "was restored" in pen.world.judge.violations[0].why
 
 
@@ -173,12 +173,12 @@ STOPPED = "what_is_ordered_is_not_stopped"
 
 
 def stop(pen: Pen, by: str = "agent-r1-1#1") -> None:
-    pen.world.judge.told_to_end("n1", 1, by)
+    pen.world.judge.on_stop_requested("n1", 1, by)
 
 
 def test_what_is_ordered_is_stopped_by_nobody() -> None:
     pen, a = started()
-    pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
+    pen.world.judge.on_lease_renewed("r1", "agent/n1", 1, pen.world.now_ms)
     pen.world.now_ms += 3_600_000
     stop(pen)
     assert pen.found == [STOPPED] and pen.world.judge.violations[0].property == "S20"
@@ -217,7 +217,7 @@ def test_a_copy_of_another_attempt_or_of_nothing_is_stopped() -> None:
 
 def test_a_process_that_has_ended_is_asked_in_vain() -> None:
     pen, _ = started()
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     stop(pen)
     assert pen.found == []
 
@@ -226,8 +226,8 @@ def test_fenced_work_is_stopped_by_its_fence_and_not_before() -> None:
     """Counted from when the last renewal that was answered had been sent, by a clock that may be a little fast."""
     for passed_ms, found in ((59_000, [STOPPED]), (59_900, []), (70_000, [])):
         pen, _ = started(**FENCED)
-        pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
-        pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms - 5_000)
+        pen.world.judge.on_lease_renewed("r1", "agent/n1", 1, pen.world.now_ms)
+        pen.world.judge.on_lease_renewed("r1", "agent/n1", 1, pen.world.now_ms - 5_000)
         pen.world.now_ms += passed_ms
         stop(pen, "keeper-r1-1#1")
         assert pen.found == found, passed_ms
@@ -236,7 +236,7 @@ def test_fenced_work_is_stopped_by_its_fence_and_not_before() -> None:
 def test_a_fence_that_nobody_knows_the_beginning_of_is_not_judged() -> None:
     pen, _ = started(**FENCED)
     stop(pen, "keeper-r1-1#1")
-    assert pen.found == [] and any(STOPPED in why for why in pen.world.judge.unknown)
+    assert pen.found == [] and any(STOPPED in why for why in pen.world.judge.undecided)
 
 
 def test_an_order_to_stop_may_have_been_lost_by_a_restore() -> None:
@@ -245,8 +245,8 @@ def test_an_order_to_stop_may_have_been_lost_by_a_restore() -> None:
     pen.doubt()
     stop(pen)
     assert pen.found == [] and pen.world.judge.waived == {"restored": 1}
-    pen.world.judge.ended("n1", 1)
+    pen.world.judge.on_process_ended("n1", 1)
     pen.world.now_ms += 1
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 1)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
     stop(pen)
     assert pen.found == [STOPPED], "it was started after the restore"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from remit.simulate.checkers.judge import Core
-from remit.simulate.checkers.progress_checks import WAITS_MIN, Wait, Waits
+from remit.simulate.checkers.progress_checks import DELAYS_MIN, SchedulingDelay, SchedulingDelays
 from tests.unit.simulate.checkers.history_builder import ROLES, Pen
 
 CHECK = "work_is_bound_soon"
 
 
-def healed(pen: Pen, *, calm: bool = False) -> Waits:
+def healed(pen: Pen, *, calm: bool = False) -> SchedulingDelays:
     nodes = frozenset({"n1", "n2"})
     pen.world.judge.heal(Core(frozenset({pen.scope}), {pen.scope: nodes}, frozenset(ROLES), pen.world.now_ms, {}, calm))
-    return pen.world.judge.liveness.waits.get(pen.scope, Waits())
+    return pen.world.judge.liveness.delays.get(pen.scope, SchedulingDelays())
 
 
 def pass_time(pen: Pen, seconds: int) -> None:
@@ -48,20 +48,20 @@ def test_more_than_a_hundredth_that_waited_for_longer_are_noticed() -> None:
     assert pen.found == [CHECK]
     (violation,) = pen.world.judge.violations
     assert (violation.property, violation.key) == ("L1", "replica/t1/w-0")
-    assert violation.why == "it waited for 6000 ms of 5000, and so did 2 of 100 that could be placed"
+    assert violation.why == "it waited for 6000 ms, bound 5000, as did 2 of 100 placeable replicas"
 
 
 def test_of_few_nothing_is_known() -> None:
     pen = judged(50, 99)
     assert "work_is_bound_soon" not in pen.found
-    assert f"{CHECK} in r1: 99 waits were measured, of {WAITS_MIN}" in pen.world.judge.unknown
+    assert f"{CHECK} in r1: 99 waits were measured, of {DELAYS_MIN} needed" in pen.world.judge.undecided
 
 
 def test_a_wait_begins_when_it_is_pending_and_ends_when_it_is_bound() -> None:
     pen = Pen().furnish()
     waits = healed(pen)
     lived(pen, 0, 3)
-    assert waits.ended == [Wait(3_000, "replica/t1/w-0")]
+    assert waits.ended == [SchedulingDelay(3_000, "replica/t1/w-0")]
 
 
 def test_a_reservation_does_not_end_it__but_for_victims_it_waits_with_reason() -> None:
@@ -77,7 +77,7 @@ def test_a_reservation_does_not_end_it__but_for_victims_it_waits_with_reason() -
     c = "replica/t1/w-2"
     held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={b: pen.copy(b)})
     pen.commit({c: held}, [pen.entry("reserve", c, "scheduler")])
-    assert waits.ended == [Wait(2_000, a), Wait(2_000, b)] and waits.since == {}
+    assert waits.ended == [SchedulingDelay(2_000, a), SchedulingDelay(2_000, b)] and waits.since == {}
 
 
 def test_the_wait_begins_anew_while_there_is_no_room() -> None:
@@ -91,7 +91,7 @@ def test_the_wait_begins_anew_while_there_is_no_room() -> None:
     pen.release(a)
     pass_time(pen, 2)
     pen.bind(c)
-    assert waits.ended == [Wait(2_000, c)]
+    assert waits.ended == [SchedulingDelay(2_000, c)]
 
 
 def test_the_wait_begins_anew_while_there_is_not_room_for_all() -> None:
@@ -102,7 +102,7 @@ def test_the_wait_begins_anew_while_there_is_not_room_for_all() -> None:
     pen.bind(a, "n1")
     pass_time(pen, 10)
     pen.bind(b, "n2")
-    assert waits.ended == [Wait(0, a), Wait(0, b)] and set(waits.since) == {c}
+    assert waits.ended == [SchedulingDelay(0, a), SchedulingDelay(0, b)] and set(waits.since) == {c}
 
 
 def test_gangs_and_what_has_terms_towards_others_are_not_measured() -> None:
@@ -125,7 +125,7 @@ def test_what_is_still_waiting_counts_if_that_is_too_long_already() -> None:
     pen.spawn(1)
     pass_time(pen, 3)
     healed(pen, calm=True)
-    assert waits.ended == [Wait(6_000, "replica/t1/w-0")]
+    assert waits.ended == [SchedulingDelay(6_000, "replica/t1/w-0")]
     lived(pen, 2, 1)
     assert len(waits.ended) == 1, "nothing is measured any more"
 
@@ -135,5 +135,5 @@ def test_after_faults_nothing_is_measured() -> None:
     healed(pen, calm=True)
     lived(pen, 0, 1)
     pen.world.judge.conclude()
-    assert pen.world.judge.liveness.waits == {}
-    assert not [why for why in pen.world.judge.unknown if CHECK in why]
+    assert pen.world.judge.liveness.delays == {}
+    assert not [why for why in pen.world.judge.undecided if CHECK in why]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.simulate.checkers.quota_checks import across
+from remit.simulate.checkers.quota_checks import compare_scopes
 from tests.unit.simulate.checkers.history_builder import Pen, World, tenant
 
 
@@ -95,7 +95,7 @@ def test_use_over_all_scopes_above_the_quota_is_caught() -> None:
     home, region = Pen(world, "global").furnish(**big), Pen(world, "r1").furnish(**big)
     row = tenant("t1", "3")
     for pen in (home, region):  # one quota of 3 and 2 more for emergencies, in each: 10 in all
-        pen.world.judge.letters.quotas.clear()
+        pen.world.judge.cross_scope.quotas.clear()
     for pen in (home, region):
         pen.commit({"tenant/t1": row}, [pen.entry("apply", "tenant/t1", "operator")])
         pen.grant("o", purpose="offer", parent="", amount={"cpu": "9"}, tenant="")
@@ -103,11 +103,11 @@ def test_use_over_all_scopes_above_the_quota_is_caught() -> None:
         pen.bind(a, "n1", grants=["o"])
         pen.bind(b, "n2", grants=["o"])
     assert world.found == ["tenants_use_no_more_than_their_quota"]
-    assert "16000, of at most 10000" in world.judge.violations[-1].why
+    assert "16000, highest limit so far 10000" in world.judge.violations[-1].why
 
 
 def test_a_grant_in_two_hands_is_caught_from_all_rows_too() -> None:
     issued = {"grant/s": (1, {"spec": {"amount": {"cpu": "4"}}, "status": {"returned": {"cpu": "3"}}})}
     held = {"grant/s": (1, {"spec": {"amount": {"cpu": "2"}, "issuer": "scope/global"}})}
-    assert [key for key, _ in across(issued, held, "r1")] == ["grant/s"]
-    assert not list(across({"grant/s": (1, {"spec": {"amount": {"cpu": "2"}}})}, held, "r1"))
+    assert [key for key, _ in compare_scopes(issued, held, "r1")] == ["grant/s"]
+    assert not list(compare_scopes({"grant/s": (1, {"spec": {"amount": {"cpu": "2"}}})}, held, "r1"))

@@ -8,8 +8,8 @@ from hashlib import sha256
 
 import pytest
 
-from remit.simulate.checkers.judge import Stand
-from remit.simulate.checkers.registry import PROMISES
+from remit.simulate.checkers.judge import CommitTimes
+from remit.simulate.checkers.registry import CHECKS
 from tests.unit.simulate.checkers.false_decisions import SAID, Breach
 from tests.unit.simulate.checkers.history_builder import Json, Pen, World, generation_key, node, replica, tenant
 
@@ -59,7 +59,7 @@ def test_a_lawful_life_breaks_nothing() -> None:
     pen.world.judge.conclude()
     assert pen.world.judge.violations == []
     assert pen.world.judge.edges_seen["reserved", "bound", "scheduler"] == 1
-    assert pen.world.judge.marks["spawn"] == 1 and pen.world.judge.codes_seen["accepted"] == pen.count
+    assert pen.world.judge.accepted_operations["spawn"] == 1 and pen.world.judge.codes_seen["accepted"] == pen.count
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_workload_may_come_with_its_first_replicas(many: int, spec: Json) -> N
     pen = Pen().furnish()
     pen.declare("x", comes_with=range(many), **spec)
     assert pen.found == [] and pen.world.judge.edges_seen.get((None, "pending", "user"), 0) == many
-    assert pen.world.judge.sights.seen.get("filled", 0) == (many > 0)
+    assert pen.world.judge.rare_events.seen.get("filled", 0) == (many > 0)
 
 
 def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
@@ -99,7 +99,7 @@ def test_whoever_holds_room_on_an_overfull_node_is_named_and_the_last_to_come_fi
     violation = next(one for one in pen.world.judge.violations if one.check == "node_sums_never_rise_above_capacity")
     named = ", ".join(f"replica/t1/w-{index}" for index in (5, 0, 1, 2))
     assert violation.key == "node/n1"
-    assert violation.why == f"cpu rose from 3500 to 4200, of 4000; held by {named} and 2 more"
+    assert violation.why == f"cpu rose from 3500 to 4200, limit 4000; held by {named} and 2 more"
 
 
 def test_a_lawful_reduction_may_leave_more_than_there_is() -> None:
@@ -118,8 +118,8 @@ def test_a_policy_that_runs_out_between_decision_and_commit_is_not_known_to_be_b
     until = pen.world.now_ms + 1_000
     pen.commit({"policyrevision/1": policy(1, until)}, [pen.entry("adopt", "1", "policy")])
     for key in pen.spawn(0, 1):
-        pen.bind(key, policy=1, stand=Stand("b1", until - 1, until, until + 1))
-    assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "lease ran out" in pen.world.judge.unknown[0]
+        pen.bind(key, policy=1, stand=CommitTimes("b1", until - 1, until, until + 1))
+    assert pen.found == [] and len(pen.world.judge.undecided) == 1 and "lease expired" in pen.world.judge.undecided[0]
 
 
 def test_a_grant_that_runs_out_between_draw_and_commit_is_not_known_to_be_broken() -> None:
@@ -127,8 +127,8 @@ def test_a_grant_that_runs_out_between_draw_and_commit_is_not_known_to_be_broken
     until = pen.world.now_ms + 1_000
     pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": until}})
     for key in pen.spawn(0, 1):
-        pen.bind(key, grants=["s"], stand=Stand("b1", until - 1, until, until))
-    assert pen.found == [] and len(pen.world.judge.unknown) == 1 and "a grant ran out" in pen.world.judge.unknown[0]
+        pen.bind(key, grants=["s"], stand=CommitTimes("b1", until - 1, until, until))
+    assert pen.found == [] and len(pen.world.judge.undecided) == 1 and "a grant expired" in pen.world.judge.undecided[0]
 
 
 def test_a_takeover_gives_a_grant_a_new_term_and_the_old_one_ends_when_that_does() -> None:
@@ -161,7 +161,7 @@ def test_a_restore_is_no_breach_and_what_it_lost_is_listed() -> None:
     backup = dict(pen.rows)
     pen.bind(a, "n2")
     operation = f"{pen.head['incarnation']}.1.n{pen.count}"
-    pen.world.judge.answered("r1", operation, "", 0, pen.revision)
+    pen.world.judge.on_answer("r1", operation, "", 0, pen.revision)
     pen.restore({key: row for key, row in backup.items() if key != "head"}, incarnation="r1-i2")
     pen.doubt()
     pen.mark("joining", "n1", "n2")
@@ -207,7 +207,7 @@ def rows_are_miscounted(pen: Pen) -> None:
 
 @breaks("chain_is_unbroken")
 def a_commit_has_no_head(pen: Pen) -> None:
-    pen.world.judge.applied("r1", [("event/e", b"{}")], [], 99, Stand("b1", 0, 0, 0))
+    pen.world.judge.on_commit("r1", [("event/e", b"{}")], [], 99, CommitTimes("b1", 0, 0, 0))
 
 
 @breaks("chain_is_unbroken")
@@ -222,7 +222,7 @@ def a_takeover_that_decided_something(pen: Pen) -> None:
     table = [f"{pen.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
     hashed = sha256(json.dumps(table, separators=(",", ":")).encode() + json.dumps(batch).encode()).hexdigest()[:32]
     pen.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
-    assert [violation.why for violation in pen.world.judge.violations] == ["a takeover decided something"]
+    assert [violation.why for violation in pen.world.judge.violations] == ["a takeover decided operations"]
 
 
 @breaks("entries_say_who_and_what")
@@ -348,7 +348,7 @@ def taken(pen: Pen, *, epoch: int = 2, holder: str = "another") -> None:
 def a_lease_that_was_renewed_is_taken(pen: Pen) -> None:
     taken(pen, holder="repair!")
     pen.world.now_ms += 15_000
-    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
     pen.world.now_ms += 15_000
     taken(pen, epoch=3)
 
@@ -364,10 +364,10 @@ def test_a_lease_that_lapsed_or_was_vacated_or_is_acquired_anew_is_taken_lawfull
     pen = Pen().furnish()
     pen.world.now_ms += 15_000
     taken(pen)
-    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
     pen.world.now_ms += 19_900
     taken(pen, epoch=3, holder="third")
-    pen.world.judge.renewed("r1", "repair", 2, pen.world.now_ms)
+    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
     taken(pen, epoch=4, holder="third")
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "fourth", "epoch": 5, "ttl": "20s"}}
     given = pen.entry("vacate", "repair", "repair", actor="third", epoch=4)
@@ -450,7 +450,7 @@ def given_up_too_early_after_a_renewal(pen: Pen) -> None:
     (a,) = pen.spawn(0)
     pen.run(a)
     pen.world.now_ms += 60_000
-    pen.world.judge.renewed("r1", "agent/n1", 1, pen.world.now_ms)
+    pen.world.judge.on_lease_renewed("r1", "agent/n1", 1, pen.world.now_ms)
     pen.move(a, "unknown", "node-lifecycle", before="running")
     pen.world.now_ms += 25_000
     pen.move(a, "failed", "node-lifecycle", result="lost")
@@ -1095,11 +1095,11 @@ def test_a_breach_is_found_under_its_name(check: str, breach: Breach) -> None:
     breach(pen)
     assert check in pen.found, pen.world.judge.violations
     found = next(one for one in pen.world.judge.violations if one.check == check)
-    assert found.property == PROMISES[check].property and found.scope == "r1" and found.why
+    assert found.property == CHECKS[check].property and found.scope == "r1" and found.why
 
 
 def test_every_promise_is_broken_by_some_history() -> None:
-    assert {check for check, _ in BREACHES} == set(PROMISES)
+    assert {check for check, _ in BREACHES} == set(CHECKS)
 
 
 def test_the_first_violation_is_called_out_and_the_rest_are_kept() -> None:
@@ -1114,7 +1114,7 @@ def test_the_story_of_an_object_tells_when_who_and_what() -> None:
     pen = Pen().furnish()
     (a,) = pen.spawn(0)
     pen.run(a)
-    pen.world.judge.started("n1", "r1", a, "uw0", 1, 77)
+    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 77)
     told = pen.world.judge.story("r1", a)
     assert "bind by scheduler!" in told and "status.phase 'bound' -> 'starting'" in told and "process 77" in told
     assert f"{pen.world.now_ms} ms, revision {pen.revision}" in told

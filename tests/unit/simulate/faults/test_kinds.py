@@ -89,7 +89,7 @@ class Trial:
             found[f"clock of {name}"] = (machine.clock.rate, machine.clock.wall_offset_ms, machine.clock.boot())
         for scope, store in sim.cluster.stores.items():
             found[f"store of {scope}"] = (id(store.store), store._no_watch_until_s)
-            found[f"cuts of {scope}"] = getattr(store, "_cuts", 0)
+            found[f"cuts of {scope}"] = getattr(store, "_power_cuts", 0)
         found["backups"] = [list(kept) for kept in sim._backups.values()]
         return found
 

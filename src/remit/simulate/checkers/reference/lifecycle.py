@@ -11,18 +11,18 @@ from typing import Final
 Edge = tuple[str | None, str | None, str]
 """Old phase, new phase, and the role that may make the transition."""
 
-RUNS: Final = ("bound", "starting", "running", "ready", "serving")
-ON_NODE: Final = (*RUNS, "draining", "stopping")
+ACTIVE: Final = ("bound", "starting", "running", "ready", "serving")
+ON_NODE: Final = (*ACTIVE, "draining", "stopping")
 HOLDING: Final = frozenset((*ON_NODE, "reserved", "unknown", "failed", "finished"))
 """Phases that hold capacity, devices and quota."""
 
-HOUSED: Final = frozenset((*ON_NODE, "unknown", "failed", "finished"))
+ASSIGNED: Final = frozenset((*ON_NODE, "unknown", "failed", "finished"))
 """Phases of an attempt that was bound to a node and is not released."""
 
-TO_END: Final = frozenset(("draining", "stopping", "failed", "finished", "released"))
+STOPPABLE: Final = frozenset(("draining", "stopping", "failed", "finished", "released"))
 """Phases in which an attempt may be stopped: it is to end, or has ended according to the committed rows."""
 
-UNLEASED: Final = ("user", "operator", "authority")
+ROLES_WITHOUT_LEASE: Final = ("user", "operator", "authority")
 
 
 def _edges() -> Iterator[Edge]:
@@ -46,7 +46,7 @@ def _edges() -> Iterator[Edge]:
     yield "ready", "finished", "agent"
     for phase in ("starting", "running", "ready", "serving"):
         yield phase, "failed", "agent"
-    for phase in RUNS:
+    for phase in ACTIVE:
         for role in ("scheduler", "node-lifecycle", "rollout", "workloads"):
             yield phase, "draining", role
     yield "bound", "draining", "repair"
@@ -66,7 +66,9 @@ def _edges() -> Iterator[Edge]:
 
 EDGES: Final = frozenset(_edges())
 
-RESULT_BY: Final = frozenset({("finished", "agent"), ("failed", "agent"), ("released", "agent"), ("failed", "node-lifecycle")})
+RESULT_EDGES: Final = frozenset(
+    {("finished", "agent"), ("failed", "agent"), ("released", "agent"), ("failed", "node-lifecycle")}
+)
 """New phase and role of the transitions that give an attempt its result."""
 
 NODE_EDGES: Final = frozenset(
@@ -82,7 +84,7 @@ NODE_EDGES: Final = frozenset(
     }
 )
 
-SILENT: Final = ("unknown", "lost")
+SILENT_HEALTH: Final = ("unknown", "lost")
 """Health of nodes that send no heartbeats. A suspect node may be back before its health is updated, so it is not included."""
 
 MASS_SILENCE: Final = 0.55
@@ -90,12 +92,12 @@ MASS_SILENCE: Final = 0.55
 
 KILL_GRACE_MS: Final = 5_000
 DRIFT_MAX: Final = 0.01
-CLOCKS_DIFFER: Final = 1 + DRIFT_MAX
+CLOCK_RATIO_MAX: Final = 1 + DRIFT_MAX
 """Upper bound of the ratio between the rates of two clocks."""
 
 EAGER_FENCE_MS: Final = 30_000
 
-RETRIES: Final = 3
+DEFAULT_RETRIES: Final = 3
 """Default number of retries of a job."""
 
 SNAPSHOT_FRESH_MS: Final = 60_000

@@ -18,12 +18,12 @@ Json = Any
 Rows = dict[str, tuple[int, Json]]
 """Every row by key: the revision of its last change, and its content."""
 
-Counted = dict[str, int]
+Amounts = dict[str, int]
 """Amounts by resource: bytes for memory and storage, thousandths for everything else."""
 
-WHOLE: Final = 1000
-SCOPE: Final = "scope/"
-MARKER: Final = "incarnation"
+WHOLE_DEVICE: Final = 1000
+SCOPE_PREFIX: Final = "scope/"
+RESTORE_MARKER: Final = "incarnation"
 
 _BYTES = ("memory", "storage", "ephemeral-storage")
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1)}
@@ -34,20 +34,20 @@ _MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
 
 
-def read(key: str, value: bytes) -> Json:
-    return value.decode() if key == MARKER else _decode(value)
+def decode_row(key: str, value: bytes) -> Json:
+    return value.decode() if key == RESTORE_MARKER else _decode(value)
 
 
 @lru_cache(maxsize=65_536)
 def quantity(name: str, text: str | int | float) -> int:
     """Parse a quantity: memory and storage in bytes, everything else in thousandths."""
-    word = str(text)
-    digits = word.rstrip("mkKMGTPEi")
-    value = Decimal(digits) * _UNITS[word[len(digits) :]]
+    literal = str(text)
+    digits = literal.rstrip("mkKMGTPEi")
+    value = Decimal(digits) * _UNITS[literal[len(digits) :]]
     return int(value if name in _BYTES else value * 1000)
 
 
-def amount(written: Mapping[str, Any] | None) -> Counted:
+def amount(written: Mapping[str, Any] | None) -> Amounts:
     counted = {}
     for name, value in (written or {}).items():
         if name == "devices":
@@ -71,12 +71,12 @@ def milliseconds(text: str) -> int:
     return round(total)
 
 
-class Entry(NamedTuple):
+class BatchEntry(NamedTuple):
     """One operation as recorded in its batch row."""
 
     id: str
     digest: str
-    did: str
+    operation: str
     subject: str
     actor: str
     role: str
@@ -102,12 +102,12 @@ def failures_of(replica: Json) -> int:
     return int(replica.get("status", {}).get("failures", 0))
 
 
-def copy_of(replica: Json) -> str:
+def attempt_id(replica: Json) -> str:
     """Return the attempt's id, as reservations name their victims."""
     return f"{replica['metadata']['uid']}/{attempt_of(replica)}"
 
 
-def holds(replica: Json) -> bool:
+def holds_capacity(replica: Json) -> bool:
     return phase_of(replica) in HOLDING
 
 
@@ -140,7 +140,7 @@ def of_kind(rows: Rows, kind: str) -> Iterator[tuple[str, Json]]:
             yield key, content
 
 
-def most_of(workload: Json) -> int | None:
+def replicas_max(workload: Json) -> int | None:
     """Return how many unreleased replicas a workload may have; None for a daemon, which has one per node."""
     spec = workload["spec"]
     if spec["type"] == "daemon":
@@ -149,45 +149,60 @@ def most_of(workload: Json) -> int | None:
     return int(max(spec.get("replicas", 1), spec.get("completions", 0)) + surge)
 
 
-def outstanding(grant: Json) -> Counted:
-    whole, back = amount(grant["spec"]["amount"]), amount(grant.get("status", {}).get("returned"))
-    left = {name: whole.get(name, 0) - back.get(name, 0) for name in {**whole, **back}}
-    return {name: n for name, n in left.items() if n}
+def outstanding(grant: Json) -> Amounts:
+    granted, returned = amount(grant["spec"]["amount"]), amount(grant.get("status", {}).get("returned"))
+    difference = {name: granted.get(name, 0) - returned.get(name, 0) for name in {**granted, **returned}}
+    return {name: n for name, n in difference.items() if n}
 
 
-class Shape:
+class ReferenceShape:
     """What replicas of one generation need, read from its row."""
 
     __slots__ = (
-        "anti", "asks", "charge", "checked", "checked_first", "fence_ms", "fenced", "gang", "grace_ms", "key", "labels",
-        "lost_after_ms", "resources", "sick_ms", "tenant", "where", "workload",
+        "anti_affinity",
+        "charge",
+        "device_requests",
+        "fails_probe_after_ms",
+        "fence_ms",
+        "fenced",
+        "gang",
+        "grace_ms",
+        "has_liveness_probe",
+        "has_start_probe",
+        "key",
+        "labels",
+        "lost_after_ms",
+        "placement",
+        "resources",
+        "tenant",
+        "workload",
     )  # fmt: skip
 
     def __init__(self, key: str, content: Json, pace: float = 1.0) -> None:
-        own = content["spec"]
-        spec, self.key = own["spec"], key
+        generation = content["spec"]
+        spec, self.key = generation["spec"], key
         template = spec["template"]
-        self.tenant, self.workload = key.split("/")[1], str(own["workload"])
+        self.tenant, self.workload = key.split("/")[1], str(generation["workload"])
         self.resources = amount(template.get("resources"))
-        self.asks: list[Json] = template.get("devices", [])
+        self.device_requests: list[Json] = template.get("devices", [])
         self.charge = dict(self.resources)
-        for ask in self.asks:
-            kind = f"devices/{ask['kind']}"
-            share = quantity("share", ask["share"]) if ask.get("share") else ask.get("count", 0) * WHOLE
+        for request in self.device_requests:
+            kind = f"devices/{request['kind']}"
+            share = quantity("share", request["share"]) if request.get("share") else request.get("count", 0) * WHOLE_DEVICE
             self.charge[kind] = self.charge.get(kind, 0) + share
-        self.labels: dict[str, str] = {**own.get("labels", {}), "remit/workload": self.workload}
-        self.where: Json = spec.get("placement", {})
-        self.anti: list[Json] = list(self.where.get("antiAffinity", ()))
+        self.labels: dict[str, str] = {**generation.get("labels", {}), "remit/workload": self.workload}
+        self.placement: Json = spec.get("placement", {})
+        self.anti_affinity: list[Json] = list(self.placement.get("antiAffinity", ()))
         if spec["type"] == "daemon":
-            self.anti.append({"labelSelector": {"remit/workload": self.workload}, "topologyKey": "node"})
+            self.anti_affinity.append({"labelSelector": {"remit/workload": self.workload}, "topologyKey": "node"})
         self.gang = int((spec.get("gang") or {}).get("min", 0))
         self.fenced = spec.get("replace", "") == "fenced" or (not spec.get("replace") and spec["type"] == "job")
         self.fence_ms = _duration(spec.get("fence"), 300_000)
         self.grace_ms = _duration(template.get("stopGrace"), 30_000)
-        self.checked = bool(template.get("probes", {}).get("live"))
-        self.checked_first = bool(template.get("probes", {}).get("start"))
-        words = [word.partition("=")[2] for word in template.get("command", ()) if word.startswith("sick=")]
-        self.sick_ms = int(words[0]) if words else None
+        self.has_liveness_probe = bool(template.get("probes", {}).get("live"))
+        self.has_start_probe = bool(template.get("probes", {}).get("start"))
+        arguments = [argument.partition("=")[2] for argument in template.get("command", ()) if argument.startswith("sick=")]
+        self.fails_probe_after_ms = int(arguments[0]) if arguments else None
         """The age at which the simulated program starts to fail its probe; None if it never does."""
         self.lost_after_ms = lost_after_ms(self.fenced, self.fence_ms, pace)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.simulate.checkers.judge import Judge
-from remit.simulate.checkers.reference.ledger_sums import Miscounted
+from remit.simulate.checkers.reference.ledger_sums import SumMismatch
 from remit.simulate.checkers.reference.lifecycle import lost_after_ms
 from remit.simulate.checkers.reference.rows import amount, milliseconds, quantity
 from tests.unit.simulate.checkers.history_builder import Pen, generation_key, node, replica, tenant
@@ -68,7 +68,7 @@ def test_a_checker_that_miscounts_says_so_loudly() -> None:
     (a,) = pen.spawn(0)
     pen.bind(a)
     pen.world.judge.history("r1").sums.nodes["n1", "cpu"] += 1
-    with pytest.raises(Miscounted, match="nodes"):
+    with pytest.raises(SumMismatch, match="nodes"):
         pen.world.judge.conclude()
 
 
@@ -76,7 +76,7 @@ def test_it_recounts_now_and_then_without_being_asked(monkeypatch: pytest.Monkey
     monkeypatch.setattr("remit.simulate.checkers.judge.RECOUNT_EVERY", 5)
     pen = Pen().furnish()
     pen.world.judge.history("r1").sums.used["tenant/t1", "cpu"] = 1
-    with pytest.raises(Miscounted, match="used"):
+    with pytest.raises(SumMismatch, match="used"):
         for _ in range(5):
             pen.commit({}, [])
 
@@ -84,7 +84,7 @@ def test_it_recounts_now_and_then_without_being_asked(monkeypatch: pytest.Monkey
 def test_a_judge_that_was_told_nothing_finds_nothing_and_says_what_it_does_not_know() -> None:
     judge = Judge(lambda: 0)
     judge.conclude()
-    assert judge.violations == [] and judge.unknown == ["liveness: the run ended before its faults did"]
+    assert judge.violations == [] and judge.undecided == ["liveness: the run ended before its faults did"]
 
 
 def test_amounts_and_times_are_exact() -> None:
