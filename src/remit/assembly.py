@@ -138,7 +138,7 @@ def build_server(
     position: ChainPosition | None = None,
     keys: Path | None = None,
 ) -> ServerParts:
-    """Build one of a scope's servers without making it reachable. `place` is the chain position if opening the store has
+    """Build one of a scope's servers without making it reachable. `position` is the chain position if opening the store has
     already raised the epoch. `keys` is the file of the keys that seal secrets; without it they are kept only for the life of
     this server.
     """

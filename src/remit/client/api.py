@@ -110,7 +110,7 @@ class Api:
             (server,) if isinstance(server, str) else server,
             token,
             RetryPolicy(deadline_ms=deadline_ms, try_ms=max(1, min(int(try_s * 1000), deadline_ms))),
-            clock=BootClock(), chance=system_seeded(), ids=RandomIds(), trust=trust,
+            clock=BootClock(), randomness=system_seeded(), ids=RandomIds(), trust=trust,
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:

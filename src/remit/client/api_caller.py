@@ -149,7 +149,7 @@ class ApiCaller:
         policy: RetryPolicy,
         *,
         clock: Clock,
-        chance: Randomness,
+        randomness: Randomness,
         ids: Ids,
         trust: Trust = Trust(),
     ) -> None:
@@ -158,7 +158,7 @@ class ApiCaller:
         self._servers = [server_url(server) for server in servers]
         self._transport = HttpTransport(token, trust)
         self._policy, self._budget = policy, RetryBudget()
-        self.clock, self.chance, self._ids = clock, chance, ids
+        self.clock, self.randomness, self._ids = clock, randomness, ids
         self._current = 0
         self._status: ScopeStatus | None = None
         self._status_ms = 0
@@ -245,7 +245,7 @@ class ApiCaller:
             yield reply
 
     async def probe(self, path: str) -> HttpResponse:
-        """Send one GET request and return its response, whatever the status."""
+        """Send one GET request and return its response with any status."""
         return await self._transport.call("GET", self._servers[self._current] + path)
 
     # ------------------------------------------------------------------------------------------------------------- status
@@ -288,7 +288,7 @@ class ApiCaller:
     async def _retry(self, once: Callable[[str], Awaitable[T]], progress: _CallProgress) -> T:
         """Try one server after another until one responds. Ends with a response or `Unanswered`, by the deadline."""
         while (remaining_ms := progress.deadline_ms - self.clock.now_ms()) > 0:
-            server, rest_ms = self._servers[self._current], 0
+            server, retry_after_ms = self._servers[self._current], 0
             try:
                 async with self.clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
                     return await once(server)
@@ -299,17 +299,17 @@ class ApiCaller:
                 progress.record_failure(error)
             except ServerBusy as busy:
                 progress.record_failure(busy)
-                rest_ms = busy.retry_after_ms
+                retry_after_ms = busy.retry_after_ms
             self._switch_from(server)
-            await self._pause(progress, rest_ms)
+            await self._pause(progress, retry_after_ms)
         raise progress.exhausted("the deadline passed")
 
-    async def _pause(self, progress: _CallProgress, rest_ms: int) -> None:
+    async def _pause(self, progress: _CallProgress, retry_after_ms: int) -> None:
         now_ms = self.clock.now_ms()
         remaining_ms = progress.deadline_ms - now_ms
         if progress.failures >= self._policy.attempts_max:
             raise progress.exhausted(f"{progress.failures} attempts failed")
-        pause_ms = rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self.chance)
+        pause_ms = retry_after_ms + self._policy.backoff_ms(progress.failures, remaining_ms - retry_after_ms, self.randomness)
         if pause_ms >= remaining_ms:
             raise progress.exhausted("the deadline passes before the next attempt")
         wait_ms = self._budget.take(now_ms, remaining_ms - 1)

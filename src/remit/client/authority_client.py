@@ -114,8 +114,10 @@ class _CallProgress:
     def exhausted(self, reason: str) -> RetriesExhausted:
         if self.last_reason:
             reason = f"{reason} (last error: {self.last_reason})"
-        silent = self.unknown_outcomes > 0 and bool(self.operations)
-        return RetriesExhausted(reason, operations=self.operations, outcome_unknown=silent, submitted_ms=self.submitted_ms)
+        outcome_unknown = self.unknown_outcomes > 0 and bool(self.operations)
+        return RetriesExhausted(
+            reason, operations=self.operations, outcome_unknown=outcome_unknown, submitted_ms=self.submitted_ms
+        )
 
 
 class AuthorityClient:
@@ -233,14 +235,16 @@ class AuthorityClient:
             await self._recent_status(progress)
         return await self._retry(lambda endpoint: self._renew_once(endpoint, actor), progress)
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], *, deadline_ms: int | None = None) -> tuple[Sequence[bool], int]:
+    async def heartbeat(
+        self, heartbeats: Sequence[NodeHeartbeat], *, deadline_ms: int | None = None
+    ) -> tuple[Sequence[bool], int]:
         """Report node states, which renews the nodes' leases. Returns whether each lease is held, and when the answered attempt
         was sent.
         """
         progress = self._start_call(deadline_ms, budgeted=False)
         if self._leader_unknown:
             await self._recent_status(progress)
-        return await self._retry(lambda endpoint: self._heartbeat_once(endpoint, beats), progress)
+        return await self._retry(lambda endpoint: self._heartbeat_once(endpoint, heartbeats), progress)
 
     async def heartbeat_ages(self, *, deadline_ms: int | None = None) -> tuple[HeartbeatReport, int]:
         """Return the time since each node's last heartbeat, with the instant from which these ages count."""
@@ -300,9 +304,9 @@ class AuthorityClient:
         sent_ms = self._world.clock.now_ms()
         return RenewalResult(await endpoint.renew(actor), sent_ms)
 
-    async def _heartbeat_once(self, endpoint: Endpoint, beats: Sequence[NodeHeartbeat]) -> tuple[Sequence[bool], int]:
+    async def _heartbeat_once(self, endpoint: Endpoint, heartbeats: Sequence[NodeHeartbeat]) -> tuple[Sequence[bool], int]:
         sent_ms = self._world.clock.now_ms()
-        return await endpoint.heartbeat(beats), sent_ms
+        return await endpoint.heartbeat(heartbeats), sent_ms
 
     async def _heartbeat_ages_once(self, endpoint: Endpoint) -> tuple[HeartbeatReport, int]:
         sent_ms = self._world.clock.now_ms()
@@ -344,7 +348,7 @@ class AuthorityClient:
         """Try one endpoint after another until one answers. Ends with an answer or `RetriesExhausted`, by the deadline."""
         clock = self._world.clock
         while (remaining_ms := progress.deadline_ms - clock.now_ms()) > 0:
-            name, rest_ms, hinted = self._current, 0, False
+            name, retry_after_ms, hinted = self._current, 0, False
             try:
                 async with clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
                     return await call(self._endpoints[name])
@@ -357,12 +361,12 @@ class AuthorityClient:
                 hinted = self._switch_from(name, not_leader.hint)
             except Overloaded as overloaded:
                 progress.record_failure(overloaded)
-                rest_ms = overloaded.retry_after_ms
+                retry_after_ms = overloaded.retry_after_ms
                 self._switch_from(name)
-            await self._pause(progress, rest_ms, hinted)
+            await self._pause(progress, retry_after_ms, hinted)
         raise progress.exhausted("the deadline passed")
 
-    async def _pause(self, progress: _CallProgress, rest_ms: int, hinted: bool) -> None:
+    async def _pause(self, progress: _CallProgress, retry_after_ms: int, hinted: bool) -> None:
         """Wait before the next attempt, or raise `RetriesExhausted` if there will be none."""
         now_ms = self._world.clock.now_ms()
         remaining_ms = progress.deadline_ms - now_ms
@@ -374,7 +378,8 @@ class AuthorityClient:
         pause_ms = (
             0
             if progress.followed_hint
-            else rest_ms + self._policy.backoff_ms(progress.failures, remaining_ms - rest_ms, self._world.randomness)
+            else retry_after_ms
+            + self._policy.backoff_ms(progress.failures, remaining_ms - retry_after_ms, self._world.randomness)
         )
         if pause_ms >= remaining_ms:
             raise progress.exhausted("the deadline passes before the next attempt")
@@ -408,7 +413,7 @@ class AuthorityClient:
         except TimeoutError:
             raise progress.exhausted("the deadline passed before the status was known") from None
         finally:
-            progress.unknown_outcomes = 0  # a lost status reply says nothing about the operations, which were not sent yet
+            progress.unknown_outcomes = 0  # a lost status reply does not affect the operations, which were not sent yet
 
     def _cached_status(self, stale: AuthorityStatus | None) -> AuthorityStatus | None:
         status = self._status

@@ -43,7 +43,9 @@ class AuthorityStatus(msgspec.Struct, frozen=True):
     beat_ms: int = 2_000
     """Heartbeat interval of agents in this scope; law/timing.py derives all other timeouts from it."""
     listened_ms: int = 0
-    """How long this authority has been active. A lease or node it has not heard from has been silent for at least this long."""
+    """How long this authority has been active. A lease or node without a renewal since then has been silent for at least this
+    long.
+    """
     silent: dict[str, int] = {}
     """Milliseconds since the last renewal of each held lease, except agents' leases. Candidates check this before they try to
     acquire.

@@ -37,7 +37,7 @@ REJECTION_BACKOFF_MS_MAX: Final = 60_000
 """Initial and maximum backoff for a server that rejects the token."""
 
 MAYBE_STARTED: Final = frozenset({"timeout", "fault"})
-"""Problem codes which mean that the request may have been started, whatever the status."""
+"""Problem codes which mean that the request may have been started, even with a status in `NOT_STARTED`."""
 
 
 class ServerRejection(NamedTuple):
@@ -52,8 +52,8 @@ class ServerRejection(NamedTuple):
 class ServerBackoff:
     """Backoff for servers that reject the token. `log` reports each rejection for operators."""
 
-    def __init__(self, clock: Clock, chance: Randomness, log: Callable[[str], None] | None = None) -> None:
-        self._clock, self._chance, self._log = clock, chance, log
+    def __init__(self, clock: Clock, randomness: Randomness, log: Callable[[str], None] | None = None) -> None:
+        self._clock, self._randomness, self._log = clock, randomness, log
         self._rejections: dict[str, ServerRejection] = {}
 
     def check(self, to: str) -> None:
@@ -68,10 +68,10 @@ class ServerBackoff:
     def on_rejected(self, to: str, error: LinkError) -> None:
         times = self._rejections[to].times + 1 if to in self._rejections else 1
         pause_ms = min(REJECTION_BACKOFF_MS_MAX, REJECTION_BACKOFF_MS << min(times - 1, 20))
-        until_ms = self._clock.now_ms() + pause_ms // 2 + self._chance.jitter_ms(pause_ms // 2)
+        until_ms = self._clock.now_ms() + pause_ms // 2 + self._randomness.jitter_ms(pause_ms // 2)
         self._rejections[to] = ServerRejection(times, until_ms, error.cause, error.cure)
         if self._log is not None:
-            self._log(f"{error}; the server is contacted less and less often, at least once a minute")
+            self._log(f"{error}; the server is contacted less and less often, down to once a minute")
 
 
 class HttpLink:
@@ -106,11 +106,11 @@ class HttpLink:
             return await self._fallback_for(to).request(to, body)
         if self._backoff is not None:
             self._backoff.check(to)
-        answer = await self._transport.call("POST", url + REQUEST_PATH, body)
-        self._note_status(to, answer.status)
-        if answer.status != 200:
-            raise self._rejected(to, answer)
-        return answer.body
+        response = await self._transport.call("POST", url + REQUEST_PATH, body)
+        self._note_status(to, response.status)
+        if response.status != 200:
+            raise self._rejected(to, response)
+        return response.body
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
         url = self._urls.get(to)
@@ -121,11 +121,11 @@ class HttpLink:
             return
         if self._backoff is not None:
             self._backoff.check(to)
-        async with self._transport.open_stream("POST", url + STREAM_PATH, body) as reply:
-            self._note_status(to, reply.status)
-            if reply.status != 200:
-                raise self._rejected(to, await reply.read_all())
-            async with aclosing(reply.lines()) as lines:
+        async with self._transport.open_stream("POST", url + STREAM_PATH, body) as response:
+            self._note_status(to, response.status)
+            if response.status != 200:
+                raise self._rejected(to, await response.read_all())
+            async with aclosing(response.lines()) as lines:
                 async for line in lines:
                     yield line
 
@@ -138,9 +138,9 @@ class HttpLink:
         if status != UNAUTHORIZED and self._backoff is not None:
             self._backoff.on_accepted(to)
 
-    def _rejected(self, to: str, answer: HttpResponse) -> LinkError:
-        failure = _error_from_response(to, answer)
-        if answer.status == UNAUTHORIZED and self._backoff is not None:
+    def _rejected(self, to: str, response: HttpResponse) -> LinkError:
+        failure = _error_from_response(to, response)
+        if response.status == UNAUTHORIZED and self._backoff is not None:
             self._backoff.on_rejected(to, failure)
         return failure
 
@@ -156,14 +156,14 @@ async def _not_served(at: str) -> AsyncGenerator[None, None]:
     yield  # type: ignore[unreachable] # the yield makes this a context manager
 
 
-def _error_from_response(to: str, answer: HttpResponse) -> LinkError:
-    problem = answer.problem()
-    message = f"{to} returned {answer.status}: {problem.detail or problem.title or problem.code or 'no details'}"
-    if answer.status not in NOT_STARTED or problem.code in MAYBE_STARTED:
+def _error_from_response(to: str, response: HttpResponse) -> LinkError:
+    problem = response.problem()
+    message = f"{to} returned {response.status}: {problem.detail or problem.title or problem.code or 'no details'}"
+    if response.status not in NOT_STARTED or problem.code in MAYBE_STARTED:
         return ReplyLost(message, problem.cure or "check the server's log, then retry")
-    cure = problem.cure or ("use a token that this server accepts" if answer.status == UNAUTHORIZED else "retry later")
-    if answer.status in (429, 503):
-        return RetryLater(message, cure, answer.retry_after_ms())
+    cure = problem.cure or ("use a token that this server accepts" if response.status == UNAUTHORIZED else "retry later")
+    if response.status in (429, 503):
+        return RetryLater(message, cure, response.retry_after_ms())
     return NotSent(message, cure)
 
 
@@ -206,7 +206,7 @@ def connect(
 ) -> ScopeConnection:
     """Build the connection to a scope; sends nothing yet. `log` reports servers that reject the token.
 
-    Raises ValueError for an invalid address or token, with the expected form, and `Unusable` for unreadable TLS files.
+    Raises ValueError for an invalid address or token, with the expected form, and `TlsFileError` for unreadable TLS files.
     """
     if not servers:
         raise ValueError("no server given; name at least one as http://HOST:PORT")

@@ -71,7 +71,7 @@ class HttpTransport:
     """One connection pool for all servers, opened on first use. A connection is kept for `KEEPALIVE_S` after a response.
 
     `trust` holds the CA to verify `https://` servers with and the client certificate to present; certificates are always
-    verified. Its files are read in the constructor, which raises `world.net.tls.Unusable`.
+    verified. Its files are read in the constructor, which raises `world.net.tls.TlsFileError`.
     """
 
     def __init__(self, token: str, trust: Trust = Trust()) -> None:
@@ -85,7 +85,7 @@ class HttpTransport:
 
     def disable_verification(self, context: ssl.SSLContext) -> None:
         """Disable certificate verification and stop sending the token. Only for public data that is verified afterwards: see
-        `world.net.tls.unchecked`.
+        `world.net.tls.unverified_context`.
         """
         self._tls = context
         del self._headers["Authorization"]
@@ -111,7 +111,7 @@ class HttpTransport:
         headers: Mapping[str, str] | None = None,
         content_type: str = "",
     ) -> HttpResponse:
-        """Send one request and read its complete response, whatever the status. `kind` is the media type of the body."""
+        """Send one request and read its complete response, with any status. `content_type` is the media type of the body."""
         async with self.open_stream(method, url, body, headers=headers, content_type=content_type) as reply:
             return await reply.read_all()
 

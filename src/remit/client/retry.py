@@ -34,15 +34,15 @@ class RetryPolicy(Struct, frozen=True):
         if min(self.deadline_ms, self.try_ms, self.base_ms, self.cap_ms, self.attempts_max) < 1:
             raise ValueError(f"every field of a retry policy must be at least 1: {self}")
 
-    def backoff_ms(self, failures: int, remaining_ms: int, chance: Randomness) -> int:
-        """Return the backoff before the next attempt, after `failures` failed ones and with `left_ms` until the deadline: full
+    def backoff_ms(self, failures: int, remaining_ms: int, randomness: Randomness) -> int:
+        """Return the backoff before the next attempt, after `failures` failed ones and `remaining_ms` before the deadline: full
         jitter.
 
         The backoff is uniform between zero and a ceiling that doubles, so that callers that failed together are spread over
         the complete interval instead of retrying in waves. Half of the remaining time is reserved for the attempt itself.
         """
         ceiling = min(self.cap_ms, self.base_ms << min(max(0, failures - 1), _DOUBLINGS_MAX), remaining_ms // 2)
-        return chance.jitter_ms(max(0, ceiling))
+        return randomness.jitter_ms(max(0, ceiling))
 
 
 class RetryBudget:

@@ -59,7 +59,7 @@ class EndpointCall(msgspec.Struct, omit_defaults=True, gc=False, tag="call"):
 
 
 class EndpointReply(msgspec.Struct, omit_defaults=True, gc=False):
-    """The reply to a `EndpointCall`: the result, or how the call `failed`."""
+    """The reply to an `EndpointCall`: the result, or how the call `failed`."""
 
     verdicts: tuple[Verdict, ...] | None = None
     status: AuthorityStatus | None = None
@@ -171,7 +171,7 @@ class EndpointService:
         return await self.answer(call)
 
     async def answer(self, call: EndpointCall, on_verdicts: OnVerdicts | None = None) -> bytes:
-        """Answer a decoded call. `judged` receives operations with their verdicts before the reply is encoded."""
+        """Answer a decoded call. `on_verdicts` receives operations with their verdicts before the reply is encoded."""
         try:
             reply = await self._answer(call)
         except EndpointError as error:

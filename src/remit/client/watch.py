@@ -72,7 +72,7 @@ class ListResult(NamedTuple, Generic[T]):
 
 
 class WatchSource(Struct, Generic[T], frozen=True):
-    """What to list and watch: the path and query, the decoders, the key of an object, and the version that tells two states
+    """A collection to list and watch: path and query, decoders, the key of an object, and the version that tells two states
     apart.
     """
 
@@ -158,7 +158,7 @@ class Watcher(Generic[T]):
                         raise
                     await self._back_off(error.detail)
                     continue
-            began_ms, rest_ms = self._caller.clock.now_ms(), 0
+            began_ms, retry_after_ms = self._caller.clock.now_ms(), 0
             try:
                 async with aclosing(self._stream_events()) as events:
                     async for event in events:
@@ -167,7 +167,7 @@ class Watcher(Generic[T]):
             except _Resync as resync:
                 reason = str(resync)
             except ServerBusy as busy:
-                reason, rest_ms = str(busy), busy.retry_after_ms
+                reason, retry_after_ms = str(busy), busy.retry_after_ms
             except LinkError as error:
                 reason = error.cause
             except TimeoutError:
@@ -179,7 +179,7 @@ class Watcher(Generic[T]):
             synced = False
             if self._caller.clock.now_ms() - began_ms >= RETRY_POLICY.cap_ms:
                 self._failures = 0
-            await self._back_off(reason, rest_ms)
+            await self._back_off(reason, retry_after_ms)
 
     def _resume_after(self, after: ListResult[T] | int | None) -> bool:
         if after is None:
@@ -191,13 +191,15 @@ class Watcher(Generic[T]):
             self._versions = {self._source.key(item): self._source.version(item) for item in after.items}
         return True
 
-    async def _back_off(self, reason: str, rest_ms: int = 0) -> None:
+    async def _back_off(self, reason: str, retry_after_ms: int = 0) -> None:
         """Sleep with full jitter below a ceiling that doubles, so that disconnected watchers do not all list at once."""
         self._failures += 1
         if self._lost is not None:
             self._lost(reason)
         caller = self._caller
-        await caller.clock.sleep_ms(rest_ms + RETRY_POLICY.backoff_ms(self._failures, 2 * RETRY_POLICY.cap_ms, caller.chance))
+        await caller.clock.sleep_ms(
+            retry_after_ms + RETRY_POLICY.backoff_ms(self._failures, 2 * RETRY_POLICY.cap_ms, caller.randomness)
+        )
 
     # -------------------------------------------------------------------------------------------------------- relist
 

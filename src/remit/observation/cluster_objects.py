@@ -1,4 +1,4 @@
-"""Non-replica rows of the scheduler view, and the changes a scheduler must hear of.
+"""Non-replica rows of the scheduler view, and the changes that a scheduler reacts to.
 
 Covers nodes, tenants, grants, priority classes, policies, workloads and generations. Changes are collected until the
 scheduler takes them; proposal/ decides what to do about them.
@@ -32,9 +32,9 @@ removed or changed its attributes, so that there may be fewer domains to spread 
 class ViewChanges:
     """Changes since they were last taken, each once, in order of first occurrence.
 
-    `reset`: the view was listed from nothing, and earlier slots are invalid. `no_longer_pending` are slots that stopped being pending
-    or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are reservations
-    whose victims have gone.
+    `reset`: the view was listed from nothing, and earlier slots are invalid. `no_longer_pending` are slots that stopped
+    being pending or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are
+    reservations whose victims have gone.
     """
 
     __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events")

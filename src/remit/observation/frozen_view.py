@@ -38,12 +38,12 @@ def recompute(view: SchedulerView) -> Iterator[str]:
     """Yield every sum of a view that differs from the sum over its rows and assumed bindings."""
     nodes: Sums = defaultdict(lambda: defaultdict(int))
     grants: Sums = defaultdict(lambda: defaultdict(int))
-    for row, held, ask in _holders(view):
-        victim_holds = (_victim_hold(view, victim, copy) for victim, copy in held.victims.items())
-        pairs, charges = replica_postings(held, ask, [hold for hold in victim_holds if hold is not None])
+    for row, hold, requirements in _holders(view):
+        victim_holds = (_victim_hold(view, victim, attempt) for victim, attempt in hold.victims.items())
+        pairs, charges = replica_postings(hold, requirements, [victim for victim in victim_holds if victim is not None])
         for name, count in pairs:
             nodes[_node_at(view, row).metadata.name][name] += count
-        for grant, charge in zip(held.grants, charges, strict=True):
+        for grant, charge in zip(hold.grants, charges, strict=True):
             for name, count in charge:
                 grants[grant][name] += count
     yield from _check_nodes(view, nodes)
@@ -102,28 +102,28 @@ def _check_nodes(view: SchedulerView, taken: Sums) -> Iterator[str]:
             for model, column in columns.whole_devices.items()
         }
         if any(actual_devices[model] != (whole_devices.get(model, 0), shares.get(model, 0)) for model in actual_devices):
-            yield f"node {name}: devices show as {actual_devices}, and are {whole_devices}, {shares}"
+            yield f"node {name}: devices are recorded as {actual_devices}, but are {whole_devices}, {shares}"
 
 
 def _check_ledgers(view: SchedulerView, charged: Sums) -> Iterator[str]:
-    accounts = view.quota_ledgers
+    quota_ledgers = view.quota_ledgers
     granted_on: Sums = defaultdict(lambda: defaultdict(int))
-    for grant in accounts.grants.values():
+    for grant in quota_ledgers.grants.values():
         for name, pairs in parent_charges(grant):
             for resource, count in pairs:
                 granted_on[name][resource] += count
-    owners: list[Tenant | Grant] = [*accounts.tenants.values(), *accounts.grants.values()]
+    owners: list[Tenant | Grant] = [*quota_ledgers.tenants.values(), *quota_ledgers.grants.values()]
     expected = {name: amount for owner in owners for name, amount, _ in ledgers_of(owner)}
-    if expected.keys() != accounts.ledgers.keys():
-        yield f"ledgers {sorted(expected.keys() ^ accounts.ledgers.keys())} exist without a row, or are missing"
-    for name, ledger in accounts.ledgers.items():
+    if expected.keys() != quota_ledgers.ledgers.keys():
+        yield f"ledgers {sorted(expected.keys() ^ quota_ledgers.ledgers.keys())} exist without a row, or are missing"
+    for name, ledger in quota_ledgers.ledgers.items():
         amount = dict(expected[name].pairs) if name in expected else {}
         if not (
             same_amounts(ledger.amount, amount)
             and same_amounts(ledger.granted_on, granted_on[name])
             and same_amounts(ledger.used, charged[name])
         ):
-            actual = f"{ledger.amount}, lent {ledger.granted_on}, used {ledger.used}"
+            actual = f"{ledger.amount}, granted on {ledger.granted_on}, used {ledger.used}"
             yield f"{name}: {actual}; by the rows {amount}, {dict(granted_on[name])}, {dict(charged[name])}"
 
 
@@ -188,19 +188,26 @@ def _rows(view: SchedulerView) -> dict[str, object]:
 
 def _comparable(view: SchedulerView, info: GenerationInfo) -> tuple[object, ...]:
     """Return a generation without ids, which differ from view to view, and the comparable part of its requirements."""
-    ask = view.shapes.requirements_of(info.shape)
+    requirements = view.shapes.requirements_of(info.shape)
     fields = (
-        ask.charge,
-        ask.resources,
-        ask.whole_devices,
-        ask.device_shares,
-        ask.node_expressions,
-        ask.spread,
-        ask.affinity,
-        ask.anti_affinity,
-        ask.gang,
+        requirements.charge,
+        requirements.resources,
+        requirements.whole_devices,
+        requirements.device_shares,
+        requirements.node_expressions,
+        requirements.spread,
+        requirements.affinity,
+        requirements.anti_affinity,
+        requirements.gang,
     )
-    return info._replace(shape=0), fields, ask.fenced, ask.policy, ask.policy_deadline, ask.resources_only
+    return (
+        info._replace(shape=0),
+        fields,
+        requirements.fenced,
+        requirements.policy,
+        requirements.policy_deadline,
+        requirements.resources_only,
+    )
 
 
 Pages = Callable[[str, str], Iterable[Page]]

@@ -420,19 +420,19 @@ class _SelectedColumns(dict[Any, Any]):
         return iter(self._columns)
 
 
-def translate_requirements(ask: Requirements, columns: NodeColumns) -> Requirements:
+def translate_requirements(requirements: Requirements, columns: NodeColumns) -> Requirements:
     """Return the same requirements with look-up tables keyed by the ids of these columns."""
-    return ask._replace(
+    return requirements._replace(
         # A zero-dimensional array avoids the conversion of an int at each use.
-        resources=cast(Any, tuple((name, np.asarray(count)) for name, count in ask.resources)),
-        regions=_table(ask.regions, columns.regions),
-        zones=_table(ask.zones, columns.zones),
-        pools=_table(ask.pools, columns.pools),
-        allowed_regions=_table(ask.allowed_regions, columns.regions),
-        allowed_zones=_table(ask.allowed_zones, columns.zones),
-        allowed_pools=_table(ask.allowed_pools, columns.pools),
-        tolerates=_table(ask.tolerates, columns.taint_sets),
-        untolerated_soft=_table(ask.untolerated_soft, columns.taint_sets),
+        resources=cast(Any, tuple((name, np.asarray(count)) for name, count in requirements.resources)),
+        regions=_table(requirements.regions, columns.regions),
+        zones=_table(requirements.zones, columns.zones),
+        pools=_table(requirements.pools, columns.pools),
+        allowed_regions=_table(requirements.allowed_regions, columns.regions),
+        allowed_zones=_table(requirements.allowed_zones, columns.zones),
+        allowed_pools=_table(requirements.allowed_pools, columns.pools),
+        tolerates=_table(requirements.tolerates, columns.taint_sets),
+        untolerated_soft=_table(requirements.untolerated_soft, columns.taint_sets),
     )
 
 

@@ -4,7 +4,7 @@ The sink interprets the rows. Every event carries the hash chain, which proves t
 
 A list may come from a store member that lags, so a list older than what this observer has already seen is rejected. After a
 restart the observer has seen nothing to compare with, so its first list is linearizable. A list arrives in pages and is
-applied as a unit: the sink is told where it begins and ends, and an interrupted list starts again.
+applied as a unit: the sink gets its begin and end, and an interrupted list starts again.
 
 `ListDiff` compares a relist with the known rows by their revisions; it changes nothing itself.
 """
@@ -225,8 +225,8 @@ class Reflector:
 
 
 class ListDiff:
-    """One list being received. If `has_baseline`, only rows that differ from the known ones are kept, and known rows missing from
-    the list count as deleted.
+    """One list being received. If `has_baseline`, only rows that differ from the known ones are kept, and known rows missing
+    from the list count as deleted.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ decode_replica_fields: Final = msgspec.json.Decoder(ReplicaFields).decode
 
 
 class ReplicaHold(NamedTuple):
-    """What a replica holds, as law/charges.py expects it."""
+    """The capacity that a replica holds, in the form law/charges.py expects."""
 
     phase: Phase
     devices: Mapping[str, int]

@@ -4,7 +4,7 @@ The view is built from committed rows and writes nothing.
 
 Every sum is posted with the same functions as the authority's (law/charges.py, law/ledgers.py), so that at one revision both
 have the same free capacity on every node and grant. A scheduler may *assume* a binding that it has proposed and not yet seen
-committed: it is posted like a real one, and taken back when the committed row arrives, when the scheduler says so, or after
+committed: it is posted like a real one, and taken back when the committed row arrives, when the scheduler forgets it, or after
 a timeout.
 
 An event is applied as a unit. The holds of all replicas it changes are released according to their old rows before any other

@@ -55,19 +55,19 @@ class ColumnPeerCounts:
             self._counts[index] = counts = np.concatenate([counts[:-1], np.zeros(len(slots) + 2 - len(counts), dtype=np.int64)])
         return counts
 
-    def min_count(self, ask: Requirements, index: PeerIndex) -> int:
+    def min_count(self, requirements: Requirements, index: PeerIndex) -> int:
         known, ids = self._columns.domain(index.topology_key)
-        counts = self.counts(index)[ids[known & self._feasible_rows(ask)]]
+        counts = self.counts(index)[ids[known & self._feasible_rows(requirements)]]
         return int(counts.min()) if counts.size else 0
 
     def total(self, index: PeerIndex) -> int:
         return self._totals.get(index, 0)
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        return _matching_indexes(self._anti_affinity, ask)
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
+        return _matching_indexes(self._anti_affinity, requirements)
 
     @property
-    def shunned_epoch(self) -> int:
+    def anti_affinity_epoch(self) -> int:
         """Changes whenever the set of anti-affinity indexes changes; cached owners are then invalid."""
         return self._anti_affinity_epoch
 
@@ -76,16 +76,16 @@ class ColumnPeerCounts:
         """Changes whenever the set of counted indexes changes; cached results of `indexes_of` are then invalid."""
         return self._indexes_epoch
 
-    def indexes_of(self, ask: Requirements) -> tuple[PeerIndex, ...]:
+    def indexes_of(self, requirements: Requirements) -> tuple[PeerIndex, ...]:
         """Return the tracked indexes in which a replica with these requirements counts, and its own anti-affinity indexes."""
         return (
-            *(index for index in _matching_indexes(self._tracked, ask) if not index.owners),
-            *dict.fromkeys(owned_anti_affinity(ask)),
+            *(index for index in _matching_indexes(self._tracked, requirements) if not index.owners),
+            *dict.fromkeys(owned_anti_affinity(requirements)),
         )
 
-    def post(self, ask: Requirements, row: int, count: int = 1) -> None:
+    def post(self, requirements: Requirements, row: int, count: int = 1) -> None:
         """Add `count` replicas with these requirements on a row; a negative count removes them."""
-        self.post_in(self.indexes_of(ask), row, count)
+        self.post_in(self.indexes_of(requirements), row, count)
 
     def post_in(self, indexes: Iterable[PeerIndex], row: int, count: int) -> None:
         """Like `post`, for given indexes."""
@@ -144,15 +144,15 @@ class ColumnPeerCounts:
             self._anti_affinity.setdefault(_lookup_key(index), []).append(index)
             self._anti_affinity_epoch += 1
 
-    def _feasible_rows(self, ask: Requirements) -> Bools:
+    def _feasible_rows(self, requirements: Requirements) -> Bools:
         """Return the rows on which the replica could be placed, ignoring counts and free capacity.
 
         Cached for the last requirements only, compared by identity, because requirements that contain arrays cannot be
         compared.
         """
         cached, version = self._feasible, self._columns.attributes_changed.count
-        if cached is None or cached[0] is not ask or cached[1] != version:
-            cached = self._feasible = ask, version, mask(ask, self._columns, self, STATIC_RULES)
+        if cached is None or cached[0] is not requirements or cached[1] != version:
+            cached = self._feasible = requirements, version, mask(requirements, self._columns, self, STATIC_RULES)
         return cached[2]
 
 
@@ -161,9 +161,14 @@ def _lookup_key(index: PeerIndex) -> _LookupKey:
     return index.tenant, index.selector[0] if index.selector else None
 
 
-def _matching_indexes(indexes: Mapping[_LookupKey, Sequence[PeerIndex]], ask: Requirements) -> list[PeerIndex]:
-    keys: list[tuple[str, str] | None] = [None, *ask.labels.items()]
-    return [index for key in keys for index in indexes.get((ask.tenant, key), ()) if selects(index.selector, ask.labels)]
+def _matching_indexes(indexes: Mapping[_LookupKey, Sequence[PeerIndex]], requirements: Requirements) -> list[PeerIndex]:
+    keys: list[tuple[str, str] | None] = [None, *requirements.labels.items()]
+    return [
+        index
+        for key in keys
+        for index in indexes.get((requirements.tenant, key), ())
+        if selects(index.selector, requirements.labels)
+    ]
 
 
 INDEXES_MAX: Final = 4_096
@@ -202,11 +207,15 @@ class ViewPeerCounts(ColumnPeerCounts):
         return super().total(index)
 
     @property
-    def shunned_epoch(self) -> int:
+    def anti_affinity_epoch(self) -> int:
         return self._shapes.anti_affinity_epoch
 
-    def anti_affinity_owners(self, ask: Requirements) -> Sequence[PeerIndex]:
-        return [index for index in self._shapes.anti_affinity_of(ask.tenant) if selects(index.selector, ask.labels)]
+    def anti_affinity_owners(self, requirements: Requirements) -> Sequence[PeerIndex]:
+        return [
+            index
+            for index in self._shapes.anti_affinity_of(requirements.tenant)
+            if selects(index.selector, requirements.labels)
+        ]
 
     def move(self, generation: int, rows: Iterable[int], sign: int) -> None:
         """Count replicas of a generation that took capacity on these rows (`sign` 1), or released it (-1)."""

@@ -145,7 +145,7 @@ class Kernel:
         attributes_current = work_class.attributes_seen == columns.attributes_changed.count
         if not attributes_current:
             self._update_static(work_class, rows)
-        if work_class.anti_affinity_epoch != self.peers.shunned_epoch:
+        if work_class.anti_affinity_epoch != self.peers.anti_affinity_epoch:
             self._update_anti_affinity(work_class)
         epoch = 0 if work_class.has_constant_epoch else sum(epoch_of(score) for score in work_class.scores)
         if work_class.changes_seen != changed.count or epoch != work_class.epoch:
@@ -214,7 +214,7 @@ class Kernel:
             or in_domain
             or any(term.peers.topology_key != NODE for term in requirements.anti_affinity)
         )
-        work_class.anti_affinity_epoch = self.peers.shunned_epoch
+        work_class.anti_affinity_epoch = self.peers.anti_affinity_epoch
 
     def _update_static(self, work_class: WorkClass, rows: int) -> None:
         changes = self.columns.attributes_changed

@@ -373,7 +373,7 @@ class AdversaryTenant:
     # -- cleanup ---------------------------------------------------------------------------------------------------------
 
     async def clean_up(self, *, including_pending: bool = False) -> None:
-        """Release replicas and close grants, one step at a time. `wholly`: pending replicas too."""
+        """Release replicas and close grants, one step at a time. `including_pending`: pending replicas too."""
         spared = () if including_pending else (Phase.PENDING,)
         for _ in range(6):
             await self.read("")

@@ -194,7 +194,7 @@ def devices_are_those_that_were_asked_for(step: CommitStep) -> Findings:
         for name, share in assigned.items():
             kind = f"devices/{known.get(name, {}).get('kind', '?')}"
             held[kind] = held.get(kind, 0) + share
-        models = {model for ask in shape.device_requests for model in ask.get("models", ())}
+        models = {model for request in shape.device_requests for model in request.get("models", ())}
         wrong_models = [
             name
             for name in assigned
@@ -323,7 +323,7 @@ def _held_throughout(step: CommitStep, victim: str, attempt: str) -> bool:
 
 @check_property("S5")
 def draws_are_on_living_grants(step: CommitStep) -> Findings:
-    """Nothing is charged to a grant that has expired, or is closed or void. What a reservation charged before stays charged,
+    """Nothing is charged to a grant that has expired, or is closed or void. An earlier charge of a reservation stays charged,
     and is bound as it was reserved (`reservations_are_committed_once_or_released`).
     """
     times = step.times

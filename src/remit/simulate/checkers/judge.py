@@ -153,8 +153,8 @@ class Judge:
         payload: bytes = b"",
         seen: int | None = None,
     ) -> None:
-        """Check a verdict that a client received; an empty code means accepted. `payload` is what the client submitted, `taken`
-        its digest, and `seen` the revision the client decided on, if known.
+        """Check a verdict that a client received; an empty code means accepted. `payload` is what the client submitted,
+        `digest` its hash, and `seen` the revision the client decided on, if known.
         """
         history = self.history(scope)
         answer = operation, code, number, revision
@@ -174,7 +174,7 @@ class Judge:
         self._check_latency(scope, operation)
 
     def on_scheduler_claim(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
-        """Check a claim by the holder of a scheduler's lease against the revision it was decided on, whatever the verdict."""
+        """Check a claim by the holder of a scheduler's lease against the revision it was decided on, with any verdict."""
         findings = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
         self._report_all("claims_fit_what_was_seen", "S26", scope, findings)
 

@@ -104,9 +104,9 @@ LIVENESS_CHECKS: Final[dict[str, tuple[str, LivenessCheck]]] = {}
 
 
 def liveness_check(property_: str) -> Callable[[LivenessCheck], LivenessCheck]:
-    def register(one: LivenessCheck) -> LivenessCheck:
-        LIVENESS_CHECKS[one.__name__] = (property_, one)
-        return one
+    def register(check: LivenessCheck) -> LivenessCheck:
+        LIVENESS_CHECKS[check.__name__] = (property_, check)
+        return check
 
     return register
 
@@ -141,8 +141,8 @@ class Liveness:
         self.core = core
 
     def _close_delays(self) -> None:
-        for waits in self.delays.values():
-            waits.close(self.now_ms(), self.bounds.bound_soon_ms * self.bounds.pace)
+        for delays in self.delays.values():
+            delays.close(self.now_ms(), self.bounds.bound_soon_ms * self.bounds.pace)
 
     def tick(self) -> Iterator[tuple[str, str, WaitingItem]]:
         """Yield everything that has waited too long by now, once each: check, property, and the item."""
@@ -189,26 +189,26 @@ class Liveness:
         if self.core is not None:
             yield from self._check_quiescence(self.core, now)
         self._close_delays()
-        for scope, waits in self.delays.items():
-            yield from self._check_delays(scope, waits)
+        for scope, delays in self.delays.items():
+            yield from self._check_delays(scope, delays)
 
-    def _check_delays(self, scope: str, waits: SchedulingDelays) -> Iterator[tuple[str, str, WaitingItem]]:
+    def _check_delays(self, scope: str, delays: SchedulingDelays) -> Iterator[tuple[str, str, WaitingItem]]:
         """L1: placeable work is bound within a short bound, except for one percent of it."""
-        bound, late = self.bounds.bound_soon_ms * self.bounds.pace, waits.percentile()
+        bound, late = self.bounds.bound_soon_ms * self.bounds.pace, delays.percentile()
         if late is None:
-            self.undecided[f"work_is_bound_soon in {scope}: {len(waits.ended)} waits were measured, of {DELAYS_MIN} needed"] = (
-                None
-            )
+            self.undecided[
+                f"work_is_bound_soon in {scope}: {len(delays.ended)} waits were measured, of {DELAYS_MIN} needed"
+            ] = None
         elif late.ms > bound:
-            slow = sum(wait.ms > bound for wait in waits.ended)
-            reason = f"it waited for {late.ms} ms, bound {bound:.0f}, as did {slow} of {len(waits.ended)} placeable replicas"
+            slow = sum(delay.ms > bound for delay in delays.ended)
+            reason = f"it waited for {late.ms} ms, bound {bound:.0f}, as did {slow} of {len(delays.ended)} placeable replicas"
             yield "work_is_bound_soon", "L1", WaitingItem(scope, late.key, 0, reason)
 
     def _check_quiescence(self, core: Core, now: int) -> Iterator[tuple[str, str, WaitingItem]]:
         """L10: without new requests, writes and repeated refusals cease."""
         bounds = self.bounds
         window = bounds.quiet_window_ms * bounds.pace
-        for scope, quiet in sorted(self.quiescence.items()):
+        for scope, quiescence in sorted(self.quiescence.items()):
             if scope not in core.scopes:
                 continue
             if not core.calm:
@@ -216,13 +216,11 @@ class Liveness:
             elif now - core.since_ms < bounds.quiet_ms * bounds.pace + window:
                 self.undecided[f"writes_cease in {scope}: the run ended {now - core.since_ms} ms after it was healed"] = None
             else:
-                ended = sum(
-                    process.process.scope == scope and process.ended_ms > now - window for process in self.processes.ended
-                )
+                ended = sum(record.process.scope == scope and record.ended_ms > now - window for record in self.processes.ended)
                 limit = bounds.quiet_window_ms / bounds.heartbeat_ms
-                for key, reason in quiet.writes_cease(now - window, limit + ended * WRITES_PER_EXIT):
+                for key, reason in quiescence.writes_cease(now - window, limit + ended * WRITES_PER_EXIT):
                     yield "writes_cease", "L10", WaitingItem(scope, key, 0, reason)
-                for key, reason in quiet.refusals_back_off(now - window, limit):
+                for key, reason in quiescence.refusals_back_off(now - window, limit):
                     yield "refusals_back_off", "L10", WaitingItem(scope, key, 0, reason)
 
     # -- calls -------------------------------------------------------------------------------------------------------

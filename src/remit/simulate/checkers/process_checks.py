@@ -141,9 +141,9 @@ class ProcessRecords:
     # -- stop requests ----------------------------------------------------------------------------------------------
 
     def what_is_ordered_is_not_stopped(self, process: RunningProcess, requester: str) -> Findings:
-        """S20: a process whose attempt is still ordered keeps running, whatever is unreachable.
+        """S20: a process whose attempt is still ordered keeps running, even if other components are unreachable.
 
-        It is stopped only when the rows say that it should end, when another attempt is the current one, or by its own
+        It is stopped only when the rows order its end, when another attempt is the current one, or by its own
         fence; never because some component does not respond.
         """
         history, (key, uid, attempt) = self.histories.get(process.scope), process.run

@@ -50,7 +50,7 @@ def missing_replicas(history: History, key: str, members: Mapping[str, Json]) ->
 
 def _job_deficit(workload: Json, members: Sequence[Json]) -> str:
     """There is a replica for each completion, and each that ended without success is retried; unless one has failed too often:
-    then the job has failed, and its condition must say so.
+    then the job has failed, and its condition `Failed` must be true.
     """
     spec = workload["spec"]
     desired, retries = spec.get("completions") or spec.get("replicas", 1), spec.get("retries", DEFAULT_RETRIES)

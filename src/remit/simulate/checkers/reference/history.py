@@ -199,7 +199,7 @@ class History:
         self.takeover_times: CommitTimes | None = None
         self.takeover_revision = 0
         self.first_batch_times: CommitTimes | None = None
-        """The first batch of the current leader. The takeover happened between `seized` and this batch."""
+        """The first batch of the current leader. The takeover happened between `takeover_times` and this batch."""
         self.latest_commit: tuple[int, CommitTimes] | None = None
         """The last commit, in virtual time and on its authority's clock."""
         self.commit_times: list[tuple[int, int]] = []

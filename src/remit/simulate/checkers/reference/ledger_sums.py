@@ -153,7 +153,7 @@ def ledger_limits(rows: Rows) -> dict[str, Amounts]:
 
 
 class ReplicaPosting(NamedTuple):
-    """What one replica takes."""
+    """The amounts that one replica takes."""
 
     node: str
     devices: Json

@@ -156,7 +156,7 @@ def outstanding(grant: Json) -> Amounts:
 
 
 class ReferenceShape:
-    """What replicas of one generation need, read from its row."""
+    """Requirements of the replicas of one generation, read from its row."""
 
     __slots__ = (
         "anti_affinity",
