@@ -14,17 +14,17 @@ from pathlib import Path
 
 def main() -> None:
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "src")]
-    from remit.simulate.checkers.judge import Stand
     from remit.simulate.checkers.reference.history import CommitStep
+    from remit.simulate.checkers.reference.past_states import CommitTimes
     from tests.unit.simulate.checkers.busy_scope import crowd, lives
 
     pen = crowd()
     judge, inner = pen.world.judge, pen.world.judge.on_commit
     costs: list[float] = []
 
-    def timed(scope: str, puts: object, deletes: object, revision: int, stand: Stand) -> CommitStep:
+    def timed(scope: str, puts: object, deletes: object, revision: int, times: CommitTimes) -> CommitStep:
         began = time.process_time()
-        step = inner(scope, puts, deletes, revision, stand)  # type: ignore[arg-type]
+        step = inner(scope, puts, deletes, revision, times)  # type: ignore[arg-type]
         costs.append(1e6 * (time.process_time() - began))
         return step
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from remit.cli.session.source_revision import revision
 from remit.simulate.scenarios import load, names
-from remit.simulate.seed_runner import RUN_LOST_CHECK, SeedResult, SeedTask, RunTotals, run_seeds
+from remit.simulate.seed_runner import RUN_LOST_CHECK, RunTotals, SeedResult, SeedTask, run_seeds
 from remit.simulate.shrink import NotReproduced, save, shrink
 from remit.simulate.simulation import RunResult
 

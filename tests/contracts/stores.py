@@ -17,8 +17,8 @@ from remit.simulate.world.network import Network, NetworkConditions
 from remit.simulate.world.store import CommitOrigin, StorePort, StoreService, run_sync
 from remit.store import chain
 from remit.store.chain import RestoreReport
-from remit.store.memory import MemoryStore, MemoryBackup
-from remit.store.protocol import Commit, Committed, Conflict, WatchEvent, Guard, Page, Row, Store, CommitOutcomeUnknown, Watch
+from remit.store.memory import MemoryBackup, MemoryStore
+from remit.store.protocol import Commit, CommitOutcomeUnknown, Committed, Conflict, Guard, Page, Row, Store, Watch, WatchEvent
 from remit.store.sqlite.backup import restore
 from remit.store.sqlite.store import SqliteStore
 from remit.store.watch_feed import FeedLimits

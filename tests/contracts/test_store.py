@@ -14,7 +14,6 @@ from remit.store.protocol import (
     PAGE_ROWS_MAX,
     ROWS_PER_COMMIT_MAX,
     VALUE_BYTES_MAX,
-    StoreClosed,
     Commit,
     Committed,
     Compacted,
@@ -26,6 +25,7 @@ from remit.store.protocol import (
     Resync,
     Row,
     Store,
+    StoreClosed,
 )
 from remit.store.watch_feed import FeedLimits
 from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, made, next_event, opened, put, run

@@ -10,15 +10,15 @@ import pytest
 
 from remit.store import chain
 from remit.store.protocol import (
-    StoreClosed,
+    CommitOutcomeUnknown,
     Committed,
     Conflict,
     Corrupt,
     Head,
     NoSpace,
     ReadOnly,
+    StoreClosed,
     StoreError,
-    CommitOutcomeUnknown,
     Unavailable,
 )
 from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, made, opened, run
@@ -94,7 +94,9 @@ def test_seize_with_lost_answers(make: Make, fates: list[str]) -> None:
     run(story())
 
 
-@pytest.mark.parametrize("error", [NoSpace("full"), ReadOnly("sealed"), StoreClosed("closed"), Unavailable("away"), Corrupt("hurt")])
+@pytest.mark.parametrize(
+    "error", [NoSpace("full"), ReadOnly("sealed"), StoreClosed("closed"), Unavailable("away"), Corrupt("hurt")]
+)
 @pytest.mark.parametrize("call", ["get", "commit"])
 def test_seize_and_settle_ask_again_after_a_lost_answer_only(
     make: Make, monkeypatch: pytest.MonkeyPatch, error: StoreError, call: str

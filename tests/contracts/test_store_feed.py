@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from remit.store import chain
-from remit.store.protocol import HEAD, RowChange, WatchEvent, Span, Watch
+from remit.store.protocol import HEAD, RowChange, Span, Watch, WatchEvent
 from remit.store.watch_feed import FeedLimits
 from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, made, next_event, opened, put, run
 

@@ -14,7 +14,7 @@ from remit.observation.reflector import RESTORE_MARKER, Reflector
 from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.simulate.world.event_loop import CURRENT_UNIT
 from remit.simulate.world.store import CommitOrigin, StorePort
-from remit.store.protocol import WatchEvent, Page, Store, Unavailable, Watch
+from remit.store.protocol import Page, Store, Unavailable, Watch, WatchEvent
 from remit.world.interfaces import World
 from remit.world.randomness import SeededRandomness
 from tests.contracts.stores import (
@@ -69,7 +69,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mak
 def a_world() -> World:
     class Little:
         clock = LoopClock()
-        chance = SeededRandomness("views")
+        randomness = SeededRandomness("views")
 
     return Little()  # type: ignore[return-value]
 
@@ -206,7 +206,11 @@ def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int
         store = await backend.open()
         service = next(iter(backend._services.values()))
         observer = StorePort(
-            service, "asker", CURRENT_UNIT.get(), lambda: CommitOrigin("asker", "boot", 0, 1.0, service.loop.time()), observer=True
+            service,
+            "asker",
+            CURRENT_UNIT.get(),
+            lambda: CommitOrigin("asker", "boot", 0, 1.0, service.loop.time()),
+            observer=True,
         )
         writer = await furnished(store)
         async with followed(observer, store) as view:

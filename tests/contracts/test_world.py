@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import FileBusy, Randomness, FileMissing, OffloadClosed, FileTooLarge, World
+from remit.world.interfaces import FileBusy, FileMissing, FileTooLarge, OffloadClosed, Randomness, World
 from remit.world.production import production
 from tests.contracts.worlds import WORLDS, WorldTwin
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.files.artifacts import NotFetched, NotUnpacked, FetchPermissions, UnpackLimits
-from remit.world.interfaces import FileBusy, DiskError
+from remit.world.files.artifacts import FetchPermissions, NotFetched, NotUnpacked, UnpackLimits
+from remit.world.interfaces import DiskError, FileBusy
 from tests.contracts.worlds import CARRIERS, CarrierTwin
 
 
@@ -37,9 +37,14 @@ def digest(content: bytes) -> str:
 def test_what_is_fetched_has_its_digest__and_else_nothing_is_there(twin: CarrierTwin, tmp_path: Path) -> None:
     async def scene() -> None:
         world, told = twin.world(), list[tuple[int, int]]()
-        source, reach = twin.offer(world, tmp_path / "lent" / "a", b"content"), FetchPermissions(directories=(tmp_path / "lent",))
+        source, reach = (
+            twin.offer(world, tmp_path / "lent" / "a", b"content"),
+            FetchPermissions(directories=(tmp_path / "lent",)),
+        )
         to = tmp_path / "a"
-        size = await world.artifacts.fetch(source, to, sha256=digest(b"content"), permissions=reach, on_progress=lambda *now: told.append(now))
+        size = await world.artifacts.fetch(
+            source, to, sha256=digest(b"content"), permissions=reach, on_progress=lambda *now: told.append(now)
+        )
         assert (size, world.disk.read(to), told[-1]) == (7, b"content", (7, 7))
         assert await world.artifacts.digest(to) == digest(b"content")
         with pytest.raises(NotFetched, match="has digest") as wrong:
@@ -57,7 +62,11 @@ def test_nothing_is_fetched_from_where_it_may_not_be(twin: CarrierTwin, tmp_path
         for refused in (source, "http://127.0.0.1/a", "http://169.254.169.254/a", "http://localhost/", "ftp://example.org/a"):
             with pytest.raises(NotFetched):
                 await world.artifacts.fetch(
-                    refused, tmp_path / "b", sha256=digest(b"content"), permissions=FetchPermissions(), on_progress=lambda *_: None
+                    refused,
+                    tmp_path / "b",
+                    sha256=digest(b"content"),
+                    permissions=FetchPermissions(),
+                    on_progress=lambda *_: None,
                 )
             assert not world.disk.exists(tmp_path / "b")
 

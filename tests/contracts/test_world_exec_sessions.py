@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.interfaces import ExitStatus, NotStarted, Runner, ProcessHandle
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, Runner
 from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import Clock, LinkError, ListenFailed, ReplyLost, NotSent
+from remit.world.interfaces import Clock, LinkError, ListenFailed, NotSent, ReplyLost
 from tests.contracts.worlds import LINKS, LinkTwin
 
 SOON_MS = 10_000

@@ -216,9 +216,9 @@ def test_a_group_is_cleared_by_its_name_alone(grouping: RunnerTwin) -> None:
 def test_a_name_that_is_no_file_name_is_our_own_mistake(twin: RunnerTwin, group: str) -> None:
     async def scene() -> None:
         runner = twin.runner()
-        with pytest.raises(ValueError, match="group: .* is invalid"):
+        with pytest.raises(ValueError, match=r"group: .* is invalid"):
             await runner.start(twin.order(Program.RUNS)._replace(group=group))
-        with pytest.raises(ValueError, match="group: .* is invalid"):
+        with pytest.raises(ValueError, match=r"group: .* is invalid"):
             await runner.kill_group(group)
         with pytest.raises(ValueError, match="set group"):
             await runner.start(twin.order(Program.RUNS)._replace(limits=Limits(pids=5)))
@@ -247,7 +247,7 @@ def test_one_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(group
 
 def test_an_unknown_user_is_refused(twin: RunnerTwin) -> None:
     async def scene() -> None:
-        with pytest.raises(NotStarted, match="no user 'no-such-user'"):
+        with pytest.raises(NotStarted, match="user 'no-such-user' does not exist"):
             await twin.runner().start(twin.order(Program.RUNS)._replace(user="no-such-user"))
 
     twin.run(scene())

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from remit.simulate.world.disk import SimSecretFiles
-from remit.world.files.secret_files import TmpfsSecretFiles, SecretFiles
+from remit.world.files.secret_files import SecretFiles, TmpfsSecretFiles
 
 X, Y = PurePosixPath("a/x"), PurePosixPath("b")
 

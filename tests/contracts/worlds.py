@@ -34,13 +34,13 @@ from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.runner import SimProgram as Behaviour
 from remit.world.clock import BootClock
 from remit.world.files.disk import FileDisk
-from remit.world.host import KernelPorts, SocketProber, LocalHost
-from remit.world.interfaces import Randomness, Clock, Host, Link, ProcessSpec, Ports, Prober, Runner, Service, World
+from remit.world.host import KernelPorts, LocalHost, SocketProber
+from remit.world.interfaces import Clock, Host, Link, Ports, Prober, ProcessSpec, Randomness, Runner, Service, World
 from remit.world.net import http_server
 from remit.world.net.certificates import create_key, create_request
 from remit.world.net.connections import BoundSocket, ListenAddress
 from remit.world.net.rpc_client import SocketLink
-from remit.world.net.server_keys import TlsOptions, TlsKeys
+from remit.world.net.server_keys import TlsKeys, TlsOptions
 from remit.world.net.tls import LinkTls, Trust
 from remit.world.net.tls import server_context as tls_answering
 from remit.world.process.cgroup_discovery import parse_mounts
@@ -202,7 +202,9 @@ class OverTls(OverTcp):
         super().__init__(place)
         self._addresses = {name: text.replace("tcp:", "tls:") for name, text in self._addresses.items()}
         keys, key = _keys(place), create_key()
-        (place / "agent.pem").write_bytes(key + keys.authority.issue_agent(create_request(key), agent_identity(NAMES)).answering)
+        (place / "agent.pem").write_bytes(
+            key + keys.authority.issue_agent(create_request(key), agent_identity(NAMES)).answering
+        )
         context = tls_answering(place / "agent.pem", place / "agent.pem", keys.ca, required=True)
         self._secure = LinkTls(lambda bearer: bool(bearer.role), lambda: keys.client_context, lambda: context)
 
@@ -291,20 +293,20 @@ class _Serve(_Http):
         try:
             desk: Any = SimpleNamespace(
                 clock=BootClock(),
-                requests=RequestMetrics(),
-                access=None,
-                identities=_Identities(self._TOKEN),
+                request_metrics=RequestMetrics(),
+                access_log=None,
+                tokens=_Identities(self._TOKEN),
                 audit=AuditLog(MemoryAuditStorage(), BootClock()),
                 world=SimpleNamespace(ids=RandomIds()),
-                door=_Door(service),
-                watching=nullcontext,
+                component_service=_Door(service),
+                watch_slot=nullcontext,
                 closing=asyncio.Event(),
                 hosts=(),
                 tls=None,
-                tempo=Timing(),
-                pulse=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
+                timing=Timing(),
+                heartbeat_timer=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
             )
-            app = Application(PROGRAMS, desk, lambda asked, error: None)
+            app = Application(PROGRAMS, desk, lambda request, error: None)
             secure = None if keys is None else lambda: keys.server_context
             async with http_server.serve_http(app, bound, on_closing=desk.closing.set, tls_context=secure):
                 yield
@@ -320,7 +322,7 @@ class _Door:
     async def request(self, body: bytes, principal: Principal, judged: object, /) -> bytes:
         return await self._service.request(body)
 
-    def streamed(self, body: bytes) -> WatchRequest:
+    def parse_stream_request(self, body: bytes) -> WatchRequest:
         """Everything can be read here, as rows: who may be told those may be told all."""
         return WatchRequest()
 
@@ -331,15 +333,15 @@ class _Identities:
     def __init__(self, token: str) -> None:
         self._token = token
 
-    def principal(self, authorization: str) -> Principal:
+    def authenticate(self, authorization: str) -> Principal:
         if authorization != f"Bearer {self._token}":
             raise unauthenticated("the token is not right")
         return Principal("component", "component", "scheduler")
 
-    def good(self, principal: Principal) -> bool:
+    def is_valid(self, principal: Principal) -> bool:
         return True
 
-    async def lapse(self, principal: Principal) -> None:
+    async def wait_until_revoked(self, principal: Principal) -> None:
         await asyncio.Event().wait()
 
 

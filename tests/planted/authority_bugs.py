@@ -22,7 +22,7 @@ from remit.model.objects import key_of
 from remit.model.records import LeaseSpec, Phase, Replica
 from remit.model.resources import Duration
 from remit.store import chain
-from remit.store.protocol import Commit, Committed, Head, Store, CommitOutcomeUnknown, Unavailable
+from remit.store.protocol import Commit, CommitOutcomeUnknown, Committed, Head, Store, Unavailable
 from tests.planted.planted_bug import bug, overrule
 
 FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")

@@ -53,8 +53,8 @@ from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.reference.past_states import CommitTimes
-from remit.store.memory import MemoryStore, MemoryBackup
-from remit.store.protocol import Commit, Committed, Conflict, Page, Row, CommitOutcomeUnknown, Unavailable, Watch
+from remit.store.memory import MemoryBackup, MemoryStore
+from remit.store.protocol import Commit, CommitOutcomeUnknown, Committed, Conflict, Page, Row, Unavailable, Watch
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from remit.commitment.books import Books, GenerationKey, parse_generation_key
 from remit.commitment.selector_index import counts_replica
-from remit.law.fit import Requirements, PeerIndex, owned_anti_affinity, cached_static_misfit, static_misfit
+from remit.law.fit import PeerIndex, Requirements, cached_static_misfit, owned_anti_affinity, static_misfit
 from remit.law.requirements import compile_requirements
 from remit.law.selectors import domain_of
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 from remit.model.claims import (
     Accept,
+    AcceptIncarnation,
     Acquire,
     Actor,
     AnyClaim,
@@ -27,15 +28,14 @@ from remit.model.claims import (
     Bind,
     Close,
     Code,
+    ConfirmHoldings,
     Credit,
     DeclareLost,
     Issue,
     Move,
-    AcceptIncarnation,
     Renew,
-    Spawn,
-    ConfirmHoldings,
     ReturnCapacity,
+    Spawn,
 )
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata

@@ -17,7 +17,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from remit.client.endpoint import EndpointError, OutcomeUnknown, NotLeader
+from remit.client.endpoint import EndpointError, NotLeader, OutcomeUnknown
 from remit.commitment.authority import LeadershipLost
 from remit.commitment.recovery import acknowledged_after
 from remit.commitment.standby import Standby
@@ -31,26 +31,26 @@ from remit.model.claims import (
     AnyClaim,
     Apply,
     Bind,
+    BindGang,
     Close,
     Code,
     Delete,
     Evidence,
-    RecordDecision,
     Forget,
-    BindGang,
     Issue,
     Mark,
     Move,
-    RecordEvent,
-    SetCondition,
     Operation,
     OperationID,
+    RecordDecision,
+    RecordEvent,
     Refused,
     Renew,
     Report,
     Reserve,
     Role,
     Rollback,
+    SetCondition,
     Spawn,
     Vacate,
     Verdict,
@@ -62,7 +62,7 @@ from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, total_sums
-from remit.simulate.checkers.reference.lifecycle import HOLDING, ON_NODE, ACTIVE
+from remit.simulate.checkers.reference.lifecycle import ACTIVE, HOLDING, ON_NODE
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
 from remit.store.memory import MemoryBackup
 from remit.store.protocol import StoreError
@@ -841,7 +841,9 @@ class AuthorityMachine(Asking):
     @rule(n=NUMBER)
     def something_is_noted(self, n: int) -> None:
         self.ask(
-            USER, RecordEvent(f"e{n % 5}", EventSpec(regarding="x")), RecordDecision(f"d{n % 5}", "t1", DecisionSpec(replicas={"x": ""}))
+            USER,
+            RecordEvent(f"e{n % 5}", EventSpec(regarding="x")),
+            RecordDecision(f"d{n % 5}", "t1", DecisionSpec(replicas={"x": ""})),
         )
         condition = Condition(type=f"C{n % 3}", status="True", observed_generation=n)
         self.ask(self.r.actors["agent/n1"], SetCondition("Node", f"n{n % 4 + 1}", condition))

@@ -230,7 +230,9 @@ class BacklogMachine(RuleBasedStateMachine):
         woken = self.backlog.on_event(cure, self.backlog.version, None if kinds is None else picks(kinds))
         picked = EVERYBODY if kinds is None else kinds
         self.news.append(News(self.backlog.version, cure, picked))
-        cured = [plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.unblock_events]
+        cured = [
+            plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.unblock_events
+        ]
         for plain in cured:
             plain.wait = None
         assert woken == len(cured)

@@ -102,7 +102,10 @@ def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], betwee
 
 def _all_whole(body: bytes) -> Any:
     """As if nothing were ever plain."""
-    with patch.object(bodies, "parse_plain_manifest", lambda body: None), patch.object(bodies, "split_array", lambda body, most: []):
+    with (
+        patch.object(bodies, "parse_plain_manifest", lambda body: None),
+        patch.object(bodies, "split_array", lambda body, most: []),
+    ):
         return validate_manifests(body)
 
 
@@ -133,6 +136,8 @@ def test_a_flood_of_one_shape_is_read_quickly(monkeypatch: Any) -> None:
     manifest = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "t"}, "spec": SPECS[0]}
     validate_manifest(msgspec.json.encode(manifest))
     monkeypatch.setattr(bodies, "read", None)
-    thing = validate_manifest(msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}}))
+    thing = validate_manifest(
+        msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}})
+    )
     assert thing.metadata.name == "b"
     assert len(validate_manifests(msgspec.json.encode([manifest, {**manifest, "metadata": {"name": "c", "tenant": "t"}}]))) == 2

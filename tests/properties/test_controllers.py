@@ -102,7 +102,9 @@ def test_a_quiet_scope_is_not_written_to() -> None:
         assert {type(one.claim) for one in waiting.asked} == {Acquire}
         written = [row for row in (await t.store.range("", limit=1_000)).rows if row.revision > before]
         assert {row.key.partition("/")[0] for row in written} <= {"head", "batch"}
-        assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH_PREFIX)), "each an empty beat"
+        assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH_PREFIX)), (
+            "each an empty beat"
+        )
         assert (await t.store.revision()) - before <= 600_000 // BEAT_MS + 1
         begun.cancel()
 
@@ -139,7 +141,9 @@ def test_what_a_silent_node_ran_runs_elsewhere__and_the_node_is_taken_back_when_
         t.silent.add(lost)
 
         def moved() -> bool:
-            return t.phases("w") == ["serving"] * 2 and all(one.obj.status.node != lost for one in t.board.replicas_of("t1", "w"))
+            return t.phases("w") == ["serving"] * 2 and all(
+                one.obj.status.node != lost for one in t.board.replicas_of("t1", "w")
+            )
 
         await t.until("moved", moved)
         await t.until("lost", lambda: t.healths[lost][-1] == "lost")

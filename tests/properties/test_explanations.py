@@ -8,7 +8,18 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.model.kinds import Affinity, DeviceRequest, Node, NodeHealth, NodeStatus, Placement, Spread, Taint, Tenant, TenantSpec
+from remit.model.kinds import (
+    Affinity,
+    DeviceRequest,
+    Node,
+    NodeHealth,
+    NodeStatus,
+    Placement,
+    Spread,
+    Taint,
+    Tenant,
+    TenantSpec,
+)
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.authority_world import amounts, workload

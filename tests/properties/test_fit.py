@@ -41,7 +41,9 @@ def asked(scene: Scene) -> Asked:
     sites = [OneNode(one) for one in scene.left]
     peers = PlainPeers(sites, [(ask_of(work, scene), scene.left[row].node) for work, row in scene.standing])
     columns = NodeColumns(scene.left)
-    return Asked(ask, sites, peers, columns, translate_requirements(ask, columns), ColumnPeerCounts(columns, peers.counted([ask])))
+    return Asked(
+        ask, sites, peers, columns, translate_requirements(ask, columns), ColumnPeerCounts(columns, peers.counted([ask]))
+    )
 
 
 def column(truth: Any, rows: int) -> list[bool]:
@@ -55,7 +57,9 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[NodeFree, 
     for row, site in enumerate(OneNode(one) for one in left):
         assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
         assert {model: count[row] for model, count in columns.whole_devices.items() if count[row]} == dict(+site.whole_devices)
-        assert {model: share[row] for model, share in columns.largest_shares.items() if share[row]} == dict(+site.largest_shares)
+        assert {model: share[row] for model, share in columns.largest_shares.items() if share[row]} == dict(
+            +site.largest_shares
+        )
         assert (columns.ready[row], columns.open[row]) == (site.ready, site.open)
         for key in TOPOLOGY_KEYS:
             known, ids = columns.domain(key)
@@ -218,7 +222,9 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
     assert {n for n, row in columns.rows.items() if fits[row]} == {n for n, row in anew.rows.items() if fits_anew[row]}
     assert not any(fits[row] for row, node in enumerate(columns.nodes) if node is None)
     rows = np.array(data.draw(st.lists(st.integers(0, len(columns) - 1))) if len(columns) else [], dtype=np.int64)
-    taken = column(fit.mask(translate_requirements(ask, columns), SelectedRows(columns, rows), ColumnPeerCounts(columns, {})), len(rows))
+    taken = column(
+        fit.mask(translate_requirements(ask, columns), SelectedRows(columns, rows), ColumnPeerCounts(columns, {})), len(rows)
+    )
     assert taken == [fits[row] for row in rows]
 
 
@@ -234,6 +240,10 @@ def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: Scene) -> N
     for index in counted:
         assert grown.counts(index).tolist() == this.over_peers.counts(index).tolist()
         assert grown.total(index) == this.over_peers.total(index) == this.peers.total(index)
-        assert grown.min_count(this.over, index) == this.over_peers.min_count(this.over, index) == this.peers.min_count(this.ask, index)
+        assert (
+            grown.min_count(this.over, index)
+            == this.over_peers.min_count(this.over, index)
+            == this.peers.min_count(this.ask, index)
+        )
     found = fit.mask(this.over, this.columns, grown).tolist()
     assert found == fit.mask(this.over, this.columns, this.over_peers).tolist()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remit.law import fit
 from remit.observation.node_columns import NodeColumns, NodeFree
 from remit.observation.topology_counts import ColumnPeerCounts
-from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT_SCORES, LEAST_ALLOCATED, PREFERRED_TAINTS, MOST_ALLOCATED
+from remit.proposal.placement.builtin_plugins import BALANCED, DEFAULT_SCORES, LEAST_ALLOCATED, MOST_ALLOCATED, PREFERRED_TAINTS
 from remit.proposal.placement.fragmentation import RANGE, SHAPES_WEIGHED_MAX, Fragmentation
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Score
@@ -40,7 +40,9 @@ NEAR = 1e-3 / RANGE * SCALE * HIGH_PRECISION_FACTOR
 class Plain:
     """The same by nested loops over plain values: law/fit.py node by node, scores as numbers, counting anew each time."""
 
-    def __init__(self, left: Sequence[NodeFree], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]) -> None:
+    def __init__(
+        self, left: Sequence[NodeFree], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]
+    ) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
         self.slow: Slow | None = None
         """Where the fragmentation score counts: then in place of all that is not static."""
@@ -75,7 +77,9 @@ class Plain:
         total = 0.0
         for term in ask.preferred_spread:
             eligible = {
-                s.domain(term.peers.topology_key)[1] for s in sites if s.domain(term.peers.topology_key)[0] and fit.static_misfit(ask, s) is None
+                s.domain(term.peers.topology_key)[1]
+                for s in sites
+                if s.domain(term.peers.topology_key)[0] and fit.static_misfit(ask, s) is None
             }
             counts = peers.counts(term.peers)
             least = min((counts[domain] for domain in eligible), default=0)

@@ -27,36 +27,36 @@ from remit.model.claims import (
     CLAIMS,
     Abandon,
     Accept,
+    AcceptIncarnation,
     Acquire,
     Actor,
     Adopt,
     Apply,
     Bind,
+    BindGang,
     Claim,
     Close,
     Code,
+    ConfirmHoldings,
     Credit,
     DeclareLost,
     Delete,
-    RecordDecision,
     Forget,
-    BindGang,
     Issue,
     Mark,
     Move,
+    RecordDecision,
     RecordEvent,
-    SetCondition,
-    AcceptIncarnation,
     Refused,
     Renew,
     Report,
     Reserve,
+    ReturnCapacity,
     Role,
     Rollback,
+    SetCondition,
     Spawn,
     Vacate,
-    ConfirmHoldings,
-    ReturnCapacity,
 )
 from remit.model.kinds import (
     Affinity,
@@ -92,6 +92,7 @@ from remit.model.records import (
     Lease,
     LeaseSpec,
     Peer,
+    PeerConfirmation,
     PeerSpec,
     Phase,
     PolicyRevision,
@@ -99,7 +100,6 @@ from remit.model.records import (
     Replica,
     ReplicaSpec,
     ReplicaStatus,
-    PeerConfirmation,
     Summary,
     SummarySpec,
 )
@@ -170,7 +170,9 @@ def work(name: str, *statuses: ReplicaStatus, priority: int = 0, **shape: Any) -
 def grant(name: str, amount: Amount, holder: str, until_ms: int = NOW + MINUTE, **spec: Any) -> Grant:
     deadline = Deadline(boot=BOOT, at_ms=until_ms)
     return Grant(
-        metadata=RecordMetadata(name=name, uid=f"u-{name}"), spec=slice_of(amount, holder, **spec), status=GrantStatus(deadline=deadline)
+        metadata=RecordMetadata(name=name, uid=f"u-{name}"),
+        spec=slice_of(amount, holder, **spec),
+        status=GrantStatus(deadline=deadline),
     )
 
 
@@ -527,7 +529,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
     ),
     CounterExample(
         ReturnCapacity, "what one gives back the other draws on", (SUM,), held_slice(),
-        lambda branch: branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(4))), lambda branch: bind(branch, "a-0", "n1", "slice"),
+        lambda branch: branch.does(Role.BUDGETS, ReturnCapacity("slice", cpu(4))),
+        lambda branch: bind(branch, "a-0", "n1", "slice"),
     ),
     CounterExample(
         ReturnCapacity, "both give back the same part under one report number", ("given-back-is-not-held",), held_slice(),
@@ -548,7 +551,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
         declare_lost_and_issue,
     ),
     CounterExample(
-        AcceptIncarnation, "a holder is known to be restored and offered its grant anew by one, the other counts a report of before",
+        AcceptIncarnation,
+        "a holder is known to be restored and offered its grant anew by one, the other counts a report of before",
         (REISSUED, LOST), lent_to_eu, recognise_and_offer_anew, credit,
     ),
     CounterExample(

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from remit.law.overrides import ActiveOverrides, active_overrides
-from remit.model.kinds import USER_PRIORITY_MAX, OverrideEffect, Override, OverrideScope, OverrideSpec, OverrideStatus
+from remit.model.kinds import USER_PRIORITY_MAX, Override, OverrideEffect, OverrideScope, OverrideSpec, OverrideStatus
 from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
@@ -77,7 +77,9 @@ class Reading:
         }
         for work in WORK:
             said["paused", work] = first(row for row in self.of("pause-expansion") if self.works(row, work))
-            said["boost", work] = min(USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work)))
+            said["boost", work] = min(
+                USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work))
+            )
             said["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
             pins = [row for row in self.of("pin") if self.works(row, work)]
             said["pinned", work] = [row.metadata.name for row in pins] or None

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, NotLeader
+from remit.client.endpoint import EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.commitment import batch
 from remit.commitment.draft import Draft
-from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, RecordEvent, Operation, Refused, Spawn, Verdict
+from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 from tests.properties.test_authority_machine import DEEDS, AuthorityMachine, books, summed

@@ -16,7 +16,13 @@ from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest, Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.observation.node_columns import NodeColumns, NodeFree
-from remit.proposal.placement.preemption import VictimCandidates, Eviction, ReleasingCapacity, DisruptionAllowance, plan_evictions
+from remit.proposal.placement.preemption import (
+    DisruptionAllowance,
+    Eviction,
+    ReleasingCapacity,
+    VictimCandidates,
+    plan_evictions,
+)
 from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
 from tests.unit.law.fit_oracle import devices_found
@@ -95,7 +101,9 @@ def planned(cluster: Cluster, count: int = 1, victims_max: int = 100) -> list[Ev
         releasing=nothing,
     )
     there, up = Counter(r.group for r in runners), Counter(r.group for r in runners if r.up)
-    spare = DisruptionAllowance(*(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up)))
+    spare = DisruptionAllowance(
+        *(np.array([count[group] - least for group, least in enumerate(cluster.least)]) for count in (there, up))
+    )
     rows = np.array(cluster.open_rows)
     return plan_evictions(ask, NodeColumns(left), rows, found, spare, count=count, victims_max=victims_max).evictions
 

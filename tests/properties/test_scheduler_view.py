@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from remit.commitment.books import DecisionTime
 from remit.commitment.draft import Draft
-from remit.law.fit import RULES, owned_anti_affinity, mask, misfits
+from remit.law.fit import RULES, mask, misfits, owned_anti_affinity
 from remit.model.claims import Apply, Delete, Spawn
 from remit.model.kinds import Policy, PolicySpec, Workload
 from remit.model.metadata import Metadata
@@ -231,7 +231,10 @@ class ViewMachine(AuthorityMachine):
             ask = books.requirements_of((generation.tenant, generation.workload, generation.number))
             assert ask is not None
             assert (ask.placeable, ask.gang) == (generation.open, generation.gang)
-            for index in (*(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)), *owned_anti_affinity(ask)):
+            for index in (
+                *(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)),
+                *owned_anti_affinity(ask),
+            ):
                 assert view.peers.total(index) == draft.total(index)
             fits = mask(translate_requirements(view.requirements_of(slot), view.columns), view.columns, view.peers, RULES)
             for name, row in view.columns.rows.items():

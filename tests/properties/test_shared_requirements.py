@@ -43,7 +43,9 @@ def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: Scene, most:
         for work in data.draw(st.lists(st.sampled_from(works), min_size=2, max_size=12)):
             number, is_open = data.draw(st.integers(1, 3)), data.draw(st.booleans())
             shared = asks.compile(work.tenant, work.name, work.labels, work.spec, number, is_open)
-            alone = compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies, number, (0, None), is_open)
+            alone = compile_requirements(
+                work.tenant, work.name, work.labels, work.spec, scene.policies, number, (0, None), is_open
+            )
             assert compared(shared) == compared(alone)
             assert answers(shared, nodes) == answers(alone, nodes)
             assert [cached_static_misfit(shared, node) for node in nodes] == [static_misfit(alone, node) for node in nodes]

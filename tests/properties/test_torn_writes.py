@@ -130,7 +130,10 @@ async def _follow(store: SqliteStore, place: ChainPosition) -> None:
 def _changes(rows: Rows, chance: Randomness) -> tuple[list[tuple[str, bytes]], list[str]]:
     keys = chance.shuffled([f"key/{number:02}" for number in range(30)])
     sizes = (10, 300, 2_000, 12_000)
-    puts = [(key, bytes([chance.randrange(256)]) * (1 + chance.randrange(chance.choice(sizes)))) for key in keys[: 1 + chance.randrange(6)]]
+    puts = [
+        (key, bytes([chance.randrange(256)]) * (1 + chance.randrange(chance.choice(sizes))))
+        for key in keys[: 1 + chance.randrange(6)]
+    ]
     return puts, [key for key in keys[6:8] if key in rows]
 
 

@@ -18,7 +18,7 @@ from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
 from remit.model.manifests.json_schema import schema
 from remit.model.manifests.reader import read
-from remit.model.manifests.validation import validate, to_manifest
+from remit.model.manifests.validation import to_manifest, validate
 from tests.properties.authority_world import OPERATOR, furnished, run
 from tests.properties.effort import tries
 from tests.properties.manifest_strategies import manifests
@@ -88,7 +88,9 @@ def test_a_bad_file_is_refused_at_the_door_by_path_and_cure(name: str) -> None:
             (verdict,) = await scope.ask(OPERATOR, Apply(thing))
             assert isinstance(verdict, Refused) and verdict.code is (Code.RESERVED if "reserved" in name else Code.INVALID)
             said, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
-            if len(verdict.detail) > DETAIL_CHARS_MAX:  # a refusal is no page: the last that is said is cut, and some are not said
+            if (
+                len(verdict.detail) > DETAIL_CHARS_MAX
+            ):  # a refusal is no page: the last that is said is cut, and some are not said
                 assert any(one.startswith(said[-1].removesuffix("…")) for one in expected)
                 assert len(said) > 3 and set(said[:-1]) <= set(expected)
             else:

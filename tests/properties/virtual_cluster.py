@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from remit.assembly import build_controllers, build_scheduler
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
+from remit.client.endpoint import AuthorityStatus, OutcomeUnknown
 from remit.commitment.authority import Authority
 from remit.correction.controller_set import ControllerSet
 from remit.correction.framework.loop import LoopTiming
@@ -195,7 +195,9 @@ class Town:
         for key, kept in self.board.of_kind("node/"):
             found[key] = kept.obj.status.health.value, _conditions(kept.obj)
         found["orphans"] = sorted(
-            key for key, kept in self.board.of_kind("replica/") if f"workload/t1/{kept.obj.spec.workload}" not in self.board.rows
+            key
+            for key, kept in self.board.of_kind("replica/")
+            if f"workload/t1/{kept.obj.spec.workload}" not in self.board.rows
         )
         return found
 

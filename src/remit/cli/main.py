@@ -19,7 +19,7 @@ import click
 from remit import __version__
 from remit.cli.__main__ import INTERRUPTED, leave_interrupted
 from remit.cli.interrupts import insisting
-from remit.model.problems import did_you_mean, escaped, closest_name, quoted
+from remit.model.problems import closest_name, did_you_mean, escaped, quoted
 
 STDERR = 2
 AGAIN_S = 0.001

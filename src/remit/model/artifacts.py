@@ -21,7 +21,7 @@ from remit.model.resources import parse_quantity
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
-_SOURCE_FIX: Final = "write https://, http:// or file: and a path on the node, such as file:/srv/artifacts/app.tar.gz"
+_SOURCE_FIX: Final = "use https://, http:// or a path on the node, such as file:/srv/app.tar.gz"
 
 
 class SourceAddress(NamedTuple):

@@ -124,7 +124,7 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
     "case",
     [
         ("/wrong", "0" * 64, "the content has digest"),
-        ("/missing", "", "answers 404"),
+        ("/missing", "", "answered with status 404; check the URL"),
         ("/to-metadata", "", "169.254.169.254 is a link-local address"),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_keeps_more_in_its_scratch_than_it_may_is_ended() -> None:
         await scope.run("job", *script, spec=once(), volumes=(volume,), stop_grace=Duration(200))
         status = (await scope.until("job-0", "failed", "released")).status
         assert status.result == "scratch full"
-        assert status.reason.endswith("raise the size in template.volumes")
+        assert status.reason.endswith("raise its size in template.volumes")
 
     play(scene)
 

@@ -57,7 +57,8 @@ def test_words_environment_directory_and_ports_are_as_the_manifest_says_and_noth
         words = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
         await scope.run(
             "job", "python3", "-c", script, *words, spec=once(),
-            env={"COLOUR": "blue", "REMIT_SECRET": "mine"}, ports=(PortRequest(name="http"), PortRequest(name="fixed", port=31999)),
+            env={"COLOUR": "blue", "REMIT_SECRET": "mine"},
+            ports=(PortRequest(name="http"), PortRequest(name="fixed", port=31999)),
         )  # fmt: skip
         ports = (await scope.until("job-0", "running")).status.ports
         found = await scope.until("job-0", "finished", "released")
@@ -106,7 +107,7 @@ def test_each_end_is_told_with_its_result_and_its_reason() -> None:
                 case "timeout":
                     assert "its timeout of 300ms" in found.status.reason
                 case "oom":
-                    assert "more than 48Mi" in found.status.reason
+                    assert "exceeded its memory limit (48Mi)" in found.status.reason
 
     play(scene)
 

@@ -213,7 +213,7 @@ def what_a_shell_would_read(by: Intruder) -> None:
 
 @attack(0, noted=())
 def a_library_for_the_agent(by: Intruder) -> None:
-    """A31: what steers a loader reaches the work alone. Nothing is refused; with a whole agent and bubblewrap: test_hostile_workloads.py."""
+    """A31: what steers a loader reaches the work alone. Nothing is refused; with an agent: test_hostile_workloads.py."""
     order = ProcessSpec(
         ("sh", "-c", "echo $LD_PRELOAD"), {"PATH": os.defpath, "LD_PRELOAD": "/x/e.so"}, stdout=by.stage.server.data / "heard"
     )

@@ -79,7 +79,7 @@ def test_one_address_does_not_have_all_connections__and_those_of_it_that_say_not
 
     async def main() -> None:
         turned: list[tuple[str, int, str, str]] = []
-        async with listening(hello, connections_max=200, turned=lambda *why: turned.append(why)) as bound:
+        async with listening(hello, connections_max=200, on_rejected=lambda *why: turned.append(why)) as bound:
             held = []
             for _ in range(100):
                 held.append(await from_("127.0.0.2", bound))

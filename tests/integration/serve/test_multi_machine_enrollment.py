@@ -113,7 +113,7 @@ def _wrong_digest(place: Place, node: Machine) -> None:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 1 and "not the server" in done.stderr, done.stderr
+    assert done.returncode == 1 and "does not match --ca-digest" in done.stderr, done.stderr
 
 
 def _started_again(node: Machine, place: Place) -> None:

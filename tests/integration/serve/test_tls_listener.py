@@ -60,9 +60,7 @@ def keys(tmp_path: Path) -> TlsKeys:
     return TlsKeys(tmp_path / "tls", FileDisk(), TlsOptions(), "127.0.0.1")
 
 
-async def ask(
-    bound: BoundSocket, trust: Trust, words: bytes = GET
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def ask(bound: BoundSocket, trust: Trust, words: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", bound.port, ssl=client_context(trust), server_hostname="localhost"
     )
@@ -143,7 +141,7 @@ def test_handshakes_of_one_address_are_not_all_that_there_may_be(keys: TlsKeys) 
 
     async def main() -> None:
         turned: list[str] = []
-        async with listening(keys, connections_max=100, turned=lambda address, *why: turned.append(address)) as bound:
+        async with listening(keys, connections_max=100, on_rejected=lambda address, *why: turned.append(address)) as bound:
             idle = [await asyncio.open_connection("127.0.0.1", bound.port, local_addr=("127.0.0.2", 0)) for _ in range(60)]
             await asyncio.sleep(0.1)
             assert turned == ["127.0.0.2"] * 10, "half of all"

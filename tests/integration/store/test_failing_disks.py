@@ -165,7 +165,7 @@ def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path:
     """F02."""
 
     async def refused(pid: int) -> None:
-        with pytest.raises(StoreInUse, match=f"owned by process {pid};") as caught:
+        with pytest.raises(StoreInUse, match=f"in use by process {pid};") as caught:
             async with opened(tmp_path):
                 pass
         assert caught.value.pid == pid

@@ -330,9 +330,7 @@ def test_steps_join_what_they_say_of_the_order() -> None:
 def test_a_root_needs_bubblewrap_and_says_so() -> None:
     async def scene(bench: Bench) -> None:
         making = await prepared(bench, rootfs=Rootfs(directory="/srv/lent/root"))
-        assert making.failure.startswith(
-            "template.rootfs needs bubblewrap, which this node does not have; install bubblewrap"
-        )
+        assert making.failure.startswith("template.rootfs needs bubblewrap, which this node does not have; install bubblewrap")
 
     play(scene)
 
@@ -390,7 +388,9 @@ def test_without_a_sandbox_nothing_holds_work_to_reading() -> None:
     async def scene(bench: Bench) -> None:
         bench.mount.make_directory(Path("/srv/lent"))
         making = await prepared(bench, volumes=(Volume(name="a", path="a", host=HostPath(path="/srv/lent")),))
-        assert making.failure.startswith("host path /srv/lent cannot be mounted read-only without a sandbox; set readOnly: false")
+        assert making.failure.startswith(
+            "host path /srv/lent cannot be mounted read-only without a sandbox; set readOnly: false"
+        )
 
     play(scene)
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remit.bench.bench_command import POLICY_NAMES, SeedsParam
-from remit.bench.packing import REMIT_POLICY, POINTS, POLICIES, RemitPolicy, PackingOutcome, _aims, measure, replay
-from remit.bench.packing_baselines import BASELINES, TraceNode, TracePod, PodTrace, draw_arrivals, read_trace
+from remit.bench.packing import POINTS, POLICIES, REMIT_POLICY, PackingOutcome, RemitPolicy, _aims, measure, replay
+from remit.bench.packing_baselines import BASELINES, PodTrace, TraceNode, TracePod, draw_arrivals, read_trace
 from remit.cli.main import remit
 from remit.model.resources import WHOLE_DEVICE
 from tests.tidy.source_tree import ROOT
@@ -92,7 +92,11 @@ def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) ->
 
 
 def test_the_device_of_a_share_is_the_tightest_or_the_one_fgd_scores_best(directory: Path) -> None:
-    sorts = [TracePod(1_000, 1_000, 1, 300, ()), TracePod(1_000, 1_000, 1, 700, ()), TracePod(1_000, 1_000, 2, WHOLE_DEVICE, ())]
+    sorts = [
+        TracePod(1_000, 1_000, 1, 300, ()),
+        TracePod(1_000, 1_000, 1, 700, ()),
+        TracePod(1_000, 1_000, 2, WHOLE_DEVICE, ()),
+    ]
     trace = PodTrace("made", [TraceNode(64_000, 64_000, 2, "A")], sorts, [0, 1, 2])
     for name in ("dotprod", "packing", "bestfit", "clustering", "fgd"):
         yard = BASELINES[name](trace, draw_arrivals(trace, 1))

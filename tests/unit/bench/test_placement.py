@@ -19,14 +19,14 @@ from remit.bench.placement import (
     ONE_BY_ONE,
     QUICK,
     RESOURCES,
-    PlacementCase,
-    SyntheticCluster,
-    PlacementPlan,
-    PlacementFeature,
     KernelRun,
+    PlacementCase,
+    PlacementFeature,
+    PlacementPlan,
+    SyntheticCluster,
+    baseline_loops,
     class_requirements,
     placement_chart,
-    baseline_loops,
 )
 from remit.cli.main import remit
 from remit.observation.topology_counts import ColumnPeerCounts
@@ -52,7 +52,9 @@ def test_every_aim_is_measured_in_full_and_quickly() -> None:
 
 @pytest.mark.parametrize("mode", [BY_CLASS, ONE_BY_ONE])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(cluster: SyntheticCluster, feature: PlacementFeature, mode: str) -> None:
+def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(
+    cluster: SyntheticCluster, feature: PlacementFeature, mode: str
+) -> None:
     placing = KernelRun(PlacementCase(7, mode, feature), cluster)
     placing.measure(0.02)
     before = placing.spent.placements
@@ -72,12 +74,17 @@ def test_each_feature_is_asked_for(feature: PlacementFeature) -> None:
     found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti_affinity), bool(ask.whole_devices), bool(ask.device_shares))
     assert found == tuple(feature.name == name for name in ("spread", "affinity", "anti-affinity", "whole GPU", "GPU share"))
     assert ask.resources != other.resources
-    assert [one.resources for one in class_requirements(2, feature)] == [ask.resources, other.resources], "drawn by a fixed seed"
+    assert [one.resources for one in class_requirements(2, feature)] == [ask.resources, other.resources], (
+        "drawn by a fixed seed"
+    )
 
 
 def test_masks_tell_nodes_apart(cluster: SyntheticCluster) -> None:
     kernel = Kernel(cluster.columns, ColumnPeerCounts(cluster.columns, {}))
-    shares = [float((kernel.refresh(kernel.class_for(at, ask)) >= 0).mean()) for at, ask in enumerate(class_requirements(40, RESOURCES))]
+    shares = [
+        float((kernel.refresh(kernel.class_for(at, ask)) >= 0).mean())
+        for at, ask in enumerate(class_requirements(40, RESOURCES))
+    ]
     assert min(shares) < 0.35 and max(shares) == 1.0
 
 

@@ -16,7 +16,7 @@ from remit.client.endpoint import NotLeader, OutcomeUnknown, Overloaded
 from remit.client.http_link import HttpLink, ServerBackoff
 from remit.client.rpc import EndpointStub, RetryLater
 from remit.world.clock import BootClock
-from remit.world.interfaces import LinkError, ListenFailed, ReplyLost, NotSent
+from remit.world.interfaces import LinkError, ListenFailed, NotSent, ReplyLost
 from remit.world.randomness import SeededRandomness
 from tests.unit.client.raw_http import Cut, Said, raw_server
 from tests.unit.client.test_rpc import Wire as OtherLink
@@ -90,7 +90,9 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
             assert pauses[0] <= 1_100
             assert all(30_000 <= pause <= 60_100 for pause in pauses[7:])
             assert len(told) == len(asked)
-            assert told[0].startswith("eu returned 401: the token was revoked; join again; the server is contacted less and less often")
+            assert told[0].startswith(
+                "eu returned 401: the token was revoked; join again; the server is contacted less and less often"
+            )
             known = True
             clock.at_ms += 60_000
             await link.request("eu", b"{}")

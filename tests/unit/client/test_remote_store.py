@@ -14,7 +14,6 @@ from remit.store.memory import MemoryStore
 from remit.store.protocol import (
     Commit,
     Compacted,
-    WatchEvent,
     Head,
     Invalid,
     Page,
@@ -25,8 +24,9 @@ from remit.store.protocol import (
     Store,
     StoreError,
     Unavailable,
+    WatchEvent,
 )
-from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent
+from remit.world.interfaces import LinkError, NotSent, ReplyLost, Service
 from tests.unit.world.virtual_world import run_virtually
 
 JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()

@@ -12,7 +12,7 @@ from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotL
 from remit.client.rpc import EndpointService, EndpointStub, UnreadableRequest
 from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
-from remit.world.interfaces import LinkError, Service, ReplyLost, NotSent
+from remit.world.interfaces import LinkError, NotSent, ReplyLost, Service
 from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 

@@ -13,7 +13,7 @@ from remit.client.rpc import MATERIAL_TIMEOUT_MS, MaterialSource, material_sourc
 from remit.model.claims import Actor, Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.serve.auth.secrets import encode_material
-from remit.world.interfaces import Clock, LinkError, ReplyLost, NotSent
+from remit.world.interfaces import Clock, LinkError, NotSent, ReplyLost
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 ASKED = SecretMaterialRequest(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)

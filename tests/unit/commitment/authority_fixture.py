@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accept, Apply, Bind, Credit, Move, AcceptIncarnation, Spawn, ConfirmHoldings
+from remit.model.claims import Accept, AcceptIncarnation, Apply, Bind, ConfirmHoldings, Credit, Move, Spawn
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.reference.ledger_sums import node_limits, total_sums

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from remit.client.endpoint import EndpointError, Overloaded, OutcomeUnknown, NotLeader
+from remit.client.endpoint import EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.commitment import authority as module
 from remit.commitment.outcomes import batch_key
 from remit.model.claims import Accepted, Apply, Bind, Delete, Refused, Spawn

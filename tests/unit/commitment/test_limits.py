@@ -14,15 +14,15 @@ from remit.model.claims import (
     Bind,
     Code,
     Delete,
-    RecordDecision,
     Issue,
+    RecordDecision,
     RecordEvent,
-    SetCondition,
     Refused,
     Report,
     Reserve,
     Role,
     Rollback,
+    SetCondition,
     Vacate,
 )
 from remit.model.kinds import Policy, PolicySpec

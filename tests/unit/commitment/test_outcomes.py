@@ -6,7 +6,7 @@ import pytest
 
 from remit.commitment import batch as module
 from remit.commitment import outcomes as kept
-from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, BatchRecord, AuditEntry, Outcomes, batch_key
+from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, BatchRecord, Outcomes, batch_key
 from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged_after
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, Code, Delete, BindGang, Mark, Refused, Reserve, Vacate
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, BindGang, Code, Delete, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
 from tests.unit.commitment.authority_fixture import T1, bind, move, spawned

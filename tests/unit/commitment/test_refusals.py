@@ -16,6 +16,7 @@ from remit.model.claims import (
     Bind,
     Close,
     Code,
+    ConfirmHoldings,
     Credit,
     DeclareLost,
     Delete,
@@ -25,10 +26,9 @@ from remit.model.claims import (
     Move,
     Refused,
     Renew,
+    ReturnCapacity,
     Role,
     Spawn,
-    ConfirmHoldings,
-    ReturnCapacity,
 )
 from remit.model.kinds import Device, DeviceRequest, NodeHealth, Region
 from remit.model.metadata import Metadata, RecordMetadata

@@ -15,12 +15,12 @@ from remit.model.claims import (
     Bind,
     Code,
     Delete,
-    RecordDecision,
     Forget,
     Issue,
-    RecordEvent,
     Operation,
     OperationID,
+    RecordDecision,
+    RecordEvent,
     Refused,
 )
 from remit.model.records import DecisionSpec, EventSpec

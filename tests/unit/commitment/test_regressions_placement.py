@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remit.model.claims import Apply, Bind, Close, Code, BindGang, Issue, Mark, Refused, Reserve, Spawn
+from remit.model.claims import Apply, Bind, BindGang, Close, Code, Issue, Mark, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, PriorityClass, PriorityClassSpec, Toleration
 from remit.model.metadata import Metadata
 from remit.model.policies import PolicyMatch, PolicyRule

@@ -24,11 +24,11 @@ from remit.model.claims import (
     Code,
     Delete,
     Evidence,
-    RecordDecision,
     Move,
-    RecordEvent,
     Operation,
     OperationID,
+    RecordDecision,
+    RecordEvent,
     Refused,
     Role,
 )

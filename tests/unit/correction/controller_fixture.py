@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.correction.framework.actions import RequeueAfter, Action
+from remit.correction.framework.actions import Action, RequeueAfter
 from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.law.overrides import Instant
 from remit.law.timing import Timing
@@ -17,7 +17,7 @@ from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, encode, key
 from remit.model.records import Generation
 from remit.observation.watch_cache import WatchCache
-from remit.store.protocol import RowChange, WatchEvent, Head, Row
+from remit.store.protocol import Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock, node, workload
 from tests.unit.observation.row_fixtures import generation, replica
 

@@ -10,7 +10,7 @@ from remit.correction.controller_set import CONTROLLERS
 from remit.correction.framework.actions import MESSAGE_MAX, Action, ControllerPermissions, later_timestamp, update_condition
 from remit.correction.framework.work_queue import ACTIONS_TRACKED_MAX, TokenBucket, UndoDetector
 from remit.law.lifecycle import OWNERS
-from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, SetCondition, Role, Spawn
+from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, Role, SetCondition, Spawn
 from remit.model.kinds import NodeHealth
 from remit.model.metadata import Condition
 from remit.model.records import EventSpec
@@ -125,11 +125,8 @@ def test_a_condition_is_said_where_it_differs_and_carries_its_generation_and_tim
     after = table.observe(made, [SetCondition("Workload", "w", first, "t1")])
     assert update_condition(after, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:09.000Z") == []
     for status, reason, message in (("False", "EnoughReady", ""), ("True", "Other", ""), ("True", "EnoughReady", "more")):
-        assert update_condition(after, "Available", status, reason, message, "2026-01-01T00:00:09.000Z"), (
-            status,
-            reason,
-            message,
-        )  # type: ignore[arg-type]
+        changed = update_condition(after, "Available", status, reason, message, "2026-01-01T00:00:09.000Z")  # type: ignore[arg-type]
+        assert changed, (status, reason, message)
 
 
 def test_a_new_generation_is_spoken_of_anew() -> None:

@@ -14,7 +14,7 @@ from remit.commitment.ledger_check import CHECKS
 from remit.docgen.generate import docs
 from remit.docgen.reference_pages import DIAGRAM_TRANSITIONS, PAGES
 from remit.law.invariants import INVARIANTS
-from remit.law.lifecycle import GUARDS, TRANSITIONS, PHASE_TIMEOUTS
+from remit.law.lifecycle import GUARDS, PHASE_TIMEOUTS, TRANSITIONS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import CLAIMS
 
@@ -91,4 +91,6 @@ def test_nothing_that_the_code_has_is_left_out() -> None:
 def test_every_edge_that_is_drawn_is_in_the_table() -> None:
     edges = {(row.source, row.target) for row in TRANSITIONS}
     assert set(DIAGRAM_TRANSITIONS) <= edges
-    assert {phase for edge in DIAGRAM_TRANSITIONS for phase in edge} == {row.source for row in TRANSITIONS if row.source is not None}
+    assert {phase for edge in DIAGRAM_TRANSITIONS for phase in edge} == {
+        row.source for row in TRANSITIONS if row.source is not None
+    }

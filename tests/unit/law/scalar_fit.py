@@ -81,5 +81,7 @@ class PlainPeers:
     def counted(self, asks: Sequence[fit.Requirements]) -> dict[fit.PeerIndex, Counter[str]]:
         """What `columns.ColumnPeers` is built from: everything that these asks, or those that stand, can ask about."""
         terms = [term.peers for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread)]
-        carried = [index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.owned_anti_affinity(ask)]
+        carried = [
+            index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.owned_anti_affinity(ask)
+        ]
         return {index: self.counts(index) for index in dict.fromkeys(terms + carried)}

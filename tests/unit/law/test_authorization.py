@@ -13,11 +13,11 @@ from remit.model.claims import (
     Delete,
     Mark,
     Move,
-    RecordEvent,
-    SetCondition,
     Operation,
     OperationID,
+    RecordEvent,
     Role,
+    SetCondition,
     Spawn,
     Vacate,
 )
@@ -85,7 +85,10 @@ def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
     }
     for principal, own in roles.items():
         for role in Role:
-            assert (authorization.actor_denial_reason(principal, Actor("x", role)) == "") == (role in own), (principal.role, role)
+            assert (authorization.actor_denial_reason(principal, Actor("x", role)) == "") == (role in own), (
+                principal.role,
+                role,
+            )
     assert not any({Role.OPERATOR, Role.USER, Role.AUTHORITY} & own for own in roles.values()), "people come in by another door"
     assert authorization.actor_denial_reason(AGENT, Actor("x", Role.AGENT, "agent/n9"))
 
@@ -93,10 +96,15 @@ def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
 def test_beats_and_orders_are_of_own_nodes_alone() -> None:
     mine, other = NodeHeartbeat(MINE, NodeState("n1")), NodeHeartbeat(MINE, NodeState("n3"))
     foreign = NodeHeartbeat(Actor("machine-1", Role.AGENT, "agent/n3"), NodeState("n1"))
-    assert authorization.heartbeat_denial_reason(AGENT, [mine]) == "" and authorization.assignments_denial_reason(AGENT, ["n1", "n2"]) == ""
+    assert (
+        authorization.heartbeat_denial_reason(AGENT, [mine]) == ""
+        and authorization.assignments_denial_reason(AGENT, ["n1", "n2"]) == ""
+    )
     assert all(authorization.heartbeat_denial_reason(AGENT, [mine, one]) for one in (other, foreign))
     assert authorization.assignments_denial_reason(AGENT, ["n1", "n3"])
-    assert authorization.heartbeat_denial_reason(SCHEDULER, [mine]) and authorization.assignments_denial_reason(CONTROLLERS, ["n1"])
+    assert authorization.heartbeat_denial_reason(SCHEDULER, [mine]) and authorization.assignments_denial_reason(
+        CONTROLLERS, ["n1"]
+    )
 
 
 def test_people_see_what_is_their_tenants_and_what_work_refers_to() -> None:

@@ -6,9 +6,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from remit.law.admission import Permissions, permissions_of, permission_violation
+from remit.law.admission import Permissions, permission_violation, permissions_of
 from remit.law.fetch_policy import address_denial_reason, host_denial_reason
-from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Rootfs, InvalidSource, Volume, parse_source
+from remit.model.artifacts import Artifact, HostPath, InvalidSource, PolicyPermit, Rootfs, Volume, parse_source
 from remit.model.kinds import PolicySpec, Template
 from remit.model.policies import PolicyMatch, PolicyRule
 

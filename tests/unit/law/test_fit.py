@@ -49,7 +49,9 @@ def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint
     return NodeFree(made, {"cpu": 1000}, {})
 
 
-def misfits(ask: fit.Requirements, *left: NodeFree, standing: tuple[tuple[fit.Requirements, int], ...] = ()) -> list[tuple[Code, ...]]:
+def misfits(
+    ask: fit.Requirements, *left: NodeFree, standing: tuple[tuple[fit.Requirements, int], ...] = ()
+) -> list[tuple[Code, ...]]:
     sites = [OneNode(one) for one in left]
     peers = PlainPeers(sites, [(other, left[row].node) for other, row in standing])
     return [fit.misfits(ask, site, peers) for site in sites]

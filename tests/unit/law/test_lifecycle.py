@@ -8,7 +8,18 @@ from itertools import product
 import pytest
 
 from remit.law import lifecycle, timing
-from remit.law.lifecycle import GUARDS, HOLDING_PHASES, NODE_HEALTH_TRANSITIONS, ON_NODE_PHASES, OWNERS, BINDING_TRANSITIONS, TRANSITIONS, PHASE_TIMEOUTS, Transition, find_transition
+from remit.law.lifecycle import (
+    BINDING_TRANSITIONS,
+    GUARDS,
+    HOLDING_PHASES,
+    NODE_HEALTH_TRANSITIONS,
+    ON_NODE_PHASES,
+    OWNERS,
+    PHASE_TIMEOUTS,
+    TRANSITIONS,
+    Transition,
+    find_transition,
+)
 from remit.model.claims import Role
 from remit.model.kinds import NodeHealth
 from remit.model.records import Phase
@@ -93,7 +104,9 @@ def test_whatever_ends_an_attempt_carries_its_one_result() -> None:
 def test_a_pair_is_in_the_table_or_it_is_refused(name: str, source: Phase | None) -> None:
     rows = [row for row in TRANSITIONS if row.name == name and row.source == source]
     assert find_transition(name, source) == (rows[0] if rows else None)
-    assert find_transition(name, source, "running") == find_transition(name, source), "only resume looks at what was interrupted"
+    assert find_transition(name, source, "running") == find_transition(name, source), (
+        "only resume looks at what was interrupted"
+    )
 
 
 @pytest.mark.parametrize(("source", "before"), list(product(PLACES, ["", "nonsense", *Phase])))

@@ -41,7 +41,9 @@ def test_without_a_time_to_compare_with__nothing_is_in_force() -> None:
     one = override("o", "avoid", regions=["eu"])
     assert active_overrides([one], NOW).avoided_by(*NODE) == "o"
     assert active_overrides([one], None) == ActiveOverrides(), "nobody has told the time"
-    assert active_overrides([one], ("boot-2", 0)) == ActiveOverrides(), "an instant of another boot says nothing about this deadline"
+    assert active_overrides([one], ("boot-2", 0)) == ActiveOverrides(), (
+        "an instant of another boot says nothing about this deadline"
+    )
     unstamped = Override(metadata=one.metadata, spec=one.spec)
     assert active_overrides([unstamped], NOW) == ActiveOverrides(), "no authority has given it a term"
 

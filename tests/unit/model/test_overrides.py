@@ -98,7 +98,10 @@ def test_each_list_is_bounded(sort: str) -> None:
     ("term", "says"),
     [
         ("reason: r, author: a", "spec.ttl: is missing"),
-        ("ttl: 0s, reason: r, author: a", "spec.ttl: an override with a ttl of 0 would have no effect; write how long it is in force"),
+        (
+            "ttl: 0s, reason: r, author: a",
+            "spec.ttl: an override with a ttl of 0 would have no effect; write how long it is in force",
+        ),
         ("ttl: 7d1ms, reason: r, author: a", 'spec.ttl: "7d1ms" is longer than 7d; use at most 7d'),
         ("ttl: 169h, reason: r, author: a", 'spec.ttl: "169h" is longer than 7d'),
         ("ttl: 1h, author: a", "spec.reason: is missing"),

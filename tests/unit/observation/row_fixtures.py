@@ -23,7 +23,7 @@ from remit.model.records import (
 )
 from remit.observation.frozen_view import recompute
 from remit.observation.scheduler_view import SchedulerView
-from remit.store.protocol import RowChange, WatchEvent, Head, Row
+from remit.store.protocol import Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock, amounts, node, workload
 
 HEAD_1 = Head("one", 1, 1, "a", 0, "")

@@ -182,7 +182,10 @@ def test_room_is_the_largest_share_left_on_one_device__in_whatever_order_they_st
 
 
 def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
-    assert fit.free_devices([Device(name="d", kind="gpu")], {"d": 1500}) == ({("gpu", fit.ANY_MODEL): 0}, {("gpu", fit.ANY_MODEL): 0})
+    assert fit.free_devices([Device(name="d", kind="gpu")], {"d": 1500}) == (
+        {("gpu", fit.ANY_MODEL): 0},
+        {("gpu", fit.ANY_MODEL): 0},
+    )
 
 
 def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:

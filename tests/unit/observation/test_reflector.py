@@ -14,7 +14,7 @@ from remit.model.metadata import Metadata
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
-from remit.store.protocol import HEAD, WatchEvent, Page, Row, Watch
+from remit.store.protocol import HEAD, Page, Row, Watch, WatchEvent
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 

@@ -12,7 +12,7 @@ from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
 from remit.observation.frozen_view import compare
 from remit.observation.scheduler_view import ASSUMED_MS_MAX, SchedulerView
-from remit.store.protocol import RowChange, Corrupt, Head
+from remit.store.protocol import Corrupt, Head, RowChange
 from tests.properties.authority_world import amounts
 from tests.unit.observation.row_fixtures import HEAD_1, Told, ready, replica, tenant, work
 

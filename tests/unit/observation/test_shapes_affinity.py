@@ -43,7 +43,10 @@ def test_a_term_that_means_its_own_kind_keeps_its_name() -> None:
     own = Placement(topology_spread=(Spread(topology_key="zone"),))
     a, b = shape_of(shapes, "a", own), shape_of(shapes, "b", own)
     assert a != b
-    assert [shapes.requirements_of(one).spread[0].peers.selector for one in (a, b)] == [((WORKLOAD_LABEL, "a"),), ((WORKLOAD_LABEL, "b"),)]
+    assert [shapes.requirements_of(one).spread[0].peers.selector for one in (a, b)] == [
+        ((WORKLOAD_LABEL, "a"),),
+        ((WORKLOAD_LABEL, "b"),),
+    ]
 
 
 def test_a_selector_may_name_the_workload_that_it_picks() -> None:

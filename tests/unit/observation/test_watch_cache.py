@@ -11,7 +11,7 @@ from remit.model.kinds import NodeHealth
 from remit.model.objects import encode, key
 from remit.model.records import Phase, Replica
 from remit.observation.watch_cache import WatchCache
-from remit.store.protocol import HEAD, RowChange, WatchEvent, Head, Row
+from remit.store.protocol import HEAD, Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock
 from tests.unit.correction.controller_fixture import Table, ready, replica, work
 

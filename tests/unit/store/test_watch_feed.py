@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from remit.store import chain
-from remit.store.protocol import HEAD, RowChange, Head, Resync, Span
-from remit.store.watch_feed import FeedLimits, WatchFeed, EventFold, Transaction
+from remit.store.protocol import HEAD, Head, Resync, RowChange, Span
+from remit.store.watch_feed import EventFold, FeedLimits, Transaction, WatchFeed
 
 
 def transaction(revision: int, *keys: str, head: Head | None = None) -> Transaction:

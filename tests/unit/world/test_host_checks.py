@@ -10,7 +10,7 @@ import pytest
 
 from remit.world import host_checks
 from remit.world.host_checks import HostCheck, run_host_checks
-from remit.world.interfaces import IsolationSupport, BootIdUnavailable, NoFreePorts
+from remit.world.interfaces import BootIdUnavailable, IsolationSupport, NoFreePorts
 from remit.world.process.runner import ProcessRunner
 
 

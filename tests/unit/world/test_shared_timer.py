@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.world.clock import TICK_S, BootClock, SharedTimer, SharedTimeout
+from remit.world.clock import TICK_S, BootClock, SharedTimeout, SharedTimer
 from tests.unit.world.virtual_world import VirtualLoop
 
 

@@ -7,7 +7,16 @@ import json
 
 import pytest
 
-from remit.world.structured_log import FIELDS_MAX, HIDDEN, RATE_LIMIT_KEYS_MAX, RATE_LIMIT_MS, VALUE_MAX, StructuredLog, LogFormat, LogLevel
+from remit.world.structured_log import (
+    FIELDS_MAX,
+    HIDDEN,
+    RATE_LIMIT_KEYS_MAX,
+    RATE_LIMIT_MS,
+    VALUE_MAX,
+    LogFormat,
+    LogLevel,
+    StructuredLog,
+)
 
 HOSTILE = (
     "\x1b[2J\x1b[31mroot@host# ",

@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 from remit.world.files.artifacts import FileArtifactFetcher
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import (
-    IsolationSupport,
     ExitStatus,
     HostInventory,
+    IsolationSupport,
+    NotSent,
     NotStarted,
     OffloadClosed,
-    ProcessSpec,
     ProbeResult,
     ProcessHandle,
+    ProcessSpec,
     Service,
-    NotSent,
     Usage,
     World,
 )

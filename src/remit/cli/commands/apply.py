@@ -189,7 +189,7 @@ def _show_waits(console: Console, waits: Any) -> None:
 
     from remit.cli.output.explanations import funnel_line, nearest_words, unblock_words
     from remit.model.objects import dec_hook
-    from remit.proposal.explain.result_types import NearestNodeExplanation, FilterFunnel, Remedy
+    from remit.proposal.explain.result_types import FilterFunnel, NearestNodeExplanation, Remedy
 
     verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
     why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")

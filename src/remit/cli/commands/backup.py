@@ -118,10 +118,16 @@ def _check_place(data: Path, force: bool) -> None:
 
 
 def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | None, RestoreReport]:
-    from remit.store.sqlite.backup import restore as put_back
     from remit.store.sqlite.backup import extract_backup
+    from remit.store.sqlite.backup import restore as put_back
     from remit.store.sqlite.database_file import SQLITE_MAGIC
-    from remit.store.sqlite.directory_lock import LOCK_NAME, PRIVATE_DIRECTORY, DirectoryLock, create_private_file, translating_errors
+    from remit.store.sqlite.directory_lock import (
+        LOCK_NAME,
+        PRIVATE_DIRECTORY,
+        DirectoryLock,
+        create_private_file,
+        translating_errors,
+    )
 
     with file.open("rb") as opened:
         bare = opened.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from remit.cli.output.console import Cells, Column
     from remit.client.api import Api
-    from remit.model.wire.api_types import HistoryEvent, AuditItem
+    from remit.model.wire.api_types import AuditItem, HistoryEvent
 
 LIMIT: Final = 100
 LOOK_MS: Final = 2_000

@@ -13,7 +13,7 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.contexts import Flags
-from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted, suggest_names
+from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted, suggest_names
 
 if TYPE_CHECKING:
     from remit.cli.session.offline_store import Scope

@@ -16,7 +16,7 @@ import click
 from remit.cli.main import examples
 from remit.cli.session.kind_names import Meant, complete_kind, thing_meant, things_meant
 from remit.cli.session.server_call import Asked, Failure, ask, asks_server
-from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
+from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 
 if TYPE_CHECKING:
     from remit.cli.session.wait_conditions import Goal

@@ -119,7 +119,7 @@ def _called(role: str, subject: str, tenant: str, nonce: str) -> str:
 def _declared(
     made: str, called: str, role: TokenRole, subject: str, tenant: str, nodes: tuple[str, ...], expires: str
 ) -> Token:
-    from remit.model.identity import Token, TokenSpec, token_digest, expiry_after
+    from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
     from remit.model.manifests.validation import validate
     from remit.model.metadata import Metadata
     from remit.model.resources import parse_duration

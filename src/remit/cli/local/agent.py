@@ -134,7 +134,9 @@ def agent(
 
     joined = Credentials(data.absolute() / "run" / "joined")
     join_token = _join_token(join_token, known=joined.is_joined)
-    if join_token or (joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE):
+    if join_token or (
+        joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE
+    ):
         urls, token, trust = _named(servers), "", Trust(str(ca_file or ""))
     else:
         urls, token, trust = server_and_token(servers, token_file, ca_file)
@@ -183,7 +185,7 @@ class _Asked:
 async def _run(asked: _Asked) -> None:
     from remit.agent.setup import AgentDirectory
     from remit.client.http_link import connect
-    from remit.world.interfaces import FileBusy, DiskError, WorldError
+    from remit.world.interfaces import DiskError, FileBusy, WorldError
     from remit.world.production import production
 
     directory = AgentDirectory(asked.data)
@@ -352,8 +354,8 @@ def _try_sandbox(complain: Complaints) -> None:
     """Some systems let root alone make one: said now, since work will only say that it has ended."""
     import shutil
 
-    from remit.world.host_checks import USER_NAMESPACES_FIX, NO_UNPRIVILEGED_SANDBOX, can_create_sandbox
-    from remit.world.process.isolation import UID_FIRST, BUBBLEWRAP
+    from remit.world.host_checks import NO_UNPRIVILEGED_SANDBOX, USER_NAMESPACES_FIX, can_create_sandbox
+    from remit.world.process.isolation import BUBBLEWRAP, UID_FIRST
 
     program = shutil.which(BUBBLEWRAP)
     if program is not None and not can_create_sandbox(program, UID_FIRST):

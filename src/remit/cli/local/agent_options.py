@@ -20,7 +20,7 @@ from remit.model.problems import escaped
 if TYPE_CHECKING:
     from remit.agent.setup import HostPermissions
     from remit.model.kinds import Device, Node, Taint
-    from remit.world.interfaces import IsolationSupport, HostInventory
+    from remit.world.interfaces import HostInventory, IsolationSupport
 
 _UNFIT: Final = re.compile(r"[^a-z0-9]+")
 _UNFIT_MODEL: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -135,7 +135,9 @@ def _taint(text: str) -> Taint:
     return Taint(key=match[1], value=match[2] or "", effect=match[3])  # type: ignore[arg-type]  # judged with the node
 
 
-def announced(nodes: Sequence[Node], confinement: IsolationSupport, *, sandbox: bool, user: str = "", servers: Sequence[str]) -> str:
+def announced(
+    nodes: Sequence[Node], confinement: IsolationSupport, *, sandbox: bool, user: str = "", servers: Sequence[str]
+) -> str:
     """One line: what is registered, and how far its work is held back."""
     first = nodes[0]
     many = f"node {first.metadata.name}" if len(nodes) == 1 else f"nodes {first.metadata.name} to {nodes[-1].metadata.name}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remit.world.net.connections import ListenAddress
     from remit.world.net.server_keys import TlsOptions
     from remit.world.net.tls import Trust
-    from remit.world.structured_log import StructuredLog, LogFormat, LogLevel
+    from remit.world.structured_log import LogFormat, LogLevel, StructuredLog
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +69,9 @@ class BeatType(click.ParamType[int]):
         except ValueError as error:
             self.fail(f"{escaped(str(error))}; write one such as {BEAT} or 500ms", param, ctx)
         if not HEARTBEAT_MS_MIN <= found <= HEARTBEAT_MS_MAX:
-            self.fail(f"{escaped(str(value))} is no beat; from {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s are", param, ctx)
+            self.fail(
+                f"{escaped(str(value))} is no beat; from {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s are", param, ctx
+            )
         return found
 
 
@@ -272,7 +274,9 @@ def tls_options(command: Callable[..., None]) -> Callable[..., None]:
     return taking
 
 
-def _secured(tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None) -> TlsOptions | None:
+def _secured(
+    tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None
+) -> TlsOptions | None:
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together; name both, or neither")
     if certificate is None and ca is not None:

@@ -217,7 +217,7 @@ async def _forget(directory: AgentDirectory, world: World) -> None:
     Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
     """
     from remit.agent.setup import build_secret_files
-    from remit.world.interfaces import FileBusy, DiskError
+    from remit.world.interfaces import DiskError, FileBusy
 
     if not directory.run.is_dir():
         return

@@ -200,11 +200,11 @@ def _run(
     urls, token, trust = server_and_token(servers, token_file, ca_file)
 
     async def main() -> None:
-        from remit.assembly import component_world, component_name
+        from remit.assembly import component_name, component_world
 
         complain = Complaints(Logging(log_format, log_level).of(sort, BootClock()))
         async with component_world(urls, token, trust, complain) as connected:
-            run = partial(part, connected, name=name or component_name(sort), beat_ms=beat_ms, failed=complain)
+            run = partial(part, connected, name=name or component_name(sort), heartbeat_ms=beat_ms, on_failure=complain)
             if metrics is None:
                 await run()
                 return

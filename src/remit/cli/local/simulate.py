@@ -229,7 +229,7 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
 
 
 def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
-    from remit.simulate.seed_runner import SeedTask, RunTotals, run_seeds
+    from remit.simulate.seed_runner import RunTotals, SeedTask, run_seeds
 
     def tasks() -> Iterator[SeedTask]:
         return (SeedTask(asked.scenario, seed, asked.until_s) for seed in asked.seeds)

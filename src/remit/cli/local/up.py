@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.model.objects import AnyObject
     from remit.serve.server_context import ServerContext
-    from remit.world.interfaces import ProcessSpec, ProcessHandle, World
+    from remit.world.interfaces import ProcessHandle, ProcessSpec, World
     from remit.world.net.connections import ListenAddress
     from remit.world.net.server_keys import TlsOptions
     from remit.world.structured_log import LogFormat, LogLevel
@@ -169,7 +169,7 @@ def _refuse_long(root: Path) -> None:
 
 
 async def _up(here: Installation) -> None:
-    from remit.store.protocol import StoreInUse, StoreError
+    from remit.store.protocol import StoreError, StoreInUse
     from remit.world.concurrency import first_failure
     from remit.world.interfaces import WorldError
     from remit.world.production import production
@@ -187,7 +187,7 @@ async def _up(here: Installation) -> None:
 
 
 async def _run(here: Installation, world: World) -> None:
-    from remit.assembly import run_controllers, run_scheduler, api_server
+    from remit.assembly import api_server, run_controllers, run_scheduler
     from remit.cli.local.server import tell_admin
     from remit.cli.session.token_files import token_in
     from remit.client.api import Api
@@ -210,8 +210,12 @@ async def _run(here: Installation, world: World) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 beat_ms, counted = here.beat_ms, server.context.metrics
-                group.create_task(run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted))
-                group.create_task(run_controllers(correcting, name="controllers", heartbeat_ms=beat_ms, on_failure=say, metrics=counted))
+                group.create_task(
+                    run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
+                )
+                group.create_task(
+                    run_controllers(correcting, name="controllers", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
+                )
                 async with Api(server.url, token, tenant=TENANT, trust=trust) as api:
                     await _bootstrap(api, here.regions)
                     if here.nodes:
@@ -267,7 +271,7 @@ def _introduce(here: Installation, desk: ServerContext, token: str, nodes: list[
 def _is_introduced(known: Credentials, token: str, nodes: list[str], authority: bytes) -> bool:
     """By an earlier start, for the same nodes, and not for much too short a time: its agent renews what it has by itself."""
     from remit.law.certificate_identity import agent_identity
-    from remit.world.net.certificates import CertificateError, identity_in, renew_in_s, issued_by
+    from remit.world.net.certificates import CertificateError, identity_in, issued_by, renew_in_s
 
     try:
         if not known.is_joined or not known.uses_tls or known.token != token:

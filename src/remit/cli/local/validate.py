@@ -23,7 +23,7 @@ from remit.cli.main import examples
 from remit.model.manifests.documents import JSON_BYTES_MAX
 from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject, key
-from remit.model.problems import Problem, did_you_mean, escaped, closest_name, quoted
+from remit.model.problems import Problem, closest_name, did_you_mean, escaped, quoted
 
 ENDINGS = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")
 

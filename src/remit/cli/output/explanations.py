@@ -23,17 +23,17 @@ from remit.model.records import DecisionCandidate, Phase
 from remit.model.resources import Amount, format_duration
 from remit.proposal.explain.result_types import (
     Change,
-    PlacementExplanation,
     ExplanationEvidence,
+    FilterFunnel,
+    HistoryEntry,
     NearestNodeExplanation,
     NodeFitExplanation,
-    FilterFunnel,
+    PendingExplanation,
+    PlacementExplanation,
     PreemptionExplanation,
     QuotaExplanation,
-    ReplicaExplanation,
-    HistoryEntry,
     Remedy,
-    PendingExplanation,
+    ReplicaExplanation,
     WorkloadExplanation,
 )
 from remit.proposal.queue.backlog import RETRY_MS_MAX
@@ -329,7 +329,15 @@ def _reasons(told: Sequence[HistoryEntry]) -> str:
 # -- what waits ----------------------------------------------------------------------------------------------------------------
 
 
-def _waits(console: Console, name: str, waits: PendingExplanation, since: str, history: Sequence[HistoryEntry], verbose: bool, wall: str) -> None:
+def _waits(
+    console: Console,
+    name: str,
+    waits: PendingExplanation,
+    since: str,
+    history: Sequence[HistoryEntry],
+    verbose: bool,
+    wall: str,
+) -> None:
     ago = age_words(since, wall)
     reason = waits.reason or "none"
     style = STYLES[waits.verdict]

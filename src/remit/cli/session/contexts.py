@@ -15,7 +15,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from remit.model.problems import did_you_mean, escaped, closest_name, one_of, quoted
+from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 
 if TYPE_CHECKING:
     from remit.world.net.tls import Trust

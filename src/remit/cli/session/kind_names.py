@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from remit.model.problems import an, did_you_mean, escaped, closest_name, one_of, quoted
+from remit.model.problems import an, closest_name, did_you_mean, escaped, one_of, quoted
 
 
 class Word(NamedTuple):

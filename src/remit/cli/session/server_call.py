@@ -133,7 +133,7 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
 
 async def _reached(reach: Reach) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
-    from remit.client.http_transport import UntrustedCertificate, HttpTransport
+    from remit.client.http_transport import HttpTransport, UntrustedCertificate
     from remit.world.interfaces import LinkError
     from remit.world.net.tls import TlsFileError
 

@@ -44,7 +44,7 @@ async def provided_in(file: Path, desk: ServerContext, role: TokenRole, *, subje
 
 async def issued_in(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
     """The token in a file, which is made with its file if there is none: an admin tells the server of it."""
-    from remit.model.identity import Token, TokenSpec, token_digest, expiry_after
+    from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
     from remit.model.metadata import Metadata
     from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, bootstrap_token_name
     from remit.world.clock import BootClock

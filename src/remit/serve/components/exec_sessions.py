@@ -84,7 +84,7 @@ def _check_running(replica: Replica, start: ExecStart) -> None:
         cure = f"find out why: remit explain replica/{name}" if status.phase != Phase.RELEASED else "choose a running replica"
         raise ApiProblem(409, "phase", detail, field="name", cure=cure)
     if start.attempt and start.attempt != status.attempt:
-        detail = f"attempt: {start.attempt} of replica {name} is not running, the current attempt is {status.attempt}"
+        detail = f"attempt {start.attempt} of replica {name} is not running, the current attempt is {status.attempt}"
         raise ApiProblem(
             409, "attempt", detail, field="attempt", cure="check what happened to that attempt, or use the current one"
         )

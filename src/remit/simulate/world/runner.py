@@ -128,7 +128,7 @@ class MachineProcesses:
     def start(self, order: ProcessSpec, starter: ExecutionUnit | None = None) -> ProcessHandle:
         program = parse_program(order.argv)
         if order.user not in USERS:
-            raise NotStarted(f"there is no user {order.user!r} on this machine", "create the user, or use another one")
+            raise NotStarted(f"user {order.user!r} does not exist on this machine", "create the user, or name another")
         if order.group and self.in_group(order.group) is not None:
             raise NotStarted(
                 f"a process still runs in group {order.group}", "stop it first: a group runs one process at a time"

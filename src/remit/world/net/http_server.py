@@ -205,7 +205,7 @@ _UPGRADE_WITH_BODY: Final = _rejection(
     400,
     "Bad Request",
     "malformed",
-    "a request with a body cannot ask for an Upgrade; only HTTP/1.1 is supported",
+    "a request with a body cannot ask for an Upgrade, and no other protocol is supported",
     "send no Upgrade header",
 )
 _TLS_REQUIRED: Final = _rejection(400, "Bad Request", "tls", "this server accepts TLS only", "use https:// instead of http://")

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from remit.cli.local.agent_options import Declared, announced, nodes_of
-from remit.world.interfaces import IsolationSupport, HostInventory, Gpu
+from remit.world.interfaces import Gpu, HostInventory, IsolationSupport
 
 FOUND = HostInventory("Host_7.example", "Linux", "boot", 4_000, 8 << 30, (Gpu("gpu-0", "NVIDIA A10 (24 GB)"), Gpu("gpu-1")))
 WHOLE = IsolationSupport("v2", ("cpu", "kill", "memory", "pids"), "", sandbox=True)

@@ -26,7 +26,7 @@ from remit.simulate.checkers import liveness_checks
 from remit.simulate.checkers.judge import EVENT_CHECKS
 from remit.simulate.checkers.reference.history import CommitStep
 from remit.simulate.checkers.reference.rows import phase_of
-from remit.simulate.checkers.registry import CHECKS, Findings, Check
+from remit.simulate.checkers.registry import CHECKS, Check, Findings
 from remit.simulate.scenarios import Replay, Scenario, names
 from remit.simulate.seed_runner import SeedResult, SeedTask
 from remit.simulate.shrink import save, shrink

@@ -12,7 +12,7 @@ from rich.console import Console
 from remit.cli.output.explanations import EASED, PASSED, STANDS_IN, age_words, show, unblock_words
 from remit.model.kinds import Workload, WorkloadStatus
 from remit.model.metadata import Condition, RecordMetadata
-from remit.model.records import DecisionCandidate, Decision, DecisionSpec, Phase, Replica
+from remit.model.records import Decision, DecisionCandidate, DecisionSpec, Phase, Replica
 from remit.proposal.explain.result_types import HistoryEntry
 from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
@@ -24,7 +24,9 @@ WALL = "2026-01-01T00:10:00.000Z"
 AT = {1: "2026-01-01T00:05:48.000Z"}
 
 
-def replica_text(cluster: Cluster, name: str, records: RecordedHistory = RecordedHistory(at=AT), *, node: str = "", width: int = 100) -> str:
+def replica_text(
+    cluster: Cluster, name: str, records: RecordedHistory = RecordedHistory(at=AT), *, node: str = "", width: int = 100
+) -> str:
     row = cluster.things[f"replica/t1/{name}"]
     assert isinstance(row, Replica)
     told = explain_replica(cluster.view(), row, 1, records, RULES, node)
@@ -33,7 +35,9 @@ def replica_text(cluster: Cluster, name: str, records: RecordedHistory = Recorde
     return out.getvalue()
 
 
-def workload_text(cluster: Cluster, name: str = "w", records: RecordedHistory = RecordedHistory(at=AT), *, width: int = 100) -> str:
+def workload_text(
+    cluster: Cluster, name: str = "w", records: RecordedHistory = RecordedHistory(at=AT), *, width: int = 100
+) -> str:
     made = cluster.things.get(f"workload/t1/{name}")
     assert made is None or isinstance(made, Workload)
     told = explain_workload(cluster.view(), made, "t1", name, records, RULES)
@@ -125,7 +129,8 @@ def test_a_decision_that_is_no_longer_kept_is_said_to_be_so() -> None:
 def test_a_decision_that_is_kept_is_retold() -> None:
     spec = DecisionSpec(
         replicas={"t1/w-0": "n1"}, attempt=2, revision=7, age_ms=40, nodes=3, funnel=(("labels", 1),), fits=2,
-        candidates=(DecisionCandidate(node="n1", score=700, parts={"least-allocated": 700}),), grant="tenant/t1", left={"cpu": 2000},
+        candidates=(DecisionCandidate(node="n1", score=700, parts={"least-allocated": 700}),),
+        grant="tenant/t1", left={"cpu": 2000},
         policy=3, verdict="bound",
     )  # fmt: skip
     decision = Decision(metadata=RecordMetadata(name="d", tenant="t1"), spec=spec)

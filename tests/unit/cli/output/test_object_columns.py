@@ -54,7 +54,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
-from remit.model.wire.api_types import HistoryEvent, EndpointItem, NodeTop, ReplicaTop, ResourceUsage
+from remit.model.wire.api_types import EndpointItem, HistoryEvent, NodeTop, ReplicaTop, ResourceUsage
 from tests.tidy.source_tree import ROOT
 
 WALL = "2026-01-01T00:10:00.000Z"

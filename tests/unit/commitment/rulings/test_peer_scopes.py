@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.commitment.outcomes import batch_key, decode_batch
 from remit.commitment.rulings import peer_scopes
-from remit.model.claims import Apply, Close, Code, DeclareLost, Issue, AcceptIncarnation, Refused, Renew, ReturnCapacity
+from remit.model.claims import AcceptIncarnation, Apply, Close, Code, DeclareLost, Issue, Refused, Renew, ReturnCapacity
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, story

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remit.model.claims import Accepted, Apply, Bind, Code, Forget, BindGang, Move, Refused, Reserve, Spawn
+from remit.model.claims import Accepted, Apply, Bind, BindGang, Code, Forget, Move, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, DeviceRequest, Placement
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, bind, held, move, moving, spawned

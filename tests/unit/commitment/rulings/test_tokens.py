@@ -7,7 +7,7 @@ from typing import get_args
 import msgspec
 from msgspec.structs import replace
 
-from remit.commitment.recovery import KINDS_BEFORE_REPLICAS, KINDS_AFTER_REPLICAS
+from remit.commitment.recovery import KINDS_AFTER_REPLICAS, KINDS_BEFORE_REPLICAS
 from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
 from remit.model.identity import Token, TokenRole, TokenSpec, token_digest
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from remit.correction.controllers.disruption import NODE_EVICTIONS_MAX, PendingEvictions
 from remit.correction.controllers.node_lifecycle import (
+    LOST_AFTER_UNKNOWN_TIMES,
     UNKNOWN_NODES_BURST,
     UNKNOWN_NODES_MILLI_PER_S,
-    LOST_AFTER_UNKNOWN_TIMES,
     NodeController,
 )
 from remit.law.timing import lost_after_ms

@@ -9,10 +9,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.client.endpoint import OutcomeUnknown, AuthorityStatus
+from remit.client.endpoint import AuthorityStatus, OutcomeUnknown
 from remit.commitment.authority import Authority
-from remit.correction.framework.actions import RequeueAfter, KeyTrigger, Action, ControllerPermissions, ReconcileResult
-from remit.correction.framework.loop import CACHE_AGE_MS_MAX, LoopTiming, Controller, ControllerLoop, ReconcileTime
+from remit.correction.framework.actions import Action, ControllerPermissions, KeyTrigger, ReconcileResult, RequeueAfter
+from remit.correction.framework.loop import CACHE_AGE_MS_MAX, Controller, ControllerLoop, LoopTiming, ReconcileTime
 from remit.model.claims import (
     Accepted,
     Acquire,
@@ -22,11 +22,11 @@ from remit.model.claims import (
     Code,
     Delete,
     Mark,
-    RecordEvent,
-    SetCondition,
     Operation,
+    RecordEvent,
     Refused,
     Role,
+    SetCondition,
     Verdict,
 )
 from remit.model.kinds import Node, NodeHealth, Region

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.client.retry import RetryBudget
-from remit.correction.framework.work_queue import WorkQueue, BackoffPolicy
+from remit.correction.framework.work_queue import BackoffPolicy, WorkQueue
 
 PAUSES = BackoffPolicy(base_ms=100, cap_ms=1_000, stuck_after_ms=10_000, slow_ms=5_000)
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from remit.model.wire.exec_frames import (
     ARGV_BYTES_MAX,
     FRAME_BYTES_MAX,
-    ExecStart,
-    ExecFrameReader,
-    ExecFrameType,
     ExecFrame,
     ExecFrameError,
+    ExecFrameReader,
+    ExecFrameType,
+    ExecStart,
     TerminalSize,
     decode_start,
-    encode_frame,
     decode_terminal_size,
+    encode_frame,
 )
 
 PARTS = st.lists(st.tuples(st.sampled_from(list(ExecFrameType)), st.binary(max_size=200)), max_size=8)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from remit.simulate.checkers.judge import Judge, CommitTimes
+from remit.simulate.checkers.judge import CommitTimes, Judge
 from remit.simulate.checkers.reference.lifecycle import ON_NODE
 from remit.simulate.checkers.reference.rows import attempt_id
 

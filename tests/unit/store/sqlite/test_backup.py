@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from remit.store.protocol import Corrupt, NewerSchema
-from remit.store.sqlite.backup import LABEL, STORE, BackupLabel, archive_tail, file_digest, archive_head, extract_backup
+from remit.store.sqlite.backup import LABEL, STORE, BackupLabel, archive_head, archive_tail, extract_backup, file_digest
 
 DATA = b"SQLite format 3\0" + bytes(range(256)) * 700
 

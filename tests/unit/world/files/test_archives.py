@@ -123,7 +123,13 @@ def test_a_second_name_of_what_is_not_in_the_archive_is_refused(tmp_path: Path, 
 
 
 def test_a_second_name_of_a_link_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ("x", b""), link("soft", "x"), second_name("hard", "soft"), says="hard link to something that is not a regular file")
+    refused(
+        tmp_path,
+        ("x", b""),
+        link("soft", "x"),
+        second_name("hard", "soft"),
+        says="hard link to something that is not a regular file",
+    )
 
 
 def test_a_second_name_of_a_part_is_kept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from remit.world.files.disk import FileDisk, hint_unrelated_subdirectories
-from remit.world.interfaces import FileBusy, DiskError, AccessDenied, DiskFull, NotDurable
+from remit.world.interfaces import AccessDenied, DiskError, DiskFull, FileBusy, NotDurable
 
 
 def refuse(code: int) -> Callable[..., Any]:

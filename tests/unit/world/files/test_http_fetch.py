@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from remit.world.files.artifacts import FetchLimits, FileArtifactFetcher, NotFetched, FetchPermissions
+from remit.world.files.artifacts import FetchLimits, FetchPermissions, FileArtifactFetcher, NotFetched
 
 HERE = "127.0.0.1"
 LOOPBACK = FetchPermissions(hosts=("127.0.0.0/8",))
@@ -61,7 +61,13 @@ def digest(body: bytes) -> str:
 
 
 async def fetched(
-    source: str, to: Path, sha256: str, *, reach: FetchPermissions = LOOPBACK, carrier: FileArtifactFetcher | None = None, **bounds: int
+    source: str,
+    to: Path,
+    sha256: str,
+    *,
+    reach: FetchPermissions = LOOPBACK,
+    carrier: FileArtifactFetcher | None = None,
+    **bounds: int,
 ) -> int:
     return await (carrier or FileArtifactFetcher()).fetch(
         source, to, sha256=sha256, permissions=reach, limits=FetchLimits(**bounds), on_progress=lambda come, total: None
@@ -96,7 +102,11 @@ def test_what_is_served_is_fetched_and_told_of(tmp_path: Path) -> None:
         site.answers["/a?b=c"] = said(200, body)
         carrier = FileArtifactFetcher()
         size = await carrier.fetch(
-            site.url("/a?b=c"), tmp_path / "a", sha256=digest(body), permissions=LOOPBACK, on_progress=lambda *now: told.append(now)
+            site.url("/a?b=c"),
+            tmp_path / "a",
+            sha256=digest(body),
+            permissions=LOOPBACK,
+            on_progress=lambda *now: told.append(now),
         )
         assert size == len(body) == (tmp_path / "a").stat().st_size
         assert "Host: 127.0.0.1:" in site.heads[0]
@@ -232,7 +242,9 @@ def test_a_name_that_comes_to_such_an_address_is_refused(tmp_path: Path) -> None
     async def scene(site: Site) -> None:
         try:
             carrier = named(good_example_org=["127.0.0.1"])
-            await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier)
+            await fetched(
+                site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier
+            )
         finally:
             assert not site.asked
 
@@ -242,7 +254,9 @@ def test_a_name_that_comes_to_such_an_address_is_refused(tmp_path: Path) -> None
 def test_one_bad_address_among_good_ones_spoils_the_answer(tmp_path: Path) -> None:
     async def scene(site: Site) -> None:
         carrier = FileArtifactFetcher(lambda host, port: ["93.184.216.34", "169.254.169.254"])
-        await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier)
+        await fetched(
+            site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier
+        )
 
     refused(scene, "169.254.169.254 is a link-local address")
 

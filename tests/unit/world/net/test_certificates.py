@@ -18,22 +18,22 @@ from remit.world.files.disk import FileDisk
 from remit.world.interfaces import ListenFailed
 from remit.world.net.certificates import (
     CertificateAuthority,
-    KeyPair,
-    CertificateLifetimes,
     CertificateError,
+    CertificateLifetimes,
+    KeyPair,
     certificate_digest,
-    renew_in_s,
+    create_key,
+    create_request,
     hosts_of,
     issued_by,
     key_digest,
-    remaining_s,
-    create_key,
-    read_certificate,
-    create_request,
     key_digest_of_request,
+    read_certificate,
+    remaining_s,
+    renew_in_s,
 )
-from remit.world.net.server_keys import ProvidedCertificate, TlsOptions, TlsKeys, local_hosts
-from remit.world.net.tls import Trust, TlsFileError, server_context, client_context, agent_client_context, explain_tls_error
+from remit.world.net.server_keys import ProvidedCertificate, TlsKeys, TlsOptions, local_hosts
+from remit.world.net.tls import TlsFileError, Trust, agent_client_context, client_context, explain_tls_error, server_context
 
 
 def made(lifespans: CertificateLifetimes = CertificateLifetimes()) -> CertificateAuthority:
@@ -290,9 +290,9 @@ def test_a_new_name_makes_a_new_certificate_and_keeps_the_authority(tmp_path: Pa
 def test_what_is_due_is_renewed_and_whoever_comes_next_sees_it(tmp_path: Path) -> None:
     keys = keyring(tmp_path, TlsOptions(lifetimes=CertificateLifetimes(server_s=10_000)))
     before, file = keys.server_context, tmp_path / "tls" / "server.pem"
-    spent = CertificateAuthority(KeyPair(keys.ca, (tmp_path / "tls" / "ca.key").read_bytes()), CertificateLifetimes(server_s=-1)).issue_server(
-        sorted(keys.hosts)
-    )
+    spent = CertificateAuthority(
+        KeyPair(keys.ca, (tmp_path / "tls" / "ca.key").read_bytes()), CertificateLifetimes(server_s=-1)
+    ).issue_server(sorted(keys.hosts))
     file.write_bytes(spent.key + spent.certificate)
     assert keys.renew() and keys.server_context is not before
     assert renew_in_s(file.read_bytes()) > 6_000

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from remit.world.interfaces import ListenFailed, ReplyLost, NotSent
+from remit.world.interfaces import ListenFailed, NotSent, ReplyLost
 from remit.world.net import rpc_server
-from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, RpcAddress, FrameKind, parse_address, pack_frame
+from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, FrameKind, RpcAddress, pack_frame, parse_address
 from remit.world.net.rpc_client import SocketLink
 
 

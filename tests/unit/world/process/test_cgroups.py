@@ -9,7 +9,16 @@ import pytest
 from remit.world.interfaces import Limits, NotStarted, ProcessSpec, Usage
 from remit.world.process import spawn
 from remit.world.process.cgroup_discovery import CgroupMount, find_cgroups, parse_mounts
-from remit.world.process.cgroups import CgroupV1, CgroupV2, Cgroups, GroupId, CgroupHierarchy, parse_group_id, cpu_shares, cpu_weight
+from remit.world.process.cgroups import (
+    CgroupHierarchy,
+    Cgroups,
+    CgroupV1,
+    CgroupV2,
+    GroupId,
+    cpu_shares,
+    cpu_weight,
+    parse_group_id,
+)
 
 HYBRID = """
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -105,7 +114,11 @@ def test_the_evidence_of_an_end_for_memory(tmp_path: Path, count: str, oom: bool
         tmp_path / "old", memory_DOT_oom_control=f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n", memory_DOT_failcnt="9"
     )
     group(tmp_path / "older", memory_DOT_oom_control="oom_kill_disable 0\nunder_oom 0\n", memory_DOT_failcnt=f"{count}\n")
-    one = [CgroupV2(tmp_path / "new", ["memory"]), CgroupV1(tmp_path / "old", ["memory"]), CgroupV1(tmp_path / "older", ["memory"])]
+    one = [
+        CgroupV2(tmp_path / "new", ["memory"]),
+        CgroupV1(tmp_path / "old", ["memory"]),
+        CgroupV1(tmp_path / "older", ["memory"]),
+    ]
     assert [Cgroups([each]).had_oom_kill("g") for each in one] == [oom] * 3
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessSpec, ProcessHandle
+from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
 from remit.world.process import runner as module
 from remit.world.process.runner import ProcessRunner
 
@@ -132,7 +132,12 @@ def test_the_memory_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for code in range(4):
             started.append(await one.start(shell(f"exit {code}")))
             assert await one.wait(started[-1]) == ExitStatus(code=code)
-        assert [await one.wait(running) for running in started] == [ExitStatus(), ExitStatus(), ExitStatus(code=2), ExitStatus(code=3)]
+        assert [await one.wait(running) for running in started] == [
+            ExitStatus(),
+            ExitStatus(),
+            ExitStatus(code=2),
+            ExitStatus(code=3),
+        ]
 
     asyncio.run(scene())
 

@@ -11,7 +11,15 @@ import pytest
 from remit.agent.setup import AgentDirectory
 from remit.world.interfaces import AccessDenied, NotStarted
 from remit.world.process import isolation
-from remit.world.process.isolation import UID_COUNT, USER_PER_TENANT, UID_FIRST, closed_parent, make_reachable, tenant_user, default_user
+from remit.world.process.isolation import (
+    UID_COUNT,
+    UID_FIRST,
+    USER_PER_TENANT,
+    closed_parent,
+    default_user,
+    make_reachable,
+    tenant_user,
+)
 from remit.world.process.spawn import ProcessIdentity, resolve_user
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs work as others")
