@@ -384,8 +384,7 @@ def test_after_a_reboot_all_is_gone_and_no_instant_of_before_counts(tmp_path: Pa
             assert kept is not None
         late = replace(kept, boot="another", since_ms=10**12)
         other = replace(late, key=TWO.key, uid="u2", ended=ExitStatus(code=1), ended_ms=10**12)
-        Journal(FileDisk(), journal).write([late, other],
-                                           durably=True)  # fmt: skip
+        Journal(FileDisk(), journal).write([late, other], durably=True)
         async with keeping(machine, journal) as talk:
             table = await talk.table()
             now_ms = talk.world.clock.now_ms()
