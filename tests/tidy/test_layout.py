@@ -18,7 +18,7 @@ GERUNDS_MAX = 20
 FIELD_GERUNDS = {"accounting", "binding", "fencing", "packing", "routing", "scheduling", "settings", "sharding", "timing"}
 
 REPEATED_MAX = 20
-TERMS_MIN = 50
+TERMS_MIN = 58
 TERMS = (
     *("admission", "affinity", "agent", "allocation", "API", "artifact", "audit log", "authorization", "backoff", "backup"),
     *("batch", "benchmark", "cgroup", "certificate", "checker", "condition", "controller", "deduplication|idempotency"),
